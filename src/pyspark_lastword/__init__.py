@@ -1,8 +1,7 @@
-"""Makes `format("lastword")` known to every Spark session by itself.
+"""Register `format("lastword")` with every Spark session.
 
-PySpark imports each top-level module named `pyspark_*` once per JVM and registers its `DefaultSource`. One
-module that fails to import stops that for all of them, so this one imports only what a worker has loaded
-anyway.
+PySpark imports each top-level module named `pyspark_*` once per JVM and registers its `DefaultSource`. If one
+module fails to import, none is registered. So this module imports only modules that a worker loads anyway.
 """
 
 from lastword.spark.source import LastwordDataSource as DefaultSource

@@ -1,4 +1,4 @@
-"""Decoded chunks of one task of a read: all records of its range, or the newest record of each key.
+"""Decode the chunks of one task of a read: all records of its range, or the newest record of each key.
 
 The newest value of every key (`view=latest`), and the newest record of every key with deletions
 (`view=changes`): both without a shuffle.
@@ -8,13 +8,12 @@ liveness (an exact map marks every superseded record dead) and then reads it aga
 tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`) sends every version of every key through the JVM
 and a sort.
 
-If exact garbage accounts of the partition are saved, the first of the two passes is skipped: only newer
-records are scanned.
+If an exact garbage index of the partition is saved, the first pass scans only newer records.
 
-With an end below the log's end, both return what was newest at that end. If a cleaning used records from that
-end on, older versions are gone and no result would be correct: OffsetOutOfRangeError (`partition.moment`).
-This applies to an end that was given, and to the end of a DataFrame that was loaded before the cleaning; load
-it again.
+With an end below the log's end, both return the newest records as of that end. If a cleaning used records
+from that end on, older versions were removed and no result would be correct: OffsetOutOfRangeError
+(`partition.moment`). This applies to a given end, and to the end of a DataFrame that was loaded before the
+cleaning; load it again.
 
 A micro-batch of a stream is not refused. It shows the newest record of each key in its range. A key whose
 newest record there was superseded by one above the range is in a later batch.
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 2 << 20
 """The size of a chunk that is read and decoded. Arrow batches of 1-4 MB are transferred to the JVM fastest:
-smaller ones cost calls, larger ones memory (50 MB halve the speed).
+smaller batches cost calls, larger batches memory (50 MB halve the speed).
 """
 
 
@@ -67,8 +66,8 @@ def log_chunks(
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
     """Yield decoded chunks with only the records of the task's range."""
     for chunk, hidden, first in chunks_between(task, options, files):
-        found = within(decode_columns(chunk), first, task.end)
-        yield chunk, found if hidden is None else found.select(~hidden[found.row])
+        records = within(decode_columns(chunk), first, task.end)
+        yield chunk, records if hidden is None else records.select(~hidden[records.row])
 
 
 def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
@@ -82,7 +81,7 @@ def chunks_between(
 ) -> Iterator[tuple[Chunk, NDArray[np.bool_] | None, int]]:
     """Yield chunks of whole batches that cover a range, across segments, gaps, and concurrent rewrites.
 
-    Each comes with the rows of aborted transactions, if these are hidden and exist, and with the first offset
+    Each chunk is yielded with a mask of the rows of aborted transactions, or None, and with the first offset
     that counts: a batch may begin below the range, or with records that another file has yielded.
     """
     offset = task.start
@@ -93,9 +92,10 @@ def chunks_between(
         offset = check_loss(task, view, offset, options)
         outcomes = outcomes_of(view, task, options)
         try:
-            found = overlapping(view, offset, task.end)
-            for segment, following in zip_longest(found, (one.base_offset for one in found[1:])):
-                # Everything below the end is read to its last byte: a damaged offset must not hide a batch.
+            segments = overlapping(view, offset, task.end)
+            bases = (segment.base_offset for segment in segments[1:])
+            for segment, following in zip_longest(segments, bases):
+                # A segment below the end is read to its last byte: a damaged offset must not hide a batch.
                 first = segment.position_of(offset)
                 last = segment.end_position_of(task.end) if following is None else segment.size
                 for chunk in segment.chunk_reader(first, last, chunk_bytes=CHUNK_BYTES):
@@ -112,8 +112,9 @@ def chunks_between(
 
 
 def view_of(task: LogPartition, options: ReadOptions, files: Files) -> PartitionView | None:
-    """Return the current view of the partition. A partition that is gone, or belongs to another topic now, is
-    an error, or None if such a loss is to be ignored.
+    """Return the current view of the partition, or None if its loss is to be ignored.
+
+    A partition is lost if it is missing, or belongs to a recreated topic.
     """
     if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
         need_directory(task.directory)
@@ -134,10 +135,10 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
 
 
 def check_loss(task: LogPartition, view: PartitionView, offset: int, options: ReadOptions) -> int:
-    """Return the offset at which to continue. OffsetOutOfRangeError if records of the range were lost after
-    planning.
+    """Return the offset at which to continue.
 
-    A gap is no loss: a cleaning changes neither log start nor log end.
+    OffsetOutOfRangeError if records of the range were lost after planning. A gap is no loss: a cleaning
+    changes neither log start nor log end.
     """
     if options.fail_on_data_loss:
         lost = None
@@ -162,8 +163,9 @@ def outcomes_of(view: PartitionView, task: LogPartition, options: ReadOptions) -
 def newest_chunks(
     task: LogPartition, options: ReadOptions, files: Files, *, tombstones: bool
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
-    """Yield decoded chunks with only the newest record of each key of the range; without `tombstones` only if
-    it has a value.
+    """Yield decoded chunks with only the newest record of each key of the range.
+
+    Without `tombstones`, a key whose newest record has no value is left out.
 
     Both passes must read the same files. A cleaning that is published between them restarts the task, as long
     as it has yielded nothing; after that the segments are open and stay readable.
@@ -177,8 +179,10 @@ def newest_chunks(
         start = check_loss(task, view, task.start, options)
         try:
             view = held(view, start, task, options)
-            found = overlapping(view, start, task.end)
-            sources = [RangeSource(one, start, task.end, last=one is found[-1]) for one in found]
+            segments = overlapping(view, start, task.end)
+            sources = [
+                RangeSource(segment, start, task.end, last=segment is segments[-1]) for segment in segments
+            ]
             outcomes = outcomes_of(view, task, options)
             fates = outcomes or Decisions()
             memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
@@ -190,7 +194,7 @@ def newest_chunks(
         except FileVanishedError:
             continue
         try:
-            yield from _survivors(sources, resolution, tombstones)
+            yield from _live_records(sources, resolution, tombstones)
         except FileVanishedError as error:
             raise ReadOvertakenError.of(task.name, task.directory) from error
         return
@@ -225,13 +229,12 @@ def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptio
 def from_accounts(
     files: Files, view: PartitionView, sources: list[RangeSource], outcomes: Fates | None, memory_bytes: int
 ) -> Resolution | None:
-    """Use the partition's saved garbage accounts instead of the first pass; None if they do not apply.
+    """Use the saved garbage index of the partition instead of the first pass; None if it does not apply.
 
-    They apply if they fit the log and do not extend beyond the end of the range. Only records above their
-    limit are scanned. Accounts count a tombstone whose delete horizon has passed, and a record without a key,
-    as dead; `latest` shows neither. They also count records of aborted transactions as dead. With `outcomes`
-    None these records are to be shown, and accounts of a log with transactions do not tell which record of a
-    key is the newest.
+    The index applies if it fits the log and does not extend beyond the end of the range. Only records above
+    its limit are scanned. The index counts a tombstone whose delete horizon has passed, and a record without
+    a key, as dead; `latest` shows neither. It also counts records of aborted transactions as dead. With
+    `outcomes` None those records must be shown, so the index of a log with transactions does not apply.
     """
     from lastword.accounts.ledger import Ledger
     from lastword.resolve import MapFull
@@ -242,14 +245,14 @@ def from_accounts(
     if outcomes is None and ledger.transactions_from >= 0:
         return None
     try:
-        above = [one for one in sources if one.base_offset >= ledger.limit]
-        ledger.tracking.running.absorb([one for one in above if one.size], fates=outcomes or Decisions())
+        above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
+        ledger.tracking.running.absorb(above, fates=outcomes or Decisions())
         return ledger.resolution()
     except MapFull:
         return None
 
 
-def _survivors(
+def _live_records(
     sources: list[RangeSource], resolution: Resolution, tombstones: bool
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
     for source in sources:
@@ -263,7 +266,7 @@ def _survivors(
 
 
 class RangeSource:
-    """A segment restricted to the records with start <= offset < end, as input of `resolve`."""
+    """A segment restricted to the records with start <= offset < end, as a source of `resolve`."""
 
     def __init__(self, segment: Segment, start: int, end: int, *, last: bool = True) -> None:
         self.segment = segment
@@ -276,12 +279,13 @@ class RangeSource:
         self.file = segment.file
 
     def chunk_reader(self, *, chunk_bytes: int = CHUNK_BYTES, verify: bool = True) -> Iterator[Chunk]:
+        """Yield the chunks of the range."""
         first = self.segment.position_of(self.start) if self.base_offset < self.start else 0
         last = self.segment.end_position_of(self.end) if self.last else self.segment.size
         for chunk in self.segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify):
             rows = _straddling(chunk, self.start, self.end)
             if rows:
-                decode_columns(chunk)  # raises if a record is malformed, so lengths are valid below
+                decode_columns(chunk)  # raises if a record is malformed, so _narrow may rely on lengths
             for row in rows:
                 _narrow(chunk, row, self.start, self.end)
             yield chunk
@@ -295,7 +299,7 @@ def _straddling(chunk: Chunk, start: int, end: int) -> list[int]:
 
 
 def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
-    """Restrict a batch's row in the table to its records in the range. The bytes are unchanged."""
+    """Restrict a batch's row in the table to the records in the range. The bytes are unchanged."""
     entry = chunk.table[row]
     base = int(entry[fields.BASE_OFFSET])
     position, last = int(entry[fields.RECORDS_POSITION]), int(entry[fields.RECORDS_END])
@@ -317,7 +321,7 @@ def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return a zigzag varint and the position behind it. IndexError if it extends beyond the batch."""
+    """Return a zigzag varint and the position after it. IndexError if it extends beyond the batch."""
     raw = shift = 0
     while True:
         byte = data[position]
@@ -329,7 +333,5 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def map_bytes(path: str) -> int:
-    """Return the memory for the key map of one task: `log.cleaner.dedupe.buffer.size` over
-    `log.cleaner.threads`.
-    """
+    """Return the memory for the key map of a task: log.cleaner.dedupe.buffer.size / log.cleaner.threads."""
     return Settings.load(os.fspath(path)).instance.map_bytes

@@ -6,7 +6,7 @@ are DataFrames over the source: lazy, planned by Spark, and each log's newest re
 `audit` groups them with the delivered offsets by key. `expire` runs in the caller's process and reads no
 record.
 
-What travels. Names and numbers to tasks; sketches (128 KiB each), counts and problems back. Records only if
+What travels. Names and numbers to tasks; sketches (128 KiB each), counts and problems back; records only if
 the result consists of records.
 
 When tasks fail. Tasks change nothing, so a retry reads again.
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from lastword.tools.verify import Verification
 
 TASK_BYTES = 256 << 20
-"""A partition that is sketched by several tasks is divided into about this many bytes each; whole segments.
-"""
+"""A partition is divided into pieces of whole segments with about this many bytes, a task each."""
 
 
 def duplication(
@@ -49,8 +48,8 @@ def duplication(
 ) -> DataFrame:
     """Count superseded records: the rows of `LogDir.duplication`, counted or sketched by tasks.
 
-    Sketches of parts can be merged, so a partition is spread over tasks (not by segment, because each row
-    needs all later keys). Exact counts of a topic need all of its keys in one place, so each topic is one
+    Sketches can be merged, so a partition is spread over tasks; not with `by="segment"`, because each row
+    needs all later keys. An exact count of a topic needs all of its keys in one place, so each topic is one
     task.
     """
     from lastword.api.duplicates import check_by
@@ -69,7 +68,7 @@ def duplication(
         chosen = dirs.select_by_topic(topic, partition)
         if exact or by == "segment":
             work = [_Counted(path, name, partition, exact, by) for name in chosen]
-            rows = [row for found in run_tasks(spark, _count, work) for row in found]
+            rows = [row for counts in run_tasks(spark, _count, work) for row in counts]
             return frame_of(spark, Duplication, rows)
         pieces: list[_Piece] = []
         for name, numbers in chosen.items():
@@ -81,9 +80,9 @@ def duplication(
         whole = {name: len(dirs.views(name)) == len(numbers) for name, numbers in chosen.items()}
     sketches: dict[tuple[str, int], Sketch] = {}
     for piece, data in zip(pieces, run_tasks(spark, _sketch, pieces), strict=True):
-        place = piece.topic, piece.partition
-        one = Sketch.from_bytes(data)
-        sketches[place] = Sketch.merged([sketches[place], one]) if place in sketches else one
+        key = piece.topic, piece.partition
+        sketch = Sketch.from_bytes(data)
+        sketches[key] = Sketch.merged([sketches[key], sketch]) if key in sketches else sketch
     rows = []
     for name, numbers in chosen.items():
         rows += of_sketches(name, {n: sketches[name, n] for n in numbers}, by, whole=whole[name])
@@ -118,7 +117,7 @@ class _Piece:
 
 
 def _pieces(topic: str, partition: int, directory: str, segments: Sequence[tuple[int, int]]) -> list[_Piece]:
-    """Divide a partition into runs of whole segments, each of about TASK_BYTES; at least one."""
+    """Divide a partition into pieces of whole segments, each of about TASK_BYTES; at least one piece."""
     starts, size = [-1], 0
     for base_offset, size_bytes in segments:
         if size and size + size_bytes > TASK_BYTES:
@@ -130,8 +129,10 @@ def _pieces(topic: str, partition: int, directory: str, segments: Sequence[tuple
 
 
 def _sketch(piece: _Piece) -> bytes:
-    """Sketch the records of a piece. If the log is rewritten between two tasks, a record may count in both
-    pieces or in none, if the rewrite joined segments over their border.
+    """Sketch the records of a piece.
+
+    If a rewrite between two tasks joined segments over the border of their pieces, a record may count in both
+    or in none.
     """
     from lastword.files import DEFAULT
     from lastword.partition.view import PartitionView
@@ -168,9 +169,9 @@ def verify(
     with open_log_dir([path]) as logs:
         chosen = logs.dirs.select_by_topic(topic, partition)
     work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
-    problems: dict[Problem, None] = {}  # every task reports an unreadable checkpoint
-    for found in run_tasks(spark, _verify, work):
-        problems.update(dict.fromkeys(found.problems))
+    problems: dict[Problem, None] = {}  # an unreadable checkpoint is a problem of every task
+    for verification in run_tasks(spark, _verify, work):
+        problems.update(dict.fromkeys(verification.problems))
     return frame_of(spark, Problem, list(problems))
 
 
@@ -207,8 +208,12 @@ def restore(
     starts, and the result is one row of `Restored` for each partition.
 
     Args:
+        spark: The session.
+        path: The log directory.
         topic: None: the only topic.
-        end: An offset or an aware datetime; restores the values as of then.
+        partition: None: all partitions.
+        end: An offset or an aware datetime: the values as of that end.
+        to: A directory to write, as absolute or relative path.
 
     Raises:
         OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
@@ -230,10 +235,10 @@ def restore(
         views = {number: dirs.view(topic, number) for number in numbers}
         # Read before the files are listed: a truncation after that invalidates the copy.
         cuts = {n: losses.load(dirs.files, view.directory).cut_count for n, view in views.items()}
-        for one in views.values():
-            one.refresh()
-        chosen = [one.settled() for one in ranges(views, "earliest", end)]
-        ends = {one.partition: one.end for one in chosen}
+        for view in views.values():
+            view.refresh()
+        settled = [range_.settled() for range_ in ranges(views, "earliest", end)]
+        ends = {range_.partition: range_.end for range_ in settled}
         frame = load(spark, path, topic, numbers, view="latest", ends=ends)
         if to is None:
             return frame
@@ -268,9 +273,9 @@ def _written(
     counted = (
         written.groupBy("partition").agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()
     )
-    found = {row[0]: (row[1], row[2] or 0) for row in counted}
+    counts = {row[0]: (row[1], row[2] or 0) for row in counted}
     seconds = time.monotonic() - began
-    rows = [Restored(topic, n, end, *found.get(n, (0, 0)), seconds) for n, end in sorted(ends.items())]
+    rows = [Restored(topic, n, end, *counts.get(n, (0, 0)), seconds) for n, end in sorted(ends.items())]
     return frame_of(spark, Restored, rows)
 
 
@@ -283,8 +288,7 @@ def expire(
     topic: str | None = None,
     partition: int | None = None,
 ) -> DataFrame:
-    """Apply retention by time, size and log start now. Runs at the call, in the caller's process, and reads
-    no record.
+    """Apply retention by time, size and log start, in the caller's process. Reads no record.
 
     Returns:
         A row for each partition that lost segments.
@@ -311,17 +315,20 @@ def audit(
     *,
     delivered: DataFrame,
 ) -> DataFrame:
-    """Compare, per key, the newest delivered offset with the newest logged offset. Lazy.
+    """Compare the newest delivered offset of each key with the newest logged offset. Lazy.
 
     Args:
+        spark: The session.
+        path: The log directory.
         topic: None: the only topic.
-        delivered: Columns `key` (binary, or string as its UTF-8) and `offset`; `partition` if it is known. Of
-            a key that is there twice the newest offset counts. A row without a partition counts wherever its
-            key is logged. If only one partition is asked for, such a key that is not logged belongs to the
-            partition that the topic's partitioner gives.
+        partition: None: all partitions.
+        delivered: Columns `key` (binary, or string as its UTF-8) and `offset`; `partition` if it is known. If
+            a key has several rows, the newest offset counts. A row without a partition counts for each
+            partition where its key is logged. With `partition`, such a key that is not logged belongs to the
+            partition that the topic's partitioner returns.
 
     Returns:
-        A row for each key that is not right, with `kind` as `LogDir.audit` names it.
+        A row for each key whose offsets differ, with the kinds of `LogDir.audit`.
     """
     from lastword.api.opening import open as open_log_dir
     from lastword.spark.bootstrap import need_pyspark, shared_log
@@ -410,10 +417,10 @@ def _by_key(rows: DataFrame) -> DataFrame:
 
 
 def _wrong_keys(keys: DataFrame, topic: str, gone_below: dict[int, int]) -> DataFrame:
-    """Return the rows of `_by_key` that are not right, with their kind.
+    """Return the rows of `_by_key` whose offsets differ, with their kind.
 
     A key of a partition that the topic does not have cannot have been removed from it. A key without a
-    partition may have been removed from any.
+    partition may have been removed from any partition.
     """
     from pyspark.sql import functions as F
 
@@ -421,8 +428,8 @@ def _wrong_keys(keys: DataFrame, topic: str, gone_below: dict[int, int]) -> Data
     removed_below = F.when(number.isNull(), F.lit(max(gone_below.values(), default=0))).otherwise(F.lit(0))
     for partition, offset in gone_below.items():
         removed_below = F.when(number == partition, F.lit(offset)).otherwise(removed_below)
-    logged, said = F.col("logged_offset"), F.col("delivered_offset")
-    delivered = F.when(logged.isNull(), said).otherwise(F.greatest(said, F.col("anywhere")))
+    logged, reported = F.col("logged_offset"), F.col("delivered_offset")
+    delivered = F.when(logged.isNull(), reported).otherwise(F.greatest(reported, F.col("anywhere")))
     kind = (
         F.when(logged.isNull(), F.when(delivered < removed_below, "gone").otherwise("phantom"))
         .when(delivered.isNull(), F.when(~F.col("deleted"), "missing"))
@@ -445,7 +452,7 @@ def _names(delivered: DataFrame) -> dict[str, StructField]:
 
 
 def _check_columns(delivered: DataFrame) -> None:
-    """UsageError if the frame has no key and offset, or keys that are no bytes."""
+    """Raise UsageError if the frame has no key and offset, or keys that are not bytes."""
     from pyspark.sql.types import BinaryType, StringType
 
     if not hasattr(delivered, "schema"):
@@ -473,7 +480,7 @@ def _refused(column: str) -> Column:
 
 
 def _assigned(partitioner: str, count: int) -> Column:
-    """Return the partition that the partitioner gives the key of a row."""
+    """Return the partitioner's partition of the key of a row."""
     from pyspark.sql import functions as F
 
     def partition_of(key: Any) -> int:

@@ -1,8 +1,8 @@
 """Convert values to DataFrames: the fields of a frozen dataclass become columns of the same names.
 
 int becomes long, float double, a nested value a struct, a tuple an array; a field that may be None is
-nullable. So a result has the same names as a Python attribute, in `--json` and in a DataFrame, and there is
-no separate list of columns.
+nullable. So an attribute in Python, a field of `--json` and a column have the same name, and there is no
+separate list of columns.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ SCALARS: dict[Any, DataType] = {
 
 
 def frame_of(spark: SparkSession, kind: type[Any], values: Sequence[Any]) -> DataFrame:
-    """Return a DataFrame with one local row for each value. As rows are Arrow, no job runs to create or
-    collect them.
+    """Return a DataFrame with one local row for each value.
+
+    As rows are Arrow, no job runs to create or collect them.
     """
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -55,50 +56,51 @@ def schema_of(kind: type[Any]) -> StructType:
     """Return the columns of a dataclass."""
     hints = typing.get_type_hints(kind)
     columns = []
-    for one in dataclasses.fields(kind):
-        given, nullable = _without_none(hints[one.name])
-        columns.append(StructField(one.name, _type_of(given), nullable))
+    for field in dataclasses.fields(kind):
+        hint, nullable = _without_none(hints[field.name])
+        columns.append(StructField(field.name, _type_of(hint), nullable))
     return StructType(columns)
 
 
 def row_of(value: Any) -> tuple[Any, ...]:
-    """Return the fields of a dataclass in order, nested ones likewise. An int in a float field becomes a
-    float, because Spark accepts no int in a double column.
+    """Return the fields of a dataclass in order; a nested dataclass becomes a tuple.
+
+    An int in a float field becomes a float, because Spark accepts no int in a double column.
     """
     hints = typing.get_type_hints(type(value))
-    found = []
-    for one in dataclasses.fields(value):
-        plain = _plain(getattr(value, one.name))
-        wants_float = type(plain) is int and _without_none(hints[one.name])[0] is float
-        found.append(float(plain) if wants_float else plain)
-    return tuple(found)
+    row = []
+    for field in dataclasses.fields(value):
+        cell = _cell_of(getattr(value, field.name))
+        is_float = type(cell) is int and _without_none(hints[field.name])[0] is float
+        row.append(float(cell) if is_float else cell)
+    return tuple(row)
 
 
-def _plain(value: Any) -> Any:
+def _cell_of(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return row_of(value)
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_cell_of(item) for item in value]
     return value
 
 
-def _type_of(given: Any) -> DataType:
-    if given in SCALARS:
-        return SCALARS[given]
-    if typing.get_origin(given) is typing.Literal:
+def _type_of(hint: Any) -> DataType:
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if typing.get_origin(hint) is typing.Literal:
         return StringType()
-    if typing.get_origin(given) in (tuple, list):
-        item, nullable = _without_none(typing.get_args(given)[0])
+    if typing.get_origin(hint) in (tuple, list):
+        item, nullable = _without_none(typing.get_args(hint)[0])
         return ArrayType(_type_of(item), nullable)
-    if dataclasses.is_dataclass(given):
-        return schema_of(typing.cast("type[Any]", given))
-    raise TypeError(f"no column type for {given}")
+    if dataclasses.is_dataclass(hint):
+        return schema_of(typing.cast("type[Any]", hint))
+    raise TypeError(f"no column type for {hint}")
 
 
-def _without_none(given: Any) -> tuple[Any, bool]:
+def _without_none(hint: Any) -> tuple[Any, bool]:
     """Return the type, and whether it may be None."""
-    if typing.get_origin(given) in (types.UnionType, typing.Union):
-        rest = [one for one in typing.get_args(given) if one is not type(None)]
-        if len(rest) == 1:
-            return rest[0], True
-    return given, False
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        others = [other for other in typing.get_args(hint) if other is not type(None)]
+        if len(others) == 1:
+            return others[0], True
+    return hint, False

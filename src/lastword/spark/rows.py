@@ -1,4 +1,4 @@
-"""The rows of a write: the topics they go to, and per task their partitions, batches and staged files."""
+"""The rows of a write: their topics and, in each task, their partitions, batches and staged files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 LOCK_PATIENCE_SECONDS = 10
-"""A process that holds the lock for longer is not a commit: it has the directory open."""
+"""A process that holds the lock for longer is no commit: it has the directory open."""
 
 CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -51,6 +51,7 @@ class TargetTopic:
 
     @classmethod
     def of(cls, topic: str, partitions: int, config: TopicConfig, topic_id: str | None = None) -> TargetTopic:
+        """Return the properties of a topic with this configuration."""
         return cls(
             topic,
             partitions,
@@ -64,7 +65,7 @@ class TargetTopic:
 
 
 def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopic:
-    """Return a topic as it is now.
+    """Return an existing topic.
 
     Raises:
         UnknownTopicError, NotALogDirError: There is no such topic or directory.
@@ -84,10 +85,10 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopi
 
 
 def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
-    """Return the topic of option `topic`. Make it, with the settings among the options, if it is new.
+    """Return the topic of option `topic`. A new topic is made with the settings among the options.
 
-    SparkOptionError if it exists and differs from the options. A new topic stores the serializer `str` for
-    string columns, so that Python reads them as strings.
+    SparkOptionError if the topic exists and differs from the options. A new topic stores the serializer `str`
+    for string columns, so that Python reads them as strings.
     """
     topic = names.check_topic(options.topic or "")
     settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
@@ -109,7 +110,7 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
 
 
 def _locked(options: WriteOptions) -> LogDirectory:
-    """Open the directory with its lock, which commits of other queries hold for a moment each."""
+    """Open the directory with its lock. Each commit of another query holds the lock for a moment."""
     deadline = time.monotonic() + min(options.commit_timeout_ms / 1000, LOCK_PATIENCE_SECONDS)
     while True:
         try:
@@ -148,7 +149,7 @@ NAMED_PARTITIONERS = ("murmur2", "crc32")
 def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarray:
     """Return the int64 partition of each key of a binary array without nulls, as `api.partitioners` does.
 
-    Only the named partitioners are known here: a callable of the topic's creator cannot travel to tasks, so
+    Tasks have only the partitioners with a name. A callable of the topic's creator cannot travel to them, so
     such a topic needs a column `partition`.
     """
     import numpy as np
@@ -170,14 +171,14 @@ def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarr
 
 PACK_BYTES = 1 << 20
 """Rows of a topic are packed when about this many bytes per partition are pending: enough for many batches,
-and few enough to be in the CPU's cache still.
+and few enough to stay in the CPU's cache.
 """
 PENDING_BYTES = 32 << 20
-"""Limit for pending rows of all topics in one task. Above it the topic with the most bytes is packed early.
+"""Limit for pending rows of all topics in one task. Above it, the topic with the most bytes is packed early.
 """
 BATCH_BYTES = 64 << 10
-"""Size of a record batch before compression. Kafka's producer uses 16 KiB because it must not wait; a bulk
-load need not hurry, and larger batches compress better.
+"""Size of a record batch before compression. Kafka's producer uses 16 KiB because it must not wait. A bulk
+load may wait, and larger batches compress better.
 """
 
 
@@ -193,7 +194,7 @@ class PendingRows:
 
 
 class TaskRows:
-    """Rows of one attempt of a task."""
+    """The rows of one attempt of a task."""
 
     def __init__(
         self,
@@ -214,7 +215,7 @@ class TaskRows:
         self._pending: dict[str, PendingRows] = {}
         self._pending_bytes = 0
         self._room: Room | None = None
-        self._keyless_turn = task[0]
+        self._keyless_partition = task[0]
         self._clock = SystemClock()
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -230,14 +231,14 @@ class TaskRows:
             self._keep(self._known(topic), rows.take(indices), batch.take(indices))
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """Pack the rest. Return the staged files, synced if the write is acknowledged at `disk`."""
+        """Pack all pending rows and return the staged files, which `ack=disk` has synced."""
         for pending in self._pending.values():
             self._pack(pending)
         closed = [writer.close(self._options.ack == "disk") for writer in self._writers()]
-        return tuple(one for one in closed if one is not None)
+        return tuple(file for file in closed if file is not None)
 
     def remove(self) -> None:
-        """Remove what this attempt has staged."""
+        """Remove the staged files of this attempt."""
         for writer in self._writers():
             writer.remove()
 
@@ -245,9 +246,7 @@ class TaskRows:
         return [writer for pending in self._pending.values() for writer in pending.writers.values()]
 
     def _known(self, topic: str | None) -> TargetTopic:
-        """Return the target of a row's topic. Tasks cannot make topics, because only the driver takes the
-        lock.
-        """
+        """Return a row's topic. Tasks cannot make topics, because only the driver takes the lock."""
         if topic is None:
             raise SparkOptionError("a row has no topic", remedy="fill the column, or give the option `topic`")
         if topic not in self._targets:
@@ -255,7 +254,7 @@ class TaskRows:
         return self._targets[topic]
 
     def _keep(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
-        """Add rows of one topic. Partitions are assigned and rows are checked here."""
+        """Add rows of one topic: assign partitions and check keys."""
         import numpy as np
 
         numbers = self._partitions(target, rows, batch)
@@ -271,11 +270,12 @@ class TaskRows:
         if pending.size_bytes >= PACK_BYTES * target.partitions:
             self._pack(pending)
         while self._pending_bytes > PENDING_BYTES:
-            self._pack(max(self._pending.values(), key=lambda one: one.size_bytes))
+            self._pack(max(self._pending.values(), key=lambda rows: rows.size_bytes))
 
     def _partitions(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch) -> Any:
-        """Return the int64 partition of each row: from the frame's column, else from the partitioner; rows
-        without a key rotate by batch.
+        """Return the int64 partition of each row.
+
+        The frame's column decides, else the partitioner. Rows without a key rotate by batch.
         """
         import numpy as np
 
@@ -298,12 +298,12 @@ class TaskRows:
             chosen = keys.take(_indices(keyed))
             numbers[keyed] = partitions_of(chosen, target.partitions, target.partitioner)
         if (numbers < 0).any():
-            numbers[numbers < 0] = self._keyless_turn % target.partitions
-            self._keyless_turn += 1
+            numbers[numbers < 0] = self._keyless_partition % target.partitions
+            self._keyless_partition += 1
         return numbers
 
     def _pack(self, pending: PendingRows) -> None:
-        """Encode pending rows as record batches, partition by partition, each in its order."""
+        """Encode pending rows as record batches, partition by partition, in their order."""
         import numpy as np
         import pyarrow as pa
 
@@ -357,9 +357,7 @@ class TaskRows:
 def normal_rows(
     batch: pa.RecordBatch, columns: SinkColumns, options: WriteOptions, now_ms: int
 ) -> pa.RecordBatch:
-    """Convert rows to the columns that packing takes: key binary, value binary, timestamp int64 (ms),
-    headers.
-    """
+    """Convert rows to the columns for packing: key and value binary, timestamp int64 (ms), headers."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -12,8 +12,8 @@ Read: the columns of Spark's Kafka source, in its order, all nullable.
     headers        array<struct<key:string,value:binary>>, null when a record has none; with `includeHeaders`
     change         string: `upsert` or `delete`; in view `changes`
 
-A schema that the user gives is the projection: any of these columns, in any order. Omitted columns are
-neither gathered nor sent through the JVM, which doubles the speed (PySpark has no column pruning of its own).
+A user's schema is the projection: any of these columns, in any order. Omitted columns are neither gathered
+nor sent through the JVM, which doubles the speed (PySpark has no column pruning of its own).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def columns_of(view: str) -> dict[str, DataType]:
 
 
 def full_schema(include_headers: bool, view: str = "log") -> StructType:
-    """Return the schema of a read for which the user gives none."""
+    """Return the schema of a read without a user's schema."""
     columns = columns_of(view)
     names = [name for name in columns if include_headers or name != "headers"]
     return StructType([StructField(name, columns[name]) for name in names])
@@ -136,15 +136,15 @@ class SinkColumns:
 
 
 READ_ONLY = ("offset", "timestamptype", "change")
-"""Columns of our own source that the sink ignores silently: a copied log gets new offsets."""
+"""Columns of our source that the sink ignores without a warning: a copied log gets new offsets."""
 
 
 def sink_columns(schema: StructType) -> SinkColumns:
-    """Find the columns of a frame that can be written. Names are compared as Spark does, ignoring case.
+    """Return the columns of a frame that can be written. As in Spark, names are compared without case.
 
     SparkOptionError lists all problems: no value column, a wrong type, a duplicate column.
     """
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     ignored, problems = [], []
     for position, field in enumerate(schema.fields):
         name = field.name.lower()
@@ -153,14 +153,14 @@ def sink_columns(schema: StructType) -> SinkColumns:
             if name not in READ_ONLY:
                 ignored.append(field.name)
             continue
-        if name in found:
+        if name in positions:
             problems.append(f"column '{name}' is there twice")
-        found[name] = position
+        positions[name] = position
         wrong_headers = name == "headers" and not _same_type(field.dataType, HEADERS)
         if not isinstance(field.dataType, allowed) or wrong_headers:
             want = HEADERS.simpleString() if name == "headers" else " or ".join(t.typeName() for t in allowed)
             problems.append(f"column '{field.name}' must be {want}, not {field.dataType.simpleString()}")
-    if "value" not in found:
+    if "value" not in positions:
         problems.append("there is no column 'value'" + hint("value", ignored))
     if problems:
         raise SparkOptionError(
@@ -169,15 +169,15 @@ def sink_columns(schema: StructType) -> SinkColumns:
         )
 
     def is_text(name: str) -> bool:
-        return name in found and isinstance(schema.fields[found[name]].dataType, StringType)
+        return name in positions and isinstance(schema.fields[positions[name]].dataType, StringType)
 
     return SinkColumns(
-        key=found.get("key"),
-        value=found["value"],
-        headers=found.get("headers"),
-        topic=found.get("topic"),
-        partition=found.get("partition"),
-        timestamp=found.get("timestamp"),
+        key=positions.get("key"),
+        value=positions["value"],
+        headers=positions.get("headers"),
+        topic=positions.get("topic"),
+        partition=positions.get("partition"),
+        timestamp=positions.get("timestamp"),
         key_is_text=is_text("key"),
         value_is_text=is_text("value"),
         ignored=tuple(ignored),
@@ -185,7 +185,7 @@ def sink_columns(schema: StructType) -> SinkColumns:
 
 
 def _same_type(given: DataType, known: DataType) -> bool:
-    """Compare two types except for nullability, which a user's DDL cannot always express."""
+    """Return whether two types are equal except for nullability, which DDL cannot always express."""
     if isinstance(known, ArrayType):
         return isinstance(given, ArrayType) and _same_type(given.elementType, known.elementType)
     if isinstance(known, StructType):

@@ -1,18 +1,17 @@
-"""Plan a read: the partitions that it covers, the offsets of each, and how they are split into tasks.
+"""Plan a read: choose partitions and offsets, and split them into tasks.
 
 Everything here reads the directory without a lock, as recovery would see it.
 
-Splitting goes by bytes, from index entries alone. On a compacted log a span of offsets says little about its
-work: a million offsets may hold ten records. Bytes
-do, and the offset index has them: each entry is (offset, position of its batch), one for every few KiB. So a
-range is cut at index entries: no record is read for it, and no batch is read twice.
+Ranges are split by bytes, from index entries alone. On a compacted log the number of offsets says little
+about the work of a task: a million offsets may hold ten records. The offset index has the bytes: each entry
+is (offset, position of its batch), with a few KiB between entries. A range is cut at index entries, so
+planning reads no record, and no batch is read twice.
 
     segment 0                 segment 4711                       offsets   0 ......... 4711 ........... 9000
     |--e--e--e--e--e--e--|--e--e--e--e--e--|                     bytes     0 ......... 1 GB ........... 1.8 GB
-             ^           ^          ^                            cut at the last entry that keeps a range in
-             bounds
+             ^           ^          ^                            cut at the last entry below the limit
 
-The view was loaded a moment ago, and a cleaning may have swapped files since.
+A cleaning may have swapped files since the view was loaded.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, TopicSe
 
 
 MAX_RELOADS = 100
-"""How often files are listed again. Each time another cleaning must have been published in between."""
+"""The limit for listing files again. Each time, another cleaning must have been published in between."""
 
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
-"""Topics of brokers. No pattern matches them, as in Kafka's consumers. They can be named."""
+"""Topics of brokers. As in Kafka's consumers, a pattern does not match them; a name does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,12 @@ class PartitionRange:
 
     @property
     def name(self) -> str:
+        """Return `topic-partition`."""
         return f"{self.topic}-{self.partition}"
 
 
 def choose(options: ReadOptions, files: Files = DEFAULT) -> list[PartitionRange]:
-    """Return every partition to read, in order of topic and number; for a stream, where it begins.
+    """Return every partition to read, in order of topic and number. For a stream: at its start.
 
     Raises:
         NotALogDirError, UnknownTopicError: The directory or a topic does not exist.
@@ -81,37 +81,38 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[PartitionRange]
         OffsetOutOfRangeError: Records are lost, unless failOnDataLoss is false.
     """
     directory = LogDirectory.open(options.path, "r", files)
-    found = {topic: directory.partitions(topic) for topic in directory.topics()}
-    picked = pick(found, options.selection, options.path)
+    existing = {topic: directory.partitions(topic) for topic in directory.topics()}
+    selected = pick(existing, options.selection, options.path)
     for which, bound in (("starting", options.start), ("ending", options.end)):
-        _check_named(bound, picked, which)
-    ids = {topic: directory.topic_id(topic) for topic, _ in picked}
-    return [_bounded(directory, topic, number, ids[topic], options) for topic, number in picked]
+        _check_named(bound, selected, which)
+    ids = {topic: directory.topic_id(topic) for topic, _ in selected}
+    return [_bounded(directory, topic, number, ids[topic], options) for topic, number in selected]
 
 
-def pick(found: dict[str, list[int]], selection: TopicSelection, path: str) -> list[tuple[str, int]]:
-    """Return (topic, partition) of each selected partition. UnknownTopicError for a missing one, but not for
-    a pattern.
+def pick(existing: dict[str, list[int]], selection: TopicSelection, path: str) -> list[tuple[str, int]]:
+    """Return (topic, partition) of each selected partition.
+
+    UnknownTopicError if a named topic or partition is missing. A pattern may match nothing.
     """
     if selection.pattern is not None:
-        topics = matching(selection.pattern, found)
-        return [(topic, number) for topic in topics for number in found[topic]]
+        topics = matching(selection.pattern, existing)
+        return [(topic, number) for topic in topics for number in existing[topic]]
     if selection.assigned:
-        chosen = []
+        selected = []
         for topic, numbers in sorted(selection.assigned.items()):
-            _require(topic, found, path)
-            absent = sorted(set(numbers) - set(found[topic]))
-            if absent:
+            _require(topic, existing, path)
+            missing = sorted(set(numbers) - set(existing[topic]))
+            if missing:
                 raise UnknownTopicError(
-                    f"{topic} in {path} has no partition {', '.join(map(str, absent))}",
-                    remedy=f"its partitions: {', '.join(map(str, found[topic]))}",
+                    f"{topic} in {path} has no partition {', '.join(map(str, missing))}",
+                    remedy=f"its partitions: {', '.join(map(str, existing[topic]))}",
                     file=path,
                 )
-            chosen += [(topic, number) for number in numbers]
-        return chosen
+            selected += [(topic, number) for number in numbers]
+        return selected
     for topic in selection.topics:
-        _require(topic, found, path)
-    return [(topic, number) for topic in sorted(selection.topics) for number in found[topic]]
+        _require(topic, existing, path)
+    return [(topic, number) for topic in sorted(selection.topics) for number in existing[topic]]
 
 
 def matching(pattern: str, topics: Iterable[str]) -> list[str]:
@@ -120,23 +121,23 @@ def matching(pattern: str, topics: Iterable[str]) -> list[str]:
     return [topic for topic in topics if matches(topic) and topic not in INTERNAL_TOPICS]
 
 
-def _require(topic: str, found: Iterable[str], path: str) -> None:
-    if topic not in found:
-        raise UnknownTopicError.named(topic, path, found)
+def _require(topic: str, existing: Iterable[str], path: str) -> None:
+    if topic not in existing:
+        raise UnknownTopicError.named(topic, path, existing)
 
 
-def _check_named(bound: Bound, picked: list[tuple[str, int]], which: str) -> None:
+def _check_named(bound: Bound, selected: list[tuple[str, int]], which: str) -> None:
     """SparkOptionError unless JSON names exactly the partitions that are read, as in Kafka's source."""
     given = bound.named()
     if given is None:
         return
     named = {(topic, number) for topic, numbers in given.items() for number in numbers}
-    missing, extra = sorted(set(picked) - named), sorted(named - set(picked))
+    missing, extra = sorted(set(selected) - named), sorted(named - set(selected))
     if missing or extra:
-        said = [f"lacks {_listed(missing)}"] if missing else []
-        said += [f"names {_listed(extra)}, not read here"] if extra else []
+        parts = [f"lacks {_listed(missing)}"] if missing else []
+        parts += [f"names {_listed(extra)}, not read here"] if extra else []
         raise SparkOptionError(
-            f"the JSON of {which} offsets {' and '.join(said)}",
+            f"the JSON of {which} offsets {' and '.join(parts)}",
             remedy="name exactly the partitions that are read",
         )
 
@@ -150,23 +151,23 @@ def _bounded(
 ) -> PartitionRange:
     """Compute start and end of one partition from one listing of its files.
 
-    The view lists the files again when one of them vanishes while a time or the last stable offset is looked
-    up. Then both offsets are computed again: an end of "latest" that belongs to older files would be refused
-    as an end that a cleaning has passed.
+    The view lists the files again if a file vanishes while a time or the last stable offset is looked up.
+    Then both offsets are computed again: an end of "latest" that belongs to older files would be refused as
+    an end that a cleaning has passed.
 
     Raises:
-        OffsetOutOfRangeError: the range was lost, or its newest values are not known any more (`moment`).
-            Each task checks the latter again, in the files that it has opened.
-        SparkOptionError: a start that was given is above the end.
-        ReadOvertakenError: files were replaced again and again.
+        OffsetOutOfRangeError: The range was lost, or its newest values were removed (`moment`). Each task
+            checks the second again, in the files that it has opened.
+        SparkOptionError: The given start is above the end.
+        ReadOvertakenError: Files were replaced MAX_RELOADS times.
     """
     view = directory.view(topic, number)
     for _ in range(MAX_RELOADS):
         listed = view.segment_set
         try:
-            chosen = _chosen(view, topic, number, topic_id, options)
-            if options.view != "log" and chosen.start < chosen.end:
-                check_answerable(view, chosen.end)
+            range_ = _range_of(view, topic, number, topic_id, options)
+            if options.view != "log" and range_.start < range_.end:
+                check_answerable(view, range_.end)
         except FileVanishedError:
             view.refresh()
         except (OffsetOutOfRangeError, SparkOptionError):
@@ -174,11 +175,11 @@ def _bounded(
                 raise
         else:
             if view.segment_set is listed:
-                return chosen
+                return range_
     raise ReadOvertakenError.of(f"{topic}-{number}", view.directory)
 
 
-def _chosen(
+def _range_of(
     view: PartitionView, topic: str, number: int, topic_id: str | None, options: ReadOptions
 ) -> PartitionRange:
     """Compute start and end of one partition from its view, which may list the files again meanwhile."""
@@ -204,7 +205,7 @@ def _chosen(
         start = end
     if options.isolation == "read_committed":
         if given is None:
-            start = min(start, view.stable_offset)  # undecided records are new when they are decided
+            start = min(start, view.stable_offset)  # an open transaction is read when it is decided
         end = max(start, min(end, view.stable_offset))
     return PartitionRange(
         topic, number, view.directory, view, start, end, from_end=given is None, topic_id=topic_id
@@ -212,7 +213,7 @@ def _chosen(
 
 
 def _check_order(view: PartitionView, name: str, given: int | None, end: int, options: ReadOptions) -> None:
-    """Handle a start above the end: a mistake, a loss, or nothing to read."""
+    """Check a start above the end: a mistake, a loss, or nothing to read."""
     if end < view.log_start and options.fail_on_data_loss:
         raise OffsetOutOfRangeError(
             f"{name}: the end, offset {end}, is below log start {view.log_start}: all of it is gone",
@@ -230,15 +231,15 @@ def _start_of(view: PartitionView, name: str, topic: str, number: int, options: 
     """Return the start offset; None: the log end."""
     at = _timestamp_of(options.start, topic, number)
     if at is None:
-        offset = _given_offset(options.start, topic, number)
-        return {EARLIEST: view.log_start, LATEST: None}.get(offset, offset)
-    found = view.offset_at(at)
-    if found is None and options.late_start == "error":
+        given = _given_offset(options.start, topic, number)
+        return {EARLIEST: view.log_start, LATEST: None}.get(given, given)
+    offset = view.offset_at(at)
+    if offset is None and options.late_start == "error":
         raise OffsetOutOfRangeError(
             f"{name}: no record is as young as the start time {at}",
             remedy="take an earlier time, or set startingOffsetsByTimestampStrategy to latest",
         )
-    return found
+    return offset
 
 
 def _end_of(view: PartitionView, topic: str, number: int, options: ReadOptions) -> int:
@@ -264,59 +265,59 @@ def _given_offset(bound: Bound, topic: str, number: int) -> int:
 # ---------------------------------------------------------------- cuts
 
 
-def cut_points(chosen: PartitionRange) -> list[tuple[int, int]]:
-    """Return (offset, bytes before it) for each place where a range may be cut: behind the batch of an index
-    entry.
+def cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
+    """Return (offset, bytes before it) for each offset at which a range may be cut.
 
-    An entry holds the last offset of its batch, so the next offset begins a batch, and nothing is read twice.
-    A damaged index can only make ranges uneven, because a range consists of offsets. Files that were swapped
-    since the view was loaded are listed again.
+    An index entry holds the last offset of its batch, so the next offset begins a batch. A damaged index can
+    only make ranges uneven, because a range consists of offsets. Files that were swapped since the view was
+    loaded are listed again.
     """
     for _ in range(MAX_RELOADS):
         try:
-            return _cut_points(chosen)
+            return _cut_points(range_)
         except FileVanishedError:
-            if not chosen.view.files.is_dir(chosen.directory):
+            if not range_.view.files.is_dir(range_.directory):
                 break
-            chosen.view.refresh()
-    return [(chosen.start, 0), (chosen.end, 0)]  # its only task raises the error
+            range_.view.refresh()
+    return [(range_.start, 0), (range_.end, 0)]  # its only task raises the error
 
 
-def _cut_points(chosen: PartitionRange) -> list[tuple[int, int]]:
-    points = [(chosen.start, 0)]
+def _cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
+    points = [(range_.start, 0)]
     before = 0
-    for segment in overlapping(chosen.view, chosen.start, chosen.end):
-        first = segment.position_of(chosen.start) if segment.base_offset < chosen.start else 0
-        last = segment.end_position_of(chosen.end)
+    for segment in overlapping(range_.view, range_.start, range_.end):
+        first = segment.position_of(range_.start) if segment.base_offset < range_.start else 0
+        last = segment.end_position_of(range_.end)
         for entry in segment.offset_index.entries():
             offset, position = entry.offset + 1, before + entry.position - first
             if (
                 first < entry.position < last
-                and points[-1][0] < offset < chosen.end
+                and points[-1][0] < offset < range_.end
                 and position > points[-1][1]
             ):
                 points.append((offset, position))
         before += max(last - first, 0)
-        if points[-1][0] < segment.next_offset < chosen.end and before > points[-1][1]:
+        if points[-1][0] < segment.next_offset < range_.end and before > points[-1][1]:
             points.append((segment.next_offset, before))
-    points.append((chosen.end, max(before, points[-1][1])))
+    points.append((range_.end, max(before, points[-1][1])))
     return points
 
 
 def overlapping(view: PartitionView, start: int, end: int) -> list[Segment]:
     """Return the segments that may hold records with start <= offset < end."""
-    found = []
+    result = []
     segments = view.segments
     for i, segment in enumerate(segments):
         following = segments[i + 1].base_offset if i + 1 < len(segments) else None
         if segment.base_offset < end and (following is None or following > start):
-            found.append(segment)
-    return found
+            result.append(segment)
+    return result
 
 
 def past_gap(view: PartitionView, offset: int, end: int) -> int:
-    """Return `offset`, or the end of the gap (at most `end`) if a cleaning left no record there. So no task
-    and no batch is spent on a gap.
+    """Return `offset`, or the end of the gap (at most `end`) if a cleaning left no record there.
+
+    So no task and no micro-batch covers only a gap.
     """
     if offset >= end:
         return end
@@ -325,14 +326,14 @@ def past_gap(view: PartitionView, offset: int, end: int) -> int:
             for header in segment.headers(segment.position_of(offset)):
                 # The header of an older set of compressed messages has only its last offset.
                 return offset if header.magic < 2 else max(offset, min(header.base_offset, end))
-    except FileVanishedError:  # swapped meanwhile: it is read like any other offset
+    except FileVanishedError:  # swapped meanwhile: the offset is not skipped
         return offset
     return end
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Records with start <= offset < end. `size_bytes`: about what a task reads for them."""
+    """Records with start <= offset < end. `size_bytes`: about the bytes that a task reads for them."""
 
     start: int
     end: int
@@ -340,10 +341,11 @@ class Span:
 
 
 def cut_by_bytes(points: Sequence[tuple[int, int]], limit_bytes: int) -> list[Span]:
-    """Return spans of at most `limit_bytes`, cut at points. A stretch without a point inside stays whole.
+    """Return spans of at most `limit_bytes`, cut at points. A range without a point inside stays whole.
 
     Args:
         points: (offset, bytes before it), both rising, from the start of the read to its end.
+        limit_bytes: Limit for the bytes of a span.
     """
     spans = []
     positions = [position for _, position in points]
@@ -361,7 +363,9 @@ def cut_by_records(span: Span, limit_records: int, past_gap: Callable[[int], int
     """Split the span into parts of at most `limit_records` offsets, without offsets in a gap.
 
     Args:
-        past_gap: Returns the first offset from the given one on that a batch holds, or the span's end.
+        span: The span.
+        limit_records: Limit for the offsets of a part.
+        past_gap: Returns the first offset, from the given offset on, that a batch holds, or the span's end.
     """
     parts = []
     at = past_gap(span.start)
@@ -373,9 +377,7 @@ def cut_by_records(span: Span, limit_records: int, past_gap: Callable[[int], int
 
 
 def task_bytes(total_bytes: int, limit_bytes: int, min_partitions: int | None) -> int:
-    """Return the limit for a span's bytes: no task is too large, and there are about `min_partitions` at
-    least.
-    """
+    """Return the limit for a span's bytes, so that there are about `min_partitions` tasks at least."""
     if not min_partitions:
         return limit_bytes
     return max(1, min(limit_bytes, -(-total_bytes // min_partitions)))
@@ -386,7 +388,7 @@ def task_bytes(total_bytes: int, limit_bytes: int, min_partitions: int | None) -
 
 @dataclass(frozen=True)
 class LogPartition(InputPartition):
-    """The work of one task: the records of one partition of a log with start <= offset < end.
+    """The input of one task: the records of one partition with start <= offset < end.
 
     topic_id   id of the planned topic, if it has one; another topic of that name has other records
     in_stream  the task is part of a micro-batch; records above `end` are in later micro-batches
@@ -401,33 +403,35 @@ class LogPartition(InputPartition):
     in_stream: bool = False
 
     @classmethod
-    def of(cls, chosen: PartitionRange, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
-        return cls(chosen.topic, chosen.partition, chosen.directory, start, end, chosen.topic_id, in_stream)
+    def of(cls, range_: PartitionRange, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
+        """Return the task of a part of the range."""
+        return cls(range_.topic, range_.partition, range_.directory, start, end, range_.topic_id, in_stream)
 
     @property
     def name(self) -> str:
+        """Return `topic-partition`."""
         return f"{self.topic}-{self.partition}"
 
 
 def plan(
-    chosen: list[PartitionRange], options: ReadOptions, *, in_stream: bool = False
+    ranges: list[PartitionRange], options: ReadOptions, *, in_stream: bool = False
 ) -> list[InputPartition]:
-    """Return the tasks. For the newest record of each key, one task needs all records of a partition."""
+    """Return the tasks. With `view` latest or changes, one task reads all records of a partition."""
     tasks: list[InputPartition] = []
     if options.view != "log":
-        for one in chosen:
-            if one.start < one.end:
-                tasks.append(LogPartition.of(one, one.start, one.end, in_stream=in_stream))
+        for range_ in ranges:
+            if range_.start < range_.end:
+                tasks.append(LogPartition.of(range_, range_.start, range_.end, in_stream=in_stream))
         return tasks
-    points = [(one, cut_points(one)) for one in chosen if one.start < one.end]
-    total_bytes = sum(found[-1][1] for _, found in points)
+    points = [(range_, cut_points(range_)) for range_ in ranges if range_.start < range_.end]
+    total_bytes = sum(cuts[-1][1] for _, cuts in points)
     limit = task_bytes(total_bytes, options.max_partition_bytes, options.min_partitions)
-    for one, found in points:
-        for span in cut_by_bytes(found, limit):
+    for range_, cuts in points:
+        for span in cut_by_bytes(cuts, limit):
             parts = [span]
             if options.max_partition_records:
-                behind = partial(past_gap, one.view, end=span.end)
+                behind = partial(past_gap, range_.view, end=span.end)
                 parts = cut_by_records(span, options.max_partition_records, behind)
             for part in parts:
-                tasks.append(LogPartition.of(one, part.start, part.end, in_stream=in_stream))
+                tasks.append(LogPartition.of(range_, part.start, part.end, in_stream=in_stream))
     return tasks

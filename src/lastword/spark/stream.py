@@ -1,23 +1,25 @@
-"""The streaming source: how far each micro-batch extends, and where a restart continues.
+"""The streaming source: the end of each micro-batch, and the offsets at which a restart continues.
 
 Where it runs. `LogStreamReader` exists in one Python process beside the driver as long as the query runs, so
-`latestOffset` may keep a clock. `read()` runs in workers, as in a batch, on the same tasks.
+`latestOffset` may keep the time of the last batch. `read()` runs in workers, as in a batch, on the same
+tasks.
 
-What is saved. Spark writes the end of each batch into its checkpoint before it runs the batch, as JSON in the
+Saved state. Spark writes the end of each batch into its checkpoint before it runs the batch, as JSON in the
 shape of Kafka's source, `{"users": {"0": 123}}`: the next offset of each partition. `"#topic_ids"`, a name
 that no topic can have, holds the topic ids, so that a topic that was deleted and recreated is distinguished
 from one that was truncated. After a restart the unfinished batch is planned again from these offsets alone.
-Spark does not save the beginning of the first batch: it calls for it twice, and again after a restart. So the
-result stays the same within one process, and a query that starts at the log's end begins with an empty batch:
-the checkpoint then has the offset, and the next records are above it.
+Spark does not save the start of the first batch: it calls `initialOffset` twice, and again after a restart.
+So `initialOffset` returns one result within a process, and a query that starts at the log's end begins with
+an empty batch: the checkpoint then has the offset, and the next records are above it.
 
 When tasks fail. Reading changes nothing, so a retry reads the same offsets; a cleaning in between may have
 removed superseded records. A range that begins below the log start, or ends above the log end, is a loss and
 an error (unless `failOnDataLoss` is false). Gaps are not.
 
 With `view=changes` a batch shows the newest record of each key in its range, as the log is when a task reads
-it. If that record was superseded by one above the range, and cleaned away, the key is not in this batch; the
-newer record is in a later one. So no key is lost, and a batch that is run again may have fewer rows.
+it. If that record was superseded by a record above the range, and removed by a cleaning, the key is not in
+this batch; the newer record is in a later batch. So no key is lost, and a batch that runs again may have
+fewer rows.
 
 A lease. With the option `lease` the query is registered by name in each partition, at the offset where its
 next batch begins, so that no tombstone is removed before the query has read it. `commit` advances the lease.
@@ -97,8 +99,9 @@ def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
 
 
 def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
-    """Limit a micro-batch to about `limit` offsets. Each partition's share is proportional to its backlog, at
-    least one offset, as in Spark's Kafka source.
+    """Limit a micro-batch to about `limit` offsets.
+
+    Each partition's share is proportional to its backlog, at least one offset, as in Spark's Kafka source.
     """
     backlog = {tp: ends[tp] - begin[tp] for tp in ends}
     total = sum(backlog.values())
@@ -113,8 +116,10 @@ def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
 def share_bytes(
     begin: Offsets, ends: Offsets, views: Mapping[TopicPartition, PartitionView], limit: int
 ) -> Offsets:
-    """Limit a micro-batch to about `limit` bytes of the log, shared in proportion and cut at index entries. A
-    partition that has more gets at least the bytes up to its first index entry.
+    """Limit a micro-batch to about `limit` bytes of the log.
+
+    Each partition's share is proportional to its backlog and cut at an index entry. A partition with new
+    records gets at least the bytes up to its first entry.
     """
     points = {
         tp: cut_points(PartitionRange(*tp, views[tp].directory, views[tp], begin[tp], end))
@@ -137,14 +142,14 @@ def share_bytes(
 
 @dataclass(frozen=True, slots=True)
 class QueryPartitions:
-    """The partitions that the query reads, at one moment, and the ids of topics that have one."""
+    """The partitions that the query reads, at one moment, and the ids of topics that have an id."""
 
     views: dict[TopicPartition, PartitionView]
     topic_ids: dict[str, str]
 
 
 class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one query. `clock` is for tests: seconds, monotonic."""
+    """The reader of one query. `clock` is for tests: seconds, monotonic."""
 
     def __init__(
         self, options: ReadOptions, schema: StructType, clock: Callable[[], float] = time.monotonic
@@ -164,17 +169,18 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query starts."""
+        """Return the offsets at which a new query starts."""
         if self._initial is None:
-            chosen = choose(self.options)
-            self._pins_start = any(part.from_end for part in chosen)
-            start = {TopicPartition(part.topic, part.partition): part.start for part in chosen}
+            ranges = choose(self.options)
+            self._pins_start = any(range_.from_end for range_ in ranges)
+            start = {TopicPartition(range_.topic, range_.partition): range_.start for range_ in ranges}
             self._initial = to_json(start, self._list().topic_ids)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit other than `ReadAllAvailable` if options set one. Spark has no limit of several
-        parts, so `latestOffset` reads the options.
+        """Return a limit other than `ReadAllAvailable` if options set a limit.
+
+        Spark has no limit of several parts, so `latestOffset` reads the options.
         """
         limits = self.options.limits
         if limits.max_offsets:
@@ -187,13 +193,12 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def prepareForTriggerAvailableNow(self) -> None:
+        """Keep the current ends as the last offsets of the query."""
         self._target = {tp: _end(view, self.options) for tp, view in self._list().views.items()}
 
     @hide_traceback
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return how far the next micro-batch extends; `start` itself if there is nothing to do, or not
-        enough.
-        """
+        """Return the end of the next micro-batch; `start` itself if there are no or too few records."""
         begin, ids = of_json(start)
         listing = self._list()
         views = listing.views
@@ -215,15 +220,16 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any]:
+        """Return the current ends, for Spark's metrics of the backlog."""
         listing = self._list()
         ends = {tp: _end(view, self.options) for tp, view in listing.views.items()}
         return to_json(ends, listing.topic_ids)
 
     def _ends(self, begin: Offsets, views: Mapping[TopicPartition, PartitionView]) -> tuple[Offsets, Offsets]:
-        """Return starts and ends of all partitions. New ones are read from their beginning; lost ones are
-        reported.
+        """Return the starts and ends of all partitions. A new partition starts at its log start.
 
-        A loss that is to be ignored is skipped immediately: no batch extends over offsets that do not exist.
+        A lost partition is an error. If losses are to be ignored, the start moves past the loss, so that no
+        batch covers offsets that do not exist.
         """
         starts, ends = {}, {}
         for tp, offset in begin.items():
@@ -240,9 +246,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if not self.options.fail_on_data_loss:
                 offset = min(max(offset, view.log_start), view.log_end)
             starts[tp] = offset
-            ends[tp] = max(
-                end, starts[tp]
-            )  # never backwards: records above a stable offset were read uncommitted
+            # Never below the start: an uncommitted read may have read above the stable offset.
+            ends[tp] = max(end, starts[tp])
         for tp, view in views.items():
             if tp not in starts:
                 starts[tp] = view.log_start
@@ -259,7 +264,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             )
 
     def _recreated(self, ids: Mapping[str, str], listing: QueryPartitions) -> set[str]:
-        """Return the topics that were deleted and recreated. None of their new offsets was read."""
+        """Return the topics that were deleted and recreated, of which the query has read no record."""
         recreated = {topic for topic, known in ids.items() if listing.topic_ids.get(topic, known) != known}
         if recreated and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
@@ -273,8 +278,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     # -------------------------------------------------------------- limits
 
     def _wait(self, begin: Offsets, ends: Offsets) -> bool:
-        """Return whether to delay the batch: too few records, and the last batch is recent. The first batch,
-        and batches of Trigger.AvailableNow, are never delayed.
+        """Return whether to delay the batch: it has too few records, and the last batch is recent.
+
+        The first batch, and batches of Trigger.AvailableNow, are never delayed.
         """
         limits = self.options.limits
         now = self._clock()
@@ -309,8 +315,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of one micro-batch, from its offsets alone: after a restart this is the first
-        call.
+        """Return the tasks of one micro-batch, from its offsets alone.
+
+        After a restart this is the first call.
         """
         begin, ids = of_json(start)
         until, until_ids = of_json(end)
@@ -322,10 +329,10 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             for tp, view in views.items()
             if tp in begin and ids.get(tp[0]) != until_ids.get(tp[0], ids.get(tp[0]))
         )
-        if not self._leased:  # a restart: a lost lease is reported before the sink has the rows
+        if not self._leased:  # a restart: a lost lease is an error before the sink has the rows
             # A repeated first batch may begin later, but it has the same end.
             self._hold_leases({tp: min(offset, until.get(tp, offset)) for tp, offset in begin.items()}, views)
-        chosen = []
+        ranges = []
         for tp, last in sorted(until.items()):
             if tp[0] in recreated:
                 continue
@@ -351,16 +358,17 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             last = min(last, view.log_end)
             if first < last:
                 topic_id = listing.topic_ids.get(tp[0])
-                chosen.append(PartitionRange(*tp, view.directory, view, first, last, topic_id=topic_id))
-        if chosen and not self._warm:
+                ranges.append(PartitionRange(*tp, view.directory, view, first, last, topic_id=topic_id))
+        if ranges and not self._warm:
             from lastword.spark.bootstrap import ensure_compiled
 
-            ensure_compiled()  # here, so that workers need not
+            ensure_compiled()  # here, so that no worker compiles
             self._warm = True
-        return plan(chosen, self.options, in_stream=True)
+        return plan(ranges, self.options, in_stream=True)
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield Arrow batches of a task's records."""
         if not isinstance(partition, LogPartition):
             return iter(())
         return read_batches(partition, self.options, self.schema, self.columns)
@@ -372,22 +380,23 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             self._hold_leases(of_json(end)[0], self._list().views)
 
     def stop(self) -> None:
-        """Close the reader. The lease stays, because a stopped query may continue later. It expires by its
-        age, or is released by `lastword lease DIR TOPIC NAME --release`.
+        """Keep the lease, because a stopped query may continue later.
+
+        The lease expires by its age, or is released by `lastword lease DIR TOPIC NAME --release`.
         """
 
     # -------------------------------------------------------------- the directory
 
     def _list(self) -> QueryPartitions:
-        """List what the query reads now. The directory is opened once for all of it."""
+        """List the partitions that the query reads. The directory is opened once for all of them."""
         directory = LogDirectory.open(self.options.path, "r")
-        there = directory.topics()
+        existing = directory.topics()
         selection = self.options.selection
         if selection.pattern is not None:
-            topics = matching(selection.pattern, there)
+            topics = matching(selection.pattern, existing)
         else:
-            topics = [topic for topic in selection.assigned or selection.topics if topic in there]
-        # Ids before views: if a topic is recreated in between, the old id shows it the next time.
+            topics = [topic for topic in selection.assigned or selection.topics if topic in existing]
+        # Ids before views: if a topic is recreated in between, the next listing has another id.
         ids = {topic: directory.topic_id(topic) for topic in topics}
         partitions_read = [
             TopicPartition(topic, number)
@@ -410,14 +419,13 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     DEFAULT,
                     view.directory,
                     self.options.lease,
-                    # A loss is reported when it is read, or ignored (failOnDataLoss).
+                    # A loss is an error when it is read, or ignored (failOnDataLoss).
                     min(max(offsets[tp], view.log_start), view.log_end),
                     log_start=view.log_start,
                     log_end=view.log_end,
                     max_age_ms=self.options.lease_max_age_ms,
                     now_ms=now_ms,
-                    holds_nothing=self._initial
-                    is not None,  # for a new query, Spark calls only for its start
+                    holds_nothing=self._initial is not None,  # only a new query calls initialOffset
                 )
                 self._leased.add(tp)
 

@@ -115,6 +115,7 @@ class TaskCall(Shipped):
         self.value = value
 
     def __call__(self, _: Any) -> bytes:
+        """Return the pickled result."""
         return _called(self.function, self.value)
 
 
