@@ -24,8 +24,8 @@ from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
 from lastword.partition.recovery import Recovery
 from lastword.partition.view import PartitionView
+from lastword.records.batch import read_records
 from lastword.records.builder import BatchBuilder
-from lastword.records.reader import read_records
 from lastword.records.record import RawRecord
 
 HOUR = 3_600_000

@@ -21,7 +21,7 @@ from lastword.cli.main import run
 from lastword.errors import DecompressionLimitError
 from lastword.records.builder import BatchBuilder
 from lastword.records.compression import CODEC_NAMES
-from lastword.records.legacy_build import build_wrapper
+from lastword.records.legacy import build_wrapper
 from lastword.records.record import CREATE_TIME, NO_TIMESTAMP_TYPE, RawRecord
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 

@@ -14,9 +14,8 @@ from lastword.cleaner.policy import groups
 from lastword.cleaner.policy.groups import Limits
 from lastword.cleaner.policy.plan import Plan
 from lastword.files import DEFAULT, Files
-from lastword.records.batch import BatchHeader
+from lastword.records.batch import BatchHeader, read_records
 from lastword.records.builder import BatchBuilder
-from lastword.records.reader import read_records
 from lastword.records.record import RawRecord
 from lastword.resolve import Resolution, resolve
 from lastword.segment import names

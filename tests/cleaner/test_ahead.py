@@ -15,7 +15,7 @@ from lastword.cleaner.engine.build import built_in_order, threads_for
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.errors import CorruptBatchError, DataError
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.records.lanes import second_thread
+from lastword.records.pipeline import second_thread
 from tests.build import LogBuilder
 from tests.fakes.hasty import HastyFiles
 

@@ -13,9 +13,8 @@ from lastword.cleaner.engine import output as module
 from lastword.cleaner.engine.rewrite import rewrite
 from lastword.cleaner.policy.groups import Limits, group
 from lastword.files import DEFAULT
-from lastword.records.batch import BatchHeader, read_header
+from lastword.records.batch import BatchHeader, read_header, read_records
 from lastword.records.compression import compress
-from lastword.records.reader import read_records
 from lastword.records.record import RawRecord
 from lastword.segment.stored import SegmentFiles
 from tests.build import LogBuilder

@@ -17,7 +17,7 @@ from lastword.files import Files
 from lastword.kernels.warming import warm
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
-from lastword.records.reader import read_records
+from lastword.records.batch import read_records
 from tests.build import records_of
 from tests.cleaner.test_accounted import HOUR, NOW, Log
 from tests.fakes.hasty import HastyFiles

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from lastword.cleaner.engine import output
 from lastword.cleaner.engine.rewrite import rewrite
 from lastword.files import DEFAULT
-from lastword.records.batch import read_header
-from lastword.records.reader import read_records
+from lastword.records.batch import read_header, read_records
 from lastword.segment.stored import SegmentFiles
 from tests.cleaner.support import (
     HOUR,

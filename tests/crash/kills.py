@@ -31,7 +31,7 @@ from lastword.clock import ManualClock
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.records.reader import read_records
+from lastword.records.batch import read_records
 from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.scenarios import one_batch, settings_of
 from tests.fakes.hasty import HastyFiles

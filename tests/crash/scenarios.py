@@ -306,7 +306,7 @@ class Process:
 
 
 def _offsets(segment) -> set[int]:  # type: ignore[no-untyped-def]
-    from lastword.records.reader import read_records
+    from lastword.records.batch import read_records
 
     found: set[int] = set()
     for header in segment.headers():

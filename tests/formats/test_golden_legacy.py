@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.records import legacy, legacy_build
+from lastword.records import legacy
 from tests.formats import logs
 from tests.golden import loader
 
@@ -63,7 +63,7 @@ def test_writing_what_was_read_gives_the_same_entries(name: str, tmp_path: Path)
             records = list(legacy.read_records(data, header, path.name))
             if header.codec == 0:
                 (record,) = records
-                rebuilt = legacy_build.build_message(
+                rebuilt = legacy.build_message(
                     header.magic,
                     record.offset,
                     record.key,
@@ -74,7 +74,7 @@ def test_writing_what_was_read_gives_the_same_entries(name: str, tmp_path: Path)
                 assert rebuilt == data[header.position : header.position + header.size]
                 continue
             stamp = header.max_timestamp if header.log_append else None
-            rebuilt = legacy_build.build_wrapper(header.magic, header.codec, records, log_append_ms=stamp)
+            rebuilt = legacy.build_wrapper(header.magic, header.codec, records, log_append_ms=stamp)
             again = logs.read_header(rebuilt, 0, path.name)
             assert legacy.crc_ok(rebuilt, again)
             assert (again.last_offset, again.attributes, again.max_timestamp) == (
@@ -104,9 +104,7 @@ def test_cleaning_keeps_what_kafka_kept(case_name: str, tmp_path: Path) -> None:
             data = path.read_bytes()
             for header in logs.headers(data, path.name):
                 _, found = legacy.messages(data, header, path.name)
-                filtered = legacy_build.filter_entry(
-                    data, header, [m.offset in kept for m in found], path.name
-                )
+                filtered = legacy.filter_entry(data, header, [m.offset in kept for m in found], path.name)
                 if filtered is not None:
                     rebuilt.append(filtered)
         listed = [line for line in case.batches(after) if line["size"]]

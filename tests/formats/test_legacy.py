@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 
 from lastword.errors import CorruptBatchError, DecompressionLimitError, UnknownMagicError
-from lastword.records import legacy, legacy_build
+from lastword.records import legacy
 from lastword.records.batch import BatchHeader
-from lastword.records.compression import compress
-from lastword.records.lz4_header import _xxh32_short, with_checksum
+from lastword.records.compression import compress, xxh32
+from lastword.records.legacy import with_checksum
 from lastword.records.record import RawRecord
 
 T = 1_700_000_000_000
@@ -106,7 +106,7 @@ def record(
 def inner(
     magic: int, offset: int, key: bytes = b"k", value: bytes | None = b"v", timestamp: int = -1
 ) -> bytes:
-    return legacy_build.build_message(magic, offset, key, value, timestamp)
+    return legacy.build_message(magic, offset, key, value, timestamp)
 
 
 def wrapper(
@@ -119,9 +119,7 @@ def wrapper(
 ) -> bytes:
     """A wrapper with any content: what no builder would write."""
     payload = compress(codec, b"".join(entries))
-    return legacy_build.build_message(
-        magic, offset, None, payload, timestamp, log_append=log_append, codec=codec
-    )
+    return legacy.build_message(magic, offset, None, payload, timestamp, log_append=log_append, codec=codec)
 
 
 def header_of(data: bytes) -> BatchHeader:
@@ -135,7 +133,7 @@ def header_of(data: bytes) -> BatchHeader:
 def test_uncompressed_vectors(text: str) -> None:
     magic, key, value, timestamp, log_append = UNCOMPRESSED[text]
     data = bytes.fromhex(text)
-    assert legacy_build.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
+    assert legacy.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
     assert records_of(data) == [record(7, key, value, timestamp, int(log_append) if magic else -1)]
 
 
@@ -149,7 +147,7 @@ def test_wrapper_vectors(magic: int, codec: str) -> None:
     assert records_of(data) == expected
     stored = [struct.unpack_from(">q", legacy.inner_bytes(data, header), at)[0] for at in (0, 28 + 8 * magic)]
     assert stored == ([0, 1] if magic else [10, 11])
-    built = legacy_build.build_wrapper(magic, CODECS[codec], expected)
+    built = legacy.build_wrapper(magic, CODECS[codec], expected)
     assert records_of(built) == expected
     assert legacy.inner_bytes(built, header_of(built)) == legacy.inner_bytes(data, header)
     if codec == "lz4":
@@ -162,8 +160,8 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
     three = list(records_of(V1_GZIP_THREE))
     if magic == 0:
         three = [record(r.offset, r.key, r.value) for r in three]
-    source = legacy_build.build_wrapper(magic, CODECS[codec], three)
-    filtered = legacy_build.filter_entry(source, header_of(source), [False, True, True])
+    source = legacy.build_wrapper(magic, CODECS[codec], three)
+    filtered = legacy.filter_entry(source, header_of(source), [False, True, True])
     assert filtered is not None
     assert (filtered.last_offset, filtered.max_timestamp, filtered.kept) == (52, T + 2 if magic else -1, 2)
     assert records_of(filtered.data) == records_of(expected) == three[1:]
@@ -177,7 +175,7 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
 def test_6M_138_checksums_of_fixed_records() -> None:
     """6M.138: The checksums of fixed records are fixed values, for each magic."""
     for magic, timestamp, checksum in ((0, -1, 1978725405), (1, 283843, 109425508)):
-        assert header_of(legacy_build.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
+        assert header_of(legacy.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
 
 
 # ---------------------------------------------------------------- wrappers
@@ -187,21 +185,21 @@ def test_6N_164_magic_0_takes_no_timestamp() -> None:
     """6N.164: Magic 0 takes no timestamp, and magic 0 and 1 take no leader epoch."""
     for options in ({"timestamp": T}, {"log_append": True}):
         with pytest.raises(ValueError, match="no timestamps"):
-            legacy_build.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
+            legacy.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no timestamps"):
-        legacy_build.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
+        legacy.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
 
 
 @pytest.mark.parametrize("offsets", [[], [1, 1], [2, 1], [0, 5, 4]])
 def test_6N_168_offsets_of_a_wrapper_must_rise(offsets: list[int]) -> None:
     """6N.168: Offsets that do not increase are refused by the builder."""
     with pytest.raises(ValueError, match="offsets rise"):
-        legacy_build.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
+        legacy.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
 
 
 def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:
     """6N.160: Setting the last offset of a magic-1 wrapper moves all of its records."""
-    data = bytearray(legacy_build.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
+    data = bytearray(legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
     struct.pack_into(">q", data, 0, 500)
     assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]
 
@@ -234,7 +232,7 @@ def test_6N_165_wrapper_without_value_or_without_entries() -> None:
     """6N.165: A wrapper without a value, or without inner records, is an error."""
     for magic in (0, 1):
         with pytest.raises(CorruptBatchError, match="without a value"):
-            records_of(legacy_build.build_message(magic, 5, None, None, codec=1))
+            records_of(legacy.build_message(magic, 5, None, None, codec=1))
         with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
             records_of(wrapper(magic, 5, []))
         with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
@@ -278,7 +276,7 @@ def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at(
     """
     for magic, checksum in ((0, 0x1A), (1, 0x82)):
         records = [record(n, b"k%d" % n, b"v" * 100, -1, kind=magic - 1) for n in range(3)]
-        data = bytearray(legacy_build.build_wrapper(magic, 3, records))
+        data = bytearray(legacy.build_wrapper(magic, 3, records))
         frame = data.index(b"\x04\x22\x4d\x18")
         assert data[frame + 6] == checksum
         for other in (0x82, 0x1A, 0x00):
@@ -296,7 +294,7 @@ def test_lz4_of_magic_0_with_a_content_size_in_its_frame_header() -> None:
     entries = inner(0, 4)
     frame = bytearray(compress(3, entries))
     sized = b"".join((frame[:4], b"\x68\x40", struct.pack("<Q", len(entries)), b"\x99", frame[7:]))
-    data = legacy_build.build_message(0, 4, None, sized, codec=3)
+    data = legacy.build_message(0, 4, None, sized, codec=3)
     assert records_of(data) == [record(4, b"k", b"v")]
 
 
@@ -308,14 +306,14 @@ def test_6N_175_payloads_round_trip(magic: int, codec: int) -> None:
     """
     for value in (b"", b"x", bytes(range(256)) * 400, b"\0" * 200_000):
         records = [record(3, b"k", value, T if magic else -1), record(9, None, None, T + 1 if magic else -1)]
-        assert records_of(legacy_build.build_wrapper(magic, codec, records)) == records
+        assert records_of(legacy.build_wrapper(magic, codec, records)) == records
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
     """6M.136: zstd with magic 0 or 1 is refused."""
     with pytest.raises(ValueError, match="no codec 4"):
-        legacy_build.build_wrapper(magic, 4, [record(0, b"k", b"v")])
+        legacy.build_wrapper(magic, 4, [record(0, b"k", b"v")])
     data = bytearray(inner(magic, 0))
     data[17] = 4
     with pytest.raises(CorruptBatchError, match="codec 4"):
@@ -323,7 +321,7 @@ def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
 
 
 def test_nested_compression_is_refused() -> None:
-    nested = legacy_build.build_wrapper(0, 1, [record(0, b"k", b"v")])
+    nested = legacy.build_wrapper(0, 1, [record(0, b"k", b"v")])
     with pytest.raises(CorruptBatchError, match="compressed inside"):
         records_of(wrapper(0, 0, [nested]))
 
@@ -364,7 +362,7 @@ def test_impossible_lengths_in_a_message() -> None:
 
 
 def test_inflation_is_bounded() -> None:
-    data = legacy_build.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
+    data = legacy.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
     with pytest.raises(DecompressionLimitError) as error:
         list(legacy.read_records(data, header_of(data), "test.log", limit_bytes=100_000))
     assert error.value.file == "test.log"
@@ -385,7 +383,7 @@ def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
     """
     data = wrapper(1, 33, [inner(0, 0, b"a"), inner(0, 1, b"b"), inner(0, 3, b"c")], timestamp=T)
     for keep, offsets in (([True] * 3, [30, 31, 33]), ([False, True, True], [31, 33])):
-        filtered = legacy_build.filter_entry(data, header_of(data), keep)
+        filtered = legacy.filter_entry(data, header_of(data), keep)
         assert filtered is not None
         _, found = legacy.messages(filtered.data, header_of(filtered.data))
         assert [(m.magic, m.offset) for m in found] == [(1, offset) for offset in offsets]
@@ -393,7 +391,7 @@ def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
 
 def test_v1_message_in_a_v0_wrapper_keeps_its_timestamp_when_cleaned() -> None:
     data = wrapper(0, 33, [inner(0, 30), inner(1, 31, timestamp=T), inner(0, 33)])
-    filtered = legacy_build.filter_entry(data, header_of(data), [False, True, True])
+    filtered = legacy.filter_entry(data, header_of(data), [False, True, True])
     assert filtered is not None
     assert [(r.offset, r.timestamp) for r in records_of(filtered.data)] == [(31, T), (33, -1)]
 
@@ -403,25 +401,23 @@ def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
     """6M.129: In a batch of magic 2 gaps stay: base and last offset are unchanged. Entries of magic 0 and
     1 get the offsets of what is left.
     """
-    source = legacy_build.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
+    source = legacy.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
     header = header_of(source)
     for keep, left in (([0, 0, 1, 0], [8]), ([1, 0, 0, 1], [0, 10]), ([0, 1, 1, 1], [3, 8, 10])):
-        filtered = legacy_build.filter_entry(source, header, map(bool, keep))
+        filtered = legacy.filter_entry(source, header, map(bool, keep))
         assert filtered is not None
         assert [r.offset for r in records_of(filtered.data)] == left
         assert filtered.last_offset == header_of(filtered.data).last_offset == left[-1]
-    assert legacy_build.filter_entry(source, header, [False] * 4) is None
-    same = legacy_build.filter_entry(source, header, [True] * 4)
+    assert legacy.filter_entry(source, header, [False] * 4) is None
+    same = legacy.filter_entry(source, header, [True] * 4)
     assert same is not None
     assert same.data == source
 
 
 def test_6M_134_log_append_time_is_kept() -> None:
     """6M.134: Log append time is preserved: the type and the timestamp."""
-    stamped = legacy_build.build_wrapper(
-        1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77
-    )
-    filtered = legacy_build.filter_entry(stamped, header_of(stamped), [True, False, True])
+    stamped = legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77)
+    filtered = legacy.filter_entry(stamped, header_of(stamped), [True, False, True])
     assert filtered is not None
     assert filtered.max_timestamp == T + 77
     assert [(r.offset, r.timestamp, r.timestamp_type) for r in records_of(filtered.data)] == [
@@ -449,7 +445,7 @@ def test_stray_attribute_bits_are_no_flags() -> None:
 
 
 def test_lz4_header_checksums() -> None:
-    assert [_xxh32_short(data) for data in (b"", b"a", b"abc")] == [0x02CC5D05, 0x550D7456, 0x32D153FF]
+    assert [xxh32(data) for data in (b"", b"a", b"abc")] == [0x02CC5D05, 0x550D7456, 0x32D153FF]
     frame = compress(3, b"data")
     assert with_checksum(frame, broken=False) == frame
     assert with_checksum(with_checksum(frame, broken=True), broken=False) == frame

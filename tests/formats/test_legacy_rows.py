@@ -16,7 +16,7 @@ from lastword.errors import CorruptBatchError, DecompressionLimitError
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
-from lastword.records import legacy, legacy_build, legacy_rows
+from lastword.records import legacy, uncompressed
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
@@ -57,7 +57,7 @@ def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain
         return larger
 
     plain = np.zeros(plain_bytes + kernels.SLACK, np.uint8)
-    reached, out, _ = legacy_rows.inflate_rows(raw, table[:row], 0, plain, 0, room, file=file, limit=limit)
+    reached, out, _ = uncompressed.inflate_rows(raw, table[:row], 0, plain, 0, room, file=file, limit=limit)
     assert reached == row
     return Chunk(raw, out, table[:row], file)
 
@@ -106,11 +106,11 @@ def entries(draw: st.DrawFn) -> bytes:
             timestamp = draw(times) if magic else -1
             batch.append(RawRecord(offset, timestamp, 0, draw(blobs), draw(blobs)))
         if codec:
-            data += legacy_build.build_wrapper(magic, codec, batch, log_append_ms=stamp)
+            data += legacy.build_wrapper(magic, codec, batch, log_append_ms=stamp)
         else:
             (one,) = batch
             time = one.timestamp if stamp is None else stamp
-            data += legacy_build.build_message(
+            data += legacy.build_message(
                 magic, one.offset, one.key, one.value, time, log_append=stamp is not None
             )
     return data
@@ -128,7 +128,7 @@ def test_filtering_keeps_exactly_what_was_chosen(data: bytes, choices: st.DataOb
         header = legacy.read_header(data, position, len(data), "test.log")
         records = list(legacy.read_records(data, header))
         keep = choices.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
-        filtered = legacy_build.filter_entry(data, header, keep)
+        filtered = legacy.filter_entry(data, header, keep)
         left = [record for record, wanted in zip(records, keep, strict=True) if wanted]
         assert (filtered is None) == (not left)
         if filtered is not None:
@@ -168,7 +168,7 @@ def inner_bytes(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(0, 4))):
         magic = draw(st.integers(0, 1))
         timestamp = draw(times) if magic else -1
-        one = bytearray(legacy_build.build_message(magic, offset, draw(blobs), draw(blobs), timestamp))
+        one = bytearray(legacy.build_message(magic, offset, draw(blobs), draw(blobs), timestamp))
         if draw(st.integers(0, 9)) == 0:
             one[draw(st.integers(0, len(one) - 1))] = draw(st.integers(0, 255))
             if draw(st.booleans()):
@@ -213,17 +213,17 @@ def test_wrapper_kernels_and_their_twin(
 
 
 def test_errors_name_file_position_and_offset() -> None:
-    good = legacy_build.build_message(1, 3, b"k", b"v", T)
-    bad = legacy_build.build_message(1, 9, None, b"no gzip at all", T, codec=1)
+    good = legacy.build_message(1, 3, b"k", b"v", T)
+    bad = legacy.build_message(1, 9, None, b"no gzip at all", T, codec=1)
     with pytest.raises(CorruptBatchError) as error:
         chunk_of(good + bad)
     assert (error.value.file, error.value.position, error.value.offset) == ("test.log", len(good), 9)
-    nested = legacy_build.build_wrapper(1, 1, [RawRecord(0, T, 0, b"k", b"v")])
-    wrapped = legacy_build.build_message(1, 9, None, compress(1, nested), T, codec=1)
+    nested = legacy.build_wrapper(1, 1, [RawRecord(0, T, 0, b"k", b"v")])
+    wrapped = legacy.build_message(1, 9, None, compress(1, nested), T, codec=1)
     with pytest.raises(CorruptBatchError, match="compressed inside a compressed entry") as error:
         chunk_of(good + wrapped)
     assert (error.value.file, error.value.position, error.value.offset) == ("test.log", len(good), 9)
-    large = legacy_build.build_wrapper(0, 1, [RawRecord(9, -1, 0, b"k", bytes(100_000))])
+    large = legacy.build_wrapper(0, 1, [RawRecord(9, -1, 0, b"k", bytes(100_000))])
     with pytest.raises(DecompressionLimitError) as limit:
         chunk_of(good + large, limit=50_000)
     assert (limit.value.file, limit.value.position, limit.value.offset) == ("test.log", len(good), 9)
@@ -231,18 +231,16 @@ def test_errors_name_file_position_and_offset() -> None:
 
 def test_falling_offsets_are_refused() -> None:
     with pytest.raises(CorruptBatchError, match="offsets do not increase"):
-        chunk_of(legacy_build.build_message(0, 3, b"k", b"v") * 2)
+        chunk_of(legacy.build_message(0, 3, b"k", b"v") * 2)
 
 
 def test_a_wrapper_that_reaches_into_its_neighbours_is_refused() -> None:
     """Its first offset shows only inside; its last one too, if it is an old one with offset 0."""
-    one = legacy_build.build_message(1, 3, b"k", b"v", T)
-    wide = legacy_build.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
+    one = legacy.build_message(1, 3, b"k", b"v", T)
+    wide = legacy.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
     with pytest.raises(CorruptBatchError, match="3 to 4 overlap"):
         chunk_of(one + wide)
-    zero = bytearray(
-        legacy_build.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)])
-    )
+    zero = bytearray(legacy.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)]))
     zero[:8] = bytes(8)
     assert [r.offset for r in decoded(bytes(zero))] == [0, 1, 2, 3, 4]
     with pytest.raises(CorruptBatchError, match="0 to 4 overlap"):

@@ -18,10 +18,9 @@ import pytest
 
 from lastword.errors import CorruptBatchError, DataError
 from lastword.files import DEFAULT
-from lastword.records.batch import BatchHeader, crc_ok, read_header
+from lastword.records.batch import BatchHeader, crc_ok, read_header, read_records
 from lastword.records.chunk import ChunkReader
 from lastword.records.columns import decode_columns, raw_records
-from lastword.records.reader import read_records
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.offset_index import OffsetIndex

@@ -14,9 +14,8 @@ from lastword.records import formats
 from lastword.records.batch import BatchHeader, set_base_offset, write_batch
 from lastword.records.builder import BatchBuilder
 from lastword.records.compression import compress
-from lastword.records.legacy_build import build_message, build_wrapper
-from lastword.records.record import RawRecord
-from lastword.records.varint import encode
+from lastword.records.legacy import build_message, build_wrapper
+from lastword.records.record import RawRecord, encode_varint
 from lastword.segment import Segment, names
 from lastword.segment.recover import recover_segment
 from lastword.segment.stored import SegmentFiles
@@ -72,16 +71,18 @@ def records_of(data: bytes) -> list[RawRecord]:
 def record_bytes(
     *,
     delta: int = 0,
-    time_delta: bytes = encode(0),
-    key: bytes = encode(1) + b"k",
-    value: bytes = encode(1) + b"v",
+    time_delta: bytes = encode_varint(0),
+    key: bytes = encode_varint(1) + b"k",
+    value: bytes = encode_varint(1) + b"v",
     header_count: int | None = None,
     headers: bytes = b"",
     body_length: int | None = None,
 ) -> bytes:
     """One record of magic 2 from its raw fields, right or wrong."""
-    body = b"\0" + time_delta + encode(delta) + key + value + encode(header_count or 0) + headers
-    return encode(len(body) if body_length is None else body_length) + body
+    body = (
+        b"\0" + time_delta + encode_varint(delta) + key + value + encode_varint(header_count or 0) + headers
+    )
+    return encode_varint(len(body) if body_length is None else body_length) + body
 
 
 def sealed(payload: bytes, count: int, *, last_delta: int | None = None, codec: int = 0) -> bytes:

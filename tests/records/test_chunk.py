@@ -12,11 +12,10 @@ from lastword.errors import (
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
-from lastword.records import limits
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
-from lastword.records.legacy_build import build_message
+from lastword.records.legacy import build_message
 from tests.naive.batches import walk
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches
@@ -212,7 +211,7 @@ def test_a_payload_that_is_not_its_codecs() -> None:
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 def test_a_payload_that_grows_past_its_bound(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_by_root", {})  # a test before may have opened the working directory
+    monkeypatch.setattr(compression, "_by_root", {})  # a test before may have opened the working directory
     monkeypatch.setenv("LASTWORD_DECOMPRESSION_MAX_BYTES", "1MiB")
     for size, fits in ((1 << 20, True), ((1 << 20) + 1, False)):
         value = bytes(size - 12)  # of a batch whose records take `size` bytes
@@ -229,7 +228,7 @@ def test_a_payload_that_grows_past_its_bound(codec: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_many_batches_that_grow_are_read_a_few_at_a_time(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_by_root", {})  # a test before may have opened the working directory
+    monkeypatch.setattr(compression, "_by_root", {})  # a test before may have opened the working directory
     monkeypatch.setenv("LASTWORD_DECOMPRESSION_MAX_BYTES", "1MiB")
     log = [encode_batch([Record(i, T, b"k", bytes(300_000))]) for i in range(30)]
     for codec in (1, 2, 3, 4):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.records.varint import encode, read_varint, read_varlong, size
+from lastword.records.record import encode_varint, read_varint, read_varlong
 
 # What Kafka writes.
 KNOWN = {
@@ -32,8 +32,7 @@ KNOWN = {
 @pytest.mark.parametrize(("number", "expected"), KNOWN.items())
 def test_kafkas_bytes(number: int, expected: str) -> None:
     raw = bytes.fromhex(expected)
-    assert encode(number) == raw
-    assert size(number) == len(raw)
+    assert encode_varint(number) == raw
     assert read_varlong(raw, 0, len(raw)) == (number, len(raw))
     if -(2**31) <= number < 2**31:
         assert read_varint(raw, 0, len(raw)) == (number, len(raw))
@@ -41,15 +40,14 @@ def test_kafkas_bytes(number: int, expected: str) -> None:
 
 @given(st.integers(-(2**63), 2**63 - 1), st.binary(max_size=3), st.binary(max_size=3))
 def test_round_trip_inside_other_bytes(number: int, before: bytes, after: bytes) -> None:
-    raw = encode(number)
+    raw = encode_varint(number)
     buffer = before + raw + after
     assert read_varlong(buffer, len(before), len(buffer)) == (number, len(before) + len(raw))
-    assert size(number) == len(raw)
 
 
 @given(st.integers(-(2**31), 2**31 - 1))
 def test_every_cut_is_noticed(number: int) -> None:
-    raw = encode(number)
+    raw = encode_varint(number)
     for end in range(len(raw)):
         with pytest.raises(ValueError, match="cut short"):
             read_varint(raw, 0, end)
@@ -61,4 +59,4 @@ def test_overlong_ones_are_refused() -> None:
     with pytest.raises(ValueError, match="more than 10 bytes"):
         read_varlong(b"\x80" * 10 + b"\x01", 0, 11)
     with pytest.raises(ValueError, match="64 bits"):
-        encode(2**63)
+        encode_varint(2**63)

@@ -29,8 +29,7 @@ from lastword.partition.appending import AppendedBatch
 from lastword.partition.log import PartitionLog
 from lastword.partition.named import COMPACT_BYTES, Journal, NamedProducer, Part, WholeCall, read_journal
 from lastword.partition.view import PartitionView
-from lastword.records.batch import check_crc, read_header
-from lastword.records.reader import read_records
+from lastword.records.batch import check_crc, read_header, read_records
 from lastword.wire import ATTRIBUTES_AT, CRC_AT, INT32_MAX, INT64_MAX
 
 EPOCH = 0

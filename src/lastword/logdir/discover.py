@@ -26,7 +26,7 @@ from lastword.errors import (
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.checkpoint_file import read_lines
-from lastword.records import limits
+from lastword.records import compression
 from lastword.segment import names
 
 IGNORED = frozenset({"remote-log-index-cache", names.METADATA_DIR})
@@ -173,7 +173,7 @@ def register_limits(root: str) -> None:
     `dump`, and by a Spark task. If the settings cannot be read, the default applies.
     """
     with suppress(LastwordError):
-        limits.register(root, Settings.load([root]).instance.lastword_decompression_max_bytes)
+        compression.set_limit(root, Settings.load([root]).instance.lastword_decompression_max_bytes)
 
 
 def make_dirs(files: Files, path: str) -> None:

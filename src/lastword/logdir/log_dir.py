@@ -60,7 +60,7 @@ from lastword.partition import prefix
 from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
-from lastword.records import limits
+from lastword.records import compression
 from lastword.segment import names
 
 
@@ -396,7 +396,7 @@ class LogDirectory:
                 log.config = self.settings.topic(tp.topic)
 
     def _register_limits(self) -> None:
-        limits.register(self.path, self.settings.instance.lastword_decompression_max_bytes)
+        compression.set_limit(self.path, self.settings.instance.lastword_decompression_max_bytes)
 
     # -------------------------------------------------------------- partitions
 

@@ -31,9 +31,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.records.batch import BatchHeader
+from lastword.records.batch import BatchHeader, read_records
 from lastword.records.control import ControlRecord, parse_control
-from lastword.records.reader import read_records
 from lastword.segment.txn_index import AbortedTransaction
 from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
 

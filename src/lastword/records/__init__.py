@@ -11,9 +11,8 @@ where they are used.
 Stands on `errors`. Start reading at batch.py, then reader.py.
 """
 
-from lastword.records.batch import BatchHeader, crc_ok, read_header, set_base_offset
+from lastword.records.batch import BatchHeader, crc_ok, read_header, read_records, set_base_offset
 from lastword.records.builder import BatchBuilder
-from lastword.records.reader import read_records
 from lastword.records.record import Header, RawRecord
 
 __all__ = [

@@ -10,13 +10,12 @@ from collections.abc import Iterable
 
 from lastword.errors import RecordTooLargeError, UsageError
 from lastword.records.batch import write_batch
-from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, Header
-from lastword.records.varint import encode
+from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, Header, encode_varint
 from lastword.units import NO_TIMESTAMP
 from lastword.wire import CONTROL_BIT, HEADER_BYTES, INT32_MAX, INT64_MAX, LOG_APPEND_BIT, TRANSACTIONAL_BIT
 
-_NULL = encode(-1)
-_NO_HEADERS = encode(0)
+_NULL = encode_varint(-1)
+_NO_HEADERS = encode_varint(0)
 
 
 class BatchBuilder:
@@ -112,16 +111,16 @@ class BatchBuilder:
             raise UsageError(f"{timestamp} is not a timestamp")
         if self._count == 0:
             self._base_timestamp = timestamp
-        parts = [b"\0", encode(timestamp - self._base_timestamp), encode(delta)]
+        parts = [b"\0", encode_varint(timestamp - self._base_timestamp), encode_varint(delta)]
         if key is None:
             parts.append(_NULL)
         else:
-            parts.append(encode(len(key)))
+            parts.append(encode_varint(len(key)))
             parts.append(key)
         if value is None:
             parts.append(_NULL)
         else:
-            parts.append(encode(len(value)))
+            parts.append(encode_varint(len(value)))
             parts.append(value)
         if headers:
             self._put_headers(parts, headers)
@@ -131,7 +130,7 @@ class BatchBuilder:
         size = len(body)
         if size > INT32_MAX - HEADER_BYTES - 5:
             raise RecordTooLargeError(f"a record of {size} bytes exceeds what a batch can hold")
-        record = encode(size) + body
+        record = encode_varint(size) + body
         self._records.append(record)
         self._count += 1
         self._last_delta = delta
@@ -142,15 +141,15 @@ class BatchBuilder:
     @staticmethod
     def _put_headers(parts: list[bytes], headers: Iterable[Header]) -> None:
         pairs = list(headers)
-        parts.append(encode(len(pairs)))
+        parts.append(encode_varint(len(pairs)))
         for name, value in pairs:
             raw = name.encode("utf-8", "surrogateescape")
-            parts.append(encode(len(raw)))
+            parts.append(encode_varint(len(raw)))
             parts.append(raw)
             if value is None:
                 parts.append(_NULL)
             else:
-                parts.append(encode(len(value)))
+                parts.append(encode_varint(len(value)))
                 parts.append(value)
 
     def build(

@@ -27,7 +27,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, valid_rows, walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
-from lastword.records.plain import PlainBuffer, Unwanted
+from lastword.records.uncompressed import PlainBuffer, Unwanted
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,

@@ -16,6 +16,7 @@ names a file here; `located` adds it.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import zlib
@@ -24,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError
-from lastword.records import limits
+from lastword.parse import parse_bytes
 from lastword.units import format_bytes
 from lastword.wire import LZ4_GROWTH, SNAPPY_GROWTH
 
@@ -91,7 +92,7 @@ def located_error(error: DataError, file: str, position: int, offset: int | None
     """Return the error with the place of its batch, and with a remedy that names the log directory."""
     message, remedy = error.message, error.remedy
     if isinstance(error, DecompressionLimitError):
-        message, remedy = f"offset {offset}: {message}", limits.remedy(file)
+        message, remedy = f"offset {offset}: {message}", limit_remedy(file)
     return type(error)(message, code=error.code, remedy=remedy, file=file, position=position, offset=offset)
 
 
@@ -113,7 +114,7 @@ def too_large(codec: int, size: int, limit: int) -> DecompressionLimitError:
 def _too_large(codec: str, size: int, limit: int) -> DecompressionLimitError:
     return DecompressionLimitError(
         f"{codec} payload of {format_bytes(size)} grows past {format_bytes(limit)} ({limit} bytes)",
-        remedy=limits.remedy(None),
+        remedy=limit_remedy(None),
     )
 
 
@@ -485,3 +486,58 @@ CODECS: tuple[Codec, ...] = (
     Codec("lz4", _lz4, _unlz4, _unlz4_into),
     Codec("zstd", _zstd, _unzstd, _unzstd_into),
 )
+
+
+SETTING = "lastword.decompression.max.bytes"
+VARIABLE = "LASTWORD_DECOMPRESSION_MAX_BYTES"
+DEFAULT_BYTES = 256 << 20
+"""256 times Kafka's default bound of a batch on disk (`max.message.bytes`, 1 MiB): no log of text or JSON
+comes near it, and a process with 1 GiB of memory can still read such a batch."""
+
+_MOST_REMEMBERED = 10_000  # directories
+
+_by_root: dict[str, int] = {}
+_by_directory: dict[str, int | None] = {}
+"""As directories are spelled: resolving links costs a system call for each level."""
+_lock = threading.Lock()
+
+
+def set_limit(root: str | os.PathLike[str], limit_bytes: int) -> None:
+    """Set the bound of all files below a log directory, for this process."""
+    with _lock:
+        _by_root[os.path.realpath(root)] = limit_bytes
+        _by_directory.clear()
+
+
+def limit_of(file: str) -> int:
+    """Return the bound for a file: of its log directory, else of the environment, else the default."""
+    limit = _directory_limit(os.path.dirname(file)) if _by_root and file else None
+    if limit is not None:
+        return limit
+    text = os.environ.get(VARIABLE)
+    return parse_bytes(text) if text else DEFAULT_BYTES
+
+
+def _directory_limit(directory: str) -> int | None:
+    if directory in _by_directory:
+        return _by_directory[directory]
+    at = os.path.realpath(directory)
+    while (limit := _by_root.get(at)) is None and at != os.path.dirname(at):
+        at = os.path.dirname(at)
+    with _lock:
+        if directory.startswith(os.sep):  # a relative one changes its meaning with the working directory
+            if len(_by_directory) >= _MOST_REMEMBERED:
+                _by_directory.clear()
+            _by_directory[directory] = limit
+    return limit
+
+
+def limit_remedy(file: str | None) -> str:
+    """How to raise the bound for the batch of a file."""
+    if not file:
+        return f"if the batch is genuine, raise {SETTING}"
+    root = os.path.dirname(os.path.dirname(file)) or "."
+    return (
+        f"if the batch is genuine, and there is memory for three times its size, raise the bound: "
+        f"`lastword config {root} --set {SETTING}=1GiB`, or {VARIABLE}=1GiB for one command"
+    )

@@ -1,7 +1,7 @@
 """Batches of any magic through one set of functions: the format is chosen by the magic byte, which lies at
 one place in all.
 
-`batch` and `reader` know magic 2, `legacy` knows 0 and 1; both have the same functions with the same
+`batch` reads magic 2, `legacy` reads 0 and 1; both have the same functions with the same
 arguments. An unknown magic is UnknownMagicError, never damage that somebody might cut off.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from lastword.records import batch, legacy, reader
+from lastword.records import batch, legacy
 from lastword.records.batch import BatchHeader
 from lastword.records.record import RawRecord
 from lastword.wire import MAGIC_AT
 
 
 class Format(NamedTuple):
-    """How batches of a magic are read. Signatures: those of `batch` and `reader`."""
+    """How batches of a magic are read. Signatures: those of `batch`."""
 
     read_header: Callable[..., BatchHeader]
     crc_ok: Callable[..., bool]
@@ -26,7 +26,7 @@ class Format(NamedTuple):
 
 
 _LEGACY = Format(legacy.read_header, legacy.crc_ok, legacy.check_crc, legacy.read_records)
-_BATCH = Format(batch.read_header, batch.crc_ok, batch.check_crc, reader.read_records)
+_BATCH = Format(batch.read_header, batch.crc_ok, batch.check_crc, batch.read_records)
 FORMATS = (_LEGACY, _LEGACY, _BATCH)
 """By magic."""
 
@@ -63,6 +63,6 @@ def read_records(
     position: int | None = None,
     limit_bytes: int | None = None,
 ) -> Iterator[RawRecord]:
-    """The records of a batch, in order; arguments and errors as of `reader.read_records`."""
+    """The records of a batch, in order; arguments and errors as of `batch.read_records`."""
     read = FORMATS[header.magic].read_records
     return read(buffer, header, file, position=position, limit_bytes=limit_bytes)

@@ -38,20 +38,20 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
 from lastword.records.batch import BatchHeader
-from lastword.records.compression import decompress, located
-from lastword.records.limits import limit_of
-from lastword.records.lz4_header import with_checksum
+from lastword.records.compression import compress, decompress, limit_of, located, xxh32
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP_TYPE, RawRecord
 from lastword.wire import (
     INT64_MAX,
     LEGACY_CRC_AT,
     LEGACY_TIMESTAMP_AT,
     LENGTH_AT,
+    LZ4,
     MAGIC_AT,
     OVERHEAD_BYTES,
     SMALLEST_LENGTH,
@@ -67,7 +67,6 @@ MIN_SIZE = (SMALLEST_LENGTH, SMALLEST_LENGTH + 8)
 CODEC_MASK = 0x07
 LOG_APPEND = 0x08
 ATTRIBUTES_MASK = (0x07, 0x0F)
-LZ4 = 3
 CODECS = (0, 1, 2, LZ4)
 UNKNOWN_COUNT = -1
 NO_TIMESTAMP = -1
@@ -317,3 +316,127 @@ def _shift(found: list[Message], wrapper: BatchHeader, file: str) -> int:
 
 def _bad(text: str, code: str, file: str, position: int, offset: int | None = None) -> CorruptBatchError:
     return CorruptBatchError(text, code=code, file=file or None, position=position, offset=offset)
+
+
+def with_checksum(frame: bytes, *, broken: bool) -> bytes:
+    """The frame with its header checksum set: over the descriptor, as the format says, or (`broken`) over
+    the frame's magic number too, as magic 0 has it. What is too short to have one is left to the
+    decompressor's judgement."""
+    if len(frame) < 7:
+        return frame
+    at = 6 + (8 if frame[4] & 0x08 else 0) + (4 if frame[4] & 0x01 else 0)  # content size, dictionary id
+    if at >= len(frame):
+        return frame
+    checksum = xxh32(frame[0 if broken else 4 : at]) >> 8 & 0xFF
+    return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
+
+
+class Filtered(NamedTuple):
+    """An entry after some of its messages went."""
+
+    data: bytes
+    last_offset: int
+    max_timestamp: int
+    kept: int
+
+
+def build_message(
+    magic: int,
+    offset: int,
+    key: bytes | None,
+    value: bytes | None,
+    timestamp: int = NO_TIMESTAMP,
+    *,
+    log_append: bool = False,
+    codec: int = 0,
+) -> bytes:
+    """One entry. `codec` only says what `value` is; for a wrapper use `build_wrapper`.
+
+    ValueError for what the magic has no place for: a timestamp in magic 0, zstd in both.
+    """
+    if magic not in (0, 1) or codec not in CODECS:
+        raise ValueError(
+            f"magic {magic} has no codec {codec}: legacy entries take none, gzip, snappy and lz4"
+        )
+    if magic == 0 and (timestamp != NO_TIMESTAMP or log_append):
+        raise ValueError("magic 0 has no timestamps")
+    attributes = codec | (LOG_APPEND if log_append else 0)
+    body = (
+        struct.pack(">bBq", magic, attributes, timestamp) if magic else struct.pack(">bB", magic, attributes)
+    )
+    body += _field(key) + _field(value)
+    return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
+
+
+def build_wrapper(
+    magic: int, codec: int, records: Sequence[RawRecord], *, log_append_ms: int | None = None
+) -> bytes:
+    """A wrapper of records whose offsets rise; their gaps stay. `log_append_ms`: give all of them this
+    time, of that type."""
+    if not records or any(a.offset >= b.offset for a, b in pairwise(records)):
+        raise ValueError("a wrapper holds one record or more, and their offsets rise")
+    first = records[0].offset
+    inner = b"".join(
+        build_message(
+            magic,
+            record.offset - first if magic else record.offset,
+            record.key,
+            record.value,
+            record.timestamp if log_append_ms is None else log_append_ms,
+            log_append=log_append_ms is not None,
+        )
+        for record in records
+    )
+    stamp = max(record.timestamp for record in records) if log_append_ms is None else log_append_ms
+    return _wrap(magic, codec, records[-1].offset, stamp, log_append_ms is not None, inner)
+
+
+def filter_entry(
+    buffer: Buffer,
+    header: BatchHeader,
+    keep: Iterable[bool],
+    file: str = "",
+    *,
+    position: int | None = None,
+    limit_bytes: int | None = None,
+) -> Filtered | None:
+    """What is left of an entry when its messages are kept or not (`keep`, one for each); None if nothing is.
+
+    Byte for byte the same if all messages stay and have the wrapper's magic. Otherwise a wrapper of the
+    same magic, codec and timestamp type: offsets (with their gaps), keys, values and timestamps are those
+    of before. A message of magic 1 in a wrapper of magic 0 keeps its form, for magic 0 has no place for its
+    timestamp; one of magic 0 in a wrapper of magic 1 becomes magic 1.
+    """
+    at = header.position if position is None else position
+    data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    kept = [message for message, wanted in zip(found, keep, strict=True) if wanted]
+    if not kept:
+        return None
+    converted = header.magic == 1 and any(message.magic == 0 for message in kept)
+    if len(kept) == len(found) and not converted:
+        whole = bytes(memoryview(buffer)[at : at + header.size])
+        return Filtered(whole, header.last_offset, header.max_timestamp, len(kept))
+    first = kept[0].offset if header.magic else 0
+    inner = bytearray()
+    for m in kept:
+        if header.magic == 0 or (m.magic == 1 and not header.log_append):
+            inner += struct.pack(">qi", m.offset - first, m.end - m.start)
+            inner += data[m.start : m.end]  # the checksum covers neither offset nor size
+        else:
+            key, value = key_and_value(data, m)
+            inner += build_message(1, m.offset - first, key, value, m.timestamp, log_append=header.log_append)
+    stamp = header.max_timestamp if header.magic == 0 or header.log_append else max(m.timestamp for m in kept)
+    last = kept[-1].offset
+    whole = _wrap(header.magic, header.codec, last, stamp, header.log_append, bytes(inner))
+    return Filtered(whole, last, stamp, len(kept))
+
+
+def _wrap(magic: int, codec: int, offset: int, timestamp: int, log_append: bool, inner: bytes) -> bytes:
+    value = compress(codec, inner)
+    if magic == 0 and codec == LZ4:
+        value = with_checksum(value, broken=True)
+    return build_message(magic, offset, None, value, timestamp, log_append=log_append, codec=codec)
+
+
+def _field(data: bytes | None) -> bytes:
+    return struct.pack(">i", -1 if data is None else len(data)) + (data or b"")

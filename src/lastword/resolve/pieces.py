@@ -1,5 +1,5 @@
 """Chunks made ready for the map: reading, verifying, inflating, parsing and hashing need nothing that it
-holds, so a second thread may do that ahead (`records.lanes`).
+holds, so a second thread may do that ahead (`records.pipeline`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.key_batch import SIZE_MASK
 from lastword.records.chunk import CHUNK_BYTES, Chunk
-from lastword.records.lanes import in_lanes, prepared, second_thread
+from lastword.records.pipeline import in_lanes, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, fates_of
 from lastword.resolve.offset_map import OffsetMap

@@ -30,7 +30,7 @@ from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
 
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
-    from lastword.records.plain import Unwanted
+    from lastword.records.uncompressed import Unwanted
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 

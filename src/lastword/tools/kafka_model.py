@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword.config.instance import DEFAULT_MAP_BYTES
-from lastword.records.record import RawRecord
-from lastword.records.varint import encode
+from lastword.records.record import RawRecord, encode_varint
 from lastword.values import Value
 from lastword.wire import HEADER_BYTES
 
@@ -311,16 +310,20 @@ def plain_bytes(records: Sequence[RawRecord], horizon_ms: int | None = None) -> 
     base_ms = records[0].timestamp if horizon_ms is None else horizon_ms
     total = HEADER_BYTES
     for record in records:
-        body = 1 + len(encode(record.timestamp - base_ms)) + len(encode(record.offset - records[0].offset))
-        body += _field(record.key) + _field(record.value) + len(encode(len(record.headers)))
+        body = (
+            1
+            + len(encode_varint(record.timestamp - base_ms))
+            + len(encode_varint(record.offset - records[0].offset))
+        )
+        body += _field(record.key) + _field(record.value) + len(encode_varint(len(record.headers)))
         for name, value in record.headers:
             body += _field(name.encode("utf-8", "surrogateescape")) + _field(value)
-        total += len(encode(body)) + body
+        total += len(encode_varint(body)) + body
     return total
 
 
 def _field(data: bytes | None) -> int:
-    return 1 if data is None else len(encode(len(data))) + len(data)
+    return 1 if data is None else len(encode_varint(len(data))) + len(data)
 
 
 def read_model(view: PartitionView) -> tuple[ModelSegment, ...]:

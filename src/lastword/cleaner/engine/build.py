@@ -2,8 +2,8 @@
 
 A second thread helps from `LARGE_BYTES` on. The caller's thread repacks survivors, group by group, and swaps
 the outputs in. Reading, verifying and decompressing the sources, and compressing and appending to the output,
-are done by whichever thread is free (`records.lanes`). A written output is read back and synced by the second
-thread while the caller writes the next; the last output is synced while it is read back.
+are done by whichever thread is free (`records.pipeline`). A written output is read back and synced by the
+second thread while the caller writes the next; the last output is synced while it is read back.
 
     caller   write a                write b                 swap a   read back b   swap b
     second   read and append for a  read back a   sync a    read b   sync b
@@ -28,7 +28,7 @@ from lastword.cleaner.engine.transactions import index_entries
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.groups import Group
 from lastword.errors import DiskFullError, LastwordError
-from lastword.records.lanes import second_thread
+from lastword.records.pipeline import second_thread
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.cleaning import Rewrite

@@ -34,7 +34,7 @@ from lastword.kernels.digest import sum_pairs
 from lastword.kernels.hashing import digest_seeds
 from lastword.kernels.repack import RETAIN
 from lastword.records.chunk import Chunk, ChunkReader
-from lastword.records.lanes import in_lanes, prepared
+from lastword.records.pipeline import in_lanes, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
 from lastword.segment.bulk_walk import BulkIndexer
 

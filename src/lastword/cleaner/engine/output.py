@@ -37,13 +37,12 @@ from lastword.kernels.repack import (
     bytes_needed,
     repack_rows,
 )
-from lastword.records.batch import read_header
+from lastword.records.batch import read_header, read_records
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
 from lastword.records.compression import compress
-from lastword.records.legacy_build import filter_entry
-from lastword.records.legacy_rows import header_of
-from lastword.records.reader import read_records
+from lastword.records.legacy import filter_entry
+from lastword.records.uncompressed import header_of
 from lastword.resolve import DeadBitmaps
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder

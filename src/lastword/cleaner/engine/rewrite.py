@@ -20,7 +20,7 @@ that goes, for these formats have no empty batch. Then the output ends where its
 next segment's base covers the rest.
 
 Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
-`records.lanes.LANES` chunks and two buffers.
+`records.pipeline.LANES` chunks and two buffers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from lastword.kernels.repack import (
     mark_dead_rows,
 )
 from lastword.records.chunk import Chunk
-from lastword.records.lanes import in_lanes, prepared
+from lastword.records.pipeline import in_lanes, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
 from lastword.resolve.bitmaps import joined
 from lastword.segment.segment import Segment

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastword.records.lanes import LANES, prepared, second_thread
+from lastword.records.pipeline import LANES, prepared, second_thread
 
 
 class Bad(Exception):
