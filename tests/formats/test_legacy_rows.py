@@ -57,7 +57,7 @@ def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain
         return larger
 
     plain = np.zeros(plain_bytes + kernels.SLACK, np.uint8)
-    reached, out, _ = uncompressed.inflate_rows(raw, table[:row], 0, plain, 0, room, file=file, limit=limit)
+    reached, out, _ = uncompressed.translate_rows(raw, table[:row], 0, plain, 0, room, file=file, limit=limit)
     assert reached == row
     return Chunk(raw, out, table[:row], file)
 

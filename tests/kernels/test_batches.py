@@ -145,8 +145,8 @@ def test_rows_within_a_bound(log: list[bytes], codecs: list[int | str], data: st
     for bound, (_, size) in zip(bounds, packed, strict=True):
         assert bound is not None
         assert bound >= size
-    unwanted = np.array(data.draw(st.lists(st.integers(0, 1), max_size=len(bounds))), np.uint8)
-    dropped = set(unwanted.nonzero()[0].tolist())
+    skip_rows = np.array(data.draw(st.lists(st.integers(0, 1), max_size=len(bounds))), np.uint8)
+    dropped = set(skip_rows.nonzero()[0].tolist())
     most = data.draw(st.integers(1, sum(bound or 0 for bound in bounds) + 1))
     expected = total = 0
     for row, bound in enumerate(bounds):
@@ -154,7 +154,7 @@ def test_rows_within_a_bound(log: list[bytes], codecs: list[int | str], data: st
         if total > most and row and row not in dropped:
             break
         expected += 1
-    assert rows_that_fit(raw, table, len(table), unwanted, most) == expected
+    assert rows_that_fit(raw, table, len(table), skip_rows, most) == expected
 
 
 @given(st.binary(max_size=60))

@@ -21,8 +21,8 @@ from tests.naive.pack import Record, encode_batch, seal
 LZ4 = 3
 
 
-def inflated(
-    *payloads: bytes, codecs: tuple[int, ...] = (), room: int = 1 << 18, unwanted: tuple[int, ...] = ()
+def decompressed(
+    *payloads: bytes, codecs: tuple[int, ...] = (), room: int = 1 << 18, skip_rows: tuple[int, ...] = ()
 ) -> tuple[list[bytes], int, int]:
     """What the kernel makes of batches with these payloads: (plain bytes of each done, row, status)."""
     data = b"".join(bytes(61) + payload for payload in payloads)
@@ -37,7 +37,7 @@ def inflated(
         position += 61 + len(payload)
     plain = np.full(room + kernels.SLACK, 0xEE, np.uint8)
     row, done, status = decompress_lz4_rows(
-        raw, table, 0, len(payloads), np.array(unwanted, np.uint8), plain, 0
+        raw, table, 0, len(payloads), np.array(skip_rows, np.uint8), plain, 0
     )
     spans = table[:row, [fields.RECORDS_POSITION, fields.RECORDS_END]].tolist()
     assert done == (spans[-1][1] if spans else 0)
@@ -55,13 +55,13 @@ runs = st.lists(
 
 @given(st.lists(runs, min_size=1, max_size=4))
 def test_frames_of_our_own_writer(parts: list[bytes]) -> None:
-    assert inflated(*(compress(LZ4, part) for part in parts)) == (parts, len(parts), kernels.OK)
+    assert decompressed(*(compress(LZ4, part) for part in parts)) == (parts, len(parts), kernels.OK)
 
 
 def test_several_blocks_and_stored_ones() -> None:
     noise = np.random.default_rng(1).integers(0, 256, 150_000, np.uint8).tobytes()
     for data in (noise, bytes(200_000), noise[:70_000] + bytes(100_000)):
-        assert inflated(compress(LZ4, data)) == ([data], 1, kernels.OK)
+        assert decompressed(compress(LZ4, data)) == ([data], 1, kernels.OK)
 
 
 @settings(max_examples=300)
@@ -74,9 +74,9 @@ def test_damaged_frames_like_the_twin(part: bytes, data: st.DataObject) -> None:
     damaged = bytes(frame[: data.draw(st.integers(0, len(frame)))] if data.draw(st.booleans()) else frame)
     expected = naive.decompress_frame(damaged)
     if expected is None and damaged:
-        assert inflated(damaged) == ([], 0, UNSUPPORTED)
+        assert decompressed(damaged) == ([], 0, UNSUPPORTED)
     else:
-        assert inflated(damaged) == ([expected or b""], 1, kernels.OK)
+        assert decompressed(damaged) == ([expected or b""], 1, kernels.OK)
 
 
 @settings(max_examples=300)
@@ -91,7 +91,7 @@ def test_blocks_by_hand(literals: bytes, distance: int, size: int) -> None:
     frame = naive.HEAD + struct.pack("<I", len(block)) + block + bytes(4)
     expected = naive.decompress_block(block)
     assert expected is not None and len(expected) == len(literals) + size + 4 + 5
-    assert inflated(frame) == ([expected], 1, kernels.OK)
+    assert decompressed(frame) == ([expected], 1, kernels.OK)
 
 
 def _longer(size: int | None) -> bytes:
@@ -100,21 +100,27 @@ def _longer(size: int | None) -> bytes:
 
 def test_others_are_left_alone() -> None:
     frame = compress(LZ4, b"hello")
-    assert inflated(b"plain", frame, b"", codecs=(0, LZ4, 4)) == ([b"plain", b"hello", b""], 3, kernels.OK)
-    assert inflated(frame, b"zstd?", frame, codecs=(LZ4, 4, LZ4)) == ([b"hello"], 1, UNSUPPORTED)
+    assert decompressed(b"plain", frame, b"", codecs=(0, LZ4, 4)) == (
+        [b"plain", b"hello", b""],
+        3,
+        kernels.OK,
+    )
+    assert decompressed(frame, b"zstd?", frame, codecs=(LZ4, 4, LZ4)) == ([b"hello"], 1, UNSUPPORTED)
 
 
-def test_the_unwanted_are_not_inflated() -> None:
+def test_skipped_rows_are_not_decompressed() -> None:
     frame = compress(LZ4, b"hello")
-    found = inflated(frame, b"damaged", b"plain", frame, codecs=(LZ4, LZ4, 0, LZ4), unwanted=(0, 1, 1, 0))
+    found = decompressed(
+        frame, b"damaged", b"plain", frame, codecs=(LZ4, LZ4, 0, LZ4), skip_rows=(0, 1, 1, 0)
+    )
     assert found == ([b"hello", b"", b"", b"hello"], 4, kernels.OK)
 
 
 def test_room() -> None:
     frame = compress(LZ4, bytes(100_000))
-    assert inflated(frame, room=100_000) == ([], 0, kernels.FULL)
-    assert inflated(frame, room=131_072)[1:] == (1, kernels.OK)
-    assert inflated(b"x" * 10, codecs=(0,), room=9) == ([], 0, kernels.FULL)
+    assert decompressed(frame, room=100_000) == ([], 0, kernels.FULL)
+    assert decompressed(frame, room=131_072)[1:] == (1, kernels.OK)
+    assert decompressed(b"x" * 10, codecs=(0,), room=9) == ([], 0, kernels.FULL)
 
 
 def test_a_chunk_whose_batches_swell_by_far() -> None:
@@ -152,7 +158,7 @@ def test_a_reader_leaves_the_unwanted_as_they_are() -> None:
     def odd_ones(table: np.ndarray) -> np.ndarray:
         return np.isin(table[:, fields.BASE_OFFSET], (1, 2, 5)).astype(np.uint8)
 
-    (chunk,) = ChunkReader(BytesSource(data), "x.log", 0, len(data), unwanted=odd_ones)
+    (chunk,) = ChunkReader(BytesSource(data), "x.log", 0, len(data), skip_rows=odd_ones)
     sizes = chunk.table[:, fields.RECORDS_END] - chunk.table[:, fields.RECORDS_POSITION]
     assert (sizes > 0).tolist() == [True, False, False, True, True, False, True, True]
     for row in (0, 3, 4, 6, 7):
@@ -161,5 +167,5 @@ def test_a_reader_leaves_the_unwanted_as_they_are() -> None:
     flipped = bytearray(data)
     flipped[len(batches[0]) + 65] ^= 1
     with pytest.raises(CorruptBatchError, match="has CRC"):
-        for _ in ChunkReader(BytesSource(bytes(flipped)), "x.log", 0, len(data), unwanted=odd_ones):
+        for _ in ChunkReader(BytesSource(bytes(flipped)), "x.log", 0, len(data), skip_rows=odd_ones):
             pass

@@ -12,6 +12,7 @@ from lastword.errors import (
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
+from lastword.records import compression
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
@@ -86,11 +87,11 @@ def told(data: bytes, *, later: bool) -> tuple[list[int], str]:
     """Rows of the chunks that came, and the error after them."""
     chunks, came = reader(data, chunk_bytes=3 * len(GOOD[0])), []
     if later:
-        chunks.in_lanes(2, verify_later=True)
+        chunks.in_slots(2, verify_later=True)
     try:
         for chunk in chunks:
             chunk.verify()
-            chunk.inflate()
+            chunk.decompress()
             came.append(chunk.rows)
     except DataError as error:
         return came, f"{error} {error.code} {error.position} {error.offset}"
@@ -226,17 +227,17 @@ def test_a_payload_that_grows_past_its_bound(codec: int, monkeypatch: pytest.Mon
         assert (caught.value.position, caught.value.offset) == (len(GOOD[0]), 7)
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
-def test_many_batches_that_grow_are_read_a_few_at_a_time(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slots", [1, 4])
+def test_many_batches_that_grow_are_read_a_few_at_a_time(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "_by_root", {})  # a test before may have opened the working directory
     monkeypatch.setenv("LASTWORD_DECOMPRESSION_MAX_BYTES", "1MiB")
     log = [encode_batch([Record(i, T, b"k", bytes(300_000))]) for i in range(30)]
     for codec in (1, 2, 3, 4):
         chunks = reader(b"".join(compressed(batch, codec) for batch in log))
-        chunks.in_lanes(lanes)
+        chunks.in_slots(slots)
         offsets = []
         for chunk in chunks:
-            chunk.inflate()
+            chunk.decompress()
             sizes = chunk.table[:, fields.RECORDS_END] - chunk.table[:, fields.RECORDS_POSITION]
             assert sizes.sum() <= 1 << 20
             offsets += decode_columns(chunk).offset.tolist()

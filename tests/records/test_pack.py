@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lastword.records.chunk import chunk_of
 from lastword.records.columns import decode_columns, raw_records
-from lastword.records.pack import AppendColumns, Room, pack, pack_arrow, rebase
+from lastword.records.pack import AppendColumns, Workspace, pack, pack_arrow, rebase
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
@@ -81,10 +81,10 @@ def test_chosen_rows_are_packed_as_arrow_would_take_them(
     key, value, headers = (column.slice(first) for column in columns)
     times = np.arange(len(key)) * 7
     chosen = np.array(data.draw(st.lists(st.integers(0, len(key) - 1), max_size=20)), np.int64)
-    taken = AppendColumns.of(key, value, times, headers if noted else None).taken(chosen)
-    room = Room()
+    taken = AppendColumns.of(key, value, times, headers if noted else None).take(chosen)
+    workspace = Workspace()
     for _ in range(2):
-        runs = pack(taken, codec=codec, batch_bytes=120, room=room)
+        runs = pack(taken, codec=codec, batch_bytes=120, workspace=workspace)
         found = [bytes(batch) for run in runs for batch in run.batches()]
         indices = pa.array(chosen)
         given = headers.take(indices) if noted else None

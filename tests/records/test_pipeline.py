@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastword.records.pipeline import LANES, prepared, second_thread
+from lastword.records.pipeline import SLOTS, prepared, second_thread
 
 
 class Bad(Exception):
@@ -21,7 +21,7 @@ class Bad(Exception):
 
 
 def numbers(count: int, *, ends_badly: bool = False) -> Callable[[int], Iterator[list[int]]]:
-    def read(lanes: int) -> Iterator[list[int]]:
+    def read(slots: int) -> Iterator[list[int]]:
         for number in range(count):
             yield [number]
         if ends_badly:
@@ -56,7 +56,7 @@ def test_in_order_whichever_part_is_slow(
 
     taken = []
     told = ""
-    with second_thread("lanes", threads) as second:
+    with second_thread("slots", threads) as second:
         try:
             with closing(prepared(numbers(len(pauses), ends_badly=ends_badly), prepare, second)) as each:
                 for one in each:
@@ -72,15 +72,15 @@ def test_in_order_whichever_part_is_slow(
 def test_at_most_so_many_are_read_ahead() -> None:
     read: list[int] = []
 
-    def counted(lanes: int) -> Iterator[int]:
+    def counted(slots: int) -> Iterator[int]:
         for number in range(30):
             read.append(number)
             yield number
 
-    with second_thread("lanes", 2) as second, closing(prepared(counted, lambda one: None, second)) as each:
+    with second_thread("slots", 2) as second, closing(prepared(counted, lambda one: None, second)) as each:
         for one in each:
             pause(2)
-            assert len(read) <= one + LANES
+            assert len(read) <= one + SLOTS
 
 
 def test_both_threads_prepare() -> None:
@@ -91,7 +91,7 @@ def test_both_threads_prepare() -> None:
         if one[0] < 2:
             met.wait()
 
-    with second_thread("lanes", 2) as second:
+    with second_thread("slots", 2) as second:
         assert [one for (one,) in prepared(numbers(5), prepare, second)] == [0, 1, 2, 3, 4]
 
 
@@ -107,7 +107,7 @@ def test_without_waiting_for_a_second_thread_that_has_other_work() -> None:
 
 
 def test_given_up_in_the_middle() -> None:
-    with second_thread("lanes", 2) as second:
+    with second_thread("slots", 2) as second:
         assert second is not None
         with closing(prepared(numbers(1000), lambda one: None, second)) as each:
             assert next(each) == [0]
@@ -128,15 +128,15 @@ def test_what_is_left_behind_is_done_one_after_another(pauses: list[tuple[int, i
         busy.release()
 
     with (
-        second_thread("lanes", threads) as second,
+        second_thread("slots", threads) as second,
         closing(prepared(numbers(len(pauses)), lambda one: None, second)) as each,
     ):
         for (number,) in each:
             pause(pauses[number][0])
-            at_once = each.leave(partial(finish, number))
+            at_once = each.defer(partial(finish, number))
             assert done[:number] == list(range(number)), "what was left before is done"
             assert at_once == (threads == 1)
-        each.settle()
+        each.drain()
         assert done == list(range(len(pauses)))
 
 
@@ -145,11 +145,11 @@ def test_an_error_of_what_was_left_is_told() -> None:
         raise Bad("left")
 
     with (
-        second_thread("lanes", 2) as second,
+        second_thread("slots", 2) as second,
         closing(prepared(numbers(3), lambda one: None, second)) as each,
     ):
         assert next(each) == [0]
-        each.leave(fail)
+        each.defer(fail)
         with pytest.raises(Bad, match="left"):
-            each.settle()
-        each.settle()
+            each.drain()
+        each.drain()

@@ -417,10 +417,10 @@ class Watched(Segment):
         self._dead = dead
 
     def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
-        options.pop("unwanted", None)  # of a dead record the key is wanted: it has one copy less
+        options.pop("skip_rows", None)  # of a dead record the key is wanted: it has one copy less
         reader = super().chunk_reader(*args, **options)
         assert isinstance(reader, ChunkReader)
-        reader.show_to(partial(self._running.dropping, dead=self._dead))
+        reader.set_observer(partial(self._running.dropping, dead=self._dead))
         return reader
 
 

@@ -212,7 +212,7 @@ def _by_kernels(
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
     from lastword.kernels import table as fields
 
-    for chunk in segment.chunk_reader(first, verify=verify, inflate=False):
+    for chunk in segment.chunk_reader(first, verify=verify, decompress=False):
         wanted = (chunk.table[:, fields.ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)) != 0
         wanted |= chunk.table[:, fields.PRODUCER_ID] >= 0
         for row in wanted.nonzero()[0].tolist():

@@ -1,15 +1,15 @@
-"""The header of a record batch, magic 2. Its positions and bits as constants: `lastword.wire`.
+"""A record batch of magic 2: header, checksum and records. Positions and bits: `lastword.wire`.
 
     pos size type  field
       0    8 i64   base offset            ┐ outside the checksum: the log assigns them
       8    4 i32   length                 │ total - 12, so at least 49
      12    4 i32   leader epoch           │ -1 unknown
-     16    1 i8    magic                  ┘ 2; the same place in every format
+     16    1 i8    magic                  ┘ 2; the same position in every format
      17    4 u32   CRC-32C of everything from 21 on
      21    2 i16   attributes             bits 0-2 codec, 3 log-append time, 4 transactional, 5 control,
                                           6 the field at 27 is a delete horizon
      23    4 i32   last offset delta      after compaction it may exceed the last remaining record's
-     27    8 i64   base timestamp, or the delete horizon: records' timestamps are relative to it either way
+     27    8 i64   base timestamp, or the delete horizon: timestamps of records are relative to it either way
      35    8 i64   max timestamp
      43    8 i64   producer id            -1 none
      51    2 i16   producer epoch         -1 none
@@ -17,9 +17,16 @@
      57    4 i32   record count
      61            records, compressed if the codec says so
 
-Valid: the length is believable, the magic known, the CRC right. Durable: when the segment's file was synced
-past its end. A reader steps through a file by offset, length and magic alone. Stepping needs only these 17
-bytes of any magic.
+    record = varint body length, then: i8 attributes (0) · varlong timestamp delta · varint offset delta ·
+             varint key length (-1 null) · key · varint value length (-1 null) · value · varint header count ·
+             per header: varint name length · name (UTF-8) · varint value length (-1 null) · value
+
+A record is valid if its body is used up exactly, no length reaches past it, and offsets increase within the
+batch up to its last offset. A batch is valid if its length is possible, its magic known, its CRC right, and
+it holds as many records as its header counts, and nothing after them. A batch is durable when the file of
+its segment was synced past the batch's end.
+
+A reader steps through a file by offset, length and magic alone: the first 17 bytes of any magic.
 """
 
 from __future__ import annotations
@@ -51,7 +58,7 @@ from lastword.wire import (
 )
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
-HEAD = struct.Struct(">qiibI")  # what lies before the checksummed part, and the checksum
+HEAD = struct.Struct(">qiibI")  # the fields before the checksummed part, and the checksum
 CHECKED = struct.Struct(">hiqqqhii")  # the checksummed part of the header
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
@@ -60,7 +67,10 @@ _STEP = struct.Struct(">qiib")
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The fields as they lie there, and where. `position`: of the batch in its file; `size`: total bytes."""
+    """The fields of a batch header as stored.
+
+    `position` is that of the batch in its file, `size` its total bytes.
+    """
 
     position: int
     size: int
@@ -79,60 +89,73 @@ class BatchHeader:
 
     @property
     def codec(self) -> int:
+        """Return the codec's bits of the attributes."""
         return self.attributes & CODEC_MASK
 
     @property
     def log_append(self) -> bool:
+        """Return whether all records have the time of the append."""
         return bool(self.attributes & LOG_APPEND_BIT)
 
     @property
     def transactional(self) -> bool:
+        """Return whether the batch is part of a transaction."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def control(self) -> bool:
+        """Return whether the batch holds control records."""
         return bool(self.attributes & CONTROL_BIT)
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """From when on tombstones in this batch may go; None if no round has set it."""
+        """Return the time from which tombstones of the batch may be removed; None if it is not set."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def next_offset(self) -> int:
+        """Return the offset after the batch."""
         return self.last_offset + 1
 
     @property
     def end(self) -> int:
-        """Position after the batch in its file."""
+        """Return the position after the batch in its file."""
         return self.position + self.size
 
     @property
     def last_sequence(self) -> int:
-        """-1 if there is no producer. Sequences wrap from 2^31 - 1 to 0."""
+        """Return the sequence of the last record; -1 without a producer.
+
+        Sequences wrap from 2^31 - 1 to 0.
+        """
         if self.base_sequence < 0:
             return -1
         return (self.base_sequence + self.last_offset - self.base_offset) & INT32_MAX
 
 
 _new = object.__new__
-# A frozen dataclass sets every field by a call (3 us for these); a twin with the same slots is filled and
-# becomes one by its class.
+# A frozen dataclass sets every field by a call (3 us for these). An object of a class with the same slots is
+# filled instead, and its class is changed to BatchHeader.
 _Draft: Any = type("_Draft", (), {"__slots__": tuple(BatchHeader.__slots__)})
 
 
 def read_header(
     buffer: Any, position: int, end: int, file: str, *, file_position: int | None = None
 ) -> BatchHeader:
-    """Read and check the header that begins at `buffer[position]`.
+    """Read and check the header at `buffer[position]`. The checksum is not verified (`crc_ok`).
 
-    `end`: where the file ends, counted as positions in `buffer`; it may lie behind the end of the buffer
-    when only headers are read, and nothing up to it is believed to be there but the 61 bytes.
-    `file_position`: the position to name and to put into the header, if the buffer is a window into its
-    file. The checksum is not looked at (`crc_ok`).
+    Args:
+        buffer: The bytes of the batch, or of its header.
+        position: Start of the batch in `buffer`.
+        end: End of the file, as a position in `buffer`. It may be past the end of `buffer` when only headers
+            are read; only the 61 bytes of the header must be there.
+        file: Name of the file, for errors.
+        file_position: Position to store in the header and to name in errors, if `buffer` is a window of its
+            file.
 
-    Raises `CorruptBatchError` (codes `short-header`, `bad-length`, `truncated`, `bad-header`) or
-    `UnknownMagicError`.
+    Raises:
+        CorruptBatchError: Codes `short-header`, `bad-length`, `truncated`, `bad-header`.
+        UnknownMagicError: The magic is not 2.
     """
     at = position if file_position is None else file_position
     room = end - position
@@ -180,7 +203,7 @@ def read_header(
 
 
 def unknown_magic(magic: int, file: str, position: int, offset: int) -> UnknownMagicError:
-    """The error for a batch that is not of magic 2 (`formats` reads 0 and 1)."""
+    """Return the error for a batch whose magic is not 2 (`formats` reads 0 and 1)."""
     return UnknownMagicError(
         f"unknown magic {magic}",
         remedy="restore the file from a copy, or use a version that knows this format",
@@ -195,27 +218,31 @@ def _corrupt(text: str, code: str, file: str, position: int, offset: int | None 
 
 
 def computed_crc(buffer: Any, size: int, position: int = 0) -> int:
-    """CRC-32C of the checksummed part of the batch of `size` bytes at `buffer[position]`."""
+    """Return the CRC-32C of the checksummed part of the batch of `size` bytes at `buffer[position]`."""
     return int(crc32c(bytes(memoryview(buffer)[position + ATTRIBUTES_AT : position + size])))
 
 
 def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
-    """Whether the stored checksum fits the bytes. `position`: of the batch in `buffer`, by default that in
-    its file."""
+    """Return whether the stored checksum matches the bytes.
+
+    `position` is that of the batch in `buffer`, by default the position in its file.
+    """
     at = header.position if position is None else position
     return computed_crc(buffer, header.size, at) == header.crc
 
 
 def check_crc(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> None:
-    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum fits the bytes."""
+    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum matches the bytes."""
     computed = computed_crc(buffer, header.size, header.position if position is None else position)
     if computed != header.crc:
         raise CorruptBatchError.crc(file, header.position, header.base_offset, header.crc, computed)
 
 
 def set_base_offset(buffer: bytearray, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Give the batch at `buffer[position]` its place in the log. The checksum stays right: it does not cover
-    these."""
+    """Set base offset and leader epoch of the batch at `buffer[position]`.
+
+    The checksum does not cover them, so it stays right.
+    """
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _LEADER_EPOCH.pack_into(buffer, position + LEADER_EPOCH_AT, leader_epoch)
 
@@ -234,7 +261,7 @@ def write_batch(
     count: int,
     payload: bytes,
 ) -> bytes:
-    """A whole batch from its fields; length and checksum are computed."""
+    """Return a whole batch from its fields; length and checksum are computed."""
     checked = (
         CHECKED.pack(
             attributes,
@@ -262,17 +289,19 @@ def read_records(
 ) -> Iterator[RawRecord]:
     """Read the records of the batch whose header was read, control records too.
 
-    The caller checks the checksum before: unchecked bytes give a typed error at best.
+    The caller verifies the checksum first: unverified bytes raise a typed error at best.
 
     Args:
-        buffer, header: the batch's bytes and header.
-        file: its name, for errors and for the bound on decompression.
-        position: of the batch in `buffer`; by default that in its file.
-        limit_bytes: what its records may take when decompressed; by default what holds for `file`.
+        buffer: The bytes of the batch.
+        header: The header of the batch.
+        file: Name of the file, for errors and for the bound on decompression.
+        position: Position of the batch in `buffer`, by default the position in its file.
+        limit_bytes: Bound of the decompressed records, by default that of `file`.
 
     Raises:
-        CorruptBatchError, DecompressionLimitError: they name `file` and the batch's position; records before
-            the damage were yielded already.
+        CorruptBatchError: Names `file` and the position of the batch. Records before the damage were
+            yielded.
+        DecompressionLimitError: The records are larger than the bound.
     """
     at = header.position if position is None else position
     view = memoryview(buffer).cast("B")
@@ -301,7 +330,7 @@ def read_records(
 
 
 def decompress_records(payload: Any, header: BatchHeader, file: str, limit_bytes: int | None = None) -> bytes:
-    """Decompress the records of a batch. Errors name `file` and the batch's position."""
+    """Decompress the records of a batch. Errors name `file` and the position of the batch."""
     from lastword.records.compression import decompress, located
 
     with located(file, header.position, header.base_offset):
@@ -311,15 +340,17 @@ def decompress_records(payload: Any, header: BatchHeader, file: str, limit_bytes
 def _record(
     data: Any, position: int, end: int
 ) -> tuple[int, int, int, bytes | None, bytes | None, tuple[Header, ...]]:
-    """(position after it, offset delta, timestamp delta, key, value, headers). ValueError says what is
-    wrong."""
+    """Return (position after the record, offset delta, timestamp delta, key, value, headers).
+
+    Raises ValueError with the reason.
+    """
     size, position = read_varint(data, position, end)
     if size < 0 or size > end - position:
         raise ValueError(f"body of {size} bytes, {end - position} are there")
     end = position + size
     if size == 0:
         raise ValueError("empty body")
-    position += 1  # attributes: nothing is defined in them
+    position += 1  # attributes: no bit is defined
     time_delta, position = read_varlong(data, position, end)
     delta, position = read_varint(data, position, end)
     key, position = _bytes(data, position, end, "key")

@@ -1,7 +1,7 @@
-"""`BatchBuilder`: records in, the bytes of one batch out, as Kafka writes them.
+"""`BatchBuilder`: the bytes of one batch from records, as Kafka writes them.
 
-An embedded mapping appends one record a call, so the way of a single small record is kept short: one join
-for the record, two packs for the header, one checksum.
+An embedded state appends one record per call, so the path of a single small record is short: one join for
+the record, two packs for the header, one checksum.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NO_HEADERS = encode_varint(0)
 class BatchBuilder:
     """Collects the records of one batch.
 
-    `codec`: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; `level` as `compress` takes it. `timestamp_type`: with 1
-    (log append) all records get the time given to `build`. Producer fields -1: no producer. The builder can
-    be used once more after `clear`.
+    `codec`: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; `level` as in `compress`. `timestamp_type`: with 1 (log
+    append) all records get the time that `build` gets. Producer fields of -1: no producer. After `clear` the
+    builder can be used again.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class BatchBuilder:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the records; the next batch has the same codec and producer fields."""
+        """Remove the records; the next batch has the same codec and producer fields."""
         self._records.clear()
         self._count = 0
         self._last_delta = -1
@@ -90,7 +90,7 @@ class BatchBuilder:
 
     @property
     def size_estimate(self) -> int:
-        """Bytes of the batch if it is not compressed: exact for codec 0."""
+        """Return the size of the batch without compression: exact for codec 0."""
         return self._size
 
     def append(
@@ -102,8 +102,10 @@ class BatchBuilder:
         *,
         offset_delta: int | None = None,
     ) -> None:
-        """Add a record. `offset_delta`: its place after the base offset, if there are gaps; by default the
-        next one."""
+        """Add a record.
+
+        `offset_delta` is its offset minus the base offset, if there are gaps; by default the next offset.
+        """
         delta = self._last_delta + 1 if offset_delta is None else offset_delta
         if delta <= self._last_delta or delta > INT32_MAX:
             raise UsageError(f"offset delta {delta} after {self._last_delta}: offsets rise within a batch")
@@ -160,8 +162,11 @@ class BatchBuilder:
         append_time: int | None = None,
         last_offset_delta: int | None = None,
     ) -> bytes:
-        """The batch. `append_time`: ms, the max timestamp of a log-append batch. `last_offset_delta`: to
-        claim more offsets than the last record's, as a cleaned batch does."""
+        """Return the batch.
+
+        `append_time`: ms, the max timestamp of a log-append batch. `last_offset_delta`: to cover more
+        offsets than the last record's, as a cleaned batch does.
+        """
         if not self._records:
             raise UsageError("a batch needs a record")
         payload = self._records[0] if self._count == 1 else b"".join(self._records)

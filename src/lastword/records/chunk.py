@@ -1,9 +1,8 @@
-"""Whole batches of a file in memory, as kernels want them: raw bytes, plain bytes, and a table with one row
-a batch.
+"""Whole batches of a file in memory, for the kernels: raw bytes, uncompressed records, and the batch table.
 
-A `ChunkReader` reads on and on into the same buffers, so a `Chunk` holds until the next one is asked for.
-Every batch's length, magic, CRC and offsets are checked before anything looks at its records; batches
-before a bad one are still given out, then the error is raised.
+A `ChunkReader` reads into the same buffers again and again, so a `Chunk` is valid until the next one is
+read. Length, magic, CRC and offsets of every batch are checked before its records are read. Batches before a
+bad one are still returned; then the error is raised.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, valid_rows, walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
-from lastword.records.uncompressed import PlainBuffer, Unwanted
+from lastword.records.uncompressed import RecordBuffer, SkipRows
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -62,24 +61,27 @@ _HEADER_COLUMNS = (
     fields.BASE_SEQUENCE,
     fields.COUNT,
 )
-"""In the order of a BatchHeader."""
+"""In the order of the fields of a BatchHeader."""
 _FIRST_ROWS = 1024
-_MOST_ROWS = 16384
+_MAX_ROWS = 16384
 
 
 class Source(Protocol):
-    """What a ChunkReader reads: a `files.Handle` is one."""
+    """The source of a ChunkReader: a `files.Handle` is one."""
 
-    def pread_into(self, buffer: memoryview, position: int) -> int: ...
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Read from `position` into `buffer`; return the number of bytes."""
+        ...
 
 
 class BytesSource:
-    """A file's content that is already in memory."""
+    """The content of a file that is already in memory."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self._data = memoryview(data)
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Copy from `position` into `buffer`; return the number of bytes."""
         part = self._data[position : position + len(buffer)]
         buffer[: len(part)] = part
         return len(part)
@@ -87,12 +89,12 @@ class BytesSource:
 
 @dataclass(slots=True)
 class Chunk:
-    """Whole batches. `raw`: bytes as on disk; `plain`: the same array, or the inflated records when any
-    batch is compressed.
+    """Whole batches.
 
-    `table`: int64[rows, FIELDS], columns named in `kernels.table`. Both buffers have slack after their last
-    batch. `unverified`: checksums wait for `verify`; `compressed`: while records wait for `inflate`, where
-    they are to go and the first offset due.
+    `raw` are the bytes as on disk. `uncompressed` is the same array, or the records alone if any batch is
+    compressed. `table` is int64[rows, FIELDS], with the columns of `kernels.table`. Both buffers have slack
+    after their last batch. `unverified`: the checksums wait for `verify`. `compressed`: while records wait
+    for `decompress`, their destination and the smallest first offset.
     """
 
     raw: Bytes
@@ -100,51 +102,53 @@ class Chunk:
     table: Table
     file: str
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
-    compressed: tuple[PlainBuffer, int] | None = field(default=None, repr=False)
+    compressed: tuple[RecordBuffer, int] | None = field(default=None, repr=False)
     unverified: bool = False
 
     def verify(self) -> None:
-        """Check the batches' checksums, if that was left to whoever looks at the records. Raises
-        CorruptBatchError.
+        """Verify the checksums of the batches, if that was deferred.
+
+        Raises CorruptBatchError.
         """
         if self.unverified:
-            sound = valid_rows(self.raw, self.table, self.rows)
-            if sound < self.rows:
-                position = int(self.table[sound, fields.FILE_POSITION])
-                raise _bad_crc(self.raw, int(self.table[sound, fields.POSITION]), self.file, position)
+            valid = valid_rows(self.raw, self.table, self.rows)
+            if valid < self.rows:
+                position = int(self.table[valid, fields.FILE_POSITION])
+                raise _bad_crc(self.raw, int(self.table[valid, fields.POSITION]), self.file, position)
             self.unverified = False
 
-    def inflate(self) -> None:
-        """Put the records where kernels can read them, if they are compressed still. Raises
-        CorruptBatchError and DecompressionLimitError.
+    def decompress(self) -> None:
+        """Decompress the records, if they are still compressed.
+
+        Raises CorruptBatchError and DecompressionLimitError.
         """
         if self.compressed is not None:
             buffer, first_offset = self.compressed
-            self.uncompressed = buffer.inflate(self.raw, self.table, first_offset)
+            self.uncompressed = buffer.decompress(self.raw, self.table, first_offset)
             self.compressed = None
 
     @property
     def rows(self) -> int:
-        """Number of batches."""
+        """Return the number of batches."""
         return int(self.table.shape[0])
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all batches on disk."""
+        """Return the bytes of all batches on disk."""
         return int(self.table[:, fields.SIZE].sum())
 
     @property
     def next_offset(self) -> int:
-        """One past the last batch's last offset."""
+        """Return the offset after the last batch."""
         return int(self.table[-1, fields.LAST_OFFSET]) + 1
 
     def header(self, row: int) -> BatchHeader:
-        """The header of batch `row`; `position` is in the file."""
+        """Return the header of batch `row`; `position` is in the file."""
         values = self.table[row].tolist()
         return BatchHeader(*(values[column] for column in _HEADER_COLUMNS))
 
     def data_rows(self) -> NDArray[np.bool_]:
-        """Which batches hold users' records, not control records."""
+        """Return which batches hold users' records, not control records."""
         return (self.table[:, fields.ATTRIBUTES] & CONTROL_BIT) == 0
 
     def raise_status(self, row: int, status: int) -> NoReturn:
@@ -167,23 +171,30 @@ class Chunk:
 class ChunkReader:
     """Iterates over the batches of `source` between two positions, about `chunk_bytes` at a time.
 
-    Args:
-        source: a handle with `pread_into(buffer, position)`.
-        file: its name, for errors.
-        start_position, end_position: where a batch starts, and where the bytes to read end.
-        verify: check every CRC. Lengths, magic and offsets are checked always.
-        inflate: False gives chunks of which only the headers can be used: compressed records stay so.
-        unwanted: given a chunk's table, which of its batches (uint8, one a row) nobody will look into:
-            where batches are compressed, theirs are not inflated, and have no bytes in `plain`.
-        max_batch_bytes: a larger batch is an error; None: whatever fits the file.
-        first_offset: no batch may start below it.
-        stop_at_partial_tail: end quietly at a batch whose bytes are not all there, as a reader of a growing
-            file must.
+    `position` is the start of the next chunk, `next_offset` the offset after the last batch read.
 
-    Raises CorruptBatchError, UnknownMagicError or DecompressionLimitError, with file, position and offset;
-    FileVanishedError after the whole batches of a source that ends before `end_position`: a truncation made
-    it shorter, so its owner lists the files again. With `stop_at_partial_tail` that is a quiet end.
-    `position` is where the next chunk starts, `next_offset` one past the last batch read.
+    Args:
+        source: A handle with `pread_into(buffer, position)`.
+        file: Its name, for errors.
+        start_position: Position where a batch starts.
+        end_position: End of the bytes to read.
+        chunk_bytes: Bytes to read at a time.
+        verify: Verify every CRC. Lengths, magic and offsets are checked always.
+        decompress: False returns chunks for their headers only: compressed records stay compressed.
+        skip_rows: Returns, for a chunk's table, which batches (uint8, one a row) no one will read. If they
+            are compressed, they are not decompressed and have no bytes in `uncompressed`.
+        max_batch_bytes: A larger batch is an error; None: any size that fits the file.
+        first_offset: No batch may start below it.
+        stop_at_partial_tail: End without an error at an incomplete batch, as a reader of a growing file
+            must.
+
+    Raises:
+        CorruptBatchError: A batch is damaged; names file, position and offset.
+        UnknownMagicError: A batch has an unknown magic.
+        DecompressionLimitError: The records of a batch are larger than the bound.
+        FileVanishedError: After the whole batches of a source that ends before `end_position`: it was
+            truncated, so its owner lists the files again. With `stop_at_partial_tail` the iteration ends
+            instead.
     """
 
     def __init__(
@@ -195,8 +206,8 @@ class ChunkReader:
         *,
         chunk_bytes: int = CHUNK_BYTES,
         verify: bool = True,
-        inflate: bool = True,
-        unwanted: Unwanted | None = None,
+        decompress: bool = True,
+        skip_rows: SkipRows | None = None,
         max_batch_bytes: int | None = None,
         first_offset: int = 0,
         stop_at_partial_tail: bool = False,
@@ -209,20 +220,20 @@ class ChunkReader:
         self._is_short = False  # the source ended before `end_position`
         self._verify = verify
         self._verify_later = False
-        self._inflates = inflate
-        self._unwanted = unwanted
+        self._decompresses = decompress
+        self._skip_rows = skip_rows
         self._max_batch_bytes = max_batch_bytes
         self._stop_at_partial_tail = stop_at_partial_tail
         capacity = max(min(chunk_bytes, end_position - start_position), HEADER_BYTES)
         self._raw = np.empty(capacity + kernels.SLACK, np.uint8)
         self._have = 0  # bytes in `_raw`, the first of them from `position`
-        self._used = 0  # of those, bytes given out
-        self._plain = PlainBuffer(file, unwanted)
-        self._splits = True  # may give fewer batches than were read
+        self._used = 0  # bytes of `_raw` that were returned in chunks
+        self._records = RecordBuffer(file, skip_rows)
+        self._splits = True  # may return fewer batches than were read
         self._table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
         self._scratch: dict[str, Any] = {}
-        self._shown_to: Callable[[Chunk], None] | None = None
-        self._waiting: deque[tuple[Bytes, PlainBuffer, Table, dict[str, Any]]] = deque()
+        self._observer: Callable[[Chunk], None] | None = None
+        self._waiting: deque[tuple[Bytes, RecordBuffer, Table, dict[str, Any]]] = deque()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
@@ -233,13 +244,13 @@ class ChunkReader:
             self._fill()
             rows, used, next_offset, status = self._walk()
             if rows:
-                rows, used, next_offset = self._within_limit(rows, used, next_offset)
+                rows, used, next_offset = self._limit_rows(rows, used, next_offset)
                 self._used = used
                 first_offset, self.next_offset = self.next_offset, next_offset
                 chunk = self._chunk(rows, first_offset)
-                if self._shown_to is not None:
-                    chunk.inflate()
-                    self._shown_to(chunk)
+                if self._observer is not None:
+                    chunk.decompress()
+                    self._observer(chunk)
                 return chunk
             if status == kernels.MORE and self._grow():
                 continue
@@ -255,28 +266,29 @@ class ChunkReader:
             )
         raise StopIteration
 
-    def in_lanes(self, lanes: int, *, verify_later: bool = False) -> None:
-        """Read into as many sets of buffers in turn: a chunk holds until the `lanes`-th one after it is asked
-        for, so that threads can be busy with several. Records stay compressed until `Chunk.inflate`, and with
-        `verify_later` checksums may wait for `Chunk.verify`.
+    def in_slots(self, slots: int, *, verify_later: bool = False) -> None:
+        """Read into this many sets of buffers in turn, so that threads can process several chunks.
+
+        A chunk is valid until the `slots`-th one after it is read. Records stay compressed until
+        `Chunk.decompress`, and with `verify_later` checksums may wait for `Chunk.verify`.
         """
         self._verify_later = verify_later
-        for _ in range(lanes - 1):
+        for _ in range(slots - 1):
             table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
-            plain = PlainBuffer(self._file, self._unwanted)
+            plain = RecordBuffer(self._file, self._skip_rows)
             self._waiting.append((np.empty(self._raw.size, np.uint8), plain, table, {}))
 
-    def show_to(self, hear: Callable[[Chunk], None]) -> None:
-        """`hear` gets each chunk before it is given out, with its records inflated."""
-        self._shown_to = hear
+    def set_observer(self, observe: Callable[[Chunk], None]) -> None:
+        """Call `observe` with each chunk, decompressed, before it is returned."""
+        self._observer = observe
 
     def _drop_used(self) -> None:
         if self._used:
             rest = self._have - self._used
             before = self._raw
             if self._waiting:
-                self._waiting.append((self._raw, self._plain, self._table, self._scratch))
-                self._raw, self._plain, self._table, self._scratch = self._waiting.popleft()
+                self._waiting.append((self._raw, self._records, self._table, self._scratch))
+                self._raw, self._records, self._table, self._scratch = self._waiting.popleft()
                 if self._raw.size < before.size:
                     self._raw = np.empty(before.size, np.uint8)
             self._raw[:rest] = before[self._used : self._have]
@@ -289,62 +301,64 @@ class ChunkReader:
         view = self._raw.data
         while self._have < want:
             got = self._source.pread_into(view[self._have : want], self.position + self._have)
-            if got <= 0:  # shorter than its owner said: what is there may still be whole batches
+            if got <= 0:  # shorter than expected: the bytes may still be whole batches
                 self._end = self.position + self._have
                 self._is_short = True
                 return
             self._have += got
 
     def _walk(self) -> tuple[int, int, int, int]:
-        """(batches, bytes, next offset, status) of what was read: whole and sound batches, up to a status."""
+        """Return (batches, bytes, next offset, status): the whole and valid batches that were read."""
         rows, used, next_offset, status = self._walk_from(0, 0, self.next_offset, verify=False)
         if not self._verify:
             return rows, used, next_offset, status
         table = self._table[:rows]
         new = table[:, fields.MAGIC] == 2
-        sound = rows if new.all() else int(np.argmin(new))
-        if sound < rows or not self._leaves_checksums:
-            sound = int(valid_rows(self._raw, table, sound))
-        if sound < rows:
-            used = int(table[sound, fields.POSITION])
-            next_offset = int(table[sound - 1, fields.LAST_OFFSET]) + 1 if sound else self.next_offset
+        valid = rows if new.all() else int(np.argmin(new))
+        if valid < rows or not self._defers_checksums:
+            valid = int(valid_rows(self._raw, table, valid))
+        if valid < rows:
+            used = int(table[valid, fields.POSITION])
+            next_offset = int(table[valid - 1, fields.LAST_OFFSET]) + 1 if valid else self.next_offset
         elif status in (kernels.OK, kernels.MORE, kernels.FULL):
             return rows, used, next_offset, status
-        # Old batches, and whatever is wrong: one after another, a batch's checksum before its offsets.
-        return self._walk_from(sound, used, next_offset, verify=True)
+        # Old batches, and damage: one after another, the checksum of a batch before its offsets.
+        return self._walk_from(valid, used, next_offset, verify=True)
 
-    def _within_limit(self, rows: int, used: int, next_offset: int) -> tuple[int, int, int]:
-        """(batches, bytes, next offset) of a chunk whose records surely keep to the bound on decompression:
-        what is read at a time takes no more memory than one batch may."""
-        if rows == 1 or not self._inflates or not self._splits:
+    def _limit_rows(self, rows: int, used: int, next_offset: int) -> tuple[int, int, int]:
+        """Return (batches, bytes, next offset) of a chunk whose records keep to the bound on decompression.
+
+        So a chunk takes no more memory than one batch may.
+        """
+        if rows == 1 or not self._decompresses or not self._splits:
             return rows, used, next_offset
         table = self._table[:rows]
         if not (table[:, fields.ATTRIBUTES] & CODEC_MASK).any():
             return rows, used, next_offset
         within = int(
-            rows_that_fit(self._raw, table, rows, self._plain.unwanted(table), self._plain.limit_bytes)
+            rows_that_fit(self._raw, table, rows, self._records.skip_rows(table), self._records.limit_bytes)
         )
         if within == rows:
             return rows, used, next_offset
         return within, int(table[within, fields.POSITION]), int(table[within - 1, fields.LAST_OFFSET]) + 1
 
     @property
-    def _leaves_checksums(self) -> bool:
-        return self._verify and self._verify_later and self._shown_to is None
+    def _defers_checksums(self) -> bool:
+        return self._verify and self._verify_later and self._observer is None
 
     def _walk_from(self, row: int, used: int, next_offset: int, *, verify: bool) -> tuple[int, int, int, int]:
         while True:
             row, used, next_offset, status = walk_batches(
                 self._raw, used, self._have, self.position, next_offset, verify, self._table, row
             )
-            if status != kernels.FULL or row >= _MOST_ROWS:
+            if status != kernels.FULL or row >= _MAX_ROWS:
                 return row, used, next_offset, status
             larger = np.empty((4 * row, fields.FIELDS), np.int64)
             larger[:row] = self._table
             self._table = larger
 
     def _grow(self) -> bool:
-        """Make room for the first batch; False when the bytes to read do not hold all of it."""
+        """Make room for the first batch; return False if the bytes to read do not hold all of it."""
         left = self._end - self.position
         if self._have < 17:
             return self._have < left
@@ -371,12 +385,12 @@ class ChunkReader:
             Chunk(self._raw, self._raw, table, self._file).raise_status(row, kernels.BAD_LENGTH)
         chunk = Chunk(self._raw, self._raw, table, self._file, self._scratch)
         old = (table[:, fields.MAGIC] < 2).any()
-        chunk.unverified = self._leaves_checksums and not old
+        chunk.unverified = self._defers_checksums and not old
         coded = old or (table[:, fields.ATTRIBUTES] & CODEC_MASK).any()
-        if coded and self._inflates:
-            chunk.compressed = self._plain, first_offset
-            if old or not self._waiting:  # the table of old ones says nothing before
-                chunk.inflate()
+        if coded and self._decompresses:
+            chunk.compressed = self._records, first_offset
+            if old or not self._waiting:  # the rows of old batches are incomplete before
+                chunk.decompress()
         return chunk
 
     def _raise(self, status: int) -> NoReturn:
@@ -411,7 +425,7 @@ class ChunkReader:
 
 
 def _bad_crc(raw: Bytes, at: int, file: str, position: int) -> CorruptBatchError:
-    """For the batch at raw[at:], which lies at `position` in its file."""
+    """Return the error for the batch at raw[at:], with `position` in its file."""
     head = raw[at : at + HEADER_BYTES].tobytes()
     offset = int.from_bytes(head[:8], "big", signed=True)
     size = int.from_bytes(head[LENGTH_AT:LEADER_EPOCH_AT], "big", signed=True) + OVERHEAD_BYTES
@@ -427,7 +441,10 @@ def _bad_crc(raw: Bytes, at: int, file: str, position: int) -> CorruptBatchError
 
 
 def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, verify: bool = True) -> Chunk:
-    """All batches in `data` as one chunk; raises as ChunkReader does. `data` must hold at least one batch."""
+    """Return all batches in `data` as one chunk; raises as ChunkReader does.
+
+    `data` must hold at least one batch.
+    """
     reader = ChunkReader(BytesSource(data), file, 0, len(data), chunk_bytes=max(len(data), 1), verify=verify)
     reader._splits = False
     reader._table = np.empty((max(len(data) // SMALLEST_ENTRY_BYTES, 1), fields.FIELDS), np.int64)

@@ -1,7 +1,7 @@
-"""Records as columns: where each key, value and header list of a chunk lies, and the ways out of that view.
+"""Records as columns: the position of each key, value and header list of a chunk, and conversions.
 
-`decode_columns` is what readers, tools and Spark share. From there `to_arrow` makes one Arrow batch without
-a Python object per record, `raw_records` the plain values for those who want them.
+Readers, tools and Spark share `decode_columns`. From there `to_arrow` makes one Arrow batch without a Python
+object per record; `raw_records` makes Python values.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class RecordColumns:
         return int(self.offset.size)
 
     def select(self, which: Any) -> RecordColumns:
-        """The records that a slice, a bool mask or an array of indices picks."""
+        """Return the records that a slice, a bool mask or an array of indices selects."""
         return RecordColumns(*(getattr(self, name)[which] for name in self.__slots__))
 
 
 def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColumns:
-    """Columns of every record in the chunk, in order; control batches only on request. Raises
-    CorruptBatchError.
+    """Return columns of every record in the chunk, in order; control batches only on request.
 
     The arrays are reused by the next chunk of the same reader: `select` with a mask or indices copies.
+    Raises CorruptBatchError.
     """
     table = chunk.table
     room = (table[:, fields.RECORDS_END] - table[:, fields.RECORDS_POSITION]) // SMALLEST_RECORD_BYTES
-    counts = np.minimum(table[:, fields.COUNT], room)  # a count is believed only as far as the bytes go
+    counts = np.minimum(table[:, fields.COUNT], room)  # at most as many as the bytes can hold
     if not include_control:
         counts = counts[chunk.data_rows()]
     size = int(counts.sum())
@@ -89,11 +89,10 @@ def to_arrow(
     topic: str = "",
     partition: int = 0,
 ) -> pa.RecordBatch:
-    """An Arrow batch with the named columns, in the shape of Spark's Kafka source (`headers` null where a
-    record has none).
+    """Return an Arrow batch with the named columns, in the shape of Spark's Kafka source.
 
-    It holds its own memory. Timestamps are microseconds UTC; one that microseconds cannot hold becomes the
-    nearest that they can.
+    `headers` is null for a record without headers. The batch has its own memory. Timestamps are microseconds
+    UTC; one outside their range becomes the nearest in range.
     """
     import pyarrow as pa
 
@@ -124,14 +123,14 @@ def to_arrow(
 
 
 def timestamp_types(columns: RecordColumns, chunk: Chunk) -> Int32s:
-    """Of each record: 0 create, 1 log append, -1 none (magic 0)."""
+    """Return the timestamp type of each record: 0 create, 1 log append, -1 none (magic 0)."""
     types = ((chunk.table[:, fields.ATTRIBUTES] & LOG_APPEND_BIT) != 0).astype(np.int32)
     types[chunk.table[:, fields.MAGIC] == 0] = -1
     return types[columns.row]
 
 
 def binary_array(source: Bytes, position: Int64s, length: Int32s) -> pa.Array:
-    """An Arrow binary array of source[position:position + length]; a negative length is a null."""
+    """Return an Arrow binary array of source[position:position + length]; a negative length is a null."""
     import pyarrow as pa
 
     total, nulls = span_bytes(length)
@@ -167,7 +166,7 @@ def _repeated_block(text: str, size: int) -> pa.Array:
 
 
 def _repeated(text: str, size: int) -> pa.Array:
-    """`text`, `size` times: a slice of a block that is kept."""
+    """Return `text`, `size` times: a slice of a cached block."""
     rounded = 1 << max(size - 1, 1023).bit_length()
     return _repeated_block(text, rounded)[:size]
 
@@ -200,7 +199,7 @@ def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
     names = binary_array(chunk.uncompressed, name_position, name_length)
     try:
         names = names.cast(pa.string())
-    except pa.ArrowInvalid:  # not UTF-8: what Java would show
+    except pa.ArrowInvalid:  # not UTF-8: as Java shows it
         names = pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())
     values = binary_array(chunk.uncompressed, value_position, value_length)
     pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
@@ -213,7 +212,7 @@ def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
 
 
 def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
-    """The records as values, with bytes of their own."""
+    """Return the records as values that hold their own bytes."""
     from lastword.records.record import RawRecord
 
     data = chunk.uncompressed.data
@@ -240,6 +239,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
 
 
 def header_tuples(columns: RecordColumns, chunk: Chunk) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """Return the headers of each record as (name, value) pairs."""
     data = chunk.uncompressed.data
     pairs = []
     for name_at, name_size, value_at, value_size in zip(

@@ -1,6 +1,6 @@
-"""The codecs of batches: bytes in, bytes out, never more than a given bound.
+"""The codecs of batches: bytes to bytes, never more than a given bound.
 
-`CODECS[attributes & 7]` names them. What Kafka can read decides how each is framed:
+`CODECS[attributes & 7]` lists them. Each is framed so that Kafka can read it:
 
     gzip    one member, or several after each other
     snappy  raw blocks of 32 KiB under a header of 16 bytes: 82 "SNAPPY" 00 · i32 version 1 · i32 lowest
@@ -9,9 +9,13 @@
             Kafka refuses linked blocks
     zstd    a frame without content size or checksum
 
-A size that the data declares is never trusted: room is made for what has arrived, and a payload that passes
-its bound (`limits`) is `DecompressionLimitError`. One that contradicts itself is `CorruptBatchError`. Neither
-names a file here; `located` adds it.
+A size that the data declares is never trusted: memory is reserved for the bytes that arrive. A payload that
+exceeds its bound is `DecompressionLimitError`; one that contradicts itself is `CorruptBatchError`. Neither
+names a file; `located` adds it.
+
+The bound on the records of one batch is `lastword.decompression.max.bytes` of a log directory. Readers have
+the path of a file but no settings, so the bound is registered with the directory and looked up by the path
+of the file.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_HEAD = _LZ4_MAGIC + b"\x60\x40\x82"
 _LZ4_BLOCKS = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
 _LZ4_FAST = 9
-"""Kafka's default level, which selects the fast compressor; every other selects the thorough one."""
+"""Kafka's default level, which selects the fast compressor; every other level selects the thorough one."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -46,40 +50,47 @@ _U32 = struct.Struct("<I")
 _I32 = struct.Struct(">i")
 _FIRST_ROOM = 64 << 10
 _GZIP_STEP = 1 << 20
-"""Bytes that the inflater takes in and gives out at a time: what it holds beside the output."""
+"""Bytes that the decompressor takes and returns at a time: what it holds beside the output."""
 _local = threading.local()
 
 
 class Codec(NamedTuple):
-    """`compress(data, level)`; `inflate(data, limit)` gives the plain bytes, `inflate_into(data, view)` their
-    number."""
+    """The functions of a codec.
+
+    `compress(data, level)` and `decompress(data, limit)` return bytes; `decompress_into(data, view)` returns
+    their number.
+    """
 
     name: str
     compress: Callable[[Any, int | None], bytes]
-    inflate: Callable[[Any, int], bytes]
-    inflate_into: Callable[[Any, memoryview], int]
+    decompress: Callable[[Any, int], bytes]
+    decompress_into: Callable[[Any, memoryview], int]
 
 
 def compress(codec: int, data: Any, level: int | None = None) -> bytes:
-    """`data` as Kafka could read it under attribute bits `codec`. `level`: as in Kafka's
-    `compression.*.level`, by default the codec's own."""
+    """Return `data` compressed for the attribute bits `codec`, in a form that Kafka reads.
+
+    `level` is as in Kafka's `compression.*.level`; by default the codec's own.
+    """
     return _codec(codec).compress(data, level)
 
 
 def decompress(codec: int, data: Any, limit: int) -> bytes:
-    """The plain bytes, at most `limit` of them."""
-    return _codec(codec).inflate(data, limit)
+    """Return the uncompressed bytes, at most `limit` of them."""
+    return _codec(codec).decompress(data, limit)
 
 
 def decompress_into(codec: int, data: Any, out: Any, out_position: int) -> int:
-    """Write the plain bytes into `out` from `out_position` on; returns how many. What does not fit is
-    `DecompressionLimitError`, with an undefined part of `out` written."""
-    return _codec(codec).inflate_into(data, memoryview(out).cast("B")[out_position:])
+    """Write the uncompressed bytes into `out` from `out_position` on; return their number.
+
+    If they do not fit: `DecompressionLimitError`, and an undefined part of `out` is written.
+    """
+    return _codec(codec).decompress_into(data, memoryview(out).cast("B")[out_position:])
 
 
 @contextmanager
 def located(file: str, position: int, offset: int | None) -> Iterator[None]:
-    """Give errors of this module the place of the batch they came from."""
+    """Add the position of the batch to errors of this module."""
     try:
         yield
     except (CorruptBatchError, DecompressionLimitError) as error:
@@ -89,7 +100,7 @@ def located(file: str, position: int, offset: int | None) -> Iterator[None]:
 
 
 def located_error(error: DataError, file: str, position: int, offset: int | None) -> DataError:
-    """Return the error with the place of its batch, and with a remedy that names the log directory."""
+    """Return the error with the position of its batch, and with a remedy that names the log directory."""
     message, remedy = error.message, error.remedy
     if isinstance(error, DecompressionLimitError):
         message, remedy = f"offset {offset}: {message}", limit_remedy(file)
@@ -107,7 +118,7 @@ def _corrupt(codec: str, text: object) -> CorruptBatchError:
 
 
 def too_large(codec: int, size: int, limit: int) -> DecompressionLimitError:
-    """The error of a payload of `size` bytes that grows past `limit`."""
+    """Return the error for a payload of `size` bytes that grows past `limit`."""
     return _too_large(CODEC_NAMES[codec], size, limit)
 
 
@@ -207,7 +218,7 @@ def _snappy(data: Any, level: int | None) -> bytes:
 
 
 def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
-    """(raw snappy block, size of its content), the content's sizes summing up to at most `limit`."""
+    """Yield (raw snappy block, size of its content); the sizes sum up to at most `limit`."""
     import cramjam
 
     view = memoryview(data).cast("B")
@@ -274,14 +285,16 @@ def _lz4(data: Any, level: int | None) -> bytes:
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         store_size=False,
-        compression_level=0 if level is None or level == _LZ4_FAST else max(level, 3),  # from 3 on it is HC
+        compression_level=0 if level is None or level == _LZ4_FAST else max(level, 3),  # HC from 3 on
     )
     return packed
 
 
 def _lz4_blocks(data: Any) -> Iterator[tuple[memoryview, bool, int]]:
-    """(block, whether it is compressed, the most it may hold) up to the end mark. What follows the mark is
-    not looked at, as in Kafka."""
+    """Yield (block, whether it is compressed, its maximum size) up to the end mark.
+
+    Bytes after the mark are ignored, as in Kafka.
+    """
     view = memoryview(data).cast("B")
     end = len(view)
     if end < 7:
@@ -312,7 +325,7 @@ def _lz4_blocks(data: Any) -> Iterator[tuple[memoryview, bool, int]]:
 
 
 def _lz4_head(view: memoryview) -> tuple[int, int, bool]:
-    """(position of the first block, most bytes of a block, whether blocks have checksums)"""
+    """Return (position of the first block, maximum bytes of a block, whether blocks have checksums)."""
     if view[:4] != _LZ4_MAGIC:
         raise _corrupt("lz4", "no frame")
     flags, descriptor = view[4], view[5]
@@ -364,8 +377,10 @@ def _unlz4_into(data: Any, out: memoryview) -> int:
 
 
 def xxh32(data: Any) -> int:
-    """xxHash32 with seed 0: the checksum of lz4 frames. For header bytes, and the rare frame with block
-    checksums."""
+    """Return xxHash32 with seed 0: the checksum of lz4 frames.
+
+    It is used for header bytes, and for the rare frame with block checksums.
+    """
     p1, p2, p3, p4, p5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
     mask = 0xFFFFFFFF
     view = memoryview(data).cast("B")
@@ -406,7 +421,7 @@ def _zstd(data: Any, level: int | None) -> bytes:
     if packer is None:
         import zstandard
 
-        # Reused, for making one costs more than a small batch; one per thread, for it must not be shared.
+        # Reused, because a new one costs more than a small batch. One per thread: it must not be shared.
         packer = packers[level] = zstandard.ZstdCompressor(
             level=3 if level is None else level,
             write_content_size=False,
@@ -445,27 +460,30 @@ def _unzstd_into(data: Any, out: memoryview) -> int:
 
 
 def _unzstd_whole(data: Any, room: int) -> bytes | None:
-    """One frame without a content size, as Kafka writes it, by a context that is used again and again: the
-    way of nearly every batch. None for anything else, and for what does not fit.
+    """Decompress one frame without a content size, as Kafka writes it, with a context that is reused.
+
+    This is the path of nearly every batch. None for anything else, and if the bytes do not fit.
     """
     if room == 0 or not _is_plain_zstd(data):
         return None
-    inflater = getattr(_local, "unzstd", None)
-    if inflater is None:
+    decompressor = getattr(_local, "unzstd", None)
+    if decompressor is None:
         import zstandard
 
         _local.zstd_error = zstandard.ZstdError
-        inflater = _local.unzstd = zstandard.ZstdDecompressor()
+        decompressor = _local.unzstd = zstandard.ZstdDecompressor()
     try:
-        plain: bytes = inflater.decompress(data, max_output_size=room)
+        plain: bytes = decompressor.decompress(data, max_output_size=room)
     except _local.zstd_error:
         return None
     return plain
 
 
 def _is_plain_zstd(data: Any) -> bool:
-    """Is this one frame and nothing after it, with neither content size (its reader would allocate what is
-    claimed) nor checksum nor dictionary? By the heads of its blocks: last (1 bit), kind (2), size (21).
+    """Return whether this is one frame and nothing after it, without content size, checksum and dictionary.
+
+    A reader would allocate a content size as declared. The blocks are read by their headers: last (1 bit),
+    kind (2), size (21).
     """
     end = len(data)
     if end < 9 or data[4] or data[:4] != _ZSTD_MAGIC:
@@ -473,7 +491,7 @@ def _is_plain_zstd(data: Any) -> bool:
     position = 6
     while end - position >= 3:
         head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
-        position += 3 + (1 if head & 6 == 2 else head >> 3)  # of a run of one byte only that byte is there
+        position += 3 + (1 if head & 6 == 2 else head >> 3)  # a run of one byte stores only that byte
         if head & 1:
             return position == end
     return False
@@ -491,14 +509,16 @@ CODECS: tuple[Codec, ...] = (
 SETTING = "lastword.decompression.max.bytes"
 VARIABLE = "LASTWORD_DECOMPRESSION_MAX_BYTES"
 DEFAULT_BYTES = 256 << 20
-"""256 times Kafka's default bound of a batch on disk (`max.message.bytes`, 1 MiB): no log of text or JSON
-comes near it, and a process with 1 GiB of memory can still read such a batch."""
+"""256 times Kafka's default bound of a batch on disk (`max.message.bytes`, 1 MiB).
 
-_MOST_REMEMBERED = 10_000  # directories
+No log of text or JSON comes near it, and a process with 1 GiB of memory can still read such a batch.
+"""
+
+_MAX_CACHED = 10_000  # directories
 
 _by_root: dict[str, int] = {}
 _by_directory: dict[str, int | None] = {}
-"""As directories are spelled: resolving links costs a system call for each level."""
+"""The bound by directory, as the directory is spelled: resolving links costs a system call for each level."""
 _lock = threading.Lock()
 
 
@@ -525,15 +545,15 @@ def _directory_limit(directory: str) -> int | None:
     while (limit := _by_root.get(at)) is None and at != os.path.dirname(at):
         at = os.path.dirname(at)
     with _lock:
-        if directory.startswith(os.sep):  # a relative one changes its meaning with the working directory
-            if len(_by_directory) >= _MOST_REMEMBERED:
+        if directory.startswith(os.sep):  # a relative path depends on the working directory
+            if len(_by_directory) >= _MAX_CACHED:
                 _by_directory.clear()
             _by_directory[directory] = limit
     return limit
 
 
 def limit_remedy(file: str | None) -> str:
-    """How to raise the bound for the batch of a file."""
+    """Return how to raise the bound for the batch of a file."""
     if not file:
         return f"if the batch is genuine, raise {SETTING}"
     root = os.path.dirname(os.path.dirname(file)) or "."

@@ -1,12 +1,12 @@
-"""Control records: what a transaction coordinator or a controller writes between the data.
+"""Control records, which transaction coordinators and controllers write between the data.
 
     key    i16 version (0) · i16 type: 0 abort, 1 commit, 2 leader change, 3 and 4 snapshot header and footer,
            5 KRaft version, 6 KRaft voters; others are unknown and ignored
     value  of abort and commit: i16 version (0) · i32 coordinator epoch
 
 A control batch has bit 5 set, is not compressed and holds one record, or none after cleaning. Its keys may
-look like user keys and have nothing to do with them. Newer versions are read as version 0: they only add
-bytes at the end.
+have the same bytes as user keys, but are not related to them. Newer versions are read as version 0: they
+only add bytes at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _MARKER = struct.Struct(">hi")
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
-    """`type`: a name of `TYPE_NAMES` or "unknown". `coordinator_epoch`: of transaction markers only."""
+    """A parsed control record.
+
+    `type` is a name of `TYPE_NAMES` or "unknown". Only transaction markers have a `coordinator_epoch`.
+    """
 
     type: str
     version: int
@@ -42,13 +45,17 @@ class ControlRecord:
 
     @property
     def marker(self) -> bool:
+        """Return whether the record ends a transaction."""
         return self.type in ("abort", "commit")
 
 
 def parse_control(
     key: bytes | None, value: bytes | None, file: str, position: int, offset: int
 ) -> ControlRecord:
-    """Raises `CorruptBatchError` (code `bad-control`) for what is too short or of a negative version."""
+    """Parse the key and value of a control record.
+
+    Raises `CorruptBatchError` (code `bad-control`) if they are too short or have a negative version.
+    """
     if key is None or len(key) < _KEY.size:
         raise _bad(f"control key of {0 if key is None else len(key)} bytes", file, position, offset)
     version, number = _KEY.unpack_from(key)
@@ -66,10 +73,12 @@ def parse_control(
 
 
 def control_key(number: int) -> bytes:
+    """Return the key of a control record of this type."""
     return _KEY.pack(0, number)
 
 
 def marker_value(coordinator_epoch: int) -> bytes:
+    """Return the value of a transaction marker."""
     return _MARKER.pack(0, coordinator_epoch)
 
 

@@ -1,8 +1,8 @@
-"""Batches of any magic through one set of functions: the format is chosen by the magic byte, which lies at
-one place in all.
+"""Batches of any magic through one set of functions: the magic byte selects the format.
 
-`batch` reads magic 2, `legacy` reads 0 and 1; both have the same functions with the same
-arguments. An unknown magic is UnknownMagicError, never damage that somebody might cut off.
+It has the same position in all formats. `batch` reads magic 2, `legacy` reads 0 and 1; both have the same
+functions with the same arguments. An unknown magic is UnknownMagicError, never damage that could be
+truncated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lastword.wire import MAGIC_AT
 
 
 class Format(NamedTuple):
-    """How batches of a magic are read. Signatures: those of `batch`."""
+    """The functions that read the batches of a magic, with the signatures of `batch`."""
 
     read_header: Callable[..., BatchHeader]
     crc_ok: Callable[..., bool]
@@ -28,15 +28,15 @@ class Format(NamedTuple):
 _LEGACY = Format(legacy.read_header, legacy.crc_ok, legacy.check_crc, legacy.read_records)
 _BATCH = Format(batch.read_header, batch.crc_ok, batch.check_crc, batch.read_records)
 FORMATS = (_LEGACY, _LEGACY, _BATCH)
-"""By magic."""
+"""The formats by magic."""
 
 
 def read_header(
     buffer: Any, position: int, end: int, file: str, *, file_position: int | None = None
 ) -> BatchHeader:
-    """The header at `buffer[position]`, of any magic; arguments and errors as of `batch.read_header`.
+    """Return the header at `buffer[position]`, of any magic; arguments and errors as in `batch.read_header`.
 
-    Of magic 0 and 1: no producer, leader epoch -1, `base_offset` equal to `last_offset`, `count` -1 for a
+    For magic 0 and 1: no producer, leader epoch -1, `base_offset` equal to `last_offset`, `count` -1 for a
     compressed entry.
     """
     magic = buffer[position + MAGIC_AT] if end - position > MAGIC_AT else 2
@@ -45,13 +45,12 @@ def read_header(
 
 
 def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
-    """Whether the stored checksum fits the bytes. `position`: of the batch in `buffer`, by default that in
-    its file."""
+    """Return whether the stored checksum matches the bytes; arguments as in `batch.crc_ok`."""
     return FORMATS[header.magic].crc_ok(buffer, header, position)
 
 
 def check_crc(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> None:
-    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum fits the bytes."""
+    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum matches the bytes."""
     FORMATS[header.magic].check_crc(buffer, header, file, position)
 
 
@@ -63,6 +62,6 @@ def read_records(
     position: int | None = None,
     limit_bytes: int | None = None,
 ) -> Iterator[RawRecord]:
-    """The records of a batch, in order; arguments and errors as of `batch.read_records`."""
+    """Return the records of a batch, in order; arguments and errors as in `batch.read_records`."""
     read = FORMATS[header.magic].read_records
     return read(buffer, header, file, position=position, limit_bytes=limit_bytes)

@@ -53,7 +53,7 @@ _NUMBERS = {
 
 
 class UndecodableError(ValueError):
-    """The bytes are no record of the topic, or of a version that these schemas do not have."""
+    """The bytes are not a record of the topic, or have a version that these schemas do not have."""
 
 
 class UnknownTypeError(UndecodableError):
@@ -76,13 +76,13 @@ class InternalRecord(Value):
 
     @property
     def is_secret(self) -> bool:
-        """Whether the value holds what must not be shown: a credential, or a setting that may hold one."""
+        """Return whether the value holds a credential, or a setting that may hold one."""
         if self.type == "ConfigRecord":
             return _SECRET_SETTING.search((self.value or {}).get("name", "")) is not None
         return self.type in _SECRET_TYPES
 
     def masked(self) -> InternalRecord:
-        """Return the record as it may be shown: `****` in place of credentials."""
+        """Return the record with `****` in place of credentials."""
         if not self.is_secret or self.value is None:
             return self
         shown = {
@@ -174,11 +174,13 @@ class _Reader:
         self._position = 0
 
     def finish(self) -> None:
+        """Raise UndecodableError unless all bytes were read."""
         left = len(self._data) - self._position
         if left:
             raise UndecodableError(f"{left} bytes too many")
 
     def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
         if count < 0 or count > len(self._data) - self._position:
             raise UndecodableError(f"{count} bytes wanted at {self._position} of {len(self._data)}")
         start = self._position
@@ -186,10 +188,12 @@ class _Reader:
         return self._data[start : self._position]
 
     def number(self, kind: str) -> Any:
+        """Return the next number of this type."""
         form = _NUMBERS[kind]
         return form.unpack(self.take(form.size))[0]
 
     def uvarint(self) -> int:
+        """Return the next unsigned varint."""
         result = shift = 0
         while True:
             (byte,) = self.take(1)
@@ -204,6 +208,7 @@ class _Reader:
         return result
 
     def struct(self, fields: list[dict[str, Any]], version: int, *, flexible: bool) -> dict[str, Any]:
+        """Return the fields of a struct by name."""
         result = {
             field["name"]: self.field(field, version, flexible)
             for field in fields
@@ -220,6 +225,7 @@ class _Reader:
         return result
 
     def field(self, field: dict[str, Any], version: int, flexible: bool) -> Any:
+        """Return the value of one field."""
         kind: str = field["type"]
         if kind.startswith("[]"):
             return self._array(field, kind[2:], version, flexible)

@@ -1,7 +1,7 @@
 """Magic 0 and 1: the entries of brokers before 0.11, and of topics that kept their message format.
 
-An entry is one message, or a *wrapper*: a message whose value is the compressed concatenation of whole
-inner entries.
+An entry is one message, or a *wrapper*: a message whose value is the compressed concatenation of whole inner
+entries.
 
 ```
 v0   v1   bytes  field
@@ -21,17 +21,20 @@ Big endian. `0000000000000007 00000010 a4ad2011 00 00 00000001 61 00000001 62` i
 value `b`.
 
 - Inner offsets are absolute in a wrapper of magic 0 and relative in one of magic 1: `wrapper offset - last
-  inner offset + inner offset`. It is the wrapper's magic that decides; inner messages of the other magic
-  occur and are read. A magic 1 wrapper with offset 0 holds offsets from 0 on, whatever its last inner one
-  is (old librdkafka).
+  inner offset + inner offset`. The wrapper's magic decides; inner messages of the other magic occur and are
+  read. A magic 1 wrapper with offset 0 holds offsets from 0 on, whatever its last inner offset is (old
+  librdkafka).
 - A LogAppendTime wrapper gives all its messages its own timestamp; otherwise its timestamp is their maximum.
-- A compressed inner message is refused. A cut inner entry at the end is ignored. How many messages a
-  wrapper holds, and its first offset, is not known before it is inflated: its header says count -1 and
-  names the last offset twice.
-- LZ4 in magic 0 carries a frame header checksum computed over the wrong bytes: written so, and not looked
-  at when read.
+- A compressed inner message is refused. An incomplete inner entry at the end is ignored. The number of
+  messages in a wrapper and its first offset are unknown before it is decompressed: its header has count -1
+  and the last offset twice.
+- LZ4 in magic 0 has a frame header checksum over the wrong bytes. Kafka writes it so, and does not verify
+  it.
 
-No headers, producers, transactions or control records. `legacy_build` writes these formats.
+There are no headers, producers, transactions or control records.
+
+Only the cleaner writes these formats, into logs that have them: an entry that it cuts keeps its magic and
+codec. A removed entry leaves nothing behind: empty batches exist in magic 2 only.
 """
 
 from __future__ import annotations
@@ -78,9 +81,11 @@ _INNER = struct.Struct(">IbB")
 
 
 class Message(NamedTuple):
-    """One message of an entry. `offset` is absolute; the key starts at `key_position` in the buffer it was
-    parsed from; a length of -1 is null; the message's bytes from its CRC on end at `end`. `timestamp` is
-    the effective one."""
+    """One message of an entry.
+
+    `offset` is absolute. Positions refer to the buffer that the message was parsed from; a length of -1 is
+    null. `start` and `end` bound the bytes of the message from its CRC on. `timestamp` is the effective one.
+    """
 
     offset: int
     magic: int
@@ -96,11 +101,10 @@ class Message(NamedTuple):
 def read_header(
     buffer: Buffer, position: int, end: int, file: str, *, file_position: int | None = None
 ) -> BatchHeader:
-    """The header of the entry at `buffer[position]`, whose magic is 0 or 1; arguments as of
-    `batch.read_header`.
+    """Return the header of the entry at `buffer[position]`; arguments as in `batch.read_header`.
 
-    `base_offset` equals `last_offset` (a wrapper's first offset is inside), `count` is 1, or -1 for a
-    wrapper. The checksum is not looked at (`crc_ok`). Raises CorruptBatchError for an impossible length,
+    `base_offset` equals `last_offset` (the first offset of a wrapper is inside), `count` is 1, or -1 for a
+    wrapper. The checksum is not verified (`crc_ok`). Raises CorruptBatchError for an impossible length,
     offset or codec.
     """
     at = position if file_position is None else file_position
@@ -142,18 +146,20 @@ def read_header(
 
 
 def computed_crc(buffer: Buffer, size: int, position: int = 0) -> int:
-    """CRC-32 of the checksummed part of the entry of `size` bytes at `buffer[position]`."""
+    """Return the CRC-32 of the checksummed part of the entry of `size` bytes at `buffer[position]`."""
     return zlib.crc32(memoryview(buffer)[position + MAGIC_AT : position + size])
 
 
 def crc_ok(buffer: Buffer, header: BatchHeader, position: int | None = None) -> bool:
-    """Whether the stored checksum fits the bytes. `position`: of the entry in `buffer`, by default that in
-    its file."""
+    """Return whether the stored checksum matches the bytes.
+
+    `position` is that of the entry in `buffer`, by default the position in its file.
+    """
     return computed_crc(buffer, header.size, header.position if position is None else position) == header.crc
 
 
 def check_crc(buffer: Buffer, header: BatchHeader, file: str, position: int | None = None) -> None:
-    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum fits the bytes."""
+    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum matches the bytes."""
     computed = computed_crc(buffer, header.size, header.position if position is None else position)
     if computed != header.crc:
         raise CorruptBatchError.crc(file, header.position, header.last_offset, header.crc, computed)
@@ -167,8 +173,10 @@ def inner_bytes(
     position: int | None = None,
     limit_bytes: int | None = None,
 ) -> bytes:
-    """Decompress the inner entries of a wrapper. More than `limit_bytes` (by default what holds for `file`)
-    is DecompressionLimitError."""
+    """Decompress the inner entries of a wrapper.
+
+    More than `limit_bytes` (by default the bound of `file`) is DecompressionLimitError.
+    """
     at = header.position if position is None else position
     outer = _outer(buffer, header, file, at)
     if outer.value_length < 0:
@@ -190,19 +198,19 @@ def messages(
     position: int | None = None,
     limit_bytes: int | None = None,
 ) -> tuple[Buffer, list[Message]]:
-    """All messages of an entry, and the buffer that their positions refer to.
+    """Return all messages of an entry, and the buffer that their positions refer to.
 
-    The entry's own checksum is the caller's to check; those inside a wrapper are checked here. Raises
-    CorruptBatchError or DecompressionLimitError, which name `file` and the entry's position.
+    The caller verifies the checksum of the entry; those inside a wrapper are verified here. Raises
+    CorruptBatchError or DecompressionLimitError, which name `file` and the position of the entry.
     """
     if not header.codec:
         at = header.position if position is None else position
         return buffer, [_outer(buffer, header, file, at)]
     data = inner_bytes(buffer, header, file, position=position, limit_bytes=limit_bytes)
-    found = list(_inner_messages(data, header, file))
-    shift = _shift(found, header, file)
+    parsed = list(_inner_messages(data, header, file))
+    shift = _shift(parsed, header, file)
     previous = -1
-    for number, message in enumerate(found):
+    for number, message in enumerate(parsed):
         offset = message.offset + shift
         if offset <= previous:
             raise _bad(
@@ -214,8 +222,8 @@ def messages(
             )
         previous = offset
         timestamp = header.max_timestamp if header.log_append else message.timestamp
-        found[number] = message._replace(offset=offset, timestamp=timestamp)
-    return data, found
+        parsed[number] = message._replace(offset=offset, timestamp=timestamp)
+    return data, parsed
 
 
 def read_records(
@@ -226,17 +234,17 @@ def read_records(
     position: int | None = None,
     limit_bytes: int | None = None,
 ) -> Iterator[RawRecord]:
-    """The records of one entry, in order; arguments and errors as of `reader.read_records`."""
-    data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    """Yield the records of one entry, in order; arguments and errors as in `batch.read_records`."""
+    data, parsed = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
     kind = LOG_APPEND_TIME if header.log_append else CREATE_TIME
     if header.magic == 0:
         kind = NO_TIMESTAMP_TYPE
-    for message in found:
+    for message in parsed:
         yield RawRecord(message.offset, message.timestamp, kind, *key_and_value(data, message))
 
 
 def key_and_value(buffer: Buffer, message: Message) -> tuple[bytes | None, bytes | None]:
-    """Copies of a message's key and value."""
+    """Return copies of a message's key and value."""
     view = memoryview(buffer)
     key = value = None
     if message.key_length >= 0:
@@ -254,7 +262,7 @@ def _outer(buffer: Buffer, header: BatchHeader, file: str, at: int) -> Message:
 
 
 def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Message]:
-    """Inner entries with their offsets as stored."""
+    """Yield the inner entries with their offsets as stored."""
     position, end = 0, len(data)
     while end - position >= OVERHEAD_BYTES:
         offset = _LONG.unpack_from(data, position)[0]
@@ -263,7 +271,7 @@ def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Me
             if size < MIN_SIZE[0]:
                 raise ValueError(f"impossible size {size}")
             if size > end - position - OVERHEAD_BYTES:
-                return  # cut off: a fetch of old ended anywhere, and the rest came with the next one
+                return  # incomplete: old fetches ended anywhere, and the next fetch had the rest
             crc, magic, attributes = _INNER.unpack_from(data, position + LEGACY_CRC_AT)
             if magic not in (0, 1) or size < MIN_SIZE[magic]:
                 raise ValueError(f"magic {magic}, size {size}")
@@ -274,15 +282,17 @@ def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Me
                 raise ValueError("checksum mismatch")
             message = _message(data, position, entry_end, magic, offset)
         except ValueError as error:
-            text = f"inner entry at inflated byte {position}: {error}"
+            text = f"inner entry at decompressed byte {position}: {error}"
             raise _bad(text, "bad-records", file, wrapper.position, wrapper.last_offset) from None
         yield message
         position = entry_end
 
 
 def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -> Message:
-    """The message whose entry is buffer[position:end]. ValueError for lengths that cannot be; bytes behind
-    the value are ignored, as Kafka does."""
+    """Parse the message whose entry is buffer[position:end].
+
+    Raises ValueError for impossible lengths. Bytes after the value are ignored, as in Kafka.
+    """
     timestamp = _LONG.unpack_from(buffer, position + LEGACY_TIMESTAMP_AT)[0] if magic else NO_TIMESTAMP
     at = position + KEY_LENGTH_AT[magic]
     key_length = _INT.unpack_from(buffer, at)[0]
@@ -300,14 +310,14 @@ def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -
     )
 
 
-def _shift(found: list[Message], wrapper: BatchHeader, file: str) -> int:
-    """What turns a stored inner offset into an absolute one."""
-    if not found:
+def _shift(parsed: list[Message], wrapper: BatchHeader, file: str) -> int:
+    """Return the number to add to a stored inner offset to get the absolute one."""
+    if not parsed:
         text = "a wrapper without a whole inner entry"
         raise _bad(text, "bad-records", file, wrapper.position, wrapper.last_offset)
     if wrapper.magic == 0 or wrapper.last_offset == 0:
         return 0
-    last = found[-1].offset
+    last = parsed[-1].offset
     if wrapper.last_offset < last:
         text = f"last inner offset {last} is above the wrapper's {wrapper.last_offset}"
         raise _bad(text, "bad-records", file, wrapper.position, wrapper.last_offset)
@@ -319,9 +329,14 @@ def _bad(text: str, code: str, file: str, position: int, offset: int | None = No
 
 
 def with_checksum(frame: bytes, *, broken: bool) -> bytes:
-    """The frame with its header checksum set: over the descriptor, as the format says, or (`broken`) over
-    the frame's magic number too, as magic 0 has it. What is too short to have one is left to the
-    decompressor's judgement."""
+    """Return the LZ4 frame with its header checksum set.
+
+        04 22 4d 18 · FLG · BD · [8 content size] · [4 dictionary id] · HC
+
+    HC is the second byte of xxHash32 over the descriptor: everything from FLG on, up to HC. Kafka before
+    0.10 included the four bytes of the frame's magic number. Entries of magic 0 keep that (`broken`): 1a for
+    FLG 60, BD 40, where 82 is right. A frame that is too short for a checksum is left to the decompressor.
+    """
     if len(frame) < 7:
         return frame
     at = 6 + (8 if frame[4] & 0x08 else 0) + (4 if frame[4] & 0x01 else 0)  # content size, dictionary id
@@ -332,7 +347,7 @@ def with_checksum(frame: bytes, *, broken: bool) -> bytes:
 
 
 class Filtered(NamedTuple):
-    """An entry after some of its messages went."""
+    """An entry after some of its messages were removed."""
 
     data: bytes
     last_offset: int
@@ -350,9 +365,9 @@ def build_message(
     log_append: bool = False,
     codec: int = 0,
 ) -> bytes:
-    """One entry. `codec` only says what `value` is; for a wrapper use `build_wrapper`.
+    """Return one entry. `codec` only describes `value`; for a wrapper use `build_wrapper`.
 
-    ValueError for what the magic has no place for: a timestamp in magic 0, zstd in both.
+    Raises ValueError for what the magic cannot hold: a timestamp in magic 0, zstd in both.
     """
     if magic not in (0, 1) or codec not in CODECS:
         raise ValueError(
@@ -371,8 +386,10 @@ def build_message(
 def build_wrapper(
     magic: int, codec: int, records: Sequence[RawRecord], *, log_append_ms: int | None = None
 ) -> bytes:
-    """A wrapper of records whose offsets rise; their gaps stay. `log_append_ms`: give all of them this
-    time, of that type."""
+    """Return a wrapper of records whose offsets increase; gaps are kept.
+
+    `log_append_ms`: give all records this time, of type LogAppendTime.
+    """
     if not records or any(a.offset >= b.offset for a, b in pairwise(records)):
         raise ValueError("a wrapper holds one record or more, and their offsets rise")
     first = records[0].offset
@@ -400,20 +417,20 @@ def filter_entry(
     position: int | None = None,
     limit_bytes: int | None = None,
 ) -> Filtered | None:
-    """What is left of an entry when its messages are kept or not (`keep`, one for each); None if nothing is.
+    """Return an entry with only the messages to keep (`keep`, one flag for each); None if no message is kept.
 
-    Byte for byte the same if all messages stay and have the wrapper's magic. Otherwise a wrapper of the
-    same magic, codec and timestamp type: offsets (with their gaps), keys, values and timestamps are those
-    of before. A message of magic 1 in a wrapper of magic 0 keeps its form, for magic 0 has no place for its
-    timestamp; one of magic 0 in a wrapper of magic 1 becomes magic 1.
+    The bytes are the same if all messages are kept and have the wrapper's magic. Otherwise the result is a
+    wrapper of the same magic, codec and timestamp type, with the same offsets (and their gaps), keys, values
+    and timestamps. A message of magic 1 in a wrapper of magic 0 keeps its form, because magic 0 has no field
+    for its timestamp; one of magic 0 in a wrapper of magic 1 becomes magic 1.
     """
     at = header.position if position is None else position
-    data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
-    kept = [message for message, wanted in zip(found, keep, strict=True) if wanted]
+    data, parsed = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    kept = [message for message, stays in zip(parsed, keep, strict=True) if stays]
     if not kept:
         return None
     converted = header.magic == 1 and any(message.magic == 0 for message in kept)
-    if len(kept) == len(found) and not converted:
+    if len(kept) == len(parsed) and not converted:
         whole = bytes(memoryview(buffer)[at : at + header.size])
         return Filtered(whole, header.last_offset, header.max_timestamp, len(kept))
     first = kept[0].offset if header.magic else 0

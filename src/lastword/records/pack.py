@@ -1,6 +1,4 @@
-"""Columns of keys, values and timestamps into ready batches, by one kernel: for bulk appends and Spark's
-sink.
-"""
+"""Encoded batches from columns of records, by one kernel: for bulk appends and Spark's sink."""
 
 from __future__ import annotations
 
@@ -34,9 +32,13 @@ class AppendColumns:
     def of(
         cls, keys: pa.Array, values: pa.Array, timestamps: NDArray[np.int64], headers: pa.Array | None = None
     ) -> AppendColumns:
-        """keys, values: Arrow binary, large binary, string or large string arrays of one length; nulls are
-        allowed. `null` arrays too. timestamps: int64 ms, one a record. headers: list<struct<key: string,
-        value: binary>>, or None.
+        """Convert Arrow columns of one length.
+
+        Args:
+            keys: A binary, large binary, string, large string or null array. Nulls are allowed.
+            values: As `keys`.
+            timestamps: int64 ms, one a record.
+            headers: list<struct<key: string, value: binary>>, or None.
         """
         count = len(keys)
         if (
@@ -56,7 +58,7 @@ class AppendColumns:
     def __len__(self) -> int:
         return int(self.spans.timestamps.size)
 
-    def taken(self, rows: NDArray[np.int64]) -> AppendColumns:
+    def take(self, rows: NDArray[np.int64]) -> AppendColumns:
         """Return the records `rows`, in that order; no bytes are copied."""
         keys, values, timestamps, first, names, header_values = self.spans
         if first.size:
@@ -69,8 +71,8 @@ class AppendColumns:
         return AppendColumns(RecordSpans(keys, values, timestamps[rows], first, names, header_values))
 
     @property
-    def most_bytes(self) -> int:
-        """An upper bound of the bytes that all of them take as records."""
+    def max_bytes(self) -> int:
+        """Return an upper bound of the bytes that all records take."""
         keys, values, _timestamps, _first, names, header_values = self.spans
         payload = sum(
             int(np.maximum(spans.length, 0).sum()) for spans in (keys, values, names, header_values)
@@ -80,27 +82,35 @@ class AppendColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Ready batches one behind another, of `sizes` bytes each. Holds until the next run is asked for."""
+class EncodedRun:
+    """Encoded batches, one behind another, of `sizes` bytes each.
+
+    Valid until the next run is made.
+    """
 
     data: memoryview
     sizes: list[int]
     records: int
 
     def batches(self) -> Iterator[memoryview]:
+        """Yield the bytes of each batch."""
         end = 0
         for size in self.sizes:
             end += size
             yield self.data[end - size : end]
 
 
-class Room:
-    """The memory that records are packed into. Kept for many calls, it costs its first touch only once."""
+class Workspace:
+    """The memory that records are packed into.
+
+    If it is kept for many calls, the cost of its first touch arises only once.
+    """
 
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
     def of(self, size: int) -> NDArray[np.uint8]:
+        """Return at least `size` bytes."""
         if self._bytes.size < size:
             self._bytes = np.empty(size, np.uint8)
         return self._bytes
@@ -117,7 +127,7 @@ def pack_arrow(
     batch_bytes: int = BATCH_BYTES,
     log_append_ms: int | None = None,
 ) -> list[bytearray]:
-    """Ready batches with all these records (see `AppendColumns.of`), each a buffer of its own: `pack`."""
+    """Return encoded batches with all these records (see `AppendColumns.of`), each in its own buffer."""
     columns = AppendColumns.of(keys, values, timestamps, headers)
     runs = pack(columns, codec=codec, level=level, batch_bytes=batch_bytes, log_append_ms=log_append_ms)
     return [bytearray(batch) for run in runs for batch in run.batches()]
@@ -130,24 +140,30 @@ def pack(
     level: int | None = None,
     batch_bytes: int = BATCH_BYTES,
     log_append_ms: int | None = None,
-    room: Room | None = None,
-) -> Iterator[Run]:
-    """Ready batches with all these records, in order: base offsets 0, leader epoch 0, no producer, CRC set.
+    workspace: Workspace | None = None,
+) -> Iterator[EncodedRun]:
+    """Yield encoded batches with all these records, in order.
+
+    Base offsets are 0, leader epochs 0, there is no producer, and the CRC is set. `rebase` sets the offsets.
 
     Args:
-        codec: bits 0-2 of the attributes; level: of that codec, None for its own choice. batch_bytes: size
-        that an uncompressed batch is filled to; a larger record gets a batch of its own. log_append_ms: makes
-        batches of type LogAppendTime with this time.
+        columns: The records.
+        codec: Bits 0-2 of the attributes.
+        level: Level of that codec; None for its own choice.
+        batch_bytes: Size that an uncompressed batch is filled to; a larger record gets a batch of its own.
+        log_append_ms: Makes batches of type LogAppendTime with this time.
+        workspace: Memory to pack into.
 
-    `rebase` gives them their offsets. Raises RecordTooLargeError for a record that no batch can hold.
+    Raises:
+        RecordTooLargeError: No batch can hold a record.
     """
     attributes = codec | (0 if log_append_ms is None else LOG_APPEND_BIT)
     append_time = -1 if log_append_ms is None else log_append_ms
-    room = room or Room()
-    most, count = columns.most_bytes, len(columns)
+    workspace = workspace or Workspace()
+    most, count = columns.max_bytes, len(columns)
     batches_most = min(count, 2 * most // max(batch_bytes, 1) + 1)
     size = most + HEADER_BYTES * (batches_most + 1)
-    out = room.of(min(size, max(4 << 20, 2 * batch_bytes)) + kernels.SLACK)
+    out = workspace.of(min(size, max(4 << 20, 2 * batch_bytes)) + kernels.SLACK)
     batches = np.empty((max(min(batches_most, 4096), 1), loops.PACKED_FIELDS), np.int64)
     record = 0
     while record < count:
@@ -159,19 +175,19 @@ def pack(
         if done == 0:
             if out.size > (1 << 31):
                 raise RecordTooLargeError(f"record {record} does not fit any batch", remedy="split its value")
-            out = room.of(4 * out.size)
+            out = workspace.of(4 * out.size)
             continue
         yield _run(out.data[:end], batches[:done], codec, level)
         record = after
 
 
-def _run(data: memoryview, table: NDArray[np.int64], codec: int, level: int | None) -> Run:
+def _run(data: memoryview, table: NDArray[np.int64], codec: int, level: int | None) -> EncodedRun:
     records = int(table[:, loops.PACKED_COUNT].sum())
-    plain = Run(data, table[:, loops.PACKED_SIZE].tolist(), records)
+    uncompressed = EncodedRun(data, table[:, loops.PACKED_SIZE].tolist(), records)
     if codec == 0:
-        return plain
-    packed = [_compressed(batch, codec, level) for batch in plain.batches()]
-    return Run(memoryview(b"".join(packed)), list(map(len, packed)), records)
+        return uncompressed
+    packed = [_compressed(batch, codec, level) for batch in uncompressed.batches()]
+    return EncodedRun(memoryview(b"".join(packed)), list(map(len, packed)), records)
 
 
 def _compressed(batch: memoryview, codec: int, level: int | None) -> bytearray:
@@ -185,8 +201,9 @@ def _compressed(batch: memoryview, codec: int, level: int | None) -> bytearray:
 def rebase(
     buffer: bytearray | NDArray[np.uint8], base_offset: int, leader_epoch: int
 ) -> tuple[int, int, int]:
-    """Give the whole batches in `buffer` consecutive offsets, in place. Returns (next offset, largest
-    timestamp, batches).
+    """Give the whole batches in `buffer` consecutive offsets, in place.
+
+    Returns (next offset, largest timestamp, batches).
     """
     data = np.frombuffer(buffer, np.uint8) if not isinstance(buffer, np.ndarray) else buffer
     after, largest, batches, position = loops.rebase_batches(data, data.size, base_offset, leader_epoch)
@@ -200,7 +217,10 @@ def _taken(spans: Spans, rows: NDArray[np.int64]) -> Spans:
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: Arrow's memory is read-only, and one kind of array means one compiled kernel."""
+    """Return a read-only view.
+
+    Arrow's memory is read-only, and one kind of array means one compiled kernel.
+    """
     view = array.view()
     view.flags.writeable = False
     return view

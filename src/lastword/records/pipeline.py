@@ -1,10 +1,10 @@
-"""Chunks made ready by two threads, and given out in order.
+"""Chunks prepared by two threads, and returned in order.
 
-What a chunk needs before its turn (verifying, inflating, parsing) depends on no other chunk; only reading is
-done one chunk at a time. With a second thread both are done ahead of whoever takes them, and the taker does
-them, too, whenever the next chunk is not ready yet: so both are busy, whichever part takes longer. Chunks are
-taken one after another, by the caller alone: what comes of it is the same to the bit. What the caller makes
-of them he may leave to be finished (compressed, written), one piece of work after another.
+Preparing a chunk (verifying, decompressing, parsing) depends on no other chunk; only reading is done one
+chunk at a time. With a second thread both are done ahead. The consumer does them, too, whenever the next
+chunk is not prepared yet: so both threads are busy, whichever part takes longer. The caller alone consumes
+the chunks, one after another, so the result is the same to the bit. The caller may defer the rest of its own
+work (compress, write), one piece of work at a time.
 
     second   read 1  prepare 1   read 2  prepare 2   read 4 ...
     caller   read 0  prepare 0   take 0   take 1     read 3  prepare 3   take 2 ...
@@ -24,23 +24,24 @@ from lastword.records.chunk import Chunk, ChunkReader
 
 T = TypeVar("T")
 
-LANES = 4  # chunks that are read and not yet taken, at most
+SLOTS = 4  # chunks read and not yet taken, at most
 
 
 def second_thread(name: str, threads: int) -> AbstractContextManager[Executor | None]:
-    """One thread beside the caller's, ended when the context is left; None where only one may be used."""
+    """Return a context with one thread beside the caller's; None in it if only one thread may be used."""
     return ThreadPoolExecutor(1, thread_name_prefix=name) if threads > 1 else nullcontext()
 
 
-def in_lanes(reader: Iterator[Chunk], lanes: int, *, verify_later: bool = False) -> Iterator[Chunk]:
-    """What `reader` gives; each chunk holds until the `lanes`-th one after it is asked for. With several
-    lanes records may be compressed still: `Chunk.inflate` is the caller's, and with `verify_later`
-    `Chunk.verify` before.
+def in_slots(reader: Iterator[Chunk], slots: int, *, verify_later: bool = False) -> Iterator[Chunk]:
+    """Yield the chunks of `reader`; each is valid until the `slots`-th one after it is read.
+
+    With several slots records may still be compressed: the caller calls `Chunk.decompress`, and with
+    `verify_later` first `Chunk.verify`.
     """
-    if lanes == 1:
+    if slots == 1:
         yield from reader
     elif isinstance(reader, ChunkReader):
-        reader.in_lanes(lanes, verify_later=verify_later)
+        reader.in_slots(slots, verify_later=verify_later)
         yield from reader
     else:
         for chunk in reader:
@@ -50,16 +51,16 @@ def in_lanes(reader: Iterator[Chunk], lanes: int, *, verify_later: bool = False)
 def prepared(
     read: Callable[[int], Iterator[T]], prepare: Callable[[T], None], second: Executor | None
 ) -> Prepared[T]:
-    """Everything of `read(lanes)`, in order, after `prepare` was called for it. To be closed.
+    """Yield all items of `read(slots)`, in order, after `prepare` was called for each. Close the result.
 
-    `read` is asked by one thread at a time; `prepare` may run for two things at once. What was given out
-    holds until the next one is asked for. Errors of either come when it is that thing's turn.
+    One thread at a time reads; `prepare` may run for two items at the same time. An item is valid until the
+    next one is taken. An error of reading or preparing is raised when it is that item's turn.
     """
-    return _Alone(read(1), prepare) if second is None else _Pipeline(read(LANES), prepare, second)
+    return _Serial(read(1), prepare) if second is None else _Pipeline(read(SLOTS), prepare, second)
 
 
 class Prepared(ABC, Iterator[T]):
-    """Things that are ready, one after another; and work on what came of them that may be left behind."""
+    """Prepared items, one after another, and deferred work on them."""
 
     def __init__(self) -> None:
         self._each = self._all()
@@ -68,43 +69,45 @@ class Prepared(ABC, Iterator[T]):
         return next(self._each)
 
     def close(self) -> None:
-        """No thread is at work for it any more. Work that was left and not settled may never be done."""
+        """Stop the work of the other thread. Deferred work that was not drained may never be done."""
         self._each.close()
 
     @abstractmethod
     def _all(self) -> Generator[T]: ...
 
     @abstractmethod
-    def leave(self, work: Callable[[], None]) -> bool:
-        """Have `work` done by whoever is free; is it done already? All that was left before is. Raises the
-        error of either."""
+    def defer(self, work: Callable[[], None]) -> bool:
+        """Have `work` done by the next idle thread, after all work that was deferred before.
+
+        Returns whether it is done already. Raises the error of earlier work, or of this work if it is done.
+        """
 
     @abstractmethod
-    def settle(self) -> None:
-        """All that was left is done. Raises its error."""
+    def drain(self) -> None:
+        """Wait until all deferred work is done. Raises its error."""
 
 
-class _Alone(Prepared[T]):
+class _Serial(Prepared[T]):
     def __init__(self, items: Iterator[T], prepare: Callable[[T], None]) -> None:
         self._source = items
         self._prepare_value = prepare
         super().__init__()
 
     def _all(self) -> Generator[T]:
-        for one in self._source:
-            self._prepare_value(one)
-            yield one
+        for item in self._source:
+            self._prepare_value(item)
+            yield item
 
-    def leave(self, work: Callable[[], None]) -> bool:
+    def defer(self, work: Callable[[], None]) -> bool:
         work()
         return True
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         pass
 
 
-class _Item(Generic[T]):
-    """Something to be worked on. `claimed`: somebody does, or has."""
+class _WorkItem(Generic[T]):
+    """An item to work on. `claimed`: a thread works on it or has finished."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -114,10 +117,12 @@ class _Item(Generic[T]):
 
 
 class _Pipeline(Prepared[T]):
-    """The second thread does what was left, reads, and prepares while all lanes are full; the caller prepares
-    what he waits for, and does the rest while the second thread does other work. So neither has to wait for
-    the other to hand over reading. All fields are guarded by `_changed`, which only these two threads wait
-    for.
+    """The pipeline of two threads.
+
+    The second thread does deferred work, reads, and prepares while all slots are full. The caller prepares
+    the item that it waits for, and does the rest while the second thread does other work. So neither waits
+    for the other to hand over reading. All fields are guarded by `_changed`, which only these two threads
+    wait for.
     """
 
     def __init__(self, items: Iterator[T], prepare: Callable[[T], None], second: Executor) -> None:
@@ -125,14 +130,14 @@ class _Pipeline(Prepared[T]):
         self._prepare_value = prepare
         self._second = second
         self._changed = threading.Condition()
-        self._items: dict[int, _Item[T]] = {}  # read and not yet taken, by number
+        self._items: dict[int, _WorkItem[T]] = {}  # read and not yet taken, by number
         self._taken = 0
-        self._count = 0  # that were read
-        self._busy = False  # somebody reads
-        self._ended = False  # nothing more will be read
-        self._closed = False  # nor taken
-        self._error: BaseException | None = None  # of reading: comes after all that was read
-        self._left: _Item[Callable[[], None]] | None = None
+        self._count = 0  # items read
+        self._busy = False  # a thread reads
+        self._ended = False  # all items are read
+        self._closed = False  # no more items will be taken
+        self._error: BaseException | None = None  # of reading: raised after all items that were read
+        self._deferred: _WorkItem[Callable[[], None]] | None = None
         super().__init__()
 
     def _all(self) -> Generator[T]:
@@ -155,8 +160,8 @@ class _Pipeline(Prepared[T]):
         if self._error is not None:
             raise self._error
 
-    def _next(self) -> _Item[T] | None:
-        """The next thing, prepared; None: there is none."""
+    def _next(self) -> _WorkItem[T] | None:
+        """Return the next item, prepared; None at the end."""
         while True:
             with self._changed:
                 item = self._items.get(self._taken)
@@ -182,14 +187,14 @@ class _Pipeline(Prepared[T]):
             work()
 
     def _reading(self) -> Callable[[], None] | None:
-        """To read the next one, if nobody else does and a lane is free."""
-        if self._busy or self._ended or self._count - self._taken >= LANES:
+        """Return the work to read the next item, if no other thread reads and a slot is free."""
+        if self._busy or self._ended or self._count - self._taken >= SLOTS:
             return None
         self._busy = True
         return self._read
 
     def _preparing(self) -> Callable[[], None] | None:
-        """To prepare the oldest one that nobody prepares."""
+        """Return the work to prepare the oldest item that is not claimed."""
         for item in self._items.values():
             if not item.claimed:
                 item.claimed = True
@@ -197,54 +202,54 @@ class _Pipeline(Prepared[T]):
         return None
 
     def _finishing(self) -> Callable[[], None] | None:
-        """To do what was left, if nobody does."""
-        left = self._left
-        if left is None or left.claimed:
+        """Return the deferred work, if it is not claimed."""
+        deferred = self._deferred
+        if deferred is None or deferred.claimed:
             return None
-        left.claimed = True
-        return partial(self._do, left, left.value)
+        deferred.claimed = True
+        return partial(self._do, deferred, deferred.value)
 
-    def leave(self, work: Callable[[], None]) -> bool:
-        self.settle()
+    def defer(self, work: Callable[[], None]) -> bool:
+        self.drain()
         with self._changed:
-            self._left = _Item(work)
+            self._deferred = _WorkItem(work)
             self._changed.notify()
         return False
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         while True:
             with self._changed:
-                left = self._left
-                if left is None or left.done:
-                    self._left = None
+                deferred = self._deferred
+                if deferred is None or deferred.done:
+                    self._deferred = None
                     break
                 work = self._finishing() or self._preparing() or self._reading()
                 if work is None:
                     self._changed.wait()
                     continue
             work()
-        if left is not None and left.error is not None:
-            raise left.error
+        if deferred is not None and deferred.error is not None:
+            raise deferred.error
 
     def _read(self) -> None:
-        found: _Item[T] | None = None
+        item: _WorkItem[T] | None = None
         failed: BaseException | None = None
         try:
-            found = _Item(next(self._source))
+            item = _WorkItem(next(self._source))
         except StopIteration:
             pass
         except BaseException as error:
             failed = error
         with self._changed:
             self._busy = False
-            if found is None:
+            if item is None:
                 self._ended, self._error = True, failed
             else:
-                self._items[self._count] = found
+                self._items[self._count] = item
                 self._count += 1
             self._changed.notify()
 
-    def _do(self, item: _Item[Any], work: Callable[[], None]) -> None:
+    def _do(self, item: _WorkItem[Any], work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:

@@ -1,4 +1,8 @@
-"""Records as kernels read them: the place where those of compressed and of old batches are unpacked."""
+"""The buffer of a chunk's uncompressed records: decompression, and translation of magic 0 and 1.
+
+`records.chunk` calls it after the headers were walked. Afterwards a row of the table is complete: offsets,
+count, and the positions of its records. Plain Python reads magic 0 and 1 through `records.legacy`.
+"""
 
 from __future__ import annotations
 
@@ -20,45 +24,49 @@ from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
-Unwanted = Callable[[Table], NDArray[np.uint8]]
+SkipRows = Callable[[Table], NDArray[np.uint8]]
 
 _NONE = np.empty(0, np.uint8)
 
 
-class PlainBuffer:
-    """One array that grows to what the largest chunk needs, and is used again for every chunk."""
+class RecordBuffer:
+    """An array that grows to the size of the largest chunk, and is reused for every chunk.
 
-    def __init__(self, file: str, unwanted: Unwanted | None = None) -> None:
-        """`unwanted`: given a table, the batches (uint8, one a row) of which no record is needed."""
+    Args:
+        file: Name of the file, for errors and for the bound on decompression.
+        skip_rows: Returns, for a table, the batches (uint8, one a row) of which no record is needed.
+    """
+
+    def __init__(self, file: str, skip_rows: SkipRows | None = None) -> None:
         self._file = file  # for errors
-        self._unwanted = unwanted
-        self.limit_bytes = limit_of(file)  # of one batch's records
-        self._plain = np.empty(kernels.SLACK, np.uint8)
+        self._skip_rows = skip_rows
+        self.limit_bytes = limit_of(file)  # bound of the records of a batch
+        self._data = np.empty(kernels.SLACK, np.uint8)
 
-    def unwanted(self, table: Table) -> NDArray[np.uint8]:
-        """The batches of which no record is needed (1); empty: there are none."""
-        return _NONE if self._unwanted is None else self._unwanted(table)
+    def skip_rows(self, table: Table) -> NDArray[np.uint8]:
+        """Return the batches of which no record is needed (1); empty: there are none."""
+        return _NONE if self._skip_rows is None else self._skip_rows(table)
 
-    def inflate(self, raw: Bytes, table: Table, first_offset: int) -> Bytes:
-        """The records of every batch, one batch after another; `table` learns where each begins and ends.
+    def decompress(self, raw: Bytes, table: Table, first_offset: int) -> Bytes:
+        """Return the records of every batch, one batch after another; set their positions in `table`.
 
-        `first_offset`: no record of magic 0 or 1 may lie below it. The array holds until the next call.
+        `first_offset`: no record of magic 0 or 1 may be below it. The array is valid until the next call.
         """
         rows = table.shape[0]
-        unwanted = self.unwanted(table)
+        skip_rows = self.skip_rows(table)
         done = row = 0
         while row < rows:
-            row, done, status = decompress_lz4_rows(raw, table, row, rows, unwanted, self._plain, done)
+            row, done, status = decompress_lz4_rows(raw, table, row, rows, skip_rows, self._data, done)
             if status == kernels.OK:
                 break
             if status == kernels.FULL:
-                self._need_plain(done, self._room_after(table, row, self._plain.size - kernels.SLACK - done))
+                self._reserve(done, self._room_after(table, row, self._data.size - kernels.SLACK - done))
             elif table[row, fields.MAGIC] < 2:
-                row, self._plain, done = inflate_rows(
+                row, self._data, done = translate_rows(
                     raw,
                     table,
                     row,
-                    self._plain,
+                    self._data,
                     done,
                     self._room,
                     file=self._file,
@@ -66,23 +74,25 @@ class PlainBuffer:
                     first_offset=first_offset,
                 )
             else:
-                row, done = self._inflate_alike(raw, table, row, unwanted, done)
+                row, done = self._decompress_alike(raw, table, row, skip_rows, done)
         self._check_sizes(table)
-        return self._plain
+        return self._data
 
     def _room_after(self, table: Table, row: int, room: int) -> int:
-        """The room to try next for a batch that did not fit into `room` bytes. DecompressionLimitError when
-        its bound was already tried."""
+        """Return the room to try next for a batch that did not fit into `room` bytes.
+
+        DecompressionLimitError if its bound was already tried.
+        """
         size = int(table[row, fields.SIZE])
         if int(table[row, fields.ATTRIBUTES]) & CODEC_MASK == 0:
             return size
-        most = self.limit_bytes + BLOCK_BYTES  # the kernel wants room for a whole block before each
+        most = self.limit_bytes + BLOCK_BYTES  # the kernel needs room for a whole block
         if room >= most:
             self._raise_too_large(table, row)
         return min(max(2 * room, 8 * size, 2 * BLOCK_BYTES), most)
 
     def _check_sizes(self, table: Table) -> None:
-        """DecompressionLimitError for a batch that the buffer had room for, and which passes the bound."""
+        """Raise DecompressionLimitError for a batch that fitted the buffer but exceeds the bound."""
         sizes = table[:, fields.RECORDS_END] - table[:, fields.RECORDS_POSITION]
         if sizes.size and int(sizes.max()) > self.limit_bytes:
             for row in (sizes > self.limit_bytes).nonzero()[0].tolist():
@@ -95,44 +105,44 @@ class PlainBuffer:
         codec = int(table[row, fields.ATTRIBUTES]) & CODEC_MASK
         raise self._located(too_large(codec, int(table[row, fields.SIZE]), self.limit_bytes), table, row)
 
-    def _inflate_alike(
-        self, raw: Bytes, table: Table, row: int, unwanted: NDArray[np.uint8], done: int
+    def _decompress_alike(
+        self, raw: Bytes, table: Table, row: int, skip_rows: NDArray[np.uint8], done: int
     ) -> tuple[int, int]:
-        """The batch at `row` and those after it with the same codec, through its library."""
+        """Decompress the batch at `row` and those after it with the same codec, through its library."""
         codec = int(table[row, fields.ATTRIBUTES]) & CODEC_MASK
         alike = (table[row:, fields.MAGIC] == 2) & (table[row:, fields.ATTRIBUTES] & CODEC_MASK == codec)
-        if codec == LZ4:  # an odd one
+        if codec == LZ4:  # a frame that the kernel does not support
             end = row + 1
         else:
             end = table.shape[0] if alike.all() else row + int(np.argmin(alike))
         starts = table[row:end, fields.POSITION] + HEADER_BYTES
         ends = starts + table[row:end, fields.SIZE] - HEADER_BYTES
-        if unwanted.size:
-            ends[unwanted[row:end] != 0] = 0
+        if skip_rows.size:
+            ends[skip_rows[row:end] != 0] = 0
         places = [done]
         data = raw.data
         for number, (first, last) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True), row):
             if last > first:
-                done += self._inflate_one(codec, data[first:last], done, table, number)
+                done += self._decompress_batch(codec, data[first:last], done, table, number)
             places.append(done)
         table[row:end, fields.RECORDS_POSITION] = places[:-1]
         table[row:end, fields.RECORDS_END] = places[1:]
         return end, done
 
     def _room(self, used: int, room: int) -> Bytes:
-        self._need_plain(used, room)
-        return self._plain
+        self._reserve(used, room)
+        return self._data
 
-    def _inflate_one(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
+    def _decompress_batch(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
         from lastword.records.compression import decompress_into
 
         room = max(8 * len(data), 1 << 16)
         while True:
             room = min(room, self.limit_bytes)
-            self._need_plain(done, room)
-            usable = min(self._plain.size - kernels.SLACK, done + self.limit_bytes)
+            self._reserve(done, room)
+            usable = min(self._data.size - kernels.SLACK, done + self.limit_bytes)
             try:
-                return decompress_into(codec, data, self._plain[:usable], done)
+                return decompress_into(codec, data, self._data[:usable], done)
             except DecompressionLimitError as error:
                 if usable - done >= self.limit_bytes:
                     raise self._located(error, table, row) from None
@@ -146,16 +156,13 @@ class PlainBuffer:
         position, offset = int(table[row, fields.FILE_POSITION]), int(table[row, fields.BASE_OFFSET])
         return located_error(error, self._file, position, offset)
 
-    def _need_plain(self, used: int, room: int) -> None:
-        if used + room + kernels.SLACK > self._plain.size:
+    def _reserve(self, used: int, room: int) -> None:
+        if used + room + kernels.SLACK > self._data.size:
             size = min(2 * (used + room), max(used + room, self.limit_bytes))
             larger = np.empty(size + kernels.SLACK, np.uint8)
-            larger[:used] = self._plain[:used]
-            self._plain = larger
+            larger[:used] = self._data[:used]
+            self._data = larger
 
-
-Bytes = NDArray[np.uint8]
-Table = NDArray[np.int64]
 
 _INNER_TEXT = {
     kernels.BAD_COUNT: "a wrapper without a whole inner entry",
@@ -163,7 +170,7 @@ _INNER_TEXT = {
 }
 
 
-def inflate_rows(
+def translate_rows(
     raw: Bytes,
     table: Table,
     row: int,
@@ -177,13 +184,22 @@ def inflate_rows(
 ) -> tuple[int, Bytes, int]:
     """Translate the rows of magic 0 and 1 from `row` on, up to the first of another magic.
 
-    Args:
-        raw, table: of the chunk. plain, done: the plain buffer (with slack) and how much of it is used.
-        room: `room(used, n)` gives a plain buffer with room for n more bytes and slack, the used ones kept.
-        limit: bytes a wrapper may have inflated; more is DecompressionLimitError.
-        first_offset: no record of the chunk's first row may lie below it.
+    Returns (row reached, the record buffer, bytes used).
 
-    Returns (row reached, the plain buffer, bytes used). Raises DataError with file, position and offset.
+    Args:
+        raw: The raw bytes of the chunk.
+        table: The table of the chunk.
+        row: The first row.
+        plain: The record buffer, with slack.
+        done: Bytes of the record buffer in use.
+        room: `room(used, n)` returns a record buffer with room for n more bytes and slack; the used bytes
+            are kept.
+        file: Name of the file, for errors.
+        limit: Bound of a decompressed wrapper.
+        first_offset: No record of the chunk's first row may be below it.
+
+    Raises:
+        DataError: With file, position and offset.
     """
     rows = table.shape[0]
     while row < rows and table[row, fields.MAGIC] < 2:
@@ -225,7 +241,7 @@ def _wrapper(
 
 
 def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:
-    """A wrapper's own range is known only now: it must not reach into its neighbours'."""
+    """Check that the range of a wrapper, known after decompression, does not overlap its neighbours."""
     due = int(table[row - 1, fields.LAST_OFFSET]) + 1 if row else first_offset
     next_base = table[row + 1, fields.BASE_OFFSET] if row + 1 < table.shape[0] else None
     first, last = int(table[row, fields.BASE_OFFSET]), int(table[row, fields.LAST_OFFSET])
@@ -234,7 +250,7 @@ def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:
 
 
 def header_of(table: Table, row: int) -> BatchHeader:
-    """A legacy row as `records.legacy` takes it; `position` is in the file."""
+    """Return a legacy row as a header for `records.legacy`; `position` is in the file."""
     position, size, offset, attributes, timestamp, crc, magic = (
         int(table[row, column])
         for column in (

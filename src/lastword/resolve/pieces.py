@@ -1,4 +1,4 @@
-"""Chunks made ready for the map: reading, verifying, inflating, parsing and hashing need nothing that it
+"""Chunks made ready for the map: reading, verifying, decompressing, parsing and hashing need nothing that it
 holds, so a second thread may do that ahead (`records.pipeline`).
 """
 
@@ -77,7 +77,7 @@ class Ready:
 
     def begin(self) -> None:
         """Fill the first piece."""
-        self.chunk.inflate()
+        self.chunk.decompress()
         self._waits = self._fill()
 
     def filled(self) -> bool:

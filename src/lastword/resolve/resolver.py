@@ -51,7 +51,7 @@ def resolve(
         due_below: for a cleaning: tombstones at this offset and above are not due, whatever their horizon: a
             reader that holds a lease has not passed them.
         progress: hears (bytes done, bytes in all of this pass and those before) after every chunk.
-        threads: 2 lets a second one read, verify, inflate and parse ahead; the result is the same.
+        threads: 2 lets a second one read, verify, decompress and parse ahead; the result is the same.
         scratch: a directory for the map's keys, as for `RunningResolution`.
 
     Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (a transaction without `fates`, or an

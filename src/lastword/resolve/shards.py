@@ -95,7 +95,7 @@ def extract(
         for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES, verify=True):
             found = fates_of(chunk, fates, decided=rules.decided)
             made.start(rules, first_pass=True, old_due=bool(old_due) and bool(old_due[segment]))
-            chunk.inflate()
+            chunk.decompress()
             tally.count(chunk, segment)
             if following is not None and chunk.next_offset > following:
                 chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)

@@ -15,7 +15,7 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.key_batch import SIZE_MASK
 from lastword.records.chunk import CHUNK_BYTES, Chunk
-from lastword.records.pipeline import in_lanes, prepared, second_thread
+from lastword.records.pipeline import in_slots, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, fates_of
 from lastword.resolve.offset_map import OffsetMap
@@ -59,11 +59,11 @@ class Walk:
         thread may be at work for it.
         """
 
-        def read(lanes: int) -> Iterator[Ready]:
-            pieces = cycle([Piece() for _ in range(lanes)])
+        def read(slots: int) -> Iterator[Ready]:
+            pieces = cycle([Piece() for _ in range(slots)])
             for segment, source in enumerate(sources, first_segment):
                 reader = source.chunk_reader(chunk_bytes=chunk_bytes, verify=True)
-                for chunk in in_lanes(reader, lanes):
+                for chunk in in_slots(reader, slots):
                     yield begun(segment, chunk, next(pieces))
 
         def begun(segment: int, chunk: Chunk, made: Piece) -> Ready:
@@ -73,7 +73,7 @@ class Walk:
             due = bool(old_due) and bool(old_due[segment - first_segment])
             made.start(self.rules, first_pass=first_pass, old_due=due)
             if self.map is None:
-                chunk.inflate()
+                chunk.decompress()
                 self._first_map(chunk, most_records(chunk))
             assert self.map is not None
             return Ready(segment, chunk, made, found, self.map.words)

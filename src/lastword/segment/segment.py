@@ -30,7 +30,7 @@ from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
 
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
-    from lastword.records.uncompressed import Unwanted
+    from lastword.records.uncompressed import SkipRows
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 
@@ -223,11 +223,11 @@ class Segment:
         *,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         verify: bool = True,
-        inflate: bool = True,
-        unwanted: Unwanted | None = None,
+        decompress: bool = True,
+        skip_rows: SkipRows | None = None,
     ) -> Iterator[Chunk]:
-        """Chunks of whole batches, checksums verified; each is valid until the next one. Without `inflate`
-        they are good for their headers only; `unwanted` names such batches by a chunk's table.
+        """Chunks of whole batches, checksums verified; each is valid until the next one. Without `decompress`
+        they are good for their headers only; `skip_rows` names such batches by a chunk's table.
         """
         from lastword.records.chunk import ChunkReader
 
@@ -240,8 +240,8 @@ class Segment:
                 end,
                 chunk_bytes=chunk_bytes,
                 verify=verify,
-                inflate=inflate,
-                unwanted=unwanted,
+                decompress=decompress,
+                skip_rows=skip_rows,
             )
         )
 
@@ -304,7 +304,7 @@ class Segment:
 
     def first_offset_of(self, header: BatchHeader) -> int:
         """Offset of a batch's beginning. A compressed entry of magic 0 or 1 names only its last one: it is
-        inflated. Raises CorruptBatchError if it cannot be.
+        decompressed. Raises CorruptBatchError if it cannot be.
         """
         if header.count != UNKNOWN_COUNT:
             return header.base_offset

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from lastword.records.pack import AppendColumns, Room
+    from lastword.records.pack import AppendColumns, Workspace
 
 # ---------------------------------------------------------------- the topics of a write
 
@@ -214,7 +214,7 @@ class TaskRows:
         self._files = files
         self._pending: dict[str, PendingRows] = {}
         self._pending_bytes = 0
-        self._room: Room | None = None
+        self._workspace: Workspace | None = None
         self._keyless_partition = task[0]
         self._clock = SystemClock()
 
@@ -326,7 +326,7 @@ class TaskRows:
             order = np.argsort(numbers.astype(kind), kind="stable")
             done = 0
             for number in present:
-                self._write(pending, number, columns.taken(order[done : done + counts[number]]))
+                self._write(pending, number, columns.take(order[done : done + counts[number]]))
                 done += int(counts[number])
         self._pending_bytes -= pending.size_bytes
         pending.parts.clear()
@@ -335,16 +335,18 @@ class TaskRows:
 
     def _write(self, pending: PendingRows, number: int, columns: AppendColumns) -> None:
         """Append the record batches of one partition to the staged file."""
-        from lastword.records.pack import Room, pack
+        from lastword.records.pack import Workspace, pack
 
         target, writer = pending.target, pending.writers.get(number)
         if writer is None:
             given = self._files, self._options.path, target.topic, number, self._job, *self._task
             writer = pending.writers[number] = StagedWriter(*given)
-        self._room = self._room or Room()
+        self._workspace = self._workspace or Workspace()
         most = target.max_message_bytes
         size = min(BATCH_BYTES, most)
-        for run in pack(columns, codec=target.codec, level=target.level, batch_bytes=size, room=self._room):
+        for run in pack(
+            columns, codec=target.codec, level=target.level, batch_bytes=size, workspace=self._workspace
+        ):
             if max(run.sizes) > most:
                 raise RecordTooLargeError(
                     f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, "

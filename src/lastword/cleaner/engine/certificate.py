@@ -34,7 +34,7 @@ from lastword.kernels.digest import sum_pairs
 from lastword.kernels.hashing import digest_seeds
 from lastword.kernels.repack import RETAIN
 from lastword.records.chunk import Chunk, ChunkReader
-from lastword.records.pipeline import in_lanes, prepared
+from lastword.records.pipeline import in_slots, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
 from lastword.segment.bulk_walk import BulkIndexer
 
@@ -102,13 +102,13 @@ def _read_back(
     seeds = digest_seeds(digest_seed)
     reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
 
-    def read(lanes: int) -> Iterator[_Summed]:
-        return map(_Summed, in_lanes(reader, lanes, verify_later=True))
+    def read(slots: int) -> Iterator[_Summed]:
+        return map(_Summed, in_slots(reader, slots, verify_later=True))
 
     def sum_up(one: _Summed) -> None:
         chunk = one.chunk
         chunk.verify()
-        chunk.inflate()
+        chunk.decompress()
         pairs, records, row, status = sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *seeds)
         if status != kernels.OK:
             chunk.raise_status(row, status)

@@ -20,7 +20,7 @@ that goes, for these formats have no empty batch. Then the output ends where its
 next segment's base covers the rest.
 
 Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
-`records.pipeline.LANES` chunks and two buffers.
+`records.pipeline.SLOTS` chunks and two buffers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from lastword.kernels.repack import (
     mark_dead_rows,
 )
 from lastword.records.chunk import Chunk
-from lastword.records.pipeline import in_lanes, prepared
+from lastword.records.pipeline import in_slots, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
 from lastword.resolve.bitmaps import joined
 from lastword.segment.segment import Segment
@@ -176,7 +176,7 @@ def rewrite(
     """Write the survivors of `group` to `output`; None only counts, to the byte.
 
     `progress` hears the bytes read, chunk by chunk, and may raise to stop. `second`: a thread that reads,
-    verifies and inflates ahead; the result is the same. Raises CorruptBatchError for a source that is not
+    verifies and decompresses ahead; the result is the same. Raises CorruptBatchError for a source that is not
     what its checksums say.
     """
     retained = _last_of_producers(resolution.segments)
@@ -190,23 +190,23 @@ def rewrite(
         mark_dead_rows(table, table.shape[0], resolution.dead.arrays, marks)
         return marks
 
-    def read(lanes: int) -> Iterator[_Looked]:
+    def read(slots: int) -> Iterator[_Looked]:
         for number, one in enumerate(facts, group.first):
             clocks = one.tombstones_without_horizon or number in transactions.segments
             horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
-            reader = sources[number].chunk_reader(verify=True, unwanted=wholly_dead)
-            for chunk in in_lanes(reader, lanes, verify_later=True):
+            reader = sources[number].chunk_reader(verify=True, skip_rows=wholly_dead)
+            for chunk in in_slots(reader, slots, verify_later=True):
                 yield _Looked(chunk, horizon_ms)
 
     def look(one: _Looked) -> None:
         chunk = one.chunk
         chunk.verify()
-        chunk.inflate()
+        chunk.decompress()
         one.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
         one.sums = sums_of(chunk, resolution.dead, one.retain, one.horizon_ms)
 
     with closing(prepared(read, look, second)) as chunks:
-        writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.leave)
+        writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.defer)
         for one in chunks:
             chunk = one.chunk
             contents += one.sums.contents
@@ -218,7 +218,7 @@ def rewrite(
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
         writer.flush()
-        chunks.settle()
+        chunks.drain()
     return Rewritten(
         size_bytes=writer.written_bytes,
         content_digest=contents & _MASK,
