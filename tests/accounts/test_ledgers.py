@@ -12,7 +12,7 @@ import pytest
 from lastword import metrics
 from lastword.accounts import ledger
 from lastword.cleaner import drive
-from lastword.cleaner.drive import Place, look
+from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor
 from lastword.cleaner.engine.liveness import refresh
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.clock import ManualClock
@@ -179,7 +179,7 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
             try:
                 with monkeypatch.context() as patch:
                     patch.setattr(drive.liveness, "refresh", counted)
-                    look([Place(T, home)], "", now_ms=clock.now_ms(), space_target=1.5, stop=stop)
+                    inspect(home, clock, stop)
             except Stopped:
                 return read[0], None, None
             held = home.ledgers.held(T)
@@ -204,6 +204,14 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
         (tmp_path / "t-0" / "lastword" / "accounts").unlink()
         _, at_once, _ = scanned(1 << 20)
         assert [without_seed(one) for one in facts] == [without_seed(one) for one in at_once]
+
+
+def inspect(home, clock, stop=None):
+    """The accounts of a drive with this one partition, its new segments scanned."""
+    executor = InlineExecutor(stop=stop)
+    cleaner = DriveCleaner("drive", [DrivePartition.of(T, home)], executor, space_target=1.5, clock=clock)
+    cleaner.inspect(clock.now_ms())
+    assert not cleaner.errors
 
 
 def without_seed(facts):
@@ -338,7 +346,7 @@ def test_tombstones_that_were_trimmed_are_not_waited_for(tmp_path, clock):
         topic.append(b"k", b"v" * 50)
         topic.append(b"k", b"w" * 50)
         home, log = logs.dirs.log_dir("t", 0), logs.dirs.log("t", 0)
-        look([Place(T, home)], "drive", now_ms=NOW, space_target=1.5)
+        inspect(home, clock)
         with home.ledgers.of(T, log) as ledger:
             assert ledger.deletes.next_due(HOUR) == (0, NOW + HOUR)
         topic.trim(before=6)

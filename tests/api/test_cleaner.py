@@ -240,10 +240,13 @@ def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_g
     while (task := cleaner._scheduler.pick()) is not None:
         seen.append((type(task).__name__, task.partition.topic))
         cleaner._scheduler.run(task)
-    assert seen[:2] == [("Scan", "once"), ("Scan", "users")]
-    assert set(seen[2:]) == {("Rewrite", "users"), ("Scan", "users")}  # the new files are looked at: no read
+    assert seen[:2] == [("ScanTask", "once"), ("ScanTask", "users")]
+    assert set(seen[2:]) == {
+        ("RunTask", "users"),
+        ("ScanTask", "users"),
+    }  # the new files are looked at: no read
     done = cleaner.history()
-    assert len(done) == seen.count(("Rewrite", "users")) and {one.round.strategy for one in done} == {
+    assert len(done) == seen.count(("RunTask", "users")) and {one.round.strategy for one in done} == {
         "generational"
     }
     assert all(one.result == "ok" and one.round.freed_bytes > 0 for one in done)
@@ -262,7 +265,7 @@ def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_g
     assert not turn(logs)
     logs.cleaner.resume("users", 0)
     task = cleaner._scheduler.pick()
-    assert type(task).__name__ == "Scan"  # only what was closed since
+    assert type(task).__name__ == "ScanTask"  # only what was closed since
     used = cleaner.status().drives[0].used_bytes
     cleaner._scheduler.run(task)
     assert cleaner.status().drives[0].used_bytes - used < 10_000
@@ -630,7 +633,7 @@ def test_a_partition_that_cannot_be_looked_at_is_told_once(logs, clock, caplog, 
     def fails(*given):
         raise CorruptFileError("users-0: its checkpoint is damaged")
 
-    monkeypatch.setattr(drive, "_look_at", fails)
+    monkeypatch.setattr(drive, "_inspect_partition", fails)
     for _ in range(3):
         turn(logs)
     assert [one.message for one in caplog.records].count(

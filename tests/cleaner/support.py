@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lastword.cleaner.engine import report
+from lastword.cleaner.engine.build import built_group
 from lastword.cleaner.engine.certificate import certify
 from lastword.cleaner.engine.output import Output
 from lastword.cleaner.engine.report import BuiltGroup
@@ -111,6 +111,6 @@ def rewrite_all(
         rewritten = rewrite(one, segments, resolution, the_plan, output, lambda _: None)
         certified = certify(output, rewritten, one, segments, resolution)
         output.finish(segments[one.last].mtime_ms)
-        facts = report.built(segments, one, str(directory), rewritten, certified, resolution, 0.0)
+        facts = built_group(segments, one, str(directory), rewritten, certified, resolution, 0.0)
         made.append((facts, Segment.load(stored)))
     return made

@@ -87,7 +87,7 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
             LedgerParams(ledger.t, ledger.seen, "drive", 0.3),
             Context(DEFAULT, directory.clock, dry=True),
         )
-        assert again.seen.account.segments == found.after.account.segments
+        assert again.stats.account.segments == found.after.account.segments
     assert (done.removed, done.written_bytes, done.end) == (
         expected.removed,
         expected.written_bytes,

@@ -93,13 +93,13 @@ def test_ctrl_c_ends_with_130_and_keeps_what_is_there(data):
 
 
 def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):
-    from lastword.cleaner.engine import partition
+    from lastword.cleaner import drive
 
     def clean(log, config, request, context, **more):
         os.kill(os.getpid(), signal.SIGINT)
         assert context.stop()
 
-    monkeypatch.setattr(partition, "clean_partition", clean)
+    monkeypatch.setattr(drive, "clean_partition", clean)
     assert main.run(["clean", str(data)]) == 130
     assert capsys.readouterr().err.startswith("interrupted: stopped at a safe point")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import lastword
-from lastword.cleaner.drive import Place, look, rewrite
+from lastword.cleaner.drive import DrivePartition
 from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.config.topic import STRATEGIES
@@ -35,6 +35,7 @@ from lastword.segment.txn_index import AbortedTransaction, decode_entries
 from tests.differential.compare import Read, Story, add_part, check_garbage, read
 from tests.differential.kafka_cleaner import OLD_EMPTY_BATCH, KafkaCleaner, Refused
 from tests.differential.logs import TOPIC, RandomLog, random_log
+from tests.support.drives import inspected, rewritten
 from tests.support.jars import KafkaJars
 
 KAFKA, RUNS, DUE = "Kafka's cleaner", "some runs", "what is due"
@@ -127,15 +128,14 @@ def _by_ours(log: RandomLog, root: Path, who: str, rng: random.Random, now_ms: i
 
 
 def _some_run(logs: Any, rng: random.Random, now_ms: int) -> bool:
-    place = Place(TopicPartition(TOPIC, 0), logs.dirs.log_dir(TOPIC, 0))
-    seen = look([place], "d", now_ms=now_ms, space_target=1.5)
+    place = DrivePartition.of(TopicPartition(TOPIC, 0), logs.dirs.log_dir(TOPIC, 0))
+    seen = inspected(place, now_ms)
     account = seen.partitions[0]
     if not account.segments:
         return False
     first = rng.randrange(len(account.segments))
     last = min(first + rng.randrange(4), len(account.segments) - 1)
-    with place.home.claim(*place.partition):
-        found = rewrite(place, Columns.of(account, seen.t, 0.0).run(account, first, last, 0.0))
+    found = rewritten(place, Columns.of(account, seen.t, 0.0).run(account, first, last, 0.0))
     return found is not None and found.certificate is not None
 
 

@@ -22,7 +22,7 @@ import pytest
 
 import lastword
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.drive import Place, look, rewrite
+from lastword.cleaner.drive import DrivePartition
 from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
@@ -32,6 +32,7 @@ from lastword.ingest.manifest import Manifest
 from lastword.logdir import TopicPartition
 from lastword.partition import ingest_file
 from lastword.records.builder import BatchBuilder
+from tests.support.drives import inspected, rewritten
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
 
 SEEDS = range(5)
@@ -80,11 +81,13 @@ def first_dirty(root: Path) -> dict[str, int]:
     return {row[0]: int(row[2]) for row in rows if row}
 
 
-def some_runs(place: Place, rng: random.Random | None, runs: int, span: tuple[int, int] | None = None) -> int:
+def some_runs(
+    place: DrivePartition, rng: random.Random | None, runs: int, span: tuple[int, int] | None = None
+) -> int:
     """Rewrite some runs of segments, not all of them; returns how many were."""
     done = 0
     for _ in range(runs):
-        seen = look([place], "d", now_ms=place.home.clock.now_ms(), space_target=1.5)
+        seen = inspected(place, place.log_dir.clock.now_ms())
         account = seen.partitions[0]
         if not account.segments:
             break
@@ -94,8 +97,7 @@ def some_runs(place: Place, rng: random.Random | None, runs: int, span: tuple[in
             last = min(first + rng.randrange(3), len(account.segments) - 1)
         else:
             first, last = span
-        with place.home.claim(*place.partition):
-            found = rewrite(place, Columns.of(account, seen.t, 0.0).run(account, first, last, 0.0))
+        found = rewritten(place, Columns.of(account, seen.t, 0.0).run(account, first, last, 0.0))
         done += found is not None and found.certificate is not None
     return done
 
@@ -103,7 +105,7 @@ def some_runs(place: Place, rng: random.Random | None, runs: int, span: tuple[in
 def live_on(logs: Any, name: str, newest: Newest, rng: random.Random, clock: ManualClock) -> int:
     """One random life: returns how many runs were rewritten."""
     topic, log = logs.topic(name), logs.dirs.log(name, 0)
-    place = Place(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))
+    place = DrivePartition.of(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))
     done = 0
     for number in range(12):
         for _ in range(rng.randrange(1, 5)):
@@ -135,7 +137,10 @@ def held_back(logs: Any, name: str, newest: Newest) -> None:
         log.roll()
     seen = [one.base_offset for one in log.segments]
     rewritten = some_runs(
-        Place(TopicPartition(name, 0), logs.dirs.log_dir(name, 0)), None, 1, (len(seen) - 3, len(seen) - 2)
+        DrivePartition.of(TopicPartition(name, 0), logs.dirs.log_dir(name, 0)),
+        None,
+        1,
+        (len(seen) - 3, len(seen) - 2),
     )
     assert rewritten == 1
 
@@ -156,9 +161,8 @@ def ours(root: Path, told: Story) -> None:
         for name in ("known", "high"):
             held_back(logs, name, told.newest[name])
         for name in TOPICS:
-            account = look(
-                [Place(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))], "d", now_ms=0, space_target=1.5
-            ).partitions[0]
+            place = DrivePartition.of(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))
+            account = inspected(place, 0).partitions[0]
             told.parts[name] = (
                 sum(one.dead_records for one in account.segments),
                 sum(one.blocked_tombstone_bytes for one in account.segments),

@@ -6,9 +6,9 @@ byte of it owes one unit for each unit of `t` that it lies there.
 How they are used, from the ledger up:
 
     accounts.ledger                      Ledger.account(...)            -> PartitionAccount
-    cleaner.drive, of all partitions     look(places, ...)              -> DriveAccount
-    cleaner.generational, the best run   choose_drive(account, now_ms)  -> Choice
-    cleaner.drive, does it               rewrite(place, choice.run)     -> CleanRound | None
+    cleaner.drive, of all partitions     inspect(partitions, ...)       -> DriveAccount
+    cleaner.policy.generational          choose_drive(account, now_ms)  -> Choice
+    cleaner.drive, with an executor      DriveCleaner.clean()           -> CleanRound ...
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """The verbs `plan` and `clean`: partition by partition, all garbage now, or what is due by the settings.
 
-What is due by garbage accounts, drive by drive, is in `due.py`. One partition that fails does not stop the
-others.
+What is due by garbage accounts is chosen drive by drive (`cleaner.drive.DriveCleaner`). A partition that
+fails does not stop the others.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lastword.api.due import by_accounts, clean_due, plan_due
 from lastword.api.progress import Meter
+from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import (
     CapacityError,
     DataError,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lastword.accounts.tombstones import Clocks
     from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner import CleanRound, Plan
+    from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
 
@@ -63,10 +64,9 @@ def plan_chosen(
     views, unviewed = dirs.checked_views(chosen)
     size = sum(segment.size for view in views.values() for segment in view.segments)
     meter = Meter("plan", progress, size)
-    accounts = {name for name, _ in chosen if due and by_accounts(dirs, name, strategy)}
+    accounts = {name for name, _ in chosen if due and by_accounts(dirs.config(name), strategy)}
     wanted = {tp for tp in chosen if tp[0] in accounts}
-    unseen: dict[TopicPartition, LastwordError] = {}
-    by_drive = plan_due(dirs, wanted, strategy, unseen) if wanted else ()
+    by_drive, unseen = plan_due(dirs, wanted, strategy) if wanted else ([], {})
     planned = {(plan.topic, plan.partition): plan for plan in by_drive}
     failed = [error for tp, error in unseen.items() if tp in wanted]
     failed += [error for tp, error in unviewed.items() if tp not in wanted]
@@ -130,10 +130,10 @@ def clean(
                 failed.append(error)
     sizes = {tp: _size(dirs, *tp) for tp in compacted}
     meter = Meter("clean", progress, sum(sizes.values()))
-    accounts = [tp for tp in compacted if due and by_accounts(dirs, tp[0], strategy)]
+    accounts = [tp for tp in compacted if due and by_accounts(dirs.config(tp[0]), strategy)]
     if accounts:
         compacted = [tp for tp in compacted if tp not in accounts]
-        rounds += clean_due(dirs, accounts, strategy, meter, stop, failed)
+        rounds += _clean_due(dirs, accounts, strategy, meter, stop, failed)
         if topic is not None and not failed and not rounds:
             for tp in accounts:
                 _check_quarantine(dirs, *tp)
@@ -179,43 +179,110 @@ def _clean_one(
     progress: ProgressLike | None,
     stop: Callable[[], bool] | None,
 ) -> CleanRound | None:
+    from lastword.cleaner.drive import DrivePartition, clean_one
     from lastword.cleaner.engine.cleaning import Context
-    from lastword.cleaner.engine.partition import clean_partition
-    from lastword.cleaner.policy.plan import Request
 
-    config = dirs.config(name)
-    home = dirs.log_dir(name, number)
-    threads = dirs.settings.instance.log_cleaner_threads
-    with home.claim(name, number):
-        if (strategy or config.lastword_strategy) == "generational":
-            from lastword.cleaner.drive import Place, rewrite
-
-            place = Place(TopicPartition(name, number), home)
-            budget = dirs.drives.budget(home.path)
-            return rewrite(
-                place, None, due=False, progress=progress, stop=stop, budget=budget, threads=threads
-            )
-        log, settings = home.log(name, number), dirs.settings.instance
-        return clean_partition(
-            log,
-            config,
-            Request(
-                home.first_dirty(name, number),
-                due,
-                strategy or config.lastword_strategy,
-                settings.map_bytes,
-            ),
-            Context(
-                log.files,
-                log.clock,
-                scratch=settings.lastword_map_scratch,
-                threads=threads,
-                budget=dirs.drives.budget(home.path),
-                progress=progress,
-                stop=stop,
-            ),
-            record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
+    log_dir = dirs.log_dir(name, number)
+    context = Context(
+        log_dir.files,
+        dirs.clock,
+        threads=dirs.settings.instance.log_cleaner_threads,
+        budget=dirs.drives.budget(log_dir.path),
+        progress=progress,
+        stop=stop,
+    )
+    with log_dir.claim(name, number):
+        return clean_one(
+            DrivePartition.of(TopicPartition(name, number), log_dir),
+            context,
+            strategy=strategy or dirs.config(name).lastword_strategy,
+            due=due,
         )
+
+
+# ---------------------------------------------------------------- due by garbage accounts
+
+
+def plan_due(
+    dirs: OpenDirs,
+    wanted: Collection[tuple[str, int]],
+    strategy: str | None,
+    only: Collection[tuple[str, int]] | None = None,
+) -> tuple[list[Plan], dict[TopicPartition, LastwordError]]:
+    """Return what a due cleaning would do now with each wanted partition, or why nothing; changes nothing.
+
+    Args:
+        dirs: The open directories.
+        wanted: Partitions that may be chosen.
+        strategy: Overrides the settings of the topics.
+        only: The wanted partitions to return plans of; None: all.
+
+    Returns:
+        The plans, and the errors of partitions that cannot be inspected.
+    """
+    from lastword.cleaner.drive import InlineExecutor, dry_partitions
+
+    plans: list[Plan] = []
+    errors: dict[TopicPartition, LastwordError] = {}
+    for drive, partitions in _drives(dirs, wanted, strategy):
+        held = {each.partition for each in partitions if each.partition not in wanted}
+        cleaner = _drive_cleaner(dirs, drive, dry_partitions(partitions), InlineExecutor())
+        plans += cleaner.plan(held, only)
+        errors.update(cleaner.errors)
+    return plans, errors
+
+
+def _clean_due(
+    dirs: OpenDirs,
+    wanted: Collection[tuple[str, int]],
+    strategy: str | None,
+    meter: Meter,
+    stop: Callable[[], bool] | None,
+    failed: list[LastwordError],
+) -> Iterator[CleanRound]:
+    """Clean what is due; yields each result as it comes. The errors of wanted partitions go to `failed`."""
+    from lastword.cleaner.drive import InlineExecutor
+
+    for drive, partitions in _drives(dirs, wanted, strategy):
+        held = {each.partition for each in partitions if each.partition not in wanted}
+        executor = InlineExecutor(dirs.drives.budget(drive), stop, meter.progress_part)
+        cleaner = _drive_cleaner(dirs, drive, partitions, executor)
+        yield from cleaner.clean(held, stop)
+        failed += [error for tp, error in cleaner.errors.items() if tp in wanted]
+
+
+def _drives(
+    dirs: OpenDirs, wanted: Collection[tuple[str, int]], strategy: str | None
+) -> Iterator[tuple[str, list[DrivePartition]]]:
+    """Yield each drive that holds a wanted partition, with all partitions on it that are cleaned by accounts.
+
+    The space target of a drive is for all of them together.
+    """
+    from lastword.cleaner.drive import DrivePartition
+
+    drives: dict[str, list[DrivePartition]] = {}
+    for topic, numbers in dirs.topics().items():
+        if not by_accounts(dirs.config(topic), strategy):
+            continue
+        for number, log_dir in numbers.items():
+            if dirs.dir_set.serves(log_dir):
+                partition = DrivePartition.of(TopicPartition(topic, number), log_dir)
+                drives.setdefault(dirs.drives.drive_of(log_dir.path), []).append(partition)
+    for drive, partitions in drives.items():
+        if any(each.partition in wanted for each in partitions):
+            yield drive, partitions
+
+
+def _drive_cleaner(
+    dirs: OpenDirs, drive: str, partitions: Sequence[DrivePartition], executor: InlineExecutor
+) -> DriveCleaner:
+    from lastword.cleaner.drive import DriveCleaner
+
+    space_target = dirs.settings.instance.lastword_space_target
+    return DriveCleaner(drive, partitions, executor, space_target=space_target, clock=dirs.clock)
+
+
+# ---------------------------------------------------------------- checks
 
 
 def _size(dirs: OpenDirs, name: str, number: int) -> int:

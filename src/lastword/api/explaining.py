@@ -116,15 +116,14 @@ def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str,
     By accounts a partition is chosen among all on its drive, whose target is for all of them together, so
     all of them are inspected, once.
     """
-    from lastword.api.cleaning import plan_chosen
-    from lastword.api.due import by_accounts, plan_due
+    from lastword.api.cleaning import plan_chosen, plan_due
+    from lastword.cleaner.policy.choose import by_accounts
 
     plans: dict[tuple[str, int], Plan | LastwordError] = {}
-    accounted = {tp for tp in chosen if by_accounts(dirs, tp[0], None)}
+    accounted = {tp for tp in chosen if by_accounts(dirs.config(tp[0]))}
     if accounted:
-        failed: dict[TopicPartition, LastwordError] = {}
-        for plan in plan_due(dirs, set(dirs.select(None, None)), None, failed, only=accounted):
-            plans[plan.topic, plan.partition] = plan
+        due, failed = plan_due(dirs, set(dirs.select(None, None)), None, only=accounted)
+        plans.update(((plan.topic, plan.partition), plan) for plan in due)
         plans.update((tp, failed[TopicPartition(*tp)]) for tp in accounted if tp in failed)
     for topic, partition in chosen:
         if (topic, partition) not in plans:

@@ -15,7 +15,7 @@ By strategy:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -35,119 +35,9 @@ from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
     from lastword.cleaner import CleanRound, Plan
-    from lastword.cleaner.drive import Place
+    from lastword.cleaner.engine.throttle import DriveBudget
     from lastword.cleaner.policy.generational import Run
     from lastword.state.ttl import ExpiryWatch
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """Something to do with one partition, now."""
-
-    work: DirectoryWork
-    partition: TopicPartition
-    home: LogDirectory
-    drive: str
-    urgency: Urgency
-
-    def run(self, stop: Stop) -> Done | None:
-        """With the partition's claim, if nobody has it; given up as soon as somebody wants it, or the topic
-        may not be cleaned any more."""
-        tp, home = self.partition, self.home
-
-        def over() -> bool:
-            return home.wanted(*tp) or not home.topic_config(tp.topic).compacts or stop()
-
-        with home.try_claim(*tp) as mine:
-            if not mine or not home.holds(*tp):
-                return None
-            try:
-                return self._do(over)
-            except UnknownTopicError:  # deleted a moment ago
-                return None
-            except LastwordError as error:
-                damaged = quarantine.load(home.files, home.directory(*tp)) is not None
-                now_ms = self.work.clock.now_ms()
-                return Done(*tp, self.drive, "failed", now_ms, error=error.message, damaged=damaged)
-
-    def _do(self, stop: Stop) -> Done | None:
-        raise AssertionError("each kind has its own")
-
-    def _done(self, found: CleanRound | None) -> Done | None:
-        if found is None:
-            return None
-        published = found.certificate is not None
-        result = "ok" if found.complete else "partial" if published else "aborted"
-        # `result` is one of Done's three words, which mypy takes for any text.
-        return Done(*self.partition, self.drive, result, found.now_ms, round=found)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class Whole(Due):
-    """Strategy `kafka`: all that lies below the limit."""
-
-    def _do(self, stop: Stop) -> Done | None:
-        from lastword.cleaner.engine.cleaning import Context
-        from lastword.cleaner.engine.partition import clean_partition
-        from lastword.cleaner.policy.plan import Request
-
-        tp, home = self.partition, self.home
-        log, settings = home.log(*tp), home.settings.instance
-        found = clean_partition(
-            log,
-            home.topic_config(tp.topic),
-            Request(home.first_dirty(*tp), due=True, map_bytes=settings.map_bytes),
-            Context(
-                log.files,
-                log.clock,
-                scratch=settings.lastword_map_scratch,
-                stop=stop,
-                budget=self.work.budgets.budget(self.drive),
-            ),
-            record_first_dirty=lambda offset: home.set_first_dirty(*tp, offset),
-        )
-        return self._done(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite(Due):
-    """Strategy `generational`: one run of neighbouring segments."""
-
-    chosen: Run
-
-    def _do(self, stop: Stop) -> Done | None:
-        from lastword.cleaner.drive import Place, rewrite
-
-        budget = self.work.budgets.budget(self.drive)
-        found = rewrite(Place(self.partition, self.home), self.chosen, stop=stop, budget=budget)
-        return self._done(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Scan(Due):
-    """Brings the accounts of a partition up to date; each segment is read once, soon after it was closed."""
-
-    def _do(self, stop: Stop) -> Done | None:
-        from lastword.cleaner.drive import Place, look
-
-        place = Place(self.partition, self.home)
-        now_ms = self.work.clock.now_ms()
-        failed: list[LastwordError] = []
-        try:
-            look(
-                [place],
-                self.drive,
-                now_ms=now_ms,
-                space_target=self.work.space_target([place]),
-                failed=failed,
-                stop=stop,
-                budget=self.work.budgets.budget(self.drive),
-            )
-        except Stopped:
-            return None
-        if failed:
-            raise failed[0]
-        return Done(*self.partition, self.drive, "looked", now_ms)
 
 
 log = logging.getLogger(__name__)
@@ -157,6 +47,106 @@ OVERDUE, SCAN, CEILING, DIRTY, FILES = range(5)
 ceiling; a drive above its target, or a partition above its dirty ratio; too many files."""
 KEEP_SECONDS = 5.0
 _RANKS = {"overdue": OVERDUE, "ceiling": CEILING, "target": DIRTY, "files": FILES}
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningTask:
+    """Something to do with one partition, now."""
+
+    work: DirectoryWork
+    partition: TopicPartition
+    log_dir: LogDirectory
+    drive: str
+    urgency: Urgency
+
+    def run(self, stop: Stop) -> Done | None:
+        """Run with the partition's claim if it is free.
+
+        Ends early when another thread waits for the claim, or the topic may not be cleaned any more.
+        """
+        tp, log_dir = self.partition, self.log_dir
+
+        def over() -> bool:
+            return log_dir.wanted(*tp) or not log_dir.topic_config(tp.topic).compacts or stop()
+
+        with log_dir.try_claim(*tp) as mine:
+            if not mine or not log_dir.holds(*tp):
+                return None
+            try:
+                return self._run(over)
+            except UnknownTopicError:  # deleted a moment ago
+                return None
+            except LastwordError as error:
+                damaged = quarantine.load(log_dir.files, log_dir.directory(*tp)) is not None
+                now_ms = self.work.clock.now_ms()
+                return Done(*tp, self.drive, "failed", now_ms, error=error.message, damaged=damaged)
+
+    def _run(self, stop: Stop) -> Done | None:
+        raise AssertionError("each kind of task has its own")
+
+    def _budget(self) -> DriveBudget:
+        return self.work.budgets.budget(self.drive)
+
+    def _done(self, cleaned: CleanRound | None) -> Done | None:
+        if cleaned is None:
+            return None
+        published = cleaned.certificate is not None
+        result = "ok" if cleaned.complete else "partial" if published else "aborted"
+        # `result` is one of Done's three words, which mypy takes for any text.
+        return Done(*self.partition, self.drive, result, cleaned.now_ms, round=cleaned)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTask(CleaningTask):
+    """Strategy `kafka`: clean everything below the limit."""
+
+    def _run(self, stop: Stop) -> Done | None:
+        from lastword.cleaner.drive import DrivePartition, clean_one
+        from lastword.cleaner.engine.cleaning import Context
+
+        context = Context(self.log_dir.files, self.log_dir.clock, budget=self._budget(), stop=stop)
+        partition = DrivePartition.of(self.partition, self.log_dir)
+        return self._done(clean_one(partition, context, strategy="kafka"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask(CleaningTask):
+    """Strategy `generational`: rewrite one run of neighbouring segments."""
+
+    chosen: Run
+
+    def _run(self, stop: Stop) -> Done | None:
+        from lastword.cleaner.drive import DrivePartition, InlineExecutor
+
+        executor = InlineExecutor(self._budget(), stop)
+        (outcome,) = executor.rewrite([(DrivePartition.of(self.partition, self.log_dir), [self.chosen])])
+        if outcome.error is not None:
+            raise outcome.error
+        return self._done(next(iter(outcome.results), None))
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask(CleaningTask):
+    """Scan the new segments of a partition; each segment is read once, soon after it was closed."""
+
+    def _run(self, stop: Stop) -> Done | None:
+        from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor
+
+        now_ms = self.work.clock.now_ms()
+        cleaner = DriveCleaner(
+            self.drive,
+            [DrivePartition.of(self.partition, self.log_dir)],
+            InlineExecutor(self._budget(), stop),
+            space_target=self.work.space_target([self.log_dir]),
+            clock=self.work.clock,
+        )
+        try:
+            cleaner.inspect(now_ms)
+        except Stopped:
+            return None
+        for error in cleaner.errors.values():
+            raise error
+        return Done(*self.partition, self.drive, "looked", now_ms)
 
 
 class DirectoryWork:
@@ -179,7 +169,7 @@ class DirectoryWork:
         self._states = states
         self.clock = clock
         self.only = only
-        self._found: dict[str, tuple[float, list[Due]]] = {}
+        self._found: dict[str, tuple[float, list[CleaningTask]]] = {}
         self._told: set[str] = set()
         self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
 
@@ -187,7 +177,7 @@ class DirectoryWork:
         self._look_at_quarantine()
         return self.budgets.names
 
-    def next(self, drive: str, held: Collection[TopicPartition]) -> Due | None:
+    def next(self, drive: str, held: Collection[TopicPartition]) -> CleaningTask | None:
         """The most urgent round on a drive. A look at many partitions finds many: they are given one after
         another, for a while."""
         until, found = self._found.pop(drive, (0.0, []))
@@ -198,7 +188,7 @@ class DirectoryWork:
         if not found:
             return None
         # A run was the best before what goes first now was done: it is chosen anew then.
-        rest = list(takewhile(lambda one: not isinstance(one, Rewrite), found[1:]))
+        rest = list(takewhile(lambda one: not isinstance(one, RunTask), found[1:]))
         self._found[drive] = until, rest
         return found[0]
 
@@ -216,9 +206,9 @@ class DirectoryWork:
         """Look anew: settings have changed."""
         self._found.clear()
 
-    def _look_at_drive(self, drive: str, held: Collection[TopicPartition]) -> list[Due]:
+    def _look_at_drive(self, drive: str, held: Collection[TopicPartition]) -> list[CleaningTask]:
         """All that could be done there now, the most urgent first."""
-        found: list[Due] = []
+        found: list[CleaningTask] = []
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
         kept = set(held)
         worth_it = False  # is there a closed segment to look at?
@@ -240,7 +230,7 @@ class DirectoryWork:
             if plan.action == "clean" and generational:
                 worth_it = True
             elif plan.action == "clean":
-                found.append(Whole(self, tp, home, drive, urgency))
+                found.append(PartitionTask(self, tp, home, drive, urgency))
         if worth_it:
             found += self._by_accounts(drive, accounted, kept)
         return sorted(found, key=lambda one: (one.urgency, one.partition))
@@ -253,42 +243,38 @@ class DirectoryWork:
         drive: str,
         accounted: list[tuple[TopicPartition, LogDirectory]],
         held: Collection[TopicPartition],
-    ) -> Iterator[Due]:
-        """Scans of what is new, and the best run of the drive as far as it is known."""
-        from lastword.cleaner.drive import Place, late_ms, look
+    ) -> Iterator[CleaningTask]:
+        """Return scans of new segments, and the best run of the drive by the accounts that are up to date."""
+        from lastword.cleaner.drive import DrivePartition, inspect, late_ms
         from lastword.cleaner.policy.generational import choose_drive
 
-        places = [Place(tp, home) for tp, home in accounted]
-        stale: list[Place] = []
-        failed: list[LastwordError] = []
         now_ms = self.clock.now_ms()
-        account = look(
-            places,
+        inspection = inspect(
+            [DrivePartition.of(tp, log_dir) for tp, log_dir in accounted],
             drive,
             now_ms=now_ms,
-            space_target=self.space_target(places),
+            space_target=self.space_target([log_dir for _, log_dir in accounted]),
             held=held,
-            failed=failed,
-            stale=stale,
         )
-        self._tell(failed)
-        late = {(one.topic, one.partition): late_ms(one, now_ms) for one in account.partitions}
-        for place in stale:
-            if place.partition not in held:
-                # Before the garbage of a partition that is overdue can go, what is new there must be known.
-                after_ms = late.get(place.partition, 0)
+        account = inspection.account
+        self._tell(inspection.errors.values())
+        late = {(each.topic, each.partition): late_ms(each, now_ms) for each in account.partitions}
+        for stale in inspection.stale:
+            if stale.partition not in held:
+                # The new segments of an overdue partition are scanned before its garbage can be removed.
+                after_ms = late.get(stale.partition, 0)
                 urgency = Urgency(OVERDUE, -after_ms) if after_ms else Urgency(SCAN)
-                yield Scan(self, place.partition, place.home, drive, urgency)
+                yield ScanTask(self, stale.partition, stale.log_dir, drive, urgency)
         choice = choose_drive(account, now_ms)
         if choice.run is not None:
-            homes = dict(accounted)
+            log_dirs = dict(accounted)
             tp = TopicPartition(choice.run.topic, choice.run.partition)
-            dead = sum(one.dead_bytes for one in account.partitions)
-            share = dead / max(1, sum(one.total_bytes for one in account.partitions))
-            urgency = Urgency(_RANKS[choice.obligation], -share)
-            yield Rewrite(self, tp, homes[tp], drive, urgency, choice.run)
+            dead = sum(each.dead_bytes for each in account.partitions)
+            ratio = dead / max(1, sum(each.total_bytes for each in account.partitions))
+            urgency = Urgency(_RANKS[choice.obligation], -ratio)
+            yield RunTask(self, tp, log_dirs[tp], drive, urgency, choice.run)
 
-    def _tell(self, failed: list[LastwordError]) -> None:
+    def _tell(self, failed: Iterable[LastwordError]) -> None:
         """What keeps a partition from being looked at, once each: the others go on."""
         for error in failed:
             if error.message not in self._told:
@@ -296,8 +282,9 @@ class DirectoryWork:
                 log.warning("lastword: not cleaned: %s", error.message)
 
     @staticmethod
-    def space_target(places: list[Place]) -> float:
-        return min(one.home.settings.instance.lastword_space_target for one in places)
+    def space_target(log_dirs: Sequence[LogDirectory]) -> float:
+        """Return the space target of a drive with these log directories."""
+        return min(log_dir.settings.instance.lastword_space_target for log_dir in log_dirs)
 
     def _partitions(self, drive: str) -> Iterator[tuple[TopicPartition, LogDirectory, TopicConfig]]:
         """Those that may be touched, on a drive that serves."""

@@ -1,20 +1,27 @@
-"""One drive: what lies on it, what is due there, and the round that does it.
+"""Choose what is due on a drive, and have an executor do it: `DriveCleaner`.
 
-`look` brings the accounts of every compacted partition up to date (what fell below the limits is scanned
-once) and gives one `DriveAccount`; `generational.choose_drive` chooses by it (`drive_plan`: again and again,
-on paper); `rewrite` carries a chosen run out. A partition in which nothing has moved since it was looked at
-costs no look into its ledger.
+`inspect` computes the garbage accounts of every compacted partition of a drive, reads no record, and names
+the partitions whose new segments must be scanned. `choose_drive` chooses runs by these accounts. `outlook`
+repeats the choice on simulated segments, for dry runs and for executors that rewrite several runs in
+parallel. A partition in which nothing has changed since its last scan costs no access to its ledger.
 
-A drive may hold several log directories. Each has a time of its own (bytes appended to it); they are put on
-one scale here.
+    executor           scans and rewrites run               a choice covers
+    InlineExecutor     in this thread                       one run, then the drive is inspected again
+    background tasks   on the threads of the scheduler      one run; `background.work` calls `inspect` itself
+    spark.clean        as Spark tasks                       every run that is due, one task for each partition
+
+A drive may hold several log directories. Each has its own time (bytes appended to it); here they are put on
+one scale.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lastword import metrics
 from lastword.accounts.estimates import indexed_bytes
@@ -23,19 +30,16 @@ from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAcco
 from lastword.cleaner.engine import liveness
 from lastword.cleaner.engine.cleaning import Context
 from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it
-from lastword.cleaner.engine.partition import dry_run
+from lastword.cleaner.engine.partition import clean_partition, dry_run
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.choose import choose_for, is_outgrown, roll_for_cleaning
+from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
 from lastword.cleaner.policy.generational import Choice, because, choose_drive, disjoint
-from lastword.cleaner.policy.plan import Plan, Request
+from lastword.cleaner.policy.plan import QUARANTINED, Plan, Request
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.logdir.ledgers import Ledgers
 from lastword.partition import leases
-from lastword.partition.view import PartitionView
-from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
@@ -43,185 +47,530 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.engine.throttle import DriveBudget
     from lastword.cleaner.policy.generational import Run
+    from lastword.clock import Clock
     from lastword.config import TopicConfig
+    from lastword.logdir.ledgers import Ledgers
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+    from lastword.segment.segment import Segment
+
+MOST_SCANS = 4
+"""Scans of one partition in one inspection. A scan that finds garbage may let the active segment be closed,
+which is then scanned too; a partition that another thread keeps changing is left as it is after this many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A compacted partition of strategy `generational`, and the directory that it lies in."""
+class DrivePartition:
+    """A compacted partition, the log directory that holds it, and the ledgers to use: for a dry run, its
+    own."""
 
     partition: TopicPartition
-    home: LogDirectory
+    log_dir: LogDirectory
+    ledgers: Ledgers
+
+    @classmethod
+    def of(cls, partition: TopicPartition, log_dir: LogDirectory) -> DrivePartition:
+        """Return a partition with the ledgers of its log directory."""
+        return cls(partition, log_dir, log_dir.ledgers)
+
+    @property
+    def config(self) -> TopicConfig:
+        """Return the settings of the topic."""
+        return self.log_dir.topic_config(self.partition.topic)
+
+    def request(self, strategy: str = "generational", *, due: bool = True) -> Request:
+        """Return a request for this partition with the memory that the settings allow."""
+        map_bytes = self.log_dir.settings.instance.map_bytes
+        return Request(self.log_dir.first_dirty(*self.partition), due, strategy, map_bytes)
+
+
+def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]:
+    """Return the partitions with ledgers of their own, which are never saved."""
+    ledgers = {each.log_dir.path: each.log_dir.new_ledgers(saves=False) for each in partitions}
+    return [replace(each, ledgers=ledgers[each.log_dir.path]) for each in partitions]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a look found: valid as long as what it rests on stays as it was, and what it says of tombstones
-    holds. `below`: `delete.retention.ms`, and of each file that it knows base offset and identity."""
+class Outcome:
+    """What became of the chosen runs of a partition.
 
-    below: tuple[object, ...]
+    complete: every run was rewritten and published to its end.
+    """
+
+    partition: TopicPartition
+    results: tuple[CleanRound, ...] = ()
+    error: LastwordError | None = None
+    complete: bool = False
+
+
+class Executor(Protocol):
+    """Where the scans and rewrites of a drive run."""
+
+    @property
+    def parallel(self) -> bool:
+        """Return whether every run that is due is given out before the drive is inspected again."""
+        ...
+
+    def scan(
+        self, partitions: Sequence[DrivePartition], drive: str, now_ms: int
+    ) -> Iterator[tuple[DrivePartition, LastwordError | None]]:
+        """Scan the new segments of each partition, and cache the statistics in its ledgers."""
+        ...
+
+    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[Run]]]) -> Iterator[Outcome]:
+        """Rewrite and publish runs."""
+        ...
+
+    def plan(
+        self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
+    ) -> Iterator[tuple[DrivePartition, Plan]]:
+        """Count what these choices mean for each partition, to the byte (`planned`)."""
+        ...
+
+
+class DriveCleaner:
+    """One call's cleaning, or plan, of the partitions of a drive with strategy `generational`.
+
+    The space target holds for all partitions of the drive together, so all of them are inspected, and some of
+    them are `held`: they count towards the space and may not be chosen.
+
+    errors: the first error of each partition that failed. The others are cleaned.
+    """
+
+    def __init__(
+        self,
+        drive: str,
+        partitions: Sequence[DrivePartition],
+        executor: Executor,
+        *,
+        space_target: float,
+        clock: Clock,
+    ) -> None:
+        self.drive = drive
+        self.errors: dict[TopicPartition, LastwordError] = {}
+        self._partitions = {each.partition: each for each in partitions}
+        self._executor = executor
+        self._space_target = space_target
+        self._clock = clock
+
+    def inspect(self, now_ms: int, held: Collection[TopicPartition] = ()) -> DriveAccount:
+        """Return the accounts of the drive, with every new segment scanned. A partition that fails is left
+        out."""
+        scans: Counter[TopicPartition] = Counter()
+        while True:
+            inspection = inspect(
+                list(self._partitions.values()),
+                self.drive,
+                now_ms=now_ms,
+                space_target=self._space_target,
+                held=held,
+            )
+            for tp, error in inspection.errors.items():
+                self._leave_out(tp, error)
+            stale = [each for each in inspection.stale if scans[each.partition] < MOST_SCANS]
+            if not stale:
+                return inspection.account
+            for partition, failed in self._executor.scan(stale, self.drive, now_ms):
+                scans[partition.partition] += 1
+                if failed is not None:
+                    self._leave_out(partition.partition, failed)
+
+    def clean(
+        self, held: Collection[TopicPartition] = (), stop: Callable[[], bool] | None = None
+    ) -> Iterator[CleanRound]:
+        """Rewrite what is due, until no obligation is left that can be met; yields each result as it
+        comes."""
+        held = set(held)
+        given_out: set[tuple[TopicPartition, int, int, int]] = set()
+        while stop is None or not stop():
+            now_ms = self._clock.now_ms()
+            try:
+                runs = self._due_runs(self.inspect(now_ms, held), now_ms)
+            except Stopped:
+                return
+            if not runs:
+                return
+            marks = {
+                tp: {(tp, run.base_offset, run.next_offset, run.read_bytes) for run in chosen}
+                for tp, chosen in runs.items()
+            }
+            # These runs were rewritten just now and are unchanged: no more can be done there.
+            stuck = {tp for tp in runs if marks[tp] <= given_out}
+            held |= stuck
+            given_out = given_out.union(*marks.values())
+            chosen_runs = [(self._partitions[tp], chosen) for tp, chosen in runs.items() if tp not in stuck]
+            for outcome in self._executor.rewrite(chosen_runs):
+                yield from outcome.results
+                if outcome.error is not None:
+                    self.errors.setdefault(outcome.partition, outcome.error)
+                if not outcome.complete:
+                    held.add(outcome.partition)
+                if any(result.stopped_by == "request" for result in outcome.results):
+                    return
+
+    def plan(
+        self, held: Collection[TopicPartition] = (), only: Collection[tuple[str, int]] | None = None
+    ) -> Iterator[Plan]:
+        """Return what `clean` would do now with each partition that is not held, or why nothing.
+
+        Args:
+            held: As of `clean`.
+            only: The partitions to plan; None: all that are not held.
+        """
+        now_ms = self._clock.now_ms()
+        account = self.inspect(now_ms, held)
+        dead_bytes = {(each.topic, each.partition): each.dead_bytes for each in account.partitions}
+        choices, _ = outlook(account, now_ms)
+        chosen: list[tuple[DrivePartition, Plan, Sequence[Choice]]] = []
+        for tp, partition in self._partitions.items():
+            if tp in held or (only is not None and tp not in only):
+                continue
+            view = partition.log_dir.view(*tp)
+            plan = limit_plan(partition, view, now_ms, dead_bytes.get(tp, 0))
+            quarantined = quarantine.load(partition.log_dir.files, view.directory)
+            if quarantined is not None:
+                yield plan.kept(QUARANTINED, quarantined.reason)
+            elif plan.action != "clean":
+                yield plan
+            else:
+                own = [choice for choice in choices[:-1] if _is_for(choice, tp)]
+                chosen.append((partition, plan, [*own, choices[-1]]))
+        for _, plan in self._executor.plan(chosen):
+            yield plan
+
+    def _due_runs(self, account: DriveAccount, now_ms: int) -> dict[TopicPartition, list[Run]]:
+        """Return the runs to rewrite next, by partition, the best first; none overlaps another."""
+        choices = outlook(account, now_ms)[0] if self._executor.parallel else [choose_drive(account, now_ms)]
+        runs: dict[TopicPartition, list[Run]] = {}
+        for choice in choices:
+            if choice.run is not None:
+                runs.setdefault(TopicPartition(choice.run.topic, choice.run.partition), []).append(choice.run)
+        kept = {tp: disjoint(chosen) for tp, chosen in runs.items()}
+        return {tp: [run for run in chosen if run in kept[tp]] for tp, chosen in runs.items()}
+
+    def _leave_out(self, tp: TopicPartition, error: LastwordError) -> None:
+        self._partitions.pop(tp, None)
+        self.errors.setdefault(tp, error)
+
+
+class InlineExecutor:
+    """Scans and rewrites in the calling thread, one run at a time.
+
+    Args:
+        budget: Of the drive.
+        stop: Called at every safe point; once true, a rewrite ends early, and a scan raises `Stopped`.
+        progress: Gives the progress function for a part of this many bytes.
+    """
+
+    parallel = False
+
+    def __init__(
+        self,
+        budget: DriveBudget | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: Callable[[int], AbstractContextManager[ProgressLike | None]] = lambda _: nullcontext(),
+    ) -> None:
+        self._budget = budget
+        self._stop = stop
+        self._progress = progress
+
+    def scan(
+        self, partitions: Sequence[DrivePartition], drive: str, now_ms: int
+    ) -> Iterator[tuple[DrivePartition, LastwordError | None]]:
+        """Scan each partition whose claim is free."""
+        for partition in partitions:
+            failed: LastwordError | None = None
+            try:
+                with partition.log_dir.try_claim(*partition.partition) as mine:
+                    if mine:  # otherwise another thread is cleaning or changing the partition
+                        scan_partition(partition, drive, now_ms, self._context(partition))
+            except LastwordError as error:
+                failed = error
+            yield partition, failed
+
+    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[Run]]]) -> Iterator[Outcome]:
+        """Rewrite each run with the partition's claim, after waiting for it."""
+        for partition, chosen in runs:
+            tp = partition.partition
+            for run in chosen:
+                try:
+                    with self._progress(run.read_bytes) as progress, partition.log_dir.claim(*tp):
+                        context = replace(self._context(partition), progress=progress)
+                        result = clean_one(partition, context, run=run)
+                except LastwordError as error:
+                    yield Outcome(tp, error=error)
+                    break
+                if result is None:
+                    yield Outcome(tp)
+                    break
+                yield Outcome(tp, (result,), complete=result.complete)
+
+    def plan(
+        self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
+    ) -> Iterator[tuple[DrivePartition, Plan]]:
+        """Count each plan."""
+        for partition, plan, choices in chosen:
+            view = partition.log_dir.view(*partition.partition)
+            with partition.ledgers.of(partition.partition, view) as ledger:
+                yield (
+                    partition,
+                    planned(view, partition.config, plan, ledger, choices, self._context(partition)),
+                )
+
+    def _context(self, partition: DrivePartition) -> Context:
+        log_dir = partition.log_dir
+        dry = not partition.ledgers.saves
+        return Context(log_dir.files, log_dir.clock, budget=self._budget, stop=self._stop, dry=dry)
+
+
+def clean_one(
+    partition: DrivePartition,
+    context: Context,
+    *,
+    run: Run | None = None,
+    strategy: str = "generational",
+    due: bool = True,
+) -> CleanRound | None:
+    """Clean one partition, whose claim the caller holds.
+
+    Args:
+        partition: With the ledgers to use; strategy `kafka` uses none.
+        context: Where and how.
+        run: What to rewrite. None: all garbage, or with strategy `kafka` what `due` asks for.
+        strategy: Which segments are rewritten.
+        due: Clean only if the settings make the partition due.
+    """
+    log_dir, tp = partition.log_dir, partition.partition
+    log, settings, ledgers = log_dir.log(*tp), log_dir.settings.instance, partition.ledgers
+    request = partition.request(strategy, due=due)
+
+    def record_first_dirty(offset: int) -> None:
+        log_dir.set_first_dirty(*tp, offset)
+
+    if strategy != "generational":
+        context = replace(context, scratch=settings.lastword_map_scratch)
+        return clean_partition(log, partition.config, request, context, record_first_dirty=record_first_dirty)
+    with ledgers.of(tp, log) as ledger:
+        result = clean_partition(
+            log,
+            partition.config,
+            request,
+            context,
+            record_first_dirty=record_first_dirty,
+            ledger=ledger,
+            run=run,
+            space_target=settings.lastword_space_target,
+            alpha=settings.lastword_survivorship_alpha,
+        )
+    if result is not None:
+        measure(ledgers, result)
+    return result
+
+
+def measure(ledgers: Ledgers, result: CleanRound) -> None:
+    """Record in the ledgers of a drive what a published cleaning took."""
+    if result.certificate is not None:
+        swaps = max(result.segments_before - result.segments_after, 1)
+        ledgers.measured(result.written_bytes, result.phases.rewrite, swaps, result.phases.swap)
+
+
+# ---------------------------------------------------------------- inspection
+
+
+@dataclass(frozen=True, slots=True)
+class CachedStats:
+    """The result of a scan. Valid while the segment files are unchanged and no tombstone has become due.
+
+    files: `delete.retention.ms`, and base offset and identity of each file below the limit.
+    """
+
+    files: tuple[object, ...]
     account: PartitionAccount
     tombstones: Standing
 
-    def holds(self, files: Files, directory: str, below: tuple[object, ...], now_ms: int) -> bool:
-        """Leases are read only if a tombstone depends on them."""
+    def holds(self, files: Files, directory: str, present: tuple[object, ...], now_ms: int) -> bool:
+        """Return whether the statistics are valid. Reads leases only if a tombstone depends on them."""
         asks = self.tombstones.asks_leases
         floor = leases.load(files, directory, now_ms).floor if asks else leases.NO_FLOOR
-        return self.below == below and self.tombstones.holds(now_ms, floor)
+        return self.files == present and self.tombstones.holds(now_ms, floor)
 
 
-def look(
-    places: Sequence[Place],
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The accounts of a drive, without a scan.
+
+    stale: partitions that must be scanned; they count as they were, and may not be chosen.
+    errors: of partitions that cannot be inspected; they are left out.
+    """
+
+    account: DriveAccount
+    stale: tuple[DrivePartition, ...]
+    errors: Mapping[TopicPartition, LastwordError]
+
+
+def inspect(
+    partitions: Sequence[DrivePartition],
     drive: str,
     *,
     now_ms: int,
     space_target: float,
     held: Collection[TopicPartition] = (),
-    ledgers: Callable[[LogDirectory], Ledgers] | None = None,
-    failed: list[LastwordError] | None = None,
-    stale: list[Place] | None = None,
-    stop: Callable[[], bool] | None = None,
-    budget: DriveBudget | None = None,
-) -> DriveAccount:
-    """The accounts of a drive, scanned up to the limit of each partition.
+) -> Inspection:
+    """Return the accounts of a drive up to the limit of each partition; reads no record.
 
-    held      partitions that may not be chosen; they count towards the space all the same
-    ledgers   of a directory; None: its own
-    failed    takes the errors of partitions that cannot be looked at, which are left out
-    stale     given, nothing is scanned: takes the partitions that should be, which then count as they were
+    Args:
+        partitions: All on the drive that are cleaned by accounts.
+        drive: Its name.
+        now_ms: The time to decide by.
+        space_target: Of the drive.
+        held: Partitions that may not be chosen; they count towards the space.
     """
-    found: list[tuple[Ledgers, PartitionAccount]] = []
-    for place in places:
-        own = ledgers(place.home) if ledgers is not None else place.home.ledgers
+    accounts: list[tuple[Ledgers, PartitionAccount]] = []
+    stale: list[DrivePartition] = []
+    errors: dict[TopicPartition, LastwordError] = {}
+    for partition in partitions:
         try:
-            one = _look_at(place, drive, own, now_ms, place.partition in held, stale, stop, budget)
+            account, is_stale = _inspect_partition(partition, drive, now_ms, partition.partition in held)
         except LastwordError as error:
-            if failed is not None:
-                failed.append(error)
+            errors[partition.partition] = error
             continue
-        _show(one, now_ms)
-        found.append((own, one))
-    t = max((own.t for own, _ in found), default=0)
-    cost = max((own.file_cost_bytes for own, _ in found), default=0.0)
-    accounts = tuple(_shifted(one, t - own.t) for own, one in found)
-    return DriveAccount(drive, t, space_target, cost, accounts)
+        if is_stale:
+            stale.append(partition)
+        else:
+            _set_metrics(account, now_ms)
+        accounts.append((partition.ledgers, account))
+    t = max((ledgers.t for ledgers, _ in accounts), default=0)
+    cost = max((ledgers.file_cost_bytes for ledgers, _ in accounts), default=0.0)
+    shifted = tuple(_shifted(account, t - ledgers.t) for ledgers, account in accounts)
+    return Inspection(DriveAccount(drive, t, space_target, cost, shifted), tuple(stale), errors)
 
 
-def _look_at(
-    place: Place,
-    drive: str,
-    ledgers: Ledgers,
-    now_ms: int,
-    held: bool,
-    stale: list[Place] | None,
-    stop: Callable[[], bool] | None,
-    budget: DriveBudget | None,
-) -> PartitionAccount:
-    home, tp = place.home, place.partition
-    config = home.topic_config(tp.topic)
-    log: PartitionLog | PartitionView = home.view(*tp)
-    log.check_end()
-    seen = ledgers.seen.get(tp)
-    dead_bytes = seen.account.dead_bytes if isinstance(seen, Seen) else 0
+def _inspect_partition(
+    partition: DrivePartition, drive: str, now_ms: int, held: bool
+) -> tuple[PartitionAccount, bool]:
+    """Return the account of a partition, and whether a scan is needed to bring it up to date."""
+    tp, ledgers, config = partition.partition, partition.ledgers, partition.config
+    files = partition.log_dir.files
+    log, dead_bytes = _log_of(partition)
     if ledgers.saves:
-        log = opened = home.log(*tp)
-        roll_for_cleaning(opened, config, now_ms=now_ms, dead_bytes=dead_bytes)
-    set_aside = quarantine.load(home.files, log.directory) is not None
-    plan = plan_of(place, log, now_ms, dead_bytes)
+        roll_for_cleaning(partition.log_dir.log(*tp), config, now_ms=now_ms, dead_bytes=dead_bytes)
+    quarantined = quarantine.load(files, log.directory) is not None
+    plan = limit_plan(partition, log, now_ms, dead_bytes)
     segments: Sequence[Segment] = log.segments
-    total_bytes = sum(one.size for one in segments)
+    total_bytes = sum(segment.size for segment in segments)
     nothing = PartitionAccount(
-        *tp, drive, (), total_bytes, plan.limit, log.log_start, quarantined=set_aside or held
+        *tp, drive, (), total_bytes, plan.limit, log.log_start, quarantined=quarantined or held
     )
-    if set_aside or plan.action != "clean":
-        return nothing
-    below = _rests_on(plan, segments)
-    known = isinstance(seen, Seen) and seen.holds(home.files, log.directory, below, now_ms)
-    if not known and stale is not None:
-        stale.append(place)
-        if not isinstance(seen, Seen):
-            return nothing
-        held = True  # its segments may be others by now
-    elif not known:
-        with home.try_claim(*tp) as mine:
-            if not mine:  # it is being cleaned, or changed, by somebody else
-                return nothing if not isinstance(seen, Seen) else replace(seen.account, quarantined=True)
-            context = Context(home.files, home.clock, budget=budget, stop=stop, dry=not ledgers.saves)
-            seen = _scan(place, log, plan, drive, ledgers, context)
-            ledgers.seen[tp] = seen
-        if seen.account.dead_bytes > dead_bytes and is_outgrown(
-            log.segments, config, seen.account.dead_bytes, now_ms
-        ):
-            # Known only now: what is dead below it does not keep the active segment open.
-            return _look_at(place, drive, ledgers, now_ms, held, stale, stop, budget)
-    else:
+    if quarantined or plan.action != "clean":
+        return nothing, False
+    stats = ledgers.seen.get(tp)
+    if not isinstance(stats, CachedStats):
+        return nothing, True
+    is_stale = not stats.holds(files, log.directory, _files_below(plan, segments), now_ms)
+    if not is_stale:
         ledgers.advance(tp, segments)
-    assert isinstance(seen, Seen)
-    return replace(
-        seen.account,
+    account = replace(
+        stats.account,
         total_bytes=total_bytes,
-        quarantined=held,
+        quarantined=held or is_stale,  # the segments of a stale account may have been replaced
         segment_bytes=config.segment_bytes,
         file_bytes=indexed_bytes(config),
         max_compaction_lag_ms=config.max_compaction_lag_ms,
         min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
     )
+    return account, is_stale
 
 
-def _scan(
-    place: Place,
-    log: PartitionLog | PartitionView,
-    plan: Plan,
-    drive: str,
-    ledgers: Ledgers,
-    context: Context,
-) -> Seen:
-    config = place.home.topic_config(place.partition.topic)
+def _log_of(partition: DrivePartition) -> tuple[PartitionLog | PartitionView, int]:
+    """Return the log to inspect, of a dry run a view of it, and the known garbage of its closed segments."""
+    view = partition.log_dir.view(*partition.partition)
+    view.check_end()
+    stats = partition.ledgers.seen.get(partition.partition)
+    dead_bytes = stats.account.dead_bytes if isinstance(stats, CachedStats) else 0
+    return partition.log_dir.log(*partition.partition) if partition.ledgers.saves else view, dead_bytes
+
+
+def scan_plan(partition: DrivePartition, now_ms: int) -> tuple[PartitionLog | PartitionView, Plan]:
+    """Return the log of a partition, of a dry run a view of it, and the plan up to whose limit it is
+    scanned."""
+    log, dead_bytes = _log_of(partition)
+    return log, limit_plan(partition, log, now_ms, dead_bytes)
+
+
+def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: Context) -> None:
+    """Scan the new segments of a partition, whose claim the caller holds, and cache the statistics.
+
+    Raises:
+        Stopped: `context.stop` returned true. What was scanned is kept.
+    """
+    log, plan = scan_plan(partition, now_ms)
     context, segments = context.throttled(log.segments)
 
     def check_stop(done_bytes: int, total_bytes: int) -> None:
         if context.stop is not None and context.stop():
             raise Stopped
 
-    with ledgers.of(place.partition, log) as ledger:
+    with partition.ledgers.of(partition.partition, log) as ledger:
         read_bytes = liveness.refresh(log, segments, ledger, plan, context, check_stop)
-        if ledgers.saves:
+        if partition.ledgers.saves:
             metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
-        return seen_of(log, config, ledger, plan, segments, drive)
+        stats = cached_stats(log, partition.config, ledger, plan, segments, drive)
+    partition.ledgers.seen[partition.partition] = stats
 
 
-def seen_of(
+def cached_stats(
     log: PartitionLog | PartitionView,
     config: TopicConfig,
     ledger: Ledger,
     plan: Plan,
     segments: Sequence[Segment],
     drive: str,
-) -> Seen:
-    """What a ledger that is up to date says of these segments, the log's."""
+) -> CachedStats:
+    """Return the statistics of the log's segments from a ledger that is up to date."""
     account = liveness.account_of(log, config, ledger, drive=drive, quarantined=False)
     standing = Standing()
     if ledger.exact:
         standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
-    return Seen(_rests_on(plan, segments), account, standing)
+    return CachedStats(_files_below(plan, segments), account, standing)
 
 
-def _rests_on(plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
-    files_below = ((s.base_offset, s.id) for s in segments if s.base_offset < plan.limit)
-    return (plan.delete_retention_ms, *files_below)
+def _files_below(plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
+    files = ((s.base_offset, s.id) for s in segments if s.base_offset < plan.limit)
+    return (plan.delete_retention_ms, *files)
 
 
-def _show(account: PartitionAccount, now_ms: int) -> None:
-    """The figures of a partition, for whoever looks at the metrics."""
+def limit_plan(
+    partition: DrivePartition, log: PartitionLog | PartitionView, now_ms: int, dead_bytes: int = 0
+) -> Plan:
+    """Compute the upper offset of a due cleaning; reads no record.
+
+    Args:
+        partition: The partition of the log.
+        log: The log, or for a dry run a view of it.
+        now_ms: The time to decide by.
+        dead_bytes: Known garbage of the closed segments.
+    """
+    return choose_for(log, partition.config, partition.request(), now_ms, dead_bytes=dead_bytes)
+
+
+def late_ms(account: PartitionAccount, now_ms: int) -> int:
+    """Return by how long the oldest garbage has passed `max.compaction.lag.ms`; 0: it has not."""
+    died_ms = [segment.oldest_dead_ms for segment in account.segments if segment.oldest_dead_ms >= 0]
+    return max(now_ms - min(died_ms) - account.max_compaction_lag_ms, 0) if died_ms else 0
+
+
+def _set_metrics(account: PartitionAccount, now_ms: int) -> None:
     labels, dead = (account.topic, str(account.partition)), account.dead_bytes
     exact, other = ("true", "false") if account.exact else ("false", "true")
     for gauge, value in (
         (metrics.LOG_GARBAGE_BYTES, dead),
         (metrics.LOG_LIVE_BYTES, account.total_bytes - dead),
-        (metrics.LOG_LIVE_RECORDS, sum(one.records - one.dead_records for one in account.segments)),
-        (metrics.LOG_TOMBSTONES, sum(one.tombstones for one in account.segments)),
+        (
+            metrics.LOG_LIVE_RECORDS,
+            sum(segment.records - segment.dead_records for segment in account.segments),
+        ),
+        (metrics.LOG_TOMBSTONES, sum(segment.tombstones for segment in account.segments)),
     ):
         gauge.remove(*labels, other)
         gauge.set(value, *labels, exact)
@@ -229,73 +578,24 @@ def _show(account: PartitionAccount, now_ms: int) -> None:
     metrics.CLEANER_OVERDUE_SECONDS.set(late_ms(account, now_ms) / 1000, *labels)
 
 
-def late_ms(account: PartitionAccount, now_ms: int) -> int:
-    """By how long its oldest garbage has passed `max.compaction.lag.ms`; 0: it has not."""
-    died_ms = [one.oldest_dead_ms for one in account.segments if one.oldest_dead_ms >= 0]
-    return max(now_ms - min(died_ms) - account.max_compaction_lag_ms, 0) if died_ms else 0
-
-
-def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int, dead_bytes: int = 0) -> Plan:
-    """Compute up to where a round may reach that is due; reads no record. `dead_bytes`: known garbage of the
-    closed segments."""
-    home, tp = place.home, place.partition
-    return choose_for(
-        log,
-        home.topic_config(tp.topic),
-        Request(home.first_dirty(*tp), True, "generational", home.settings.instance.map_bytes),
-        now_ms,
-        dead_bytes=dead_bytes,
-    )
-
-
 def _shifted(account: PartitionAccount, by: int) -> PartitionAccount:
-    """The same on a scale of time that is `by` ahead."""
+    """Return the account on a scale of time that is `by` ahead."""
     if by == 0:
         return account
     return replace(
         account,
         segments=tuple(
-            replace(one, rent_at=one.rent_at + by, written_at=one.written_at + by) for one in account.segments
+            replace(segment, rent_at=segment.rent_at + by, written_at=segment.written_at + by)
+            for segment in account.segments
         ),
     )
 
 
-def rewrite(
-    place: Place,
-    run: Run | None,
-    *,
-    due: bool = True,
-    progress: ProgressLike | None = None,
-    stop: Callable[[], bool] | None = None,
-    budget: DriveBudget | None = None,
-    threads: int = 1,
-) -> CleanRound | None:
-    """One round over a partition, whose claim the caller holds. `run`: what `look` and `choose_drive` found;
-    None without `due`: all its garbage, now."""
-    from lastword.cleaner.engine.partition import clean_partition
-
-    home, tp = place.home, place.partition
-    log, settings = home.log(*tp), home.settings.instance
-    with home.ledgers.of(tp, log) as ledger:
-        found = clean_partition(
-            log,
-            home.topic_config(tp.topic),
-            Request(home.first_dirty(*tp), due, "generational", settings.map_bytes),
-            Context(log.files, log.clock, threads=threads, budget=budget, progress=progress, stop=stop),
-            record_first_dirty=lambda offset: home.set_first_dirty(*tp, offset),
-            ledger=ledger,
-            run=run,
-            space_target=settings.lastword_space_target,
-            alpha=settings.lastword_survivorship_alpha,
-        )
-    if found is not None and found.certificate is not None:
-        swaps = max(found.segments_before - found.segments_after, 1)
-        home.ledgers.measured(found.written_bytes, found.phases.rewrite, swaps, found.phases.swap)
-    return found
+# ---------------------------------------------------------------- dry runs
 
 
 def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[list[Choice], DriveAccount]:
-    """All that would be rewritten now, one choice after another, and the drive as it would be then."""
+    """Return all that would be rewritten now, one choice after another, and the drive as it would be then."""
     choices: list[Choice] = []
     while len(choices) < most_runs:
         choice = choose_drive(drive, now_ms)
@@ -303,7 +603,7 @@ def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[
         if choice.run is None:
             break
         drive = replace(
-            drive, partitions=tuple(_rewritten(one, choice.run, drive.t) for one in drive.partitions)
+            drive, partitions=tuple(_rewritten(each, choice.run, drive.t) for each in drive.partitions)
         )
     return choices, drive
 
@@ -319,18 +619,24 @@ def planned(
     """Return what these choices (of `outlook`) mean for one of the drive's partitions, to the byte.
 
     Args:
-        plan: up to where a cleaning may reach (`plan_of`).
-        ledger: up to date.
-        context: a dry one.
+        view: The partition.
+        config: Its settings.
+        plan: The upper offset of a cleaning (`limit_plan`).
+        ledger: Up to date.
+        choices: Those of this partition, and the last of the drive.
+        context: A dry one.
     """
-    place = (plan.topic, plan.partition)
-    mine = [one for one in choices if one.run is not None and (one.run.topic, one.run.partition) == place]
+    mine = [choice for choice in choices if _is_for(choice, (plan.topic, plan.partition))]
     if not mine:
         held = leases.load(context.files, view.directory, plan.now_ms)
         return not_worth_it(plan, ledger, choices[-1], held)
     plan = replace(plan, reasons=(*because(mine[0]), *plan.reasons))
-    runs = disjoint([one.run for one in mine if one.run is not None])
+    runs = disjoint([choice.run for choice in mine if choice.run is not None])
     return dry_run(view, plan, KeptAccounts(ledger, config, runs=runs, refresh=False), context)
+
+
+def _is_for(choice: Choice, tp: tuple[str, int]) -> bool:
+    return choice.run is not None and (choice.run.topic, choice.run.partition) == tuple(tp)
 
 
 def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:
@@ -341,11 +647,11 @@ def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:
         base_offset=run.base_offset,
         next_offset=run.next_offset,
         size_bytes=run.write_bytes,
-        records=sum(one.records - one.dead_records for one in old),
+        records=sum(segment.records - segment.dead_records for segment in old),
         dead_records=0,
         dead_bytes=0,
-        tombstones=sum(one.tombstones for one in old),
-        blocked_tombstone_bytes=sum(one.blocked_tombstone_bytes for one in old),
+        tombstones=sum(segment.tombstones for segment in old),
+        blocked_tombstone_bytes=sum(segment.blocked_tombstone_bytes for segment in old),
         rent_at=t,
         written_at=t,
     )

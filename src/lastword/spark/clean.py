@@ -1,43 +1,45 @@
-"""The cleaner on Spark: the driver chooses and swaps, one task for each partition of the log maps and
+"""The cleaner on Spark: the driver chooses and swaps, one task for each partition of the log scans and
 rewrites.
 
 Where it runs. `clean` in the caller's process: it opens the directory for writing (so the lock is held from
 the choice to the last swap), rolls and syncs, and makes a plan for each partition, by the strategy that the
 library would take. Each plan is a task on an executor, which reads segments and writes certified outputs into
 `<partition>/lastword/`, under a name of its own (`clean_tasks`). Back in the caller's process they are
-swapped in, those of one partition while tasks of others run (`clean_publish`). What is due by garbage
-accounts is chosen for the drive as a whole (`clean_due`); a partition that is too large for one task goes
-another way (`sharded`).
+swapped in, those of one partition while tasks of others run. What is due by garbage accounts is chosen for
+the drive as a whole, by `cleaner.drive.DriveCleaner` with a `SparkExecutor`; a partition that is too large
+for one task is cleaned in many steps (`sharded`).
 
 What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error.
-No record. Garbage accounts lie in the partition and are opened, and saved, by the task.
+No record. Garbage accounts are files of the partition; the task opens and saves them.
 
-When tasks fail. Nothing is published but by the driver, so a lost task leaves files that nobody looks at,
-and the next round removes them. Damage in one partition sets that partition aside and leaves the others to
-be cleaned; it is raised at the end.
+When tasks fail. Only the driver publishes, so a lost task leaves files that the next cleaning removes. Damage
+in one partition quarantines that partition and leaves the others to be cleaned; it is raised at the end.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from lastword.errors import NoPolicyError, PartialFailure, UnknownTopicError
+from lastword.cleaner.policy.choose import by_accounts
+from lastword.errors import LastwordError, NoPolicyError, PartialFailure, UnknownTopicError
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.spark import clean_tasks
-from lastword.spark.clean_due import by_accounts, clean_due, opening, plan_due
-from lastword.spark.clean_publish import Publishing
-from lastword.spark.clean_tasks import PlanTask, RoundTask
+from lastword.spark.clean_tasks import ChosenTask, CleanTask, PlanTask, ScanTask
 from lastword.spark.sharded import TASK_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lastword.cleaner.distributed.job import Job
+    from lastword.cleaner.distributed.remote import RemoteBuild
+    from lastword.cleaner.drive import DriveCleaner, DrivePartition, Outcome
+    from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
+    from lastword.cleaner.policy.generational import Choice, Run
     from lastword.cleaner.policy.plan import Plan, Request
     from lastword.config import TopicConfig
-    from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
@@ -92,24 +94,29 @@ def clean(
     with ExitStack() as held:
         directory = held.enter_context(open_to_append(path))
         held.callback(Watch(directory).close)  # writers go on while this holds the lock
-        publishing = Publishing(directory)
+        outcomes: list[Outcome] = []
         chosen = _chosen(directory, topic, partition)
         accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
-        tasks: list[RoundTask] = []
+        tasks: list[CleanTask] = []
         giants: list[tuple[Job, int]] = []
         rest = [tp for tp in chosen if tp not in accounted]
         prepared = _prepared(directory, rest, due, strategy, scratch, task_bytes, held, giants)
         for number, built in as_answered(spark, clean_tasks.build, _noted(prepared, tasks)):
-            publishing.take(tasks[number].plan, built)
+            outcomes.append(_publish(directory, tasks[number].plan, built))
         for job, now_ms in giants:
-            publishing.take(job.plan, distributed.build(spark, job, now_ms, progress), job)
+            built = distributed.build(spark, job, now_ms, progress)
+            outcomes.append(_publish(directory, job.plan, built, job))
+        rounds = [result for outcome in outcomes for result in outcome.results]
+        failed = [outcome.error for outcome in outcomes if outcome.error is not None]
         if accounted:
-            clean_due(spark, directory, accounted, strategy, publishing)
-    rounds, failed = publishing.rounds, publishing.failed
+            cleaner, others = _drive_cleaner(spark, directory, accounted, strategy)
+            rounds += cleaner.clean(others)
+            failed += [error for tp, error in cleaner.errors.items() if tp in accounted]
     if failed:
         note = f"{len(rounds)} other partitions were cleaned, {len(failed)} were not"
         raise PartialFailure.of(rounds, failed, note) from failed[0]
-    rounds.sort(key=lambda one: (one.topic, one.partition))  # those of one partition stay in their order
+    # The results of one partition stay in their order.
+    rounds.sort(key=lambda result: (result.topic, result.partition))
     return frame_of(spark, CleanRound, rounds)
 
 
@@ -159,8 +166,170 @@ def plan(
     for tp, view, config, request in giants:
         found[tp] = _plan_giant(spark, view, config, request, scratch, progress)
     if accounted:
-        found.update(plan_due(spark, directory, accounted, strategy))
+        cleaner, others = _drive_cleaner(spark, directory, accounted, strategy, dry=True)
+        found.update((TopicPartition(plan.topic, plan.partition), plan) for plan in cleaner.plan(others))
+        for error in cleaner.errors.values():
+            raise error
     return frame_of(spark, Plan, [found[tp] for tp in chosen])
+
+
+class SparkExecutor:
+    """Scans and rewrites of a drive as Spark tasks, for a `DriveCleaner`: all that are due at the same
+    time."""
+
+    parallel = True
+
+    def __init__(self, spark: SparkSession, directory: LogDirectory) -> None:
+        self._spark = spark
+        self._directory = directory
+
+    def scan(
+        self, partitions: Sequence[DrivePartition], drive: str, now_ms: int
+    ) -> Iterator[tuple[DrivePartition, LastwordError | None]]:
+        """Scan the new segments of each partition in a task, the largest first."""
+        from lastword.cleaner.distributed import remote
+        from lastword.cleaner.drive import scan_plan
+        from lastword.spark.tasks import as_answered
+
+        tasks = []
+        order = _largest_first(self._directory, [each.partition for each in partitions])
+        partitions = sorted(partitions, key=lambda each: order.index(each.partition))
+        for partition in partitions:
+            log, plan = scan_plan(partition, now_ms)
+            params = remote.LedgerParams.of(partition)
+            tasks.append(ScanTask(log.directory, plan, partition.config, params, not partition.ledgers.saves))
+        for number, scanned in as_answered(self._spark, clean_tasks.scan, tasks):
+            partition = partitions[number]
+            if isinstance(scanned, LastwordError):
+                yield partition, scanned
+                continue
+            remote.save(self._directory.files, tasks[number].directory, scanned.accounts)
+            partition.ledgers.seen[partition.partition] = scanned.stats
+            yield partition, None
+
+    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[Run]]]) -> Iterator[Outcome]:
+        """Rewrite the runs of each partition in a task, and publish the outputs here."""
+        from lastword.cleaner.distributed.remote import LedgerParams
+        from lastword.cleaner.drive import Outcome
+        from lastword.cleaner.engine.partition import alone, prepare
+        from lastword.spark.tasks import as_answered
+
+        tasks: list[CleanTask] = []
+        with ExitStack() as held:
+            for partition, chosen in runs:
+                log = self._directory.log(*partition.partition)
+                held.enter_context(alone(log.directory))
+                plan = prepare(log, partition.config, partition.request())
+                if plan.action != "clean":
+                    yield Outcome(partition.partition)
+                    continue
+                params = LedgerParams.of(partition)
+                tasks.append(CleanTask(log.directory, plan, partition.config, params, tuple(chosen)))
+            tasks.sort(key=lambda task: -sum(run.read_bytes for run in task.runs or ()))
+            for number, built in as_answered(self._spark, clean_tasks.build, tasks):
+                yield _publish(self._directory, tasks[number].plan, built)
+
+    def plan(
+        self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
+    ) -> Iterator[tuple[DrivePartition, Plan]]:
+        """Count each plan in a task."""
+        from lastword.cleaner.distributed.remote import LedgerParams
+        from lastword.spark.tasks import run_tasks
+
+        tasks = [
+            ChosenTask(
+                self._directory.directory(*partition.partition),
+                plan,
+                partition.config,
+                LedgerParams.of(partition),
+                tuple(choices),
+            )
+            for partition, plan, choices in chosen
+        ]
+        plans = run_tasks(self._spark, clean_tasks.plan_chosen, tasks)
+        yield from zip((partition for partition, _, _ in chosen), plans, strict=True)
+
+
+def _drive_cleaner(
+    spark: SparkSession,
+    directory: LogDirectory,
+    wanted: Sequence[TopicPartition],
+    strategy: str | None,
+    *,
+    dry: bool = False,
+) -> tuple[DriveCleaner, set[TopicPartition]]:
+    """Return a cleaner of the drive, and the partitions that it may not choose.
+
+    The space target is for all partitions that are cleaned by accounts, so the cleaner inspects all of them.
+    """
+    from lastword.cleaner.drive import DriveCleaner, DrivePartition, dry_partitions
+
+    partitions = [
+        DrivePartition.of(tp, directory)
+        for tp in directory.topic_partitions()
+        if by_accounts(directory.topic_config(tp.topic), strategy)
+    ]
+    cleaner = DriveCleaner(
+        directory.path,
+        dry_partitions(partitions) if dry else partitions,
+        SparkExecutor(spark, directory),
+        space_target=directory.settings.instance.lastword_space_target,
+        clock=directory.clock,
+    )
+    return cleaner, {each.partition for each in partitions if each.partition not in wanted}
+
+
+def _publish(
+    directory: LogDirectory,
+    plan: Plan,
+    built: PreparedCleaning | RemoteBuild | LastwordError,
+    job: Job | None = None,
+) -> Outcome:
+    """Publish what a task, or a job of many tasks, built; the job's files are removed."""
+    from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.drive import Outcome
+
+    tp = TopicPartition(plan.topic, plan.partition)
+    log = directory.log(*tp)
+    results: list[CleanRound] = []
+    error: LastwordError | None = None
+    try:
+        if isinstance(built, LastwordError):
+            raise built
+        for result in _published(directory, log, built, job):
+            results.append(result)
+    except LastwordError as raised:
+        error = raised
+    if job is not None:
+        jobs.remove(log.files, job.directory)
+    complete = error is None and all(result.complete for result in results)
+    return Outcome(tp, tuple(results), error, complete)
+
+
+def _published(
+    directory: LogDirectory, log: PartitionLog, built: PreparedCleaning | RemoteBuild, job: Job | None
+) -> Iterator[CleanRound]:
+    from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.distributed import remote
+    from lastword.cleaner.drive import measure
+    from lastword.cleaner.engine.sinks import Publisher
+
+    tp, ledgers = TopicPartition(log.topic, log.partition), directory.ledgers
+
+    def record(offset: int) -> None:
+        directory.set_first_dirty(*tp, offset)
+
+    if isinstance(built, remote.RemoteBuild):
+        ledgers.seen.pop(tp, None)
+        for result in remote.publish(log, built, record_first_dirty=record):
+            measure(ledgers, result)
+            yield result
+            if not result.complete:
+                return
+        ledgers.seen[tp] = built.after
+        return
+    done = () if job is None else jobs.published(log.files, job).values()
+    yield Publisher(log, built.plan, record, done).publish(built)
 
 
 def _plan_giant(
@@ -196,10 +365,12 @@ def _prepared(
     task_bytes: int,
     held: ExitStack,
     giants: list[tuple[Job, int]],
-) -> Iterator[RoundTask]:
+) -> Iterator[CleanTask]:
     """A task for each partition that is to be cleaned, each made when the ones before it run already; what is
     too large for one goes to `giants`."""
     from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.distributed.remote import LedgerParams
+    from lastword.cleaner.drive import DrivePartition
     from lastword.cleaner.engine.cleaning import below
     from lastword.cleaner.engine.partition import alone, prepare
 
@@ -217,11 +388,11 @@ def _prepared(
             job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
             giants.append((job, plan.now_ms))
             continue
-        accounts = opening(directory, directory.ledgers, tp) if by_accounts(config, strategy) else None
-        yield RoundTask(log.directory, plan, config, accounts)
+        params = LedgerParams.of(DrivePartition.of(tp, directory)) if by_accounts(config, strategy) else None
+        yield CleanTask(log.directory, plan, config, params)
 
 
-def _noted(tasks: Iterator[RoundTask], noted: list[RoundTask]) -> Iterator[RoundTask]:
+def _noted(tasks: Iterator[CleanTask], noted: list[CleanTask]) -> Iterator[CleanTask]:
     for one in tasks:
         noted.append(one)
         yield one

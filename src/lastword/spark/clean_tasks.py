@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTask:
+class CleanTask:
     """One partition's round, or by accounts one for each of `runs` (None: one over all garbage)."""
 
     directory: str
@@ -38,7 +38,7 @@ class RoundTask:
 
 
 @dataclass(frozen=True, slots=True)
-class LookTask:
+class ScanTask:
     """A scan of what is new in one partition. `dry`: nothing of it is saved."""
 
     directory: str
@@ -68,7 +68,7 @@ class ChosenTask:
     choices: tuple[Choice, ...]
 
 
-def build(task: RoundTask) -> PreparedCleaning | RemoteBuild | LastwordError:
+def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
     from lastword.cleaner.distributed import remote
     from lastword.cleaner.engine.cleaning import clean
     from lastword.cleaner.engine.liveness import FullScan
@@ -83,14 +83,14 @@ def build(task: RoundTask) -> PreparedCleaning | RemoteBuild | LastwordError:
     return _faults_kept(built)
 
 
-def look(task: LookTask) -> RemoteScan | LastwordError:
+def scan(task: ScanTask) -> RemoteScan | LastwordError:
     from lastword.cleaner.distributed import remote
 
-    def looked() -> RemoteScan:
+    def scanned() -> RemoteScan:
         view = _view(task.directory)
         return remote.scan(view, task.config, task.plan, task.params, _context(dry=task.dry))
 
-    return _faults_kept(looked)
+    return _faults_kept(scanned)
 
 
 def plan(task: PlanTask) -> Plan:
@@ -100,12 +100,12 @@ def plan(task: PlanTask) -> Plan:
 
 
 def plan_chosen(task: ChosenTask) -> Plan:
-    from lastword.cleaner import drive
     from lastword.cleaner.distributed import remote
+    from lastword.cleaner.drive import planned
 
     view, context = _view(task.directory), _context(dry=True)
     ledger, _ = remote.up_to_date(view, task.plan, task.params, context)
-    return drive.planned(view, task.config, task.plan, ledger, task.choices, context)
+    return planned(view, task.config, task.plan, ledger, task.choices, context)
 
 
 def _view(directory: str) -> PartitionView:

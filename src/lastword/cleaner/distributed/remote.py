@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.drive import Seen, seen_of
+from lastword.accounts.snapshot import saved_time
+from lastword.cleaner.drive import CachedStats, DrivePartition, cached_stats
 from lastword.cleaner.engine.cleaning import Context, clean
 from lastword.cleaner.engine.liveness import KeptAccounts, refresh
 from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
@@ -51,12 +52,21 @@ class LedgerParams:
     drive: str
     alpha: float
 
+    @classmethod
+    def of(cls, partition: DrivePartition) -> LedgerParams:
+        """Return the parameters of a partition; advances the drive's time by what was appended since."""
+        log_dir, tp = partition.log_dir, partition.partition
+        time = saved_time(log_dir.files, log_dir.directory(*tp))
+        partition.ledgers.advance(tp, log_dir.view(*tp).segments, time)
+        alpha = log_dir.settings.instance.lastword_survivorship_alpha
+        return cls(time.t, time.seen, log_dir.path, alpha)
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteScan:
     """The result of a scan, and the directory that holds the accounts after it; empty: none were saved."""
 
-    seen: Seen
+    stats: CachedStats
     accounts: str
 
 
@@ -69,7 +79,7 @@ class RemoteBuild:
     """
 
     cleanings: tuple[PreparedCleaning, ...]
-    after: Seen
+    after: CachedStats
     accounts: str
 
 
@@ -96,8 +106,8 @@ def scan(
 ) -> RemoteScan:
     """Scan what is new. Changes nothing but the private directory; a dry context: nor that."""
     ledger, _ = up_to_date(view, plan, params, context)
-    seen = seen_of(view, config, ledger, plan, view.segments, params.drive)
-    return RemoteScan(seen, "" if context.dry else _saved(view, ledger, plan, context.files))
+    stats = cached_stats(view, config, ledger, plan, view.segments, params.drive)
+    return RemoteScan(stats, "" if context.dry else _saved(view, ledger, plan, context.files))
 
 
 def build(
@@ -124,7 +134,7 @@ def build(
         )
         prepared.append(clean(view, plan, liveness, Collector(plan, view), context))
         plan = replace(plan, start=max(prepared[-1].first_dirty, plan.log_start))
-    after = seen_of(view, config, ledger, plan, view.segments, params.drive)
+    after = cached_stats(view, config, ledger, plan, view.segments, params.drive)
     return RemoteBuild(tuple(prepared), after, _saved(view, ledger, plan, context.files))
 
 

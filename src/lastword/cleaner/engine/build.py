@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.cleaner.engine import report
-from lastword.cleaner.engine.certificate import certify
+from lastword.cleaner.engine.certificate import Certified, certify
 from lastword.cleaner.engine.output import Output
-from lastword.cleaner.engine.report import BuiltGroup
+from lastword.cleaner.engine.report import BuiltGroup, OutputFacts, SourceFacts
 from lastword.cleaner.engine.rewrite import Rewritten, rewrite
 from lastword.cleaner.engine.transactions import index_entries
 from lastword.cleaner.policy import quarantine
@@ -32,6 +32,8 @@ from lastword.records.pipeline import second_thread
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.cleaning import Rewrite
+    from lastword.resolve import Resolution
+    from lastword.segment.segment import Segment
 
 
 def rewrite_each(rewrite: Rewrite, staged_in: str | None = None) -> Generator[BuiltGroup]:
@@ -67,6 +69,32 @@ class _Written:
     output: Output
     rewritten: Rewritten
     seconds: float
+
+
+def built_group(
+    sources: Sequence[Segment],
+    group: Group,
+    directory: str,
+    rewritten: Rewritten,
+    certified: Certified,
+    resolution: Resolution,
+    seconds: float,
+) -> BuiltGroup:
+    """The facts of one certified output, complete in `directory`."""
+    facts = resolution.segments[group.first : group.last + 1]
+    chosen = sources[group.first : group.last + 1]
+    return BuiltGroup(
+        sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.id.number) for one in chosen),
+        output=OutputFacts(directory, group.base_offset, certified.next_offset, rewritten.size_bytes),
+        records_read=sum(one.records for one in facts),
+        records_kept=certified.records,
+        removed=report.removable(facts, rewritten.markers),
+        key_offset_digest=certified.key_offset_digest,
+        content_digest=certified.content_digest,
+        tombstones=rewritten.tombstones,
+        read_bytes=group.size_bytes,
+        seconds=seconds,
+    )
 
 
 class _Building:
@@ -118,7 +146,7 @@ class _Building:
             self._throw_away(output.location)
             raise
         seconds = written.seconds + self._steps.clock.monotonic() - started
-        built = report.built(sources, group, output.location, rewritten, certified, resolution, seconds)
+        built = built_group(sources, group, output.location, rewritten, certified, resolution, seconds)
         return replace(built, dropped_tombstone=dropped)
 
     def discard(self, unwanted: _Written) -> None:

@@ -25,10 +25,7 @@ from lastword.units import format_duration
 from lastword.values import Value
 
 if TYPE_CHECKING:
-    from lastword.cleaner.engine.certificate import Certified
-    from lastword.cleaner.engine.rewrite import Rewritten
     from lastword.resolve import Resolution, SegmentFacts
-    from lastword.segment.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,32 +298,6 @@ def accounted_stats(
         passes=1 if read_bytes else 0,
         seconds=seconds,
         read_bytes=read_bytes,
-    )
-
-
-def built(
-    sources: Sequence[Segment],
-    group: Group,
-    directory: str,
-    rewritten: Rewritten,
-    certified: Certified,
-    resolution: Resolution,
-    seconds: float,
-) -> BuiltGroup:
-    """The facts of one certified output, complete in `directory`."""
-    facts = resolution.segments[group.first : group.last + 1]
-    chosen = sources[group.first : group.last + 1]
-    return BuiltGroup(
-        sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.id.number) for one in chosen),
-        output=OutputFacts(directory, group.base_offset, certified.next_offset, rewritten.size_bytes),
-        records_read=sum(one.records for one in facts),
-        records_kept=certified.records,
-        removed=removable(facts, rewritten.markers),
-        key_offset_digest=certified.key_offset_digest,
-        content_digest=certified.content_digest,
-        tombstones=rewritten.tombstones,
-        read_bytes=group.size_bytes,
-        seconds=seconds,
     )
 
 

@@ -197,6 +197,12 @@ def choose_for(
     return choose(state, config, request, now_ms, quarantine=quarantine, dead_bytes=dead_bytes)
 
 
+def by_accounts(config: TopicConfig, strategy: str | None = None) -> bool:
+    """Return whether a topic with these settings, or with another strategy, is cleaned by garbage
+    accounts."""
+    return config.compacts and (strategy or config.lastword_strategy) == "generational"
+
+
 def outgrown_above(segments: Sequence[Choosable], dead_bytes: int) -> int:
     """Return the size above which the active segment is closed for cleaning."""
     closed_bytes = sum(segment.size for segment in segments[:-1])

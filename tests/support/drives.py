@@ -1,0 +1,24 @@
+"""One partition as a drive of its own: inspected, and one run of it rewritten."""
+
+from __future__ import annotations
+
+from lastword.accounts import DriveAccount
+from lastword.cleaner import CleanRound
+from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor, clean_one
+from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.policy.generational import Run
+
+
+def inspected(place: DrivePartition, now_ms: int) -> DriveAccount:
+    """The account of a drive with this one partition, its new segments scanned."""
+    clock = place.log_dir.clock
+    cleaner = DriveCleaner("d", [place], InlineExecutor(), space_target=1.5, clock=clock)
+    account = cleaner.inspect(now_ms)
+    assert not cleaner.errors
+    return account
+
+
+def rewritten(place: DrivePartition, run: Run) -> CleanRound | None:
+    """One cleaning of this run."""
+    with place.log_dir.claim(*place.partition):
+        return clean_one(place, Context(place.log_dir.files, place.log_dir.clock), run=run)
