@@ -23,6 +23,7 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
 from lastword.partition.recovery import Recovery
+from lastword.partition.segment_store import SegmentStore
 from lastword.partition.view import PartitionView
 from lastword.records.batch import read_records
 from lastword.records.builder import BatchBuilder
@@ -128,6 +129,11 @@ class LogBuilder:
         return f"{self.root}/{self._name[0]}-{self._name[1]}"
 
     @property
+    def store(self) -> SegmentStore:
+        """Where the segments are."""
+        return DirectorySegments(self.files, self.directory)
+
+    @property
     def log(self) -> PartitionLog:
         """The open log; opened, and recovered, when it is first asked for."""
         if self._log is None:
@@ -164,7 +170,7 @@ class LogBuilder:
     def plan(self, **more: Any) -> Any:
         from tests.support.cleaning import plan
 
-        view = PartitionView.load(DirectorySegments(self.files, self.directory))
+        view = PartitionView.load(self.store)
         given = {"files": self.files, "clock": self.clock, "first_dirty": self.first_dirty, "salt": SALT}
         return plan(view, self.config, **(given | more))
 
@@ -187,7 +193,7 @@ class LogBuilder:
 
     def records(self) -> list[RawRecord]:
         """Every record, read without the log being open for it."""
-        view = PartitionView.load(DirectorySegments(self.files, self.directory))
+        view = PartitionView.load(self.store)
         return records_of(view)
 
     def offsets(self) -> list[int]:
@@ -199,10 +205,7 @@ class LogBuilder:
 
     def sizes(self) -> list[tuple[int, int]]:
         """(base offset, size) of the segments."""
-        return [
-            (s.base_offset, s.size)
-            for s in PartitionView.load(DirectorySegments(self.files, self.directory)).segments
-        ]
+        return [(s.base_offset, s.size) for s in PartitionView.load(self.store).segments]
 
     def tree(self) -> dict[str, bytes]:
         """Every file of the partition's directory and its bytes."""

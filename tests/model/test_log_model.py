@@ -10,6 +10,9 @@ After each step:
 - what was acknowledged at `disk` survives a power cut, what was acknowledged at `os` a killed process;
 - repeated cleaning reaches a fixed point within three cleanings.
 
+The same sequences, without stops and power cuts, run on a log whose segments are in memory. All code
+above the segment store is the same.
+
 `LASTWORD_MODEL_EXAMPLES` sets the number of sequences (default 300).
 """
 
@@ -27,13 +30,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lastword.clock import ManualClock
+from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
 from lastword.records.record import RawRecord
 from tests.build import HOUR, LogBuilder, state_of
 from tests.fakes.forgetful import ForgetfulFiles, forget_all, keep_all, names_only, seeded, zero_filled
 from tests.fakes.hasty import HastyFiles
+from tests.fakes.memory_segments import MemoryLogBuilder, MemorySegments
 from tests.fakes.recording import RecordingFiles, Stopped
-from tests.support.partitions import records_of
+from tests.support.partitions import data_records
 from tests.transactions import end_transaction
 
 EXAMPLES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "300"))
@@ -51,8 +56,10 @@ class Appended:
     producer_id: int = -1  # of its transaction
 
 
-class LogModel(RuleBasedStateMachine):
-    """`appended`: everything given an offset and not taken back, in order. `durable`: how many of them are
+class StoredLogModel(RuleBasedStateMachine):
+    """A log, wherever its segments are stored.
+
+    `appended`: everything given an offset and not taken back, in order. `durable`: how many of them are
     at `disk`.
     """
 
@@ -63,8 +70,6 @@ class LogModel(RuleBasedStateMachine):
         map_bytes=st.sampled_from([1024, 1 << 16]),
     )
     def start(self, codec: int, segment_bytes: int, retention_ms: int, map_bytes: int) -> None:
-        self.top = tempfile.mkdtemp(prefix="lastword-model-")
-        self.lives = 0
         self.clock = ManualClock()
         self.codec = codec
         self.map_bytes = map_bytes
@@ -82,22 +87,26 @@ class LogModel(RuleBasedStateMachine):
         self.next_producer = 1
         self.clocks: dict[int, int] = {}  # offset of a tombstone to when the first round met it
         self.last_round_ms = 0
-        self._begin(f"{self.top}/0")
+        self._create()
+        self._begin()
 
-    def _begin(self, root: str) -> None:
-        """A process starts on what lies in `root`."""
-        Path(root).mkdir(parents=True, exist_ok=True)
-        self.root = root
-        self.forgetful = ForgetfulFiles(root, HastyFiles())
-        self.files = RecordingFiles(self.forgetful)
-        self.log = LogBuilder(root, files=self.files, clock=self.clock, **self.config).codec_of(self.codec)
+    def _create(self) -> None:
+        """Make a store without a log."""
+        raise NotImplementedError
+
+    def _builder(self) -> LogBuilder:
+        """Return a builder of the log that is stored."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """A process starts on what is stored."""
+        self.log = self._builder().codec_of(self.codec)
         self.log.first_dirty = self.first_dirty
         assert self.log.log
 
     def teardown(self) -> None:
-        if hasattr(self, "top"):
+        if hasattr(self, "log"):
             self.log.abandon()
-            shutil.rmtree(self.top, ignore_errors=True)
 
     # ---- what a user does
 
@@ -184,14 +193,76 @@ class LogModel(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.log.close()
         self.durable = len(self.appended)
-        self._begin(self.root)
-
-    # ---- what happens to a user
+        self._begin()
 
     @rule()
     def kill(self) -> None:
         self.log.abandon()
-        self._begin(self.root)
+        self._begin()
+
+    def _found(self) -> list[RawRecord]:
+        """Data records, also of aborted and undecided transactions."""
+        return data_records(PartitionView.load(self.log.store))
+
+    def _start_clocks(self) -> None:
+        """A round begins: no tombstone of now may go before its retention has passed from here on."""
+        self.last_round_ms = self.clock.now_ms()
+        for record in self.appended:
+            if record.value is None:
+                self.clocks.setdefault(record.offset, self.last_round_ms)
+
+    def _settle(self) -> None:
+        """A round syncs what it builds on."""
+        self.durable = max(self.durable, sum(r.offset < self.log.log.synced_to for r in self.appended))
+
+    # ---- what must hold
+
+    @invariant()
+    def the_last_word_is_there(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        hidden = self.aborted | self.open
+        newest = {record.key: record for record in self.appended if record.producer_id not in hidden}
+        by_offset = {record.offset: record for record in self.appended}
+        found = self._found()
+        offsets = [record.offset for record in found]
+        assert offsets == sorted(set(offsets)), "order"
+        for record in found:
+            known = by_offset[record.offset]
+            assert (record.timestamp, record.key, record.value) == (known.timestamp, known.key, known.value)
+        for record in self.appended:
+            if record.producer_id in self.open:
+                assert record.offset in offsets, "nothing undecided goes"
+        for record in newest.values():
+            if record.offset not in set(offsets):
+                assert record.value is None, f"the last word on {record.key!r} is lost"
+                due_ms = self.clocks[record.offset] + self.log.config.delete_retention_ms
+                assert due_ms <= self.last_round_ms, f"the delete of {record.key!r} went before its time"
+        state = {record.key: record.value for record in newest.values() if record.value is not None}
+        committed = [r for r in found if by_offset[r.offset].producer_id not in hidden]
+        assert state_of(committed) == state
+        starts = [record.offset for record in self.appended if record.producer_id in self.open]
+        assert self.log.log.stable_offset == min([*starts, self.log.log.log_end])
+
+
+class LogModel(StoredLogModel):
+    """A log in a directory, with processes that are stopped and power cuts."""
+
+    def _create(self) -> None:
+        self.top = tempfile.mkdtemp(prefix="lastword-model-")
+        self.lives = 0
+        self.root = f"{self.top}/0"
+
+    def _builder(self) -> LogBuilder:
+        Path(self.root).mkdir(parents=True, exist_ok=True)
+        self.forgetful = ForgetfulFiles(self.root, HastyFiles())
+        self.files = RecordingFiles(self.forgetful)
+        return LogBuilder(self.root, files=self.files, clock=self.clock, **self.config)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "top"):
+            shutil.rmtree(self.top, ignore_errors=True)
 
     @precondition(lambda self: self.appended)
     @rule(
@@ -236,7 +307,7 @@ class LogModel(RuleBasedStateMachine):
             self._settle()
         except Stopped:
             self.log.abandon()
-            self._begin(self.root)
+            self._begin()
             if self.log.log.log_end > base:
                 self.appended += whole
         self.files.stop_at = None
@@ -248,14 +319,15 @@ class LogModel(RuleBasedStateMachine):
     def _crash(self, cut: bool, seed: int) -> None:
         self.log.abandon()
         if not cut:
-            self._begin(self.root)
+            self._begin()
             return
         policies = [forget_all, names_only, zero_filled, keep_all]
         policy = policies[seed] if seed < len(policies) else seeded(seed)
         self.lives += 1
         root = f"{self.top}/{self.lives}"
         self.forgetful.image(root, drop=policy)
-        self._begin(root)
+        self.root = root
+        self._begin()
         end = self.log.log.log_end
         kept = [record for record in self.appended if record.offset < end]
         self._reopen_transactions(kept)
@@ -275,55 +347,27 @@ class LogModel(RuleBasedStateMachine):
         self.aborted &= there
         self.open = undecided
 
-    def _found(self) -> list[RawRecord]:
-        """Data records, also of aborted and undecided transactions."""
-        return records_of(Path(self.log.directory), self.log.files)
 
-    def _start_clocks(self) -> None:
-        """A round begins: no tombstone of now may go before its retention has passed from here on."""
-        self.last_round_ms = self.clock.now_ms()
-        for record in self.appended:
-            if record.value is None:
-                self.clocks.setdefault(record.offset, self.last_round_ms)
+class MemoryLogModel(StoredLogModel):
+    """A log in a store without files: versions that are swapped."""
 
-    def _settle(self) -> None:
-        """A round syncs what it builds on."""
-        self.durable = max(self.durable, sum(r.offset < self.log.log.synced_to for r in self.appended))
+    def _create(self) -> None:
+        self.segments = MemorySegments(clock=self.clock)
 
-    # ---- what must hold
+    def _builder(self) -> LogBuilder:
+        return MemoryLogBuilder(self.segments, self.clock, **self.config)
 
     @invariant()
-    def the_last_word_is_there(self) -> None:
-        if not hasattr(self, "log"):
-            return
-        hidden = self.aborted | self.open
-        newest = {record.key: record for record in self.appended if record.producer_id not in hidden}
-        by_offset = {record.offset: record for record in self.appended}
-        found = self._found()
-        offsets = [record.offset for record in found]
-        assert offsets == sorted(set(offsets)), "order"
-        for record in found:
-            known = by_offset[record.offset]
-            assert (record.timestamp, record.key, record.value) == (known.timestamp, known.key, known.value)
-        for record in self.appended:
-            if record.producer_id in self.open:
-                assert record.offset in offsets, "nothing undecided goes"
-        for record in newest.values():
-            if record.offset not in set(offsets):
-                assert record.value is None, f"the last word on {record.key!r} is lost"
-                due_ms = self.clocks[record.offset] + self.log.config.delete_retention_ms
-                assert due_ms <= self.last_round_ms, f"the delete of {record.key!r} went before its time"
-        state = {record.key: record.value for record in newest.values() if record.value is not None}
-        committed = [r for r in found if by_offset[r.offset].producer_id not in hidden]
-        assert state_of(committed) == state
-        starts = [record.offset for record in self.appended if record.producer_id in self.open]
-        assert self.log.log.stable_offset == min([*starts, self.log.log.log_end])
+    def nothing_private_is_left(self) -> None:
+        assert not hasattr(self, "log") or self.segments.outputs == []
 
 
-LogModel.TestCase.settings = settings(
+SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+LogModel.TestCase.settings = MemoryLogModel.TestCase.settings = SETTINGS
 TestLogModel = pytest.mark.slow(LogModel.TestCase)
+TestMemoryLogModel = pytest.mark.slow(MemoryLogModel.TestCase)

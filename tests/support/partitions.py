@@ -45,7 +45,11 @@ def clean_partition(
 
 def records_of(directory: Path, files: Files = DEFAULT) -> list[RawRecord]:
     """Every data record of a partition, as a reader without a lock finds them, in plain Python."""
-    view = PartitionView.load(DirectorySegments(files, str(directory)))
+    return data_records(PartitionView.load(DirectorySegments(files, str(directory))))
+
+
+def data_records(view: PartitionView) -> list[RawRecord]:
+    """Every data record of a view, in plain Python."""
     found: list[RawRecord] = []
     for segment in view.segments:
         for header in segment.headers():

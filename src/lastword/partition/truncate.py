@@ -72,7 +72,7 @@ def cut_segments(
         if position < handle.size():
             handle.truncate(position)
         if end < offset:
-            handle.append(_empty_batch(end, offset, epoch))
+            handle.append(empty_batch(end, offset, epoch))
         handle.fsync()
     recover_segment(
         files, directory, last.base_offset, index_interval_bytes=index_interval_bytes, active=True
@@ -86,7 +86,7 @@ def cut_segments(
     return SegmentSet([*segments[:at], left])
 
 
-def _empty_batch(start: int, end: int, epoch: int) -> bytes:
+def empty_batch(start: int, end: int, epoch: int) -> bytes:
     """A batch without records that takes the offsets [start, end)."""
     return write_batch(
         base_offset=start,
