@@ -616,7 +616,11 @@ def _offsets(segment: Any) -> list[int]:
 
 
 def writer_of(
-    rng: random.Random, seed: int, files: Callable[..., Any] = VersionedFiles, root: str = ROOT
+    rng: random.Random,
+    seed: int,
+    files: Callable[..., Any] = VersionedFiles,
+    root: str = ROOT,
+    writer_class: type[Writer] | None = None,
 ) -> Writer:
     """Return a writer with random settings; its seed determines its kind of life."""
     kind = seed % 8
@@ -632,7 +636,8 @@ def writer_of(
     if kind == 5:
         settings["retention_ms"] = 8 * HOUR
         settings["retention_bytes"] = rng.choice((1500, 4000, -1))
-    writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
+    made = writer_class or Writer
+    writer = made(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
     writer.keys = rng.choice((3, 7, 20))
     return writer
 
