@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,29 @@ def test_the_state_notebook(here, capsys):
     assert sum(row.garbage_bytes for row in after) < sum(row.live_bytes for row in after)
     assert len(variables["on_disk"]) > 40  # some due cleanings ran
     assert "same values: True" in capsys.readouterr().out
+
+
+def spark_notebook() -> dict[str, Any]:
+    """Run the notebook; return what the test checks, because a session does not leave its process."""
+    variables, figures = execute(EXAMPLES / "spark.ipynb")
+    names = ("before", "after", "kinds", "cleanings")
+    return {"figures": figures, **{name: variables[name] for name in names}}
+
+
+@pytest.mark.spark
+def test_the_spark_notebook(here, capfd):
+    """In a process of its own: the tests of Spark share a session with other settings."""
+    pytest.importorskip("pyspark")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        result = pool.submit(spark_notebook).result()
+    assert result["figures"] == 3
+    assert sum(row.garbage_bytes for row in result["before"]) > 5 * sum(
+        row.live_bytes for row in result["before"]
+    )
+    assert sum(row.garbage_bytes for row in result["after"]) < sum(row.live_bytes for row in result["after"])
+    assert set(result["kinds"]) == {"missing", "stale"} and min(result["kinds"].values()) > 100
+    assert result["cleanings"] > 0
+    assert "same rows: True" in capfd.readouterr().out
 
 
 def test_notebooks_are_stored_without_outputs():
