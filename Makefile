@@ -111,8 +111,9 @@ docs: $(READY) ## the documentation site in build/site, warnings as errors
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --site-dir build/site
 	@echo build/site/index.html
 
-figures: ## the structure of the source in figures: sizes, fragments, private reaches, parameters, circles, doubled names
-	@$(PYTHON) scripts/figures.py
+figures: $(READY) kernels ## the structure of the source in figures: sizes, fragments, private reaches, parameters, circles, doubled names, walks
+	@$(PY) scripts/figures.py
+	@$(PY) scripts/walks.py
 
 clean: ## remove the virtual environment and what tools left
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-output
