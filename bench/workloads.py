@@ -23,7 +23,7 @@ from bench import kafka
 from bench.registry import FULL_RECORDS, Measured, Run, Times, compared, rate, timed, workload
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner import CleanRound
-from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import refresh
 from lastword.cleaner.engine.partition import clean_partition, opened, prepare
 from lastword.cleaner.engine.report import Phases
@@ -250,7 +250,7 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
             link_partition(data.partitions[0], partition)
             log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
             plan = prepare(log, CONFIG, Request(0, strategy="generational", map_bytes=MAP_BYTES))
-            context = Context(DEFAULT, log.clock)
+            context = CleanContext(DEFAULT, log.clock)
             ledger = opened(log, context, MAP_BYTES)
             refresh(log, log.segments, ledger, plan, context)
             done: list[CleanRound | None] = []
@@ -297,7 +297,7 @@ def two_threads(run: Run) -> Iterator[Measured]:
                             log,
                             CONFIG,
                             Request(0, strategy=by, map_bytes=MAP_BYTES),
-                            Context(DEFAULT, log.clock, threads=threads),
+                            CleanContext(DEFAULT, log.clock, threads=threads),
                             record_first_dirty=lambda offset: None,
                         )
                     )
@@ -326,7 +326,7 @@ def _round(log: PartitionLog, ledger: Ledger, done: list[CleanRound | None]) -> 
             log,
             CONFIG,
             Request(0, strategy="generational", map_bytes=MAP_BYTES),
-            Context(DEFAULT, log.clock),
+            CleanContext(DEFAULT, log.clock),
             record_first_dirty=lambda offset: None,
             ledger=ledger,
         )
@@ -375,7 +375,7 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
                 log,
                 CONFIG,
                 Request(0, map_bytes=map_bytes),
-                Context(DEFAULT, log.clock),
+                CleanContext(DEFAULT, log.clock),
                 record_first_dirty=lambda offset: None,
             )
         )
@@ -491,7 +491,7 @@ def restore(run: Run) -> Iterator[Measured]:
         partition = link_partition(data.partitions[0], directory / data.partitions[0].name)
         if what == "cleaned":
             log, _ = open_log(DEFAULT, str(partition), data.name, 0, CONFIG, SystemClock(), clean=True)
-            context = Context(DEFAULT, log.clock)
+            context = CleanContext(DEFAULT, log.clock)
             clean_partition(log, CONFIG, Request(0), context, record_first_dirty=lambda offset: None)
             log.close()
         sizes: list[int] = []

@@ -56,7 +56,7 @@ def test_and_not_while_one_is_left(log: Any) -> None:
     look(log)
     for _ in range(3):
         own = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
-        runs = best_runs(own, Columns.of(own, log.ledger.t, 0.0))
+        runs = best_runs(own, Columns.of(own, log.ledger.write_clock, 0.0))
         run = next(one for one in runs if one.base_offset > 0)  # all but the front
         assert log.clean(due=True, run=run).freed_bytes > 0
         log.clock.advance(2 * HOUR)

@@ -112,7 +112,7 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
         found = facts is not None and (segment.base_offset, facts.id.size)
         return found == (entry.base_offset, entry.size_bytes)
 
-    monkeypatch.setattr(tracking.Entry, "is_of", is_of)
+    monkeypatch.setattr(tracking.SegmentEntry, "is_of", is_of)
     files = ForgetfulFiles(tmp_path / "live", HastyFiles())
     (tmp_path / "live").mkdir(exist_ok=True)
     files.mkdir(str(tmp_path / "live" / "t-0"))
@@ -137,7 +137,7 @@ def test_the_snapshot_is_whole_or_not_there(tmp_path):
     log = begun(Log(tmp_path, CONFIG, files))
     log.put((b"k0", b"x"), roll=True)
     log.ledger.fit(log.log.segments)
-    log.ledger.absorb(log.log.segments[:-1], log.log.active.base_offset, t=0, now_ms=0)
+    log.ledger.add_segments(log.log.segments[:-1], log.log.active.base_offset, write_clock=0, now_ms=0)
     files.calls.clear()
     assert log.ledger.save()
     steps = [(one.name, one.path.rpartition("/")[2]) for one in files.changes if one.name != "append"]

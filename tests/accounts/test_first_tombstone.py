@@ -37,7 +37,7 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
     below = sum(one.size for one in log.log.segments[:-1])
     limit = log.log.active.base_offset
     assert ledger.fit(log.log.segments)
-    read = ledger.absorb(log.log.segments[:-1], limit, t=log.log.log_end, now_ms=0)
+    read = ledger.add_segments(log.log.segments[:-1], limit, write_clock=log.log.log_end, now_ms=0)
     assert read > below  # what is new, and then all of it
     assert "first tombstone" in ledger.rebuilt_because
     assert told(log) == truth(log) and ledger.counts_copies and not ledger.tracking.uncounted

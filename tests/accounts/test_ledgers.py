@@ -11,10 +11,11 @@ import pytest
 
 from lastword import metrics
 from lastword.accounts import ledger
-from lastword.cleaner import drive
-from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor
+from lastword.cleaner import inspection
+from lastword.cleaner.drive import DriveCleaner, InlineExecutor
 from lastword.cleaner.engine.liveness import refresh
 from lastword.cleaner.engine.throttle import Stopped
+from lastword.cleaner.inspection import DrivePartition
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir import TopicPartition, ledgers
@@ -52,18 +53,18 @@ def test_the_drives_time_is_what_was_appended_also_over_a_restart(tmp_path, cloc
         fill(topic, 400, 40, rng)
         appended = sum(one.size for one in logs.dirs.log("t", 0).segments)
         logs.clean(due=True)
-        assert logs.dirs.log_dir("t", 0).ledgers.t == appended
-        before = logs.dirs.log_dir("t", 0).ledgers.t
+        assert logs.dirs.log_dir("t", 0).ledgers.write_clock == appended
+        before = logs.dirs.log_dir("t", 0).ledgers.write_clock
     with opened(tmp_path, clock) as logs:
-        assert logs.dirs.log_dir("t", 0).ledgers.t == before
+        assert logs.dirs.log_dir("t", 0).ledgers.write_clock == before
         logs.clean(due=True)
-        assert logs.dirs.log_dir("t", 0).ledgers.t == before
+        assert logs.dirs.log_dir("t", 0).ledgers.write_clock == before
         topic = logs.topic("t")
         size = logs.dirs.log("t", 0).active.size
         topic.extend([(b"k", b"v")], partition=0)
         grown = logs.dirs.log("t", 0).active.size - size
         logs.clean(due=True)
-        assert logs.dirs.log_dir("t", 0).ledgers.t == before + grown
+        assert logs.dirs.log_dir("t", 0).ledgers.write_clock == before + grown
 
 
 @pytest.mark.slow
@@ -178,7 +179,7 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
 
             try:
                 with monkeypatch.context() as patch:
-                    patch.setattr(drive.liveness, "refresh", counted)
+                    patch.setattr(inspection.liveness, "refresh", counted)
                     inspect(home, clock, stop)
             except Stopped:
                 return read[0], None, None

@@ -103,7 +103,9 @@ def _round(model, rng, strategy):
     run = None
     if log.ledger.entries:
         account = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
-        runs = list(all_garbage(account)) + best_runs(account, Columns.of(account, log.ledger.t, 0.0))
+        runs = list(all_garbage(account)) + best_runs(
+            account, Columns.of(account, log.ledger.write_clock, 0.0)
+        )
         run = rng.choice(runs) if runs else None
     log.clean(due=True, run=run)
 

@@ -31,7 +31,9 @@ def log(tmp_path):
 
 def look(log):
     log.ledger.fit(log.log.segments)
-    log.ledger.absorb(log.log.segments[:-1], log.log.active.base_offset, t=log.log.log_end, now_ms=0)
+    log.ledger.add_segments(
+        log.log.segments[:-1], log.log.active.base_offset, write_clock=log.log.log_end, now_ms=0
+    )
 
 
 def truth(log):
@@ -58,14 +60,14 @@ def check_rebuilt(log, why):
 
 def test_saved_and_found_again_nothing_is_scanned(log):
     before = told(log)
-    entries = [(e.base_offset, e.rent, e.written_at, e.generation) for e in log.ledger.entries]
+    entries = [(e.base_offset, e.garbage_age, e.written_at, e.generation) for e in log.ledger.entries]
     clocks = log.ledger.deletes.clocks.offset.tolist()
     log.restart()
     assert log.ledger.rebuilt_because == ""
     assert told(log) == before == truth(log)
-    assert [(e.base_offset, e.rent, e.written_at, e.generation) for e in log.ledger.entries] == entries
+    assert [(e.base_offset, e.garbage_age, e.written_at, e.generation) for e in log.ledger.entries] == entries
     assert log.ledger.deletes.clocks.offset.tolist() == clocks
-    assert log.ledger.absorb(log.log.segments, log.ledger.limit, t=0, now_ms=0) == 0
+    assert log.ledger.add_segments(log.log.segments, log.ledger.limit, write_clock=0, now_ms=0) == 0
 
 
 def test_missing(log):
@@ -213,14 +215,14 @@ def test_truncated_and_grown_again_to_the_same_size(tmp_path):
         for number in range(9):
             log.append_batch(batch((b"k%d" % number, b"same-length-value")))
         with home.ledgers.of(tp, log) as ledger:
-            ledger.absorb(log.segments, log.active.base_offset, t=0, now_ms=0)
+            ledger.add_segments(log.segments, log.active.base_offset, write_clock=0, now_ms=0)
             assert ledger.limit > 3
         home.truncate("t", 0, 3)
         for _ in range(6):
             log.append_batch(batch((b"k0", b"same-length-value")))
         with home.ledgers.of(tp, log) as ledger:
             assert ledger.limit == 0
-            ledger.absorb(log.segments, log.active.base_offset, t=0, now_ms=0)
+            ledger.add_segments(log.segments, log.active.base_offset, write_clock=0, now_ms=0)
             assert sum(one.dead_records for one in ledger.facts()) > 0
 
 
@@ -273,7 +275,7 @@ def test_a_round_that_fails_in_its_swap_spoils_them(log):
     log.open()
     with pytest.raises(StorageError):
         log.clean()
-    assert log.ledger.spoiled
+    assert log.ledger.invalid
     assert not log.ledger.save()
     log.files.fail = None
     with contextlib.suppress(Exception):
@@ -303,7 +305,7 @@ def test_a_map_that_may_take_less_memory_now(log):
 
 def test_rewritten_by_executors_beneath_it(log):
     """A round that was built elsewhere is published here, and no ledger hears of it."""
-    from lastword.cleaner.engine.cleaning import Context, clean
+    from lastword.cleaner.engine.cleaning import CleanContext, clean
     from lastword.cleaner.engine.liveness import FullScan
     from lastword.cleaner.engine.partition import alone, prepare
     from lastword.cleaner.engine.sinks import Collector, Publisher
@@ -311,7 +313,7 @@ def test_rewritten_by_executors_beneath_it(log):
 
     with alone(log.log.directory):
         plan = prepare(log.log, CONFIG, Request())
-        prepared = clean(log.log.view(), plan, FullScan(), Collector(plan), Context(DEFAULT, log.clock))
+        prepared = clean(log.log.view(), plan, FullScan(), Collector(plan), CleanContext(DEFAULT, log.clock))
         Publisher(log.log, plan, lambda _: None).publish(prepared)
     log.ledger.fit(log.log.segments)
     check_rebuilt(log, "not the file")

@@ -601,11 +601,11 @@ def test_a_tombstone_that_a_lease_keeps_is_looked_at_once_and_goes_when_the_leas
             assert count < 5, "it looks at the same again and again"
 
     turns()
-    waiting = logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones
+    waiting = logs.dirs.log_dir("users", 0).ledgers.cached_stats[USERS].tombstones
     assert waiting.held_from == offset and waiting.due_to < 0
     lease.advance(offset + 1)
     turns()
-    waiting = logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones
+    waiting = logs.dirs.log_dir("users", 0).ledgers.cached_stats[USERS].tombstones
     assert waiting.held_from > offset and waiting.due_to == offset  # garbage; the drive is within its target
 
 
@@ -618,22 +618,22 @@ def test_tombstones_are_looked_at_anew_when_they_have_to_wait_less(logs, clock):
     clock.advance(2 * HOUR)
     while turn(logs):
         pass
-    assert logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones.due_to < 0
+    assert logs.dirs.log_dir("users", 0).ledgers.cached_stats[USERS].tombstones.due_to < 0
     topic.set_config(delete_retention_ms=HOUR)
     while turn(logs):
         pass
-    assert logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones.due_to == offset
+    assert logs.dirs.log_dir("users", 0).ledgers.cached_stats[USERS].tombstones.due_to == offset
 
 
 def test_a_partition_that_cannot_be_looked_at_is_told_once(logs, clock, caplog, monkeypatch):
     filled(logs, keys=50, lastword_strategy="generational")
-    from lastword.cleaner import drive
+    from lastword.cleaner import inspection
     from lastword.errors import CorruptFileError
 
     def fails(*given):
         raise CorruptFileError("users-0: its checkpoint is damaged")
 
-    monkeypatch.setattr(drive, "_inspect_partition", fails)
+    monkeypatch.setattr(inspection, "_inspect_partition", fails)
     for _ in range(3):
         turn(logs)
     assert [one.message for one in caplog.records].count(

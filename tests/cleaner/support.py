@@ -7,11 +7,11 @@ from pathlib import Path
 
 from lastword.cleaner.engine.build import built_group
 from lastword.cleaner.engine.certificate import certify
-from lastword.cleaner.engine.output import Output
+from lastword.cleaner.engine.output import OutputSegment
 from lastword.cleaner.engine.report import BuiltGroup
 from lastword.cleaner.engine.rewrite import rewrite
 from lastword.cleaner.policy import groups
-from lastword.cleaner.policy.groups import Limits
+from lastword.cleaner.policy.groups import OutputLimits
 from lastword.cleaner.policy.plan import Plan
 from lastword.files import DEFAULT, Files
 from lastword.records.batch import BatchHeader, read_records
@@ -101,13 +101,13 @@ def rewrite_all(
     """Resolve, group, rewrite, certify; each group's facts and its new segment below `target`."""
     the_plan = the_plan or plan()
     resolution = resolved(segments, now_ms=the_plan.now_ms)
-    limits = Limits(the_plan.segment_bytes, the_plan.segment_index_bytes, the_plan.index_interval_bytes)
+    limits = OutputLimits(the_plan.segment_bytes, the_plan.segment_index_bytes, the_plan.index_interval_bytes)
     made = []
     for number, one in enumerate(groups.group(resolution.segments, limits)):
         directory = target / str(number)
         directory.mkdir(parents=True)
         stored = SegmentFiles(files, str(directory), one.base_offset)
-        output = Output(str(directory), stored, the_plan)
+        output = OutputSegment(str(directory), stored, the_plan)
         rewritten = rewrite(one, segments, resolution, the_plan, output, lambda _: None)
         certified = certify(output, rewritten, one, segments, resolution)
         output.finish(segments[one.last].mtime_ms)

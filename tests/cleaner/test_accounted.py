@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import refresh
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.policy.plan import Request
@@ -68,7 +68,7 @@ class Log:
 
     def clean(self, **options):
         self.ledger.fit(self.log.segments)
-        self.ledger.t = max(self.ledger.t, self.log.log_end)
+        self.ledger.write_clock = max(self.ledger.write_clock, self.log.log_end)
         options = {"strategy": "generational", "ledger": self.ledger, "map_bytes": self.map_bytes} | options
         return clean(
             self.log, self.config, first_dirty=self.first_dirty, record_first_dirty=self.record, **options
@@ -82,7 +82,7 @@ class Log:
             self.config,
             Request(strategy="generational", map_bytes=self.map_bytes),
         )
-        refresh(self.log, self.log.segments, self.ledger, plan, Context(self.files, self.clock))
+        refresh(self.log, self.log.segments, self.ledger, plan, CleanContext(self.files, self.clock))
         return sum(one.dead_bytes for one in self.ledger.facts())
 
     def record(self, offset):

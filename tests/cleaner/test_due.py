@@ -9,8 +9,8 @@ import lastword
 from lastword import metrics
 from lastword.cleaner.engine.liveness import restrict_to_run
 from lastword.cleaner.engine.transactions import NOTHING
-from lastword.cleaner.policy.generational import Run
-from lastword.cleaner.policy.groups import Limits
+from lastword.cleaner.policy.generational import SegmentRun
+from lastword.cleaner.policy.groups import OutputLimits
 from lastword.clock import ManualClock
 from lastword.errors import PartialFailure
 from lastword.files import DEFAULT
@@ -245,8 +245,8 @@ def resolved(*segments):
 
 
 def test_a_part_of_a_sampled_log_lets_no_tombstone_go_before_the_value_it_deletes():
-    limits = Limits(1000, 1 << 20, 4096)
-    run = Run("t", 0, 2, 2, 20, 30, 400, 300, 100, 1, 1)
+    limits = OutputLimits(1000, 1 << 20, 4096)
+    run = SegmentRun("t", 0, 2, 2, 20, 30, 400, 300, 100, 1, 1)
     clean_below = resolved((0, 0), (0, 0), (3, 1))
     found, by, _ = restrict_to_run(clean_below, NOTHING, limits, run)
     assert [(one.first, one.last) for one in found] == [(2, 2)]

@@ -13,7 +13,7 @@ import pytest
 
 from lastword import kernels
 from lastword.cleaner.engine import output, rewrite
-from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.cleaning import CleanContext, clean
 from lastword.cleaner.engine.liveness import FullScan
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Collector, Publisher
@@ -330,7 +330,7 @@ def test_a_flipped_bit_in_a_batch_that_is_wholly_dead(tmp_path: Path, codec: int
     data[len(first) - 3] ^= 4
     Path(segment.file).write_bytes(data)
     again = support.write_segment(tmp_path, 0, [bytes(data)])
-    (one,) = support.groups.group(resolution.segments, support.Limits(1 << 30, 10 << 20, 4096))
+    (one,) = support.groups.group(resolution.segments, support.OutputLimits(1 << 30, 10 << 20, 4096))
     with pytest.raises(CorruptBatchError, match="has CRC"):
         rewrite.rewrite(one, [again], resolution, support.plan(), None, lambda _: None)
 
@@ -401,7 +401,7 @@ def test_accounts_whose_bits_were_wrong_are_not_used_again(tmp_path: Path) -> No
         log.put((b"k%d" % number, b"w"))
     log.log.roll()
     log.ledger.fit(log.log.segments)
-    log.ledger.absorb(log.log.segments, log.log.log_end, t=1, now_ms=1)
+    log.ledger.add_segments(log.log.segments, log.log.log_end, write_clock=1, now_ms=1)
     store = log.ledger.tracking.running._walk.store
     store.page_bits[store.page_slots[0], 261 >> 6] ^= np.uint64(1) << np.uint64(261 & 63)  # a newest one
     assert log.ledger.save()
@@ -460,7 +460,7 @@ def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
     plan = prepare(users.log, users.config, Request())
     view = PartitionView.load(DirectorySegments(users.files, users.directory))
     given = pickle.loads(pickle.dumps(plan))
-    built = clean(view, given, FullScan(), Collector(given), Context(users.files, users.clock))
+    built = clean(view, given, FullScan(), Collector(given), CleanContext(users.files, users.clock))
     assert users.offsets() == list(range(8)), "nothing is published yet"
     recorded: list[int] = []
     round_ = Publisher(users.log, plan, recorded.append).publish(pickle.loads(pickle.dumps(built)))
@@ -472,7 +472,7 @@ def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
 def test_a_source_that_was_replaced_meanwhile_is_not_swapped(users: LogBuilder) -> None:
     plan = prepare(users.log, users.config, Request())
     view = PartitionView.load(DirectorySegments(users.files, users.directory))
-    built = clean(view, plan, FullScan(), Collector(plan), Context(users.files, users.clock))
+    built = clean(view, plan, FullScan(), Collector(plan), CleanContext(users.files, users.clock))
     users.wait(1).clean()
     after = users.tree()
     with pytest.raises(BusyError, match="changed while it was cleaned"):

@@ -17,7 +17,7 @@ NOW_MS = 1_000_000
 
 
 def segment(number, dead_bytes=0, size_bytes=MIB, **facts):
-    given = {"rent_at": T, "written_at": T - 10 * MIB, "records": 1000, "dead_records": 0} | facts
+    given = {"garbage_age_at": T, "written_at": T - 10 * MIB, "records": 1000, "dead_records": 0} | facts
     given.setdefault("oldest_dead_ms", NOW_MS - 1000 if dead_bytes else -1)
     return SegmentAccount(1000 * number, 1000 * (number + 1), size_bytes, dead_bytes=dead_bytes, **given)
 
@@ -52,7 +52,7 @@ def test_within_its_target_nothing_is_cleaned():
 
 
 def test_above_its_target_the_run_with_the_most_rent_for_a_byte_moved_goes_first():
-    slow, dirty = half(0, 0.2, rent=2.0 * MIB * MIB), half(2, 0.9, rent=9.0 * MIB * MIB)
+    slow, dirty = half(0, 0.2, garbage_age=2.0 * MIB * MIB), half(2, 0.9, garbage_age=9.0 * MIB * MIB)
     found = chosen(partition(slow, half(1, 0.4), dirty, half(3, 0.4)))
     assert (found.obligation, found.run.first, found.run.last) == ("target", 2, 2)
     assert found.run.free_bytes == dirty.dead_bytes and found.run.write_bytes == dirty.live_bytes
@@ -112,7 +112,7 @@ def test_files_whose_indexes_are_full_do_not_merge():
 
 def test_a_rate_next_to_nothing_overflows_nowhere():
     with np.errstate(all="raise"):
-        assert chosen(partition(half(0, rate=5e-324), half(1), half(2))).run is not None
+        assert chosen(partition(half(0, death_rate=5e-324), half(1), half(2))).run is not None
 
 
 def test_merging_ends():
@@ -131,7 +131,7 @@ def test_merging_ends():
 
 def test_files_too_far_apart_in_offsets_do_not_merge():
     wide = [
-        SegmentAccount(i << 31, (i + 1) << 31, MIB // 16, 1, 0, 0, rent_at=T, written_at=T)
+        SegmentAccount(i << 31, (i + 1) << 31, MIB // 16, 1, 0, 0, garbage_age_at=T, written_at=T)
         for i in range(100)
     ]
     assert chosen(partition(*wide)).run is None
@@ -141,14 +141,14 @@ def test_files_too_far_apart_in_offsets_do_not_merge():
 
 
 def test_a_segment_that_still_dies_is_left_to_ripen():
-    quick = half(0, rate=0.2, rent=1e12)
-    quiet = half(2, rate=0.001, rent=1e12)
+    quick = half(0, death_rate=0.2, garbage_age=1e12)
+    quiet = half(2, death_rate=0.001, garbage_age=1e12)
     log = partition(quick, segment(1), quiet, min_cleanable_dirty_ratio=0.9)
     assert chosen(log, space_target=1.1).run.first == 2
 
 
 def test_rent_grows_with_time_and_not_with_looking():
-    old, new = half(0, rent_at=T - 20 * MIB), half(2, rent_at=T - MIB)
+    old, new = half(0, garbage_age_at=T - 20 * MIB), half(2, garbage_age_at=T - MIB)
     assert chosen(partition(old, segment(1), new), space_target=1.1).run.first == 0
 
 
@@ -165,13 +165,13 @@ def test_a_segment_larger_than_the_bound_is_a_run_by_itself():
 
 
 def test_neighbours_share_files_of_the_survivors():
-    log = partition(*(half(i, 0.75, rent=1e12) for i in range(8)), min_cleanable_dirty_ratio=0.9)
+    log = partition(*(half(i, 0.75, garbage_age=1e12) for i in range(8)), min_cleanable_dirty_ratio=0.9)
     run = chosen(log).run
     assert (run.files_in, run.files_out, run.write_bytes) == (8, 2, 2 * MIB)
 
 
 def test_a_wholly_dead_run_leaves_no_file():
-    log = partition(half(0, 1.0, rent=1e12), half(1, 1.0, rent=1e12), segment(2))
+    log = partition(half(0, 1.0, garbage_age=1e12), half(1, 1.0, garbage_age=1e12), segment(2))
     run = chosen(log).run
     assert (run.first, run.last, run.write_bytes, run.files_out) == (0, 1, 0, 0)
 
@@ -234,12 +234,12 @@ def drives(draw):
                 i,
                 int(size * share) if dirty else 0,
                 size,
-                rent=rent,
+                garbage_age=garbage_age,
                 written_at=age,
-                rate=rate,
+                death_rate=death_rate,
                 blocked_tombstone_bytes=int((1 - share) * size * (not dirty)),
             )
-            for i, (size, share, rent, age, rate, dirty) in enumerate(drawn)
+            for i, (size, share, garbage_age, age, death_rate, dirty) in enumerate(drawn)
         ]
         partitions.append(
             partition(
@@ -325,7 +325,7 @@ def test_cleaning_as_chosen_comes_to_an_end(account):
 def test_choosing_is_fast():
     parts = []
     for number in range(16):
-        drawn = (half(i, (i * 7919 % 100) / 250, rent=float(i * 7717 % 10**6)) for i in range(2000))
+        drawn = (half(i, (i * 7919 % 100) / 250, garbage_age=float(i * 7717 % 10**6)) for i in range(2000))
         parts.append(partition(*drawn, number=number))
     account = drive(*parts, space_target=1.1)
     taken = []

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from lastword.cleaner.policy.groups import Limits, group, needs_rewrite
+from lastword.cleaner.policy.groups import OutputLimits, group, needs_rewrite
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 
-LIMITS = Limits(segment_bytes=1000, segment_index_bytes=10 << 20, index_interval_bytes=4096)
+LIMITS = OutputLimits(segment_bytes=1000, segment_index_bytes=10 << 20, index_interval_bytes=4096)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class Facts:
     tombstones_without_horizon: int = 0
 
 
-def run(*segments: tuple[int, int] | tuple[int, int, int], limits: Limits = LIMITS) -> list[tuple[int, int]]:
+def run(
+    *segments: tuple[int, int] | tuple[int, int, int], limits: OutputLimits = LIMITS
+) -> list[tuple[int, int]]:
     """Segments as (live bytes, dead records[, tombstones without horizon]); groups as (first, last)."""
     facts = []
     for i, (live, dead, *tombs) in enumerate(segments):
@@ -98,7 +100,7 @@ def test_offsets_of_an_output_stay_within_an_index_entry() -> None:
 
 
 def test_index_sizes_bound_a_group() -> None:
-    limits = Limits(segment_bytes=1 << 30, segment_index_bytes=120, index_interval_bytes=100)
+    limits = OutputLimits(segment_bytes=1 << 30, segment_index_bytes=120, index_interval_bytes=100)
     assert limits.fit(999)
     assert not limits.fit(1000)
     assert run((490, 1), (489, 1), (490, 1), limits=limits) == [(0, 1), (2, 2)]
@@ -106,7 +108,7 @@ def test_index_sizes_bound_a_group() -> None:
 
 def test_the_sources_of_a_group_would_fit_one_file_too() -> None:
     """Of compressed records the live bytes are an estimate: the rest may have been what compressed."""
-    limits = Limits(segment_bytes=1 << 30, segment_index_bytes=10 << 20, index_interval_bytes=4096)
+    limits = OutputLimits(segment_bytes=1 << 30, segment_index_bytes=10 << 20, index_interval_bytes=4096)
     full = (1 << 30) - 1000
     facts = [Facts(100 * i, 100 * i + 100, full, 50, full // 20) for i in range(5)]
     assert [(g.first, g.last) for g in group(facts, limits)] == [(0, 1), (2, 3), (4, 4)]

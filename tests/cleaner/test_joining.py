@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lastword.cleaner.engine import output as module
 from lastword.cleaner.engine.rewrite import rewrite
-from lastword.cleaner.policy.groups import Limits, group
+from lastword.cleaner.policy.groups import OutputLimits, group
 from lastword.files import DEFAULT
 from lastword.records.batch import BatchHeader, read_header, read_records
 from lastword.records.compression import compress
@@ -189,9 +189,9 @@ def test_sparse_offsets_end_a_batch(tmp_path: Path) -> None:
     batches = [raw_batch(0, b"hot", b"a"), raw_batch(far - 1, b"hot", b"b"), raw_batch(far + 1, b"hot", b"c")]
     segment = written(tmp_path / "s", 0, batches)
     resolution = resolved([segment])
-    one = group(resolution.segments, Limits(1 << 30, 10 << 20, 4096))
+    one = group(resolution.segments, OutputLimits(1 << 30, 10 << 20, 4096))
     whole = replace(one[0], last=0, next_offset=far + 3)
-    output = module.Output(str(tmp_path), SegmentFiles(DEFAULT, str(tmp_path), 0), plan())
+    output = module.OutputSegment(str(tmp_path), SegmentFiles(DEFAULT, str(tmp_path), 0), plan())
     rewrite(whole, [segment], resolution, plan(), output, lambda _: None)
     output.handle.close()
     found = contents(type(segment).load(SegmentFiles(DEFAULT, str(tmp_path), 0)))

@@ -10,7 +10,7 @@ import lastword
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner.distributed import remote
 from lastword.cleaner.distributed.remote import LedgerParams
-from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.policy.plan import Request
 from lastword.clock import ManualClock
@@ -49,7 +49,7 @@ def built(directory):
     log, config, plan = prepared(directory)
     given = pickle.loads(pickle.dumps((log.directory, config, plan, LedgerParams(0, (-1, 0), "drive", 0.3))))
     view = PartitionView.load(DirectorySegments(DEFAULT, given[0]))
-    found = remote.build(view, *given[1:], None, Context(DEFAULT, directory.clock))
+    found = remote.build(view, *given[1:], None, CleanContext(DEFAULT, directory.clock))
     return log, pickle.loads(pickle.dumps(found))
 
 
@@ -84,8 +84,8 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
             PartitionView.load(DirectorySegments(DEFAULT, log.directory)),
             directory.topic_config("t"),
             prepared(directory)[2],
-            LedgerParams(ledger.t, ledger.seen, "drive", 0.3),
-            Context(DEFAULT, directory.clock, dry=True),
+            LedgerParams(ledger.write_clock, ledger.reached, "drive", 0.3),
+            CleanContext(DEFAULT, directory.clock, dry=True),
         )
         assert again.stats.account.segments == found.after.account.segments
     assert (done.removed, done.written_bytes, done.end) == (

@@ -298,7 +298,7 @@ def test_batches_larger_than_every_buffer(
 
 
 def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
-    from lastword.cleaner.policy.groups import Limits, group
+    from lastword.cleaner.policy.groups import OutputLimits, group
 
     rows = [(i, b"k%d" % (i % 9), None if i % 5 == 0 else b"value" * 9) for i in range(60)]
     segment = write_segment(
@@ -306,7 +306,7 @@ def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
     )
     ((facts, _),) = rewrite_all([segment], tmp_path / "o")
     resolution = resolved([segment])
-    (one,) = group(resolution.segments, Limits(1 << 30, 10 << 20, 4096))
+    (one,) = group(resolution.segments, OutputLimits(1 << 30, 10 << 20, 4096))
     counted = rewrite(one, [segment], resolution, plan(), None, lambda _: None)
     assert counted.size_bytes == facts.output.size_bytes
     assert replace(counted) == counted

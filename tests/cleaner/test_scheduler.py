@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lastword import metrics
 from lastword.background.scheduler import Done, Scheduler, Stop, Urgency
-from lastword.background.states import IDLE, IllegalState, State, States
+from lastword.background.states import IDLE, IllegalState, PartitionState, States
 from lastword.cleaner.engine.report import CleanRound, Removed
 from lastword.clock import ManualClock, SystemClock
 from lastword.errors import BusyError
@@ -271,7 +271,7 @@ def test_damage_quarantines_and_retry_lets_it_in_again() -> None:
     work.add(0, body=damaged)
     scheduler = scheduler_of(work, clock)
     assert drain(scheduler) == [tp(0)]
-    assert scheduler.states[tp(0)] == State("quarantined")
+    assert scheduler.states[tp(0)] == PartitionState("quarantined")
     clock.advance(1000 * BACKOFF_MS)
     assert drain(scheduler) == [tp(0)]
     scheduler.states.apply(tp(0), "retry")
@@ -299,7 +299,7 @@ def test_a_pause_aborts_the_round_at_its_next_safe_point() -> None:
 
     def pause() -> None:
         clock.sleep(5.05)
-        assert scheduler.states.pause(tp(0)) == State("paused", 1)
+        assert scheduler.states.pause(tp(0)) == PartitionState("paused", 1)
         times["paused"] = clock.monotonic()
         assert not scheduler.turn()
 
@@ -323,12 +323,12 @@ def test_a_pause_may_wait_for_the_end_and_gives_up_in_time() -> None:
         clock.sleep(1)
         with pytest.raises(BusyError):
             scheduler.states.pause(tp(0), abort=False, seconds=5)
-        assert scheduler.states[tp(0)] == State("cleaning")  # the pause was taken back
+        assert scheduler.states[tp(0)] == PartitionState("cleaning")  # the pause was taken back
         scheduler.states.pause(tp(0), abort=False, seconds=60)
         assert clock.monotonic() == pytest.approx(30, abs=0.05)
 
     clock.run(scheduler.turn, pause)
-    assert scheduler.states[tp(0)] == State("paused", 1)
+    assert scheduler.states[tp(0)] == PartitionState("paused", 1)
 
 
 def test_threads_clean_what_is_due_after_the_first_back_off() -> None:
@@ -603,7 +603,7 @@ class Transitions(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         kind = "quarantined" if self.quarantined else self.round or ("paused" if self.pauses else "idle")
-        assert self.states[tp(0)] == State(kind, self.pauses)  # type: ignore[arg-type]
+        assert self.states[tp(0)] == PartitionState(kind, self.pauses)  # type: ignore[arg-type]
         assert (tp(0) in self.states.all()) is (self.states[tp(0)] != IDLE)
 
 
@@ -633,14 +633,14 @@ def test_6K_110_111_112_113_states_as_the_manager_has_them() -> None:
     with pytest.raises(IllegalState):
         states.apply(tp(0), "end")
     states.apply(tp(0), "resume")
-    assert states[tp(0)] == State("paused", 1)
+    assert states[tp(0)] == PartitionState("paused", 1)
     states.apply(tp(0), "resume")
     assert states[tp(0)] == IDLE and states.all() == {}
     assert states.begin(tp(0)) and not states.begin(tp(0))
     states.apply(tp(0), "pause")
     states.abort(tp(0))
-    assert states[tp(0)] == State("aborted", 1)
-    assert states.apply(tp(0), "end") == State("paused", 1)
+    assert states[tp(0)] == PartitionState("aborted", 1)
+    assert states.apply(tp(0), "end") == PartitionState("paused", 1)
 
 
 def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:
@@ -650,12 +650,12 @@ def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:
     assert states[tp(0)] == IDLE
     states.begin(tp(0))
     states.forget(tp(0))
-    assert states[tp(0)] == State("cleaning")
+    assert states[tp(0)] == PartitionState("cleaning")
 
 
 def test_aside_pauses_for_as_long_as_it_lasts() -> None:
     states = States(ManualClock())
     with pytest.raises(ZeroDivisionError), states.aside(tp(0)):
-        assert states[tp(0)] == State("paused", 1)
+        assert states[tp(0)] == PartitionState("paused", 1)
         _ = 1 // 0
     assert states[tp(0)] == IDLE

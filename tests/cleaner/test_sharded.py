@@ -12,7 +12,7 @@ import pytest
 
 from lastword.cleaner.distributed import job as jobs
 from lastword.cleaner.distributed import sharded
-from lastword.cleaner.distributed.job import Job
+from lastword.cleaner.distributed.job import ShardedJob
 from lastword.cleaner.engine import sinks
 from lastword.cleaner.engine.partition import chosen_plan, prepare
 from lastword.cleaner.engine.report import CleanRound
@@ -62,7 +62,7 @@ def prepared(log: LogBuilder) -> Any:
     return prepare(log.log, log.config, Request(log.first_dirty))
 
 
-def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
+def steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> Callable[[], bool]:
     """Each call does one step that is left; False when there is none."""
 
     def one() -> bool:
@@ -91,7 +91,7 @@ def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
     return one
 
 
-def finish(log: LogBuilder, job: Job, kill_before_swap: int = -1) -> CleanRound:
+def finish(log: LogBuilder, job: ShardedJob, kill_before_swap: int = -1) -> CleanRound:
     """Publish, or die before the n-th swap."""
     done = set(jobs.published(log.files, job).values())
     swaps, real = count(len(done)), sinks.swap_group
@@ -256,21 +256,21 @@ def test_a_job_that_no_longer_fits_is_removed(tmp_path: Path) -> None:
         log.close()
 
 
-def age(log: LogBuilder, job: Job) -> None:
+def age(log: LogBuilder, job: ShardedJob) -> None:
     log.files.set_mtime(f"{job.directory}/job.json", log.clock.now_ms() - jobs.MAX_AGE_MS - 1)
 
 
-def other_segments(log: LogBuilder, job: Job) -> None:
+def other_segments(log: LogBuilder, job: ShardedJob) -> None:
     log.clean()
 
 
-def lease(log: LogBuilder, job: Job) -> None:
+def lease(log: LogBuilder, job: ShardedJob) -> None:
     lessee.register(
         log.files, log.directory, "late", 3, log_start=0, log_end=log.log.log_end, now_ms=log.clock.now_ms()
     )
 
 
-def half_written(log: LogBuilder, job: Job) -> None:
+def half_written(log: LogBuilder, job: ShardedJob) -> None:
     Path(job.directory, "job.json").write_text('{"directory": "')
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import lastword
-from lastword.cleaner.drive import DrivePartition
+from lastword.cleaner.inspection import DrivePartition
 from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.config.topic import STRATEGIES
@@ -135,7 +135,7 @@ def _some_run(logs: Any, rng: random.Random, now_ms: int) -> bool:
         return False
     first = rng.randrange(len(account.segments))
     last = min(first + rng.randrange(4), len(account.segments) - 1)
-    found = rewritten(place, Columns.of(account, seen.t, 0.0).run(account, first, last, 0.0))
+    found = rewritten(place, Columns.of(account, seen.write_clock, 0.0).run(account, first, last, 0.0))
     return found is not None and found.certificate is not None
 
 

@@ -22,7 +22,7 @@ import pytest
 
 import lastword
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.drive import DrivePartition
+from lastword.cleaner.inspection import DrivePartition
 from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
@@ -97,7 +97,7 @@ def some_runs(
             last = min(first + rng.randrange(3), len(account.segments) - 1)
         else:
             first, last = span
-        found = rewritten(place, Columns.of(account, seen.t, 0.0).run(account, first, last, 0.0))
+        found = rewritten(place, Columns.of(account, seen.write_clock, 0.0).run(account, first, last, 0.0))
         done += found is not None and found.certificate is not None
     return done
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.cleaning import CleanContext, clean
 from lastword.cleaner.engine.liveness import FullScan
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Collector, Publisher
@@ -191,7 +191,7 @@ def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
     log.roll()
     plan = prepare(log.log, log.config, Request())
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
-    made = clean(view, plan, FullScan(), Collector(plan), Context(log.files, log.clock, SALT))
+    made = clean(view, plan, FullScan(), Collector(plan), CleanContext(log.files, log.clock, SALT))
     removed = log.log.segments[0]
     log.log.raise_log_start(removed.next_offset)
     assert [one.base_offset for one in log.log.remove_prefix()] == [0]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.policy.groups import Limits, group
+from lastword.cleaner.policy.groups import OutputLimits, group
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.properties.strategies import by_strategy
 from tests.properties.support import batch
 
-HUGE = Limits(segment_bytes=1 << 40, segment_index_bytes=1 << 40, index_interval_bytes=4096)
+HUGE = OutputLimits(segment_bytes=1 << 40, segment_index_bytes=1 << 40, index_interval_bytes=4096)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def facts(count: int, live_bytes: int = 100) -> list[Facts]:
     return [Facts(100 * n, 100 * n + 100, live_bytes) for n in range(count)]
 
 
-def ranges(found: list[Facts], limits: Limits) -> list[tuple[int, int]]:
+def ranges(found: list[Facts], limits: OutputLimits) -> list[tuple[int, int]]:
     return [(one.first, one.last) for one in group(found, limits)]
 
 
@@ -76,7 +76,7 @@ def test_6D_32_huge_limits_make_one_group() -> None:
 
 
 @pytest.mark.parametrize("limits", [replace(HUGE, segment_bytes=1), replace(HUGE, segment_index_bytes=1)])
-def test_6D_33_limits_of_one_byte_make_groups_of_one(limits: Limits) -> None:
+def test_6D_33_limits_of_one_byte_make_groups_of_one(limits: OutputLimits) -> None:
     """6D.33: With limits of one byte every group has one segment."""
     assert ranges(facts(5), limits) == [(n, n) for n in range(5)]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.partition import clean_partition, plan_partition
 from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.policy.plan import Plan, Request
@@ -17,7 +17,7 @@ from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 
 _REQUEST = {field.name for field in fields(Request)}
-_CONTEXT = {field.name for field in fields(Context)}
+_CONTEXT = {field.name for field in fields(CleanContext)}
 
 
 def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -27,14 +27,14 @@ def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
 def clean(
     log: PartitionLog, config: TopicConfig, *, record_first_dirty: Callable[[int], None], **options: Any
 ) -> CleanRound | None:
-    """Clean; `options`: of `Request`, of `Context` and of `clean_partition`."""
+    """Clean; `options`: of `Request`, of `CleanContext` and of `clean_partition`."""
     request = Request(**_taken(options, _REQUEST))
-    context = Context(log.files, log.clock, **_taken(options, _CONTEXT))
+    context = CleanContext(log.files, log.clock, **_taken(options, _CONTEXT))
     return clean_partition(log, config, request, context, record_first_dirty=record_first_dirty, **options)
 
 
 def plan(view: PartitionView, config: TopicConfig, *, files: Files, clock: Clock, **options: Any) -> Plan:
     """Plan; `options` as for `clean`."""
     request = Request(**_taken(options, _REQUEST))
-    context = Context(files, clock, dry=True, **_taken(options, _CONTEXT))
+    context = CleanContext(files, clock, dry=True, **_taken(options, _CONTEXT))
     return plan_partition(view, config, request, context, **options)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from lastword.accounts import DriveAccount
 from lastword.cleaner import CleanRound
-from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor, clean_one
-from lastword.cleaner.engine.cleaning import Context
-from lastword.cleaner.policy.generational import Run
+from lastword.cleaner.drive import DriveCleaner, InlineExecutor, clean_one
+from lastword.cleaner.engine.cleaning import CleanContext
+from lastword.cleaner.inspection import DrivePartition
+from lastword.cleaner.policy.generational import SegmentRun
 
 
 def inspected(place: DrivePartition, now_ms: int) -> DriveAccount:
@@ -18,7 +19,7 @@ def inspected(place: DrivePartition, now_ms: int) -> DriveAccount:
     return account
 
 
-def rewritten(place: DrivePartition, run: Run) -> CleanRound | None:
+def rewritten(place: DrivePartition, run: SegmentRun) -> CleanRound | None:
     """One cleaning of this run."""
     with place.log_dir.claim(*place.partition):
-        return clean_one(place, Context(place.log_dir.files, place.log_dir.clock), run=run)
+        return clean_one(place, CleanContext(place.log_dir.files, place.log_dir.clock), run=run)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
-from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import refresh
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, UsageError
@@ -303,7 +303,7 @@ def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
     topic.clean()
     with logs.dirs.log_dir("t", 0).ledgers.of(TopicPartition("t", 0), logs.dirs.log("t", 0)) as ledger:
         log = logs.dirs.log("t", 0)
-        refresh(log, log.segments, ledger, topic.plan(due=True)[-1], Context(DEFAULT, clock))
+        refresh(log, log.segments, ledger, topic.plan(due=True)[-1], CleanContext(DEFAULT, clock))
     (version,) = topic.explain(key="a").versions
     assert (version.kept, version.reason, version.until) == (True, "tombstone-horizon", BEGIN_MS + 3 * HOUR)
     clock.advance(3 * HOUR)

@@ -243,9 +243,9 @@ def test_rent_is_the_integral_of_garbage():
         paper.close(end, t)
         paper.scan_ripe(t, t)
     first = paper.account("", 0, "generational").segments[0]
-    assert (first.dead_bytes, first.rent, first.rent_at) == (200, 100 * (35 - 20), 35)
+    assert (first.dead_bytes, first.garbage_age, first.garbage_age_at) == (200, 100 * (35 - 20), 35)
     assert first.oldest_dead_ms == 20 and first.written_at == 10
-    assert first.rate == pytest.approx(10 + (1 - np.exp(-4 * 15 / 25)) * (100 / 15 - 10))
+    assert first.death_rate == pytest.approx(10 + (1 - np.exp(-4 * 15 / 25)) * (100 / 15 - 10))
 
 
 def test_a_tombstone_waits_for_older_copies_and_then_for_its_readers():

@@ -112,7 +112,7 @@ FEWEST_SAMPLED_KEYS = 250
 """Below this a segment thought clean may stay so for long: then the estimate of the whole is spread."""
 
 
-def dead_bytes(tracking: Tracking, t: int, survivorship: Survivorship) -> list[float]:
+def dead_bytes(tracking: Tracking, write_clock: int, survivorship: Survivorship) -> list[float]:
     """Garbage of each segment; of a sample as estimated."""
     facts = tracking.facts()
     if tracking.exact:
@@ -127,7 +127,7 @@ def dead_bytes(tracking: Tracking, t: int, survivorship: Survivorship) -> list[f
     records = sum(one.records for one in facts)
     if records and tracking.share * records / len(facts) < FEWEST_SAMPLED_KEYS:
         sizes = [entry.size_bytes for entry in tracking.entries]
-        ages = [t - entry.written_at for entry in tracking.entries]
+        ages = [write_clock - entry.written_at for entry in tracking.entries]
         live = survivorship.spread(sizes, ages, sum(sizes) - sum(found))
         return [max(size - one, 0.0) for size, one in zip(sizes, live, strict=True)]
     return found
@@ -166,10 +166,10 @@ def segment_accounts(
                 dead_bytes=round(garbage),
                 tombstones=round(one.tombstones / share),
                 blocked_tombstone_bytes=held,
-                rent=entry.rent,
-                rent_at=entry.rent_at,
+                garbage_age=entry.garbage_age,
+                garbage_age_at=entry.garbage_age_at,
                 written_at=entry.written_at,
-                rate=max(entry.rate, 0.0),
+                death_rate=max(entry.death_rate, 0.0),
                 oldest_dead_ms=entry.oldest_dead_ms,
                 exact=tracking.exact,
                 error_ratio=min(noise, 1.0),

@@ -6,7 +6,7 @@ segment below it what choosing asks for: rent, rate, age, generation (`entries.p
 scanned once, when it falls below the limit; from then on its garbage is known exactly, or, where the keys do
 not fit the memory, estimated from a sample of them.
 
-    look      `fit` (does the log still lie there as it was left?), `absorb` (what is new), `mark_due`
+    look      `fit` (does the log still lie there as it was left?), `add_segments` (what is new), `mark_due`
     choose    `account`
     rewrite   `resolution`, `sources` (tell the map what a rewrite drops), after each durable swap `swapped`
     keep      `save`, where that costs less than the scan it spares; in the middle of a long one too
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.accounts import snapshot
 from lastword.accounts.estimates import Survivorship, dead_bytes, indexed_bytes, segment_accounts
 from lastword.accounts.tombstones import Deletes
-from lastword.accounts.tracking import Entry, Tracking, begin_ages, has_old, keep_ages, private_path
+from lastword.accounts.tracking import SegmentEntry, Tracking, begin_ages, has_old, keep_ages, private_path
 from lastword.accounts.values import PartitionAccount
 from lastword.errors import CorruptFileError
 from lastword.files import Files
@@ -71,9 +71,9 @@ class Ledger:
         self.files = files
         self.directory = directory
         self.rebuilt_because = rebuilt_because
-        self.spoiled = False
-        self.t = 0
-        self.seen = (-1, 0)
+        self.invalid = False
+        self.write_clock = 0
+        self.reached = (-1, 0)
         self.scanned_bytes = 0
         self.survivorship = Survivorship.load(files, private_path(directory, names.SURVIVORSHIP))
         self._learned = False
@@ -121,7 +121,7 @@ class Ledger:
         return self.tracking.exact
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SegmentEntry]:
         return self.tracking.entries
 
     @property
@@ -158,23 +158,23 @@ class Ledger:
         why = self.tracking.misfit(segments)
         if len(self.entries) != known:
             self._touched()
-        if not why and not self.spoiled:
+        if not why and not self.invalid:
             return True
-        self.begin_anew(why or "a round did not come to its end")
+        self.reset(why or "a round did not come to its end")
         return False
 
-    def begin_anew(self, why: str) -> None:
+    def reset(self, why: str) -> None:
         """Throw away what is known."""
         self.rebuilt_because = why
-        self.spoiled = False
-        self.tracking.begin_anew()
+        self.invalid = False
+        self.tracking.reset()
         self.deletes = Deletes(self.tracking)
         self._changed = True
 
     def discard(self) -> None:
         """Throw away what was saved, too. It may be wrong: a rewrite by it did not hold its certificate."""
         self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
-        self.begin_anew("a rewrite by it did not hold its certificate")
+        self.reset("a rewrite by it did not hold its certificate")
 
     def hold_back(self, floor: int) -> None:
         """A reader has yet to read from `floor` on: no tombstone there counts as garbage any more."""
@@ -183,12 +183,12 @@ class Ledger:
             self.deletes.revive(floor)
             self._touched()
 
-    def absorb(
+    def add_segments(
         self,
         segments: Sequence[Segment],
         limit: int,
         *,
-        t: int,
+        write_clock: int,
         now_ms: int,
         fates: Fates | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -199,13 +199,13 @@ class Ledger:
         """Scan the segments (of all of the log's, ascending) that lie between the own limit and `limit`;
         returns the bytes read. `fit` comes first.
 
-        Nothing there may ever be taken back: it is synced, closed and decided. `t`: the drive's time;
-        `bytes_above`: of the log above `limit`, so that the age of each segment can be told;
-        `threads`: as for `resolve`.
+        Nothing there may ever be taken back: it is synced, closed and decided. `write_clock`: the drive's
+        time; `bytes_above`: of the log above `limit`, so that the age of each segment can be told; `threads`:
+        as for `resolve`.
         """
         below = [one for one in segments if one.next_offset <= limit and one.base_offset < limit]
         new = [one for one in below if one.base_offset >= self.limit]
-        self.t = max(self.t, t)
+        self.write_clock = max(self.write_clock, write_clock)
         if not new:
             self._accrue(now_ms)
             return 0
@@ -221,23 +221,23 @@ class Ledger:
         while portions:
             portion = portions.popleft()
             left_bytes -= sum(one.size for one in portion)
-            self.spoiled = True  # a scan that is given up in its middle leaves no account
+            self.invalid = True  # a scan that is given up in its middle leaves no account
             taken = self.tracking.take(
                 portion,
-                self.t,
+                self.write_clock,
                 fates,
                 tell,
                 chunk_bytes,
                 threads,
                 more=[one for each in portions for one in each],
             )
-            self.spoiled = False
+            self.invalid = False
             read_bytes += taken.read_bytes
             self.scanned_bytes += taken.read_bytes
-            if taken.begun_anew:
+            if taken.reset_because:
                 remembered, self.deletes = self.deletes.remembered, Deletes(self.tracking)
                 self.deletes.remembered = remembered
-                known, because = 0, taken.begun_anew
+                known, because = 0, taken.reset_because
                 self.rebuilt_because = because
                 portions, left_bytes = _portions(below), sum(one.size for one in below)
                 continue
@@ -245,7 +245,9 @@ class Ledger:
             last = next((one for one in reversed(portion) if one.size), None)
             if last is not None:
                 self.deletes.ends_old = has_old(last)
-            begin_ages(self.entries[known:], self._dead_bytes()[known:], self.t, bytes_above + left_bytes)
+            begin_ages(
+                self.entries[known:], self._dead_bytes()[known:], self.write_clock, bytes_above + left_bytes
+            )
             if because:
                 keep_ages(self.entries, old)
             if portions and self.keep is not None and self.deletes.remembered is None:
@@ -255,7 +257,7 @@ class Ledger:
 
     def _accrue(self, now_ms: int, *, closed: bool = False) -> None:
         for entry, dead in zip(self.entries, self._dead_bytes(), strict=True):
-            entry.accrue(dead, self.t, now_ms, closed=closed)
+            entry.accrue(dead, self.write_clock, now_ms, closed=closed)
         self.tracking.note_clear()
 
     def mark_due(self, now_ms: int, delete_retention_ms: int, *, floor: int = NO_FLOOR) -> int:
@@ -308,7 +310,7 @@ class Ledger:
         )
 
     def _dead_bytes(self) -> list[float]:
-        return dead_bytes(self.tracking, self.t, self.survivorship)
+        return dead_bytes(self.tracking, self.write_clock, self.survivorship)
 
     def blocked_segments(self) -> frozenset[int]:
         """Base offsets of the segments that hold a tombstone which an older copy of its key holds back."""
@@ -337,10 +339,10 @@ class Ledger:
         old = self.entries[first : last + 1]
         for entry, dead in zip(old, self._dead_bytes()[first : last + 1], strict=True):
             self.survivorship.observe(
-                self.t - entry.written_at, entry.size_bytes, round(entry.size_bytes - dead), alpha
+                self.write_clock - entry.written_at, entry.size_bytes, round(entry.size_bytes - dead), alpha
             )
         end = self.facts()[last].next_offset
-        self.tracking.swapped(first, last, published, self.t)
+        self.tracking.swapped(first, last, published, self.write_clock)
         self.tracking.note_clear()
         self.deletes.rewritten(first_base, end)
         self._learned = True
@@ -349,7 +351,7 @@ class Ledger:
     def first_dirty_for_kafka(self) -> int:
         """What a Kafka that takes over may count as clean: no record that killed one which still is on disk
         lies below. With a higher one it would drop a tombstone and keep the old value."""
-        if not self.exact or self.spoiled:
+        if not self.exact or self.invalid:
             return self.tracking.first_offset
         return self.tracking.lowest_killer()
 
@@ -358,7 +360,7 @@ class Ledger:
     @property
     def worth_saving(self) -> bool:
         """Is there something new, and did more bytes go into it than saving costs?"""
-        return self._changed and not self.spoiled and self.scanned_bytes >= self.memory_bytes
+        return self._changed and not self.invalid and self.scanned_bytes >= self.memory_bytes
 
     def save(self, into: str | None = None) -> bool:
         """Write the snapshot, durably; False where nothing changed. Where it would be larger than the log
@@ -369,12 +371,12 @@ class Ledger:
         `into`: a directory other than the partition's private one, for accounts that are true only when the
         swaps that they know of are done.
         """
-        if self.spoiled or not self._changed or not self.entries:
+        if self.invalid or not self._changed or not self.entries:
             return False
         whole = self.memory_bytes <= 2 * sum(one.size_bytes for one in self.entries) + 65536
         if not whole and not (self.exact and self.deletes.running()[0].size):
             return False
-        more = {"t": self.t, "seen": list(self.seen)}
+        more = {"t": self.write_clock, "seen": list(self.reached)}
         snapshot.save_ledger(self.files, self.directory, self.tracking, self.deletes, more, into, whole=whole)
         if self._learned:
             private = into or private_path(self.directory, "")
@@ -384,7 +386,7 @@ class Ledger:
         self.scanned_bytes = 0
         return True
 
-    def _restore(self, found: snapshot.Snapshot, segments: Sequence[Segment]) -> str:
+    def _restore(self, found: snapshot.SavedAccounts, segments: Sequence[Segment]) -> str:
         """Take what was saved, if it is of these segments; else why not."""
         why = (
             snapshot.restore_ledger(found, self.tracking, self.deletes)
@@ -394,11 +396,11 @@ class Ledger:
         if why:
             return why
         header = found.header
-        self.t = int(header["t"])
-        self.seen = (int(header["seen"][0]), int(header["seen"][1]))
+        self.write_clock = int(header["t"])
+        self.reached = (int(header["seen"][0]), int(header["seen"][1]))
         if header["map"] is None:
             remembered = self.deletes.running()
-            self.begin_anew("")
+            self.reset("")
             self.deletes.remembered = remembered
         self._changed = False
         return ""

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword.accounts.tombstones import Deletes
-from lastword.accounts.tracking import Entry, Tracking, private_path, tail_crc
+from lastword.accounts.tracking import SegmentEntry, Tracking, private_path, tail_crc
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, Handle
 from lastword.segment import names
@@ -46,7 +46,7 @@ Place = Callable[[int], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SavedAccounts:
     """Plain values, and arrays by name."""
 
     header: dict[str, Any]
@@ -83,7 +83,7 @@ def load(
     *,
     room: Mapping[str, int] | None = None,
     places: Mapping[str, Place] | None = None,
-) -> Snapshot | None:
+) -> SavedAccounts | None:
     """The snapshot, checked; None if there is none. CorruptFileError if it is damaged.
 
     `room`: bytes for arrays of these names. One that fits is the beginning of an array (its `base`, uint8) of
@@ -114,7 +114,7 @@ def load(
             arrays[name] = array
         if position + _CRC.size != size or handle.pread(_CRC.size, position) != _CRC.pack(crc):
             raise _damaged(path, "checksum mismatch")
-    return Snapshot(header, arrays)
+    return SavedAccounts(header, arrays)
 
 
 def load_header(files: Files, path: str) -> dict[str, Any] | None:
@@ -208,8 +208,8 @@ class SavedTime:
     """The drive's time when accounts were saved, and how far the log went then: base offset and size of its
     active segment."""
 
-    t: int = 0
-    seen: tuple[int, int] = (-1, 0)
+    write_clock: int = 0
+    reached: tuple[int, int] = (-1, 0)
 
 
 def save_ledger(
@@ -256,7 +256,9 @@ def save_ledger(
     save(files, os.path.join(private, names.ACCOUNTS), header, arrays)
 
 
-def load_ledger(files: Files, directory: str, map_bytes: int, scratch: str | None = None) -> Snapshot | None:
+def load_ledger(
+    files: Files, directory: str, map_bytes: int, scratch: str | None = None
+) -> SavedAccounts | None:
     """What was saved, checked for damage only; its keys have room to grow to `map_bytes` without a copy, or
     lie in `scratch`."""
     path = private_path(directory, names.ACCOUNTS)
@@ -268,7 +270,7 @@ def load_ledger(files: Files, directory: str, map_bytes: int, scratch: str | Non
     return load(files, path, places={"map_arena": Spill(new_path(scratch))})
 
 
-def restore_ledger(found: Snapshot, tracking: Tracking, deletes: Deletes) -> str:
+def restore_ledger(found: SavedAccounts, tracking: Tracking, deletes: Deletes) -> str:
     """Fill both from what was saved, without a map if there is none; else why it cannot be used. Whether the
     log lies there as it was left is another question."""
     from lastword.resolve.running import MapFull, RunningResolution
@@ -276,7 +278,7 @@ def restore_ledger(found: Snapshot, tracking: Tracking, deletes: Deletes) -> str
     header, arrays = found.header, found.arrays
     if header["version"] != VERSION:
         return "saved by another version"
-    entries = [Entry(*values) for values in header["segments"]]
+    entries = [SegmentEntry(*values) for values in header["segments"]]
     if header["map"] is None:
         tracking.entries = entries
         deletes.clocks.offset, deletes.clocks.since_ms = arrays["clock_offset"], arrays["clock_since_ms"]
@@ -316,12 +318,12 @@ def has_accounts(files: Files, directory: str) -> bool:
     return files.exists(private_path(directory, names.ACCOUNTS))
 
 
-def saved_entries(files: Files, directory: str) -> list[Entry]:
+def saved_entries(files: Files, directory: str) -> list[SegmentEntry]:
     """What was saved of each segment, unchecked: for figures that nothing relies on."""
     header = load_header(files, private_path(directory, names.ACCOUNTS))
     try:
         if header is not None and header["version"] == VERSION:
-            return [Entry(*values) for values in header["segments"]]
+            return [SegmentEntry(*values) for values in header["segments"]]
     except (KeyError, TypeError):
         pass
     return []
@@ -341,4 +343,4 @@ def saved_time(files: Files, directory: str) -> SavedTime:
 
 def saved_clock(files: Files, directory: str) -> int:
     """The drive's time when the accounts of a partition were saved; 0 if there are none."""
-    return saved_time(files, directory).t
+    return saved_time(files, directory).write_clock

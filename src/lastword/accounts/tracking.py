@@ -9,8 +9,8 @@ reporting dropped records to the map, which would look up the key of every dead 
 after such a rewrite costs one scan of the log, and from then on copies are counted. Until then keys that only
 aborted transactions wrote leave the map when they would crowd it: only their copies needed a place.
 
-`Entry` describes one segment: which file it is, its age, and the cost of its garbage. Ages and rent are in
-units of the drive's time `t`: bytes appended to it.
+`SegmentEntry` describes one segment: which file it is, its age, and the cost of its garbage. Ages and rent
+are in units of the drive's time `write_clock`: bytes appended to it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _TAIL_BYTES = 512
 
 
 @dataclass(slots=True)
-class Entry:
+class SegmentEntry:
     """One segment below the limit: which file it is, and its account.
 
-    rate_at, rate_dead   when `rate` was taken last, and the garbage then
+    rate_at, rate_dead   when `death_rate` was taken last, and the garbage then
     rate                 below 0: not taken yet
     own_*                of a sample: garbage within the segment itself when it was scanned, and the part of
                          it that the sample saw (bytes, records)
@@ -61,11 +61,11 @@ class Entry:
     tail_crc: int
     written_at: int
     dead_bytes: float = 0.0
-    rent: float = 0.0
-    rent_at: int = 0
-    rate: float = -1.0
-    rate_at: int = 0
-    rate_dead: float = 0.0
+    garbage_age: float = 0.0
+    garbage_age_at: int = 0
+    death_rate: float = -1.0
+    death_rate_at: int = 0
+    death_rate_dead: float = 0.0
     oldest_dead_ms: int = -1
     own_dead_bytes: int = 0
     own_seen_bytes: int = 0
@@ -75,7 +75,7 @@ class Entry:
     clear_to: int = -1
 
     @classmethod
-    def of(cls, segment: Segment, t: int) -> Entry:
+    def of(cls, segment: Segment, write_clock: int) -> SegmentEntry:
         """Of a file that was read just now."""
         facts = segment.stored.facts()
         if facts is None:
@@ -86,7 +86,7 @@ class Entry:
             size_bytes=segment.size,
             mtime_ms=facts.mtime_ms,
             tail_crc=tail_crc(segment),
-            written_at=t,
+            written_at=write_clock,
         )
 
     def is_of(self, segment: Segment) -> bool:
@@ -99,29 +99,31 @@ class Entry:
             and facts == ((self.inode, self.size_bytes), self.mtime_ms)
         )
 
-    def accrue(self, dead: float, t: int, now_ms: int, *, closed: bool) -> None:
+    def accrue(self, dead: float, write_clock: int, now_ms: int, *, closed: bool) -> None:
         """Charge the rent since the last look, and take the garbage as it is now. `closed`: something was
         absorbed, so the rate at which it grows can be told."""
-        self.rent += self.dead_bytes * (t - self.rent_at)
-        self.rent_at = t
+        self.garbage_age += self.dead_bytes * (write_clock - self.garbage_age_at)
+        self.garbage_age_at = write_clock
         self.dead_bytes = dead
         if dead <= 0:
             self.oldest_dead_ms = -1
         elif self.oldest_dead_ms < 0:
             self.oldest_dead_ms = now_ms
-        passed = t - self.rate_at
+        passed = write_clock - self.death_rate_at
         if closed and passed > 0:
-            recent = (dead - self.rate_dead) / passed
-            age = max(t - self.written_at, 1)
-            if self.rate < 0:
-                self.rate = recent
+            recent = (dead - self.death_rate_dead) / passed
+            age = max(write_clock - self.written_at, 1)
+            if self.death_rate < 0:
+                self.death_rate = recent
             else:
-                self.rate += (1 - math.exp(-4 * passed / age)) * (recent - self.rate)
-            self.rate = max(self.rate, 0.0)
-            self.rate_at, self.rate_dead = t, dead
+                self.death_rate += (1 - math.exp(-4 * passed / age)) * (recent - self.death_rate)
+            self.death_rate = max(self.death_rate, 0.0)
+            self.death_rate_at, self.death_rate_dead = write_clock, dead
 
 
-def begin_ages(entries: Sequence[Entry], dead: Sequence[float], t: int, bytes_above: int) -> None:
+def begin_ages(
+    entries: Sequence[SegmentEntry], dead: Sequence[float], write_clock: int, bytes_above: int
+) -> None:
     """Ages of segments that were scanned just now: what lies above each was appended after it. Their garbage
     is taken to have grown steadily since.
 
@@ -129,15 +131,15 @@ def begin_ages(entries: Sequence[Entry], dead: Sequence[float], t: int, bytes_ab
     """
     above = bytes_above
     for entry, garbage in zip(reversed(entries), reversed(dead), strict=True):
-        entry.written_at = t - above
-        entry.rent_at = entry.rate_at = t
-        entry.rent = garbage * above / 2
-        entry.rate = garbage / above if above else -1.0
-        entry.rate_dead = garbage
+        entry.written_at = write_clock - above
+        entry.garbage_age_at = entry.death_rate_at = write_clock
+        entry.garbage_age = garbage * above / 2
+        entry.death_rate = garbage / above if above else -1.0
+        entry.death_rate_dead = garbage
         above += entry.size_bytes
 
 
-def keep_ages(entries: Sequence[Entry], old: Sequence[Entry]) -> None:
+def keep_ages(entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry]) -> None:
     """Of a ledger that began anew: how old a segment is, keys do not say."""
     known = {one.base_offset: one for one in old}
     for entry in entries:
@@ -170,15 +172,15 @@ KEYS_DO_NOT_FIT = "its keys do not fit the memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSegments:
     """Bytes that were read, and why all is to be taken anew; empty: it was taken."""
 
     read_bytes: int
-    begun_anew: str
+    reset_because: str
 
 
 class Tracking:
-    """The map, and an `Entry` for each segment that it has taken and that still lies in the log.
+    """The map, and an `SegmentEntry` for each segment that it has taken and that still lies in the log.
 
     scratch            directory where keys lie; None: in memory
     share              of the keys that are tracked; 1: all of them, and everything is exact
@@ -191,7 +193,7 @@ class Tracking:
 
     running: RunningResolution
     share: float
-    entries: list[Entry]
+    entries: list[SegmentEntry]
     gone: int
     transactions_from: int
     counts_copies: bool
@@ -201,9 +203,9 @@ class Tracking:
         self.map_bytes = map_bytes
         self.scratch = scratch
         self._salt = salt
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self, share: float = 1.0) -> None:
+    def reset(self, share: float = 1.0) -> None:
         from lastword.resolve.running import RunningResolution
 
         self.running = RunningResolution(
@@ -256,7 +258,7 @@ class Tracking:
             return "most of its segments have left the log"
         return ""
 
-    def swapped(self, first: int, last: int, published: Segment, t: int) -> None:
+    def swapped(self, first: int, last: int, published: Segment, write_clock: int) -> None:
         """Entries `first` to `last` are one segment now."""
         old = self.entries[first : last + 1]
         self.running.swapped(
@@ -266,8 +268,8 @@ class Tracking:
             published.next_offset,
             forget=not self.counts_copies,
         )
-        fresh = Entry.of(published, t)
-        fresh.rent_at = fresh.rate_at = t
+        fresh = SegmentEntry.of(published, write_clock)
+        fresh.garbage_age_at = fresh.death_rate_at = write_clock
         fresh.generation = max(one.generation for one in old) + 1
         fresh.survived_ratio = published.size / max(sum(one.size_bytes for one in old), 1)
         self.entries[first : last + 1] = [fresh]
@@ -306,29 +308,29 @@ class Tracking:
     def take(
         self,
         new: Sequence[Segment],
-        t: int,
+        write_clock: int,
         fates: Fates | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
         *,
         more: Sequence[Segment],
-    ) -> Taken:
+    ) -> TakenSegments:
         """Take the segments `new`. Where keys do not fit, or copies have to be counted from now on, it begins
         anew: then nothing is taken. `more`: will be taken next."""
         noted = NotedFates(fates) if fates is not None else None
-        read, why = self._scan(new, t, noted, progress, chunk_bytes, threads, more), ""
+        read, why = self._scan(new, write_clock, noted, progress, chunk_bytes, threads, more), ""
         if len(self.entries) == 0:
             why = KEYS_DO_NOT_FIT
         elif self._meets_first_tombstone() and self.uncounted:
             why = "its first tombstone came, and copies of keys had not been counted"
             first = self.transactions_from
-            self.begin_anew()
+            self.reset()
             self.counts_copies, self.transactions_from = True, first
         if noted is not None and noted.first >= 0:
             first = self.transactions_from
             self.transactions_from = noted.first if first < 0 else min(first, noted.first)
-        return Taken(read, why)
+        return TakenSegments(read, why)
 
     def _meets_first_tombstone(self) -> bool:
         """Is there a tombstone, for the first time?"""
@@ -340,7 +342,7 @@ class Tracking:
     def _scan(
         self,
         new: Sequence[Segment],
-        t: int,
+        write_clock: int,
         fates: Fates | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
@@ -373,12 +375,12 @@ class Tracking:
             if self.exact:
                 absorb(new, more)
                 self.uncounted |= self.running.forgot_copies
-                self.entries += [Entry.of(one, t) for one in new]
+                self.entries += [SegmentEntry.of(one, write_clock) for one in new]
                 return sum(one.size for one in new)
             for number, one in enumerate(new, 1):
                 absorb([one], [*new[number:], *more])
                 read += one.size
-                self.entries.append(self._sampled_entry(one, t, fates))
+                self.entries.append(self._sampled_entry(one, write_clock, fates))
                 read += one.size
             return read
         except MapFull:
@@ -395,14 +397,14 @@ class Tracking:
                 f"no key fits a map of {self.map_bytes} bytes", remedy="raise log.cleaner.dedupe.buffer.size"
             )
         first = self.transactions_from
-        self.begin_anew(share)
+        self.reset(share)
         self.transactions_from = first
 
-    def _sampled_entry(self, one: Segment, t: int, fates: Fates | None) -> Entry:
+    def _sampled_entry(self, one: Segment, write_clock: int, fates: Fates | None) -> SegmentEntry:
         """Duplicates within a segment are counted exactly, by a map of its own."""
         from lastword.resolve import resolve
 
-        entry = Entry.of(one, t)
+        entry = SegmentEntry.of(one, write_clock)
         seen = self.running.facts()[-1]
         alone = resolve([one], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, fates=fates)
         entry.own_dead_bytes = alone.segments[0].dead_bytes

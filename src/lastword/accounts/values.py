@@ -1,7 +1,7 @@
 """What is known of the garbage of a drive, as plain values: what is chosen by, shown and simulated.
 
-The clock `t` is bytes appended to the drive: it stands still while nothing is written. Garbage pays rent: one
-byte of it owes one unit for each unit of `t` that it lies there.
+The clock `write_clock` is bytes appended to the drive: it stands still while nothing is written. Garbage pays
+rent: one byte of it owes one unit for each unit of `write_clock` that it lies there.
 
 How they are used, from the ledger up:
 
@@ -30,9 +30,9 @@ class SegmentAccount(Value):
                               keyless records, and tombstones that are due
     tombstones                live ones
     blocked_tombstone_bytes   of live tombstones that have an older copy of their key in a closed segment
-    rent, rent_at             integral of dead_bytes over `t` up to the time `rent_at`
-    written_at                `t` when the segment was closed or last rewritten
-    rate                      recent growth of dead_bytes per unit of `t`
+    rent, rent_at             integral of dead_bytes over `write_clock` up to the time `garbage_age_at`
+    written_at                `write_clock` when the segment was closed or last rewritten
+    rate                      recent growth of dead_bytes per unit of `write_clock`
     oldest_dead_ms            when the garbage here that is oldest became garbage, in milliseconds since 1970;
                               -1: there is none
     exact                     False: dead_bytes is an estimate, and error_ratio the standard deviation of its
@@ -47,10 +47,10 @@ class SegmentAccount(Value):
     dead_bytes: int
     tombstones: int = 0
     blocked_tombstone_bytes: int = 0
-    rent: float = 0.0
-    rent_at: int = 0
+    garbage_age: float = 0.0
+    garbage_age_at: int = 0
     written_at: int = 0
-    rate: float = 0.0
+    death_rate: float = 0.0
     oldest_dead_ms: int = -1
     exact: bool = True
     error_ratio: float = 0.0
@@ -100,14 +100,14 @@ class PartitionAccount(Value):
 
 @dataclass(frozen=True, slots=True)
 class DriveAccount(Value):
-    """All partitions of one drive, at its time `t`.
+    """All partitions of one drive, at its time `write_clock`.
 
     space_target     what the drive may hold, as a multiple of its live bytes
     file_cost_bytes  what one file more costs, in bytes moved: seconds of a swap times bytes a second
     """
 
     drive: str
-    t: int
+    write_clock: int
     space_target: float
     file_cost_bytes: float
     partitions: tuple[PartitionAccount, ...]

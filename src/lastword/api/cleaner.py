@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
-from lastword.background.states import Kind, State, States
+from lastword.background.states import Kind, PartitionState, States
 from lastword.background.work import DirectoryWork
 from lastword.cleaner.policy import quarantine
 from lastword.errors import NoPolicyError, QuarantinedError
@@ -169,13 +169,13 @@ class Cleaner(Handle):
 
     def pause(
         self, topic: str, partition: int, *, abort: bool = True, seconds: float = STOP_SECONDS
-    ) -> State:
+    ) -> PartitionState:
         """Keep the background off a partition; pauses are counted. Returns when no background round runs
         there: it is aborted at its next safe point, or with `abort=False` waited for. BusyError after
         `seconds`; the pause is taken back then."""
         return self._states.pause(self._named(topic, partition), abort=abort, seconds=seconds)
 
-    def resume(self, topic: str, partition: int) -> State:
+    def resume(self, topic: str, partition: int) -> PartitionState:
         """Take one pause back. UsageError if there is none."""
         after = self._states.apply(self._named(topic, partition), "resume")
         self._scheduler.wake()
@@ -247,7 +247,7 @@ class Cleaner(Handle):
         for topic, homes in self._dirs.topics().items():
             for number, home in homes.items():
                 tp = TopicPartition(topic, number)
-                state = states.get(tp, State())
+                state = states.get(tp, PartitionState())
                 noted = None
                 if self._dirs.dir_set.serves(home):
                     noted = quarantine.load(home.files, home.directory(*tp))

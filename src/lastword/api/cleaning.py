@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from lastword.accounts.tombstones import Clocks
     from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner import CleanRound, Plan
-    from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor
+    from lastword.cleaner.drive import DriveCleaner, InlineExecutor
+    from lastword.cleaner.inspection import DrivePartition
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
 
@@ -56,7 +57,7 @@ def plan_chosen(
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
     """The same for partitions that were listed already."""
-    from lastword.cleaner.engine.cleaning import Context
+    from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.partition import plan_partition
     from lastword.cleaner.policy.plan import Request
     from lastword.retention.expire import outlook
@@ -89,7 +90,7 @@ def plan_chosen(
                     strategy or config.lastword_strategy,
                     dirs.settings.instance.map_bytes,
                 )
-                context = Context(dirs.files, dirs.clock, progress=part, dry=True)
+                context = CleanContext(dirs.files, dirs.clock, progress=part, dry=True)
                 clocks = _clocks(dirs, name, number)
                 plans.append(plan_partition(view, config, request, context, clocks=clocks))
         except (DataError, StorageError) as error:
@@ -179,11 +180,12 @@ def _clean_one(
     progress: ProgressLike | None,
     stop: Callable[[], bool] | None,
 ) -> CleanRound | None:
-    from lastword.cleaner.drive import DrivePartition, clean_one
-    from lastword.cleaner.engine.cleaning import Context
+    from lastword.cleaner.drive import clean_one
+    from lastword.cleaner.engine.cleaning import CleanContext
+    from lastword.cleaner.inspection import DrivePartition
 
     log_dir = dirs.log_dir(name, number)
-    context = Context(
+    context = CleanContext(
         log_dir.files,
         dirs.clock,
         threads=dirs.settings.instance.log_cleaner_threads,
@@ -220,7 +222,8 @@ def plan_due(
     Returns:
         The plans, and the errors of partitions that cannot be inspected.
     """
-    from lastword.cleaner.drive import InlineExecutor, dry_partitions
+    from lastword.cleaner.drive import InlineExecutor
+    from lastword.cleaner.inspection import dry_partitions
 
     plans: list[Plan] = []
     errors: dict[TopicPartition, LastwordError] = {}
@@ -258,7 +261,7 @@ def _drives(
 
     The space target of a drive is for all of them together.
     """
-    from lastword.cleaner.drive import DrivePartition
+    from lastword.cleaner.inspection import DrivePartition
 
     drives: dict[str, list[DrivePartition]] = {}
     for topic, numbers in dirs.topics().items():

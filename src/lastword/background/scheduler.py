@@ -1,6 +1,7 @@
 """Which partition is cleaned next, by which thread: tasks in the background of one process.
 
-A `Work` supplies the drives and the most urgent `Task` of each. The scheduler has threads, states and time:
+A `TaskSupplier` supplies the drives and the most urgent `BackgroundTask` of each. The scheduler has threads,
+states and time:
 
 - A free thread takes the most urgent task of a drive on which none runs; only if there is none may a second
   task begin on a drive. So no drive waits while another one has two.
@@ -81,7 +82,7 @@ class Done(Value):
         return f"{told}: {self.error}" if self.error else told
 
 
-class Task(Protocol):
+class BackgroundTask(Protocol):
     """One round that could be done now."""
 
     @property
@@ -96,15 +97,15 @@ class Task(Protocol):
         ...
 
 
-class Work(Protocol):
+class TaskSupplier(Protocol):
     """What there is to clean."""
 
     def drives(self) -> Sequence[str]: ...
-    def next(self, drive: str, held: Collection[TopicPartition]) -> Task | None:
+    def next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
         """The most urgent task on a drive that is of none of these partitions."""
         ...
 
-    def overtakes(self, task: Task, held: Collection[TopicPartition]) -> bool:
+    def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
         """Is there something on the drive of a task under way, of none of these partitions, that must not
         wait for the end of it?"""
         ...
@@ -136,7 +137,7 @@ class Scheduler:
 
     def __init__(
         self,
-        work: Work,
+        work: TaskSupplier,
         *,
         clock: Clock,
         states: States,
@@ -158,7 +159,7 @@ class Scheduler:
         self._picking = threading.Lock()
         self._chores_running = threading.Lock()
         self._chores_due_at = 0.0
-        self._running: dict[TopicPartition, Task] = {}
+        self._running: dict[TopicPartition, BackgroundTask] = {}
         self._overtaken_at: dict[TopicPartition, float] = {}  # when a round asks next whether it is
         self._rests: dict[TopicPartition, _Rest] = {}
         self._workers: list[Worker] = []
@@ -167,7 +168,7 @@ class Scheduler:
 
     # -------------------------------------------------------------- choosing
 
-    def pick(self) -> Task | None:
+    def pick(self) -> BackgroundTask | None:
         """Take the task that comes next, if there is one: its partition is `cleaning` then."""
         with self._picking:
             drives = list(self.work.drives())
@@ -183,12 +184,12 @@ class Scheduler:
                         return task
             return None
 
-    def _next(self, drive: str, held: Collection[TopicPartition]) -> Task | None:
+    def _next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
         task = self.work.next(drive, held)
         metrics.CLEANER_LAST_CHECK.set(self._clock.now_ms() / 1000, drive)
         return task
 
-    def _begin(self, task: Task) -> bool:
+    def _begin(self, task: BackgroundTask) -> bool:
         with self._lock:
             if self.stopping or not self.states.begin(task.partition):
                 return False
@@ -203,7 +204,7 @@ class Scheduler:
             resting = {tp for tp, rest in self._rests.items() if rest.until > now}
         return resting | self.states.all().keys()
 
-    def running(self) -> dict[TopicPartition, Task]:
+    def running(self) -> dict[TopicPartition, BackgroundTask]:
         """The rounds under way."""
         with self._lock:
             return dict(self._running)
@@ -218,7 +219,7 @@ class Scheduler:
         self.run(task)
         return True
 
-    def run(self, task: Task) -> None:
+    def run(self, task: BackgroundTask) -> None:
         """Run a task that `pick` gave."""
         tp, done = task.partition, None
         try:

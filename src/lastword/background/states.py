@@ -43,13 +43,13 @@ class IllegalState(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class State(Value):
+class PartitionState(Value):
     """What a partition is in, and how many pauses hold it."""
 
     kind: Kind = "idle"
     pauses: int = 0
 
-    def after(self, event: Event) -> State:
+    def after(self, event: Event) -> PartitionState:
         """The state that follows; IllegalState if none does."""
         found = _TABLE.get((self.kind, event))
         if found is None or (event == "resume" and self.pauses == 0):
@@ -58,27 +58,27 @@ class State(Value):
         return found(self)
 
 
-IDLE = State()
+IDLE = PartitionState()
 
 
-def _settled(state: State) -> State:
-    return State("paused", state.pauses) if state.pauses else IDLE
+def _settled(state: PartitionState) -> PartitionState:
+    return PartitionState("paused", state.pauses) if state.pauses else IDLE
 
 
-def _paused(state: State) -> State:
-    return State("paused" if state.kind == "idle" else state.kind, state.pauses + 1)
+def _paused(state: PartitionState) -> PartitionState:
+    return PartitionState("paused" if state.kind == "idle" else state.kind, state.pauses + 1)
 
 
-def _resumed(state: State) -> State:
-    fewer = State(state.kind, state.pauses - 1)
+def _resumed(state: PartitionState) -> PartitionState:
+    fewer = PartitionState(state.kind, state.pauses - 1)
     return _settled(fewer) if state.kind == "paused" else fewer
 
 
-def _to(kind: Kind) -> Callable[[State], State]:
-    return lambda state: State(kind, state.pauses)
+def _to(kind: Kind) -> Callable[[PartitionState], PartitionState]:
+    return lambda state: PartitionState(kind, state.pauses)
 
 
-_TABLE: dict[tuple[Kind, Event], Callable[[State], State]] = {
+_TABLE: dict[tuple[Kind, Event], Callable[[PartitionState], PartitionState]] = {
     ("idle", "begin"): _to("cleaning"),
     ("cleaning", "end"): _settled,
     ("aborted", "end"): _settled,
@@ -108,18 +108,18 @@ class States:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._states: dict[TopicPartition, State] = {}
+        self._states: dict[TopicPartition, PartitionState] = {}
         self._ended: dict[TopicPartition, threading.Event] = {}  # of rounds that run
 
-    def __getitem__(self, tp: TopicPartition) -> State:
+    def __getitem__(self, tp: TopicPartition) -> PartitionState:
         return self._states.get(tp, IDLE)
 
-    def all(self) -> dict[TopicPartition, State]:
+    def all(self) -> dict[TopicPartition, PartitionState]:
         """Every partition that is not idle."""
         with self._lock:
             return dict(self._states)
 
-    def apply(self, tp: TopicPartition, event: Event) -> State:
+    def apply(self, tp: TopicPartition, event: Event) -> PartitionState:
         """Let it happen; IllegalState leaves everything as it was."""
         with self._lock:
             after = self[tp].after(event)
@@ -149,7 +149,7 @@ class States:
             self.apply(tp, "abort")
             return True
 
-    def pause(self, tp: TopicPartition, *, abort: bool = True, seconds: float = 60.0) -> State:
+    def pause(self, tp: TopicPartition, *, abort: bool = True, seconds: float = 60.0) -> PartitionState:
         """One pause more; returns when no background round runs.
 
         abort    the round that runs ends at its next safe point; else it is waited for to its end

@@ -21,7 +21,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from lastword import metrics
-from lastword.background.scheduler import Done, Stop, Task, Urgency
+from lastword.background.scheduler import BackgroundTask, Done, Stop, Urgency
 from lastword.background.states import States
 from lastword.cleaner.engine.throttle import Drives, Stopped
 from lastword.cleaner.policy import quarantine
@@ -36,17 +36,17 @@ from lastword.logdir.checkpoints import TopicPartition
 if TYPE_CHECKING:
     from lastword.cleaner import CleanRound, Plan
     from lastword.cleaner.engine.throttle import DriveBudget
-    from lastword.cleaner.policy.generational import Run
+    from lastword.cleaner.policy.generational import SegmentRun
     from lastword.state.ttl import ExpiryWatch
 
 
 log = logging.getLogger(__name__)
 
-OVERDUE, SCAN, CEILING, DIRTY, FILES = range(5)
+OVERDUE, SCAN, SPACE_LIMIT, DIRTY, FILES = range(5)
 """Ranks: garbage older than max.compaction.lag.ms; segments that no account knows yet; a partition beyond its
 ceiling; a drive above its target, or a partition above its dirty ratio; too many files."""
 KEEP_SECONDS = 5.0
-_RANKS = {"overdue": OVERDUE, "ceiling": CEILING, "target": DIRTY, "files": FILES}
+_RANKS = {"overdue": OVERDUE, "ceiling": SPACE_LIMIT, "target": DIRTY, "files": FILES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,11 @@ class PartitionTask(CleaningTask):
     """Strategy `kafka`: clean everything below the limit."""
 
     def _run(self, stop: Stop) -> Done | None:
-        from lastword.cleaner.drive import DrivePartition, clean_one
-        from lastword.cleaner.engine.cleaning import Context
+        from lastword.cleaner.drive import clean_one
+        from lastword.cleaner.engine.cleaning import CleanContext
+        from lastword.cleaner.inspection import DrivePartition
 
-        context = Context(self.log_dir.files, self.log_dir.clock, budget=self._budget(), stop=stop)
+        context = CleanContext(self.log_dir.files, self.log_dir.clock, budget=self._budget(), stop=stop)
         partition = DrivePartition.of(self.partition, self.log_dir)
         return self._done(clean_one(partition, context, strategy="kafka"))
 
@@ -113,10 +114,11 @@ class PartitionTask(CleaningTask):
 class RunTask(CleaningTask):
     """Strategy `generational`: rewrite one run of neighbouring segments."""
 
-    chosen: Run
+    chosen: SegmentRun
 
     def _run(self, stop: Stop) -> Done | None:
-        from lastword.cleaner.drive import DrivePartition, InlineExecutor
+        from lastword.cleaner.drive import InlineExecutor
+        from lastword.cleaner.inspection import DrivePartition
 
         executor = InlineExecutor(self._budget(), stop)
         (outcome,) = executor.rewrite([(DrivePartition.of(self.partition, self.log_dir), [self.chosen])])
@@ -130,7 +132,8 @@ class ScanTask(CleaningTask):
     """Scan the new segments of a partition; each segment is read once, soon after it was closed."""
 
     def _run(self, stop: Stop) -> Done | None:
-        from lastword.cleaner.drive import DriveCleaner, DrivePartition, InlineExecutor
+        from lastword.cleaner.drive import DriveCleaner, InlineExecutor
+        from lastword.cleaner.inspection import DrivePartition
 
         now_ms = self.work.clock.now_ms()
         cleaner = DriveCleaner(
@@ -169,44 +172,44 @@ class DirectoryWork:
         self._states = states
         self.clock = clock
         self.only = only
-        self._found: dict[str, tuple[float, list[CleaningTask]]] = {}
-        self._told: set[str] = set()
+        self._due: dict[str, tuple[float, list[CleaningTask]]] = {}
+        self._warned: set[str] = set()
         self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
 
     def drives(self) -> list[str]:
-        self._look_at_quarantine()
+        self._check_quarantine()
         return self.budgets.names
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> CleaningTask | None:
         """The most urgent round on a drive. A look at many partitions finds many: they are given one after
         another, for a while."""
-        until, found = self._found.pop(drive, (0.0, []))
+        until, found = self._due.pop(drive, (0.0, []))
         now = self.clock.monotonic()
         found = [one for one in found if one.partition not in held] if now < until else []
         if not found:
-            found, until = self._look_at_drive(drive, held), now + KEEP_SECONDS
+            found, until = self._find_due(drive, held), now + KEEP_SECONDS
         if not found:
             return None
         # A run was the best before what goes first now was done: it is chosen anew then.
         rest = list(takewhile(lambda one: not isinstance(one, RunTask), found[1:]))
-        self._found[drive] = until, rest
+        self._due[drive] = until, rest
         return found[0]
 
-    def overtakes(self, task: Task, held: Collection[TopicPartition]) -> bool:
+    def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
         """`max.compaction.lag.ms` beats everything: also what is under way. What was found is given next."""
         if task.urgency.rank == OVERDUE:
             return False
-        found = self._look_at_drive(task.drive, held)
+        found = self._find_due(task.drive, held)
         if not found or found[0].urgency.rank != OVERDUE:
             return False
-        self._found[task.drive] = self.clock.monotonic() + KEEP_SECONDS, found[:1]
+        self._due[task.drive] = self.clock.monotonic() + KEEP_SECONDS, found[:1]
         return True
 
     def forget(self) -> None:
         """Look anew: settings have changed."""
-        self._found.clear()
+        self._due.clear()
 
-    def _look_at_drive(self, drive: str, held: Collection[TopicPartition]) -> list[CleaningTask]:
+    def _find_due(self, drive: str, held: Collection[TopicPartition]) -> list[CleaningTask]:
         """All that could be done there now, the most urgent first."""
         found: list[CleaningTask] = []
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
@@ -224,7 +227,7 @@ class DirectoryWork:
             if tp in held or not (wanted or generational):
                 continue
             try:
-                plan, urgency = self._look(tp, home, config)
+                plan, urgency = self._plan_partition(tp, home, config)
             except LastwordError:  # told to whoever uses that partition; the others are cleaned
                 continue
             if plan.action == "clean" and generational:
@@ -245,7 +248,7 @@ class DirectoryWork:
         held: Collection[TopicPartition],
     ) -> Iterator[CleaningTask]:
         """Return scans of new segments, and the best run of the drive by the accounts that are up to date."""
-        from lastword.cleaner.drive import DrivePartition, inspect, late_ms
+        from lastword.cleaner.inspection import DrivePartition, inspect, late_ms
         from lastword.cleaner.policy.generational import choose_drive
 
         now_ms = self.clock.now_ms()
@@ -257,7 +260,7 @@ class DirectoryWork:
             held=held,
         )
         account = inspection.account
-        self._tell(inspection.errors.values())
+        self._warn_once(inspection.errors.values())
         late = {(each.topic, each.partition): late_ms(each, now_ms) for each in account.partitions}
         for stale in inspection.stale:
             if stale.partition not in held:
@@ -274,11 +277,11 @@ class DirectoryWork:
             urgency = Urgency(_RANKS[choice.obligation], -ratio)
             yield RunTask(self, tp, log_dirs[tp], drive, urgency, choice.run)
 
-    def _tell(self, failed: Iterable[LastwordError]) -> None:
+    def _warn_once(self, failed: Iterable[LastwordError]) -> None:
         """What keeps a partition from being looked at, once each: the others go on."""
         for error in failed:
-            if error.message not in self._told:
-                self._told.add(error.message)
+            if error.message not in self._warned:
+                self._warned.add(error.message)
                 log.warning("lastword: not cleaned: %s", error.message)
 
     @staticmethod
@@ -299,9 +302,11 @@ class DirectoryWork:
                 if self.budgets.drive_of(home.path) == drive:
                     yield TopicPartition(topic, number), home, home.topic_config(topic)
 
-    def _look(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> tuple[Plan, Urgency]:
+    def _plan_partition(
+        self, tp: TopicPartition, home: LogDirectory, config: TopicConfig
+    ) -> tuple[Plan, Urgency]:
         log = home.log(*tp)
-        seen = home.ledgers.seen.get(tp)
+        seen = home.ledgers.cached_stats.get(tp)
         dead_bytes = getattr(getattr(seen, "account", None), "dead_bytes", 0)
         roll_for_cleaning(log, config, now_ms=self.clock.now_ms(), dead_bytes=dead_bytes)
         noted = quarantine.load(home.files, log.directory)
@@ -331,7 +336,7 @@ class DirectoryWork:
             return plan, Urgency(DIRTY, -plan.dirty_ratio)
         return plan, Urgency(OVERDUE, -late_ms)
 
-    def _look_at_quarantine(self) -> None:
+    def _check_quarantine(self) -> None:
         """A note that somebody removed by hand holds nobody back."""
         for tp, state in self._states.all().items():
             if state.kind == "quarantined":
@@ -375,7 +380,7 @@ class DirectoryWork:
                     map_bytes = home.settings.instance.map_bytes
                     count = expire_values(home.log(*tp), config, watch, map_bytes=map_bytes)
                 except LastwordError as error:
-                    self._tell([error])
+                    self._warn_once([error])
                 else:
                     if count:
                         log.info("lastword: %s: %d values expired", tp, count)

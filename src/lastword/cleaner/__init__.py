@@ -1,6 +1,6 @@
 """The cleaner: what a compacted log may forget, and how it forgets it without losing a word.
 
-Four layers, from below:
+Layers, from below:
 
     policy        values and decisions: `plan.py` (a `Plan`), `choose.py` (up to where, and why), `groups.py`
                   (which segments become one), `generational.py` (the best run of a drive), `quarantine.py`
@@ -8,7 +8,8 @@ Four layers, from below:
                   `partition.py` (prepare, then clean), `liveness.py` (which records are dead), `build.py`,
                   `rewrite.py`, `output.py`, `certificate.py`, `sinks.py` (publish, collect, or count for a
                   dry run), `report.py`; `transactions.py`, `lease_guard.py`, `throttle.py`
-    drive         all partitions of one drive: what is due there, and its dry run
+    inspection    the garbage accounts of all partitions of one drive
+    drive         `DriveCleaner`: what is due on a drive, done by an executor; its dry run
     distributed   where the log is not open: `remote.py`; one giant partition: `job.py`, `sharded.py`
 
 `lastword.background` runs cleanings on threads.

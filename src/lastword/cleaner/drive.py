@@ -1,43 +1,33 @@
 """Choose what is due on a drive, and have an executor do it: `DriveCleaner`.
 
-`inspect` computes the garbage accounts of every compacted partition of a drive, reads no record, and names
-the partitions whose new segments must be scanned. `choose_drive` chooses runs by these accounts. `outlook`
-repeats the choice on simulated segments, for dry runs and for executors that rewrite several runs in
-parallel. A partition in which nothing has changed since its last scan costs no access to its ledger.
+`inspection.inspect` computes the garbage accounts of all partitions of a drive, `choose_drive` chooses a run
+by them. `outlook` repeats the choice on simulated segments, for dry runs and for executors that rewrite
+several runs in parallel.
 
     executor           scans and rewrites run               a choice covers
     InlineExecutor     in this thread                       one run, then the drive is inspected again
     background tasks   on the threads of the scheduler      one run; `background.work` calls `inspect` itself
-    spark.clean        as Spark tasks                       every run that is due, one task for each partition
-
-A drive may hold several log directories. Each has its own time (bytes appended to it); here they are put on
-one scale.
+    SparkExecutor      as Spark tasks                       every run that is due, one task for each partition
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from lastword import metrics
-from lastword.accounts.estimates import indexed_bytes
-from lastword.accounts.tombstones import Standing
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
-from lastword.cleaner.engine import liveness
-from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it
 from lastword.cleaner.engine.partition import clean_partition, dry_run
 from lastword.cleaner.engine.throttle import Stopped
+from lastword.cleaner.inspection import DrivePartition, inspect, limit_plan, scan_partition
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
 from lastword.cleaner.policy.generational import Choice, because, choose_drive, disjoint
-from lastword.cleaner.policy.plan import QUARANTINED, Plan, Request
+from lastword.cleaner.policy.plan import QUARANTINED, Plan
 from lastword.errors import LastwordError
-from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
 from lastword.values import ProgressLike
@@ -46,49 +36,15 @@ if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.engine.throttle import DriveBudget
-    from lastword.cleaner.policy.generational import Run
+    from lastword.cleaner.policy.generational import SegmentRun
     from lastword.clock import Clock
     from lastword.config import TopicConfig
     from lastword.logdir.ledgers import Ledgers
-    from lastword.logdir.log_dir import LogDirectory
-    from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
-    from lastword.segment.segment import Segment
 
 MOST_SCANS = 4
 """Scans of one partition in one inspection. A scan that finds garbage may let the active segment be closed,
 which is then scanned too; a partition that another thread keeps changing is left as it is after this many."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrivePartition:
-    """A compacted partition, the log directory that holds it, and the ledgers to use: for a dry run, its
-    own."""
-
-    partition: TopicPartition
-    log_dir: LogDirectory
-    ledgers: Ledgers
-
-    @classmethod
-    def of(cls, partition: TopicPartition, log_dir: LogDirectory) -> DrivePartition:
-        """Return a partition with the ledgers of its log directory."""
-        return cls(partition, log_dir, log_dir.ledgers)
-
-    @property
-    def config(self) -> TopicConfig:
-        """Return the settings of the topic."""
-        return self.log_dir.topic_config(self.partition.topic)
-
-    def request(self, strategy: str = "generational", *, due: bool = True) -> Request:
-        """Return a request for this partition with the memory that the settings allow."""
-        map_bytes = self.log_dir.settings.instance.map_bytes
-        return Request(self.log_dir.first_dirty(*self.partition), due, strategy, map_bytes)
-
-
-def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]:
-    """Return the partitions with ledgers of their own, which are never saved."""
-    ledgers = {each.log_dir.path: each.log_dir.new_ledgers(saves=False) for each in partitions}
-    return [replace(each, ledgers=ledgers[each.log_dir.path]) for each in partitions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +74,7 @@ class Executor(Protocol):
         """Scan the new segments of each partition, and cache the statistics in its ledgers."""
         ...
 
-    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[Run]]]) -> Iterator[Outcome]:
+    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
         """Rewrite and publish runs."""
         ...
 
@@ -239,10 +195,10 @@ class DriveCleaner:
         for _, plan in self._executor.plan(chosen):
             yield plan
 
-    def _due_runs(self, account: DriveAccount, now_ms: int) -> dict[TopicPartition, list[Run]]:
+    def _due_runs(self, account: DriveAccount, now_ms: int) -> dict[TopicPartition, list[SegmentRun]]:
         """Return the runs to rewrite next, by partition, the best first; none overlaps another."""
         choices = outlook(account, now_ms)[0] if self._executor.parallel else [choose_drive(account, now_ms)]
-        runs: dict[TopicPartition, list[Run]] = {}
+        runs: dict[TopicPartition, list[SegmentRun]] = {}
         for choice in choices:
             if choice.run is not None:
                 runs.setdefault(TopicPartition(choice.run.topic, choice.run.partition), []).append(choice.run)
@@ -289,7 +245,7 @@ class InlineExecutor:
                 failed = error
             yield partition, failed
 
-    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[Run]]]) -> Iterator[Outcome]:
+    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
         """Rewrite each run with the partition's claim, after waiting for it."""
         for partition, chosen in runs:
             tp = partition.partition
@@ -318,17 +274,17 @@ class InlineExecutor:
                     planned(view, partition.config, plan, ledger, choices, self._context(partition)),
                 )
 
-    def _context(self, partition: DrivePartition) -> Context:
+    def _context(self, partition: DrivePartition) -> CleanContext:
         log_dir = partition.log_dir
         dry = not partition.ledgers.saves
-        return Context(log_dir.files, log_dir.clock, budget=self._budget, stop=self._stop, dry=dry)
+        return CleanContext(log_dir.files, log_dir.clock, budget=self._budget, stop=self._stop, dry=dry)
 
 
 def clean_one(
     partition: DrivePartition,
-    context: Context,
+    context: CleanContext,
     *,
-    run: Run | None = None,
+    run: SegmentRun | None = None,
     strategy: str = "generational",
     due: bool = True,
 ) -> CleanRound | None:
@@ -375,222 +331,6 @@ def measure(ledgers: Ledgers, result: CleanRound) -> None:
         ledgers.measured(result.written_bytes, result.phases.rewrite, swaps, result.phases.swap)
 
 
-# ---------------------------------------------------------------- inspection
-
-
-@dataclass(frozen=True, slots=True)
-class CachedStats:
-    """The result of a scan. Valid while the segment files are unchanged and no tombstone has become due.
-
-    files: `delete.retention.ms`, and base offset and identity of each file below the limit.
-    """
-
-    files: tuple[object, ...]
-    account: PartitionAccount
-    tombstones: Standing
-
-    def holds(self, files: Files, directory: str, present: tuple[object, ...], now_ms: int) -> bool:
-        """Return whether the statistics are valid. Reads leases only if a tombstone depends on them."""
-        asks = self.tombstones.asks_leases
-        floor = leases.load(files, directory, now_ms).floor if asks else leases.NO_FLOOR
-        return self.files == present and self.tombstones.holds(now_ms, floor)
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """The accounts of a drive, without a scan.
-
-    stale: partitions that must be scanned; they count as they were, and may not be chosen.
-    errors: of partitions that cannot be inspected; they are left out.
-    """
-
-    account: DriveAccount
-    stale: tuple[DrivePartition, ...]
-    errors: Mapping[TopicPartition, LastwordError]
-
-
-def inspect(
-    partitions: Sequence[DrivePartition],
-    drive: str,
-    *,
-    now_ms: int,
-    space_target: float,
-    held: Collection[TopicPartition] = (),
-) -> Inspection:
-    """Return the accounts of a drive up to the limit of each partition; reads no record.
-
-    Args:
-        partitions: All on the drive that are cleaned by accounts.
-        drive: Its name.
-        now_ms: The time to decide by.
-        space_target: Of the drive.
-        held: Partitions that may not be chosen; they count towards the space.
-    """
-    accounts: list[tuple[Ledgers, PartitionAccount]] = []
-    stale: list[DrivePartition] = []
-    errors: dict[TopicPartition, LastwordError] = {}
-    for partition in partitions:
-        try:
-            account, is_stale = _inspect_partition(partition, drive, now_ms, partition.partition in held)
-        except LastwordError as error:
-            errors[partition.partition] = error
-            continue
-        if is_stale:
-            stale.append(partition)
-        else:
-            _set_metrics(account, now_ms)
-        accounts.append((partition.ledgers, account))
-    t = max((ledgers.t for ledgers, _ in accounts), default=0)
-    cost = max((ledgers.file_cost_bytes for ledgers, _ in accounts), default=0.0)
-    shifted = tuple(_shifted(account, t - ledgers.t) for ledgers, account in accounts)
-    return Inspection(DriveAccount(drive, t, space_target, cost, shifted), tuple(stale), errors)
-
-
-def _inspect_partition(
-    partition: DrivePartition, drive: str, now_ms: int, held: bool
-) -> tuple[PartitionAccount, bool]:
-    """Return the account of a partition, and whether a scan is needed to bring it up to date."""
-    tp, ledgers, config = partition.partition, partition.ledgers, partition.config
-    files = partition.log_dir.files
-    log, dead_bytes = _log_of(partition)
-    if ledgers.saves:
-        roll_for_cleaning(partition.log_dir.log(*tp), config, now_ms=now_ms, dead_bytes=dead_bytes)
-    quarantined = quarantine.load(files, log.directory) is not None
-    plan = limit_plan(partition, log, now_ms, dead_bytes)
-    segments: Sequence[Segment] = log.segments
-    total_bytes = sum(segment.size for segment in segments)
-    nothing = PartitionAccount(
-        *tp, drive, (), total_bytes, plan.limit, log.log_start, quarantined=quarantined or held
-    )
-    if quarantined or plan.action != "clean":
-        return nothing, False
-    stats = ledgers.seen.get(tp)
-    if not isinstance(stats, CachedStats):
-        return nothing, True
-    is_stale = not stats.holds(files, log.directory, _files_below(plan, segments), now_ms)
-    if not is_stale:
-        ledgers.advance(tp, segments)
-    account = replace(
-        stats.account,
-        total_bytes=total_bytes,
-        quarantined=held or is_stale,  # the segments of a stale account may have been replaced
-        segment_bytes=config.segment_bytes,
-        file_bytes=indexed_bytes(config),
-        max_compaction_lag_ms=config.max_compaction_lag_ms,
-        min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
-    )
-    return account, is_stale
-
-
-def _log_of(partition: DrivePartition) -> tuple[PartitionLog | PartitionView, int]:
-    """Return the log to inspect, of a dry run a view of it, and the known garbage of its closed segments."""
-    view = partition.log_dir.view(*partition.partition)
-    view.check_end()
-    stats = partition.ledgers.seen.get(partition.partition)
-    dead_bytes = stats.account.dead_bytes if isinstance(stats, CachedStats) else 0
-    return partition.log_dir.log(*partition.partition) if partition.ledgers.saves else view, dead_bytes
-
-
-def scan_plan(partition: DrivePartition, now_ms: int) -> tuple[PartitionLog | PartitionView, Plan]:
-    """Return the log of a partition, of a dry run a view of it, and the plan up to whose limit it is
-    scanned."""
-    log, dead_bytes = _log_of(partition)
-    return log, limit_plan(partition, log, now_ms, dead_bytes)
-
-
-def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: Context) -> None:
-    """Scan the new segments of a partition, whose claim the caller holds, and cache the statistics.
-
-    Raises:
-        Stopped: `context.stop` returned true. What was scanned is kept.
-    """
-    log, plan = scan_plan(partition, now_ms)
-    context, segments = context.throttled(log.segments)
-
-    def check_stop(done_bytes: int, total_bytes: int) -> None:
-        if context.stop is not None and context.stop():
-            raise Stopped
-
-    with partition.ledgers.of(partition.partition, log) as ledger:
-        read_bytes = liveness.refresh(log, segments, ledger, plan, context, check_stop)
-        if partition.ledgers.saves:
-            metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
-        stats = cached_stats(log, partition.config, ledger, plan, segments, drive)
-    partition.ledgers.seen[partition.partition] = stats
-
-
-def cached_stats(
-    log: PartitionLog | PartitionView,
-    config: TopicConfig,
-    ledger: Ledger,
-    plan: Plan,
-    segments: Sequence[Segment],
-    drive: str,
-) -> CachedStats:
-    """Return the statistics of the log's segments from a ledger that is up to date."""
-    account = liveness.account_of(log, config, ledger, drive=drive, quarantined=False)
-    standing = Standing()
-    if ledger.exact:
-        standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
-    return CachedStats(_files_below(plan, segments), account, standing)
-
-
-def _files_below(plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
-    files = ((s.base_offset, s.id) for s in segments if s.base_offset < plan.limit)
-    return (plan.delete_retention_ms, *files)
-
-
-def limit_plan(
-    partition: DrivePartition, log: PartitionLog | PartitionView, now_ms: int, dead_bytes: int = 0
-) -> Plan:
-    """Compute the upper offset of a due cleaning; reads no record.
-
-    Args:
-        partition: The partition of the log.
-        log: The log, or for a dry run a view of it.
-        now_ms: The time to decide by.
-        dead_bytes: Known garbage of the closed segments.
-    """
-    return choose_for(log, partition.config, partition.request(), now_ms, dead_bytes=dead_bytes)
-
-
-def late_ms(account: PartitionAccount, now_ms: int) -> int:
-    """Return by how long the oldest garbage has passed `max.compaction.lag.ms`; 0: it has not."""
-    died_ms = [segment.oldest_dead_ms for segment in account.segments if segment.oldest_dead_ms >= 0]
-    return max(now_ms - min(died_ms) - account.max_compaction_lag_ms, 0) if died_ms else 0
-
-
-def _set_metrics(account: PartitionAccount, now_ms: int) -> None:
-    labels, dead = (account.topic, str(account.partition)), account.dead_bytes
-    exact, other = ("true", "false") if account.exact else ("false", "true")
-    for gauge, value in (
-        (metrics.LOG_GARBAGE_BYTES, dead),
-        (metrics.LOG_LIVE_BYTES, account.total_bytes - dead),
-        (
-            metrics.LOG_LIVE_RECORDS,
-            sum(segment.records - segment.dead_records for segment in account.segments),
-        ),
-        (metrics.LOG_TOMBSTONES, sum(segment.tombstones for segment in account.segments)),
-    ):
-        gauge.remove(*labels, other)
-        gauge.set(value, *labels, exact)
-    metrics.LOG_DIRTY_RATIO.set(dead / account.total_bytes if account.total_bytes else 0.0, *labels)
-    metrics.CLEANER_OVERDUE_SECONDS.set(late_ms(account, now_ms) / 1000, *labels)
-
-
-def _shifted(account: PartitionAccount, by: int) -> PartitionAccount:
-    """Return the account on a scale of time that is `by` ahead."""
-    if by == 0:
-        return account
-    return replace(
-        account,
-        segments=tuple(
-            replace(segment, rent_at=segment.rent_at + by, written_at=segment.written_at + by)
-            for segment in account.segments
-        ),
-    )
-
-
 # ---------------------------------------------------------------- dry runs
 
 
@@ -603,7 +343,8 @@ def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[
         if choice.run is None:
             break
         drive = replace(
-            drive, partitions=tuple(_rewritten(each, choice.run, drive.t) for each in drive.partitions)
+            drive,
+            partitions=tuple(_rewritten(each, choice.run, drive.write_clock) for each in drive.partitions),
         )
     return choices, drive
 
@@ -614,7 +355,7 @@ def planned(
     plan: Plan,
     ledger: Ledger,
     choices: Sequence[Choice],
-    context: Context,
+    context: CleanContext,
 ) -> Plan:
     """Return what these choices (of `outlook`) mean for one of the drive's partitions, to the byte.
 
@@ -639,7 +380,7 @@ def _is_for(choice: Choice, tp: tuple[str, int]) -> bool:
     return choice.run is not None and (choice.run.topic, choice.run.partition) == tuple(tp)
 
 
-def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:
+def _rewritten(account: PartitionAccount, run: SegmentRun, write_clock: int) -> PartitionAccount:
     if (account.topic, account.partition) != (run.topic, run.partition):
         return account
     old = account.segments[run.first : run.last + 1]
@@ -652,8 +393,8 @@ def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:
         dead_bytes=0,
         tombstones=sum(segment.tombstones for segment in old),
         blocked_tombstone_bytes=sum(segment.blocked_tombstone_bytes for segment in old),
-        rent_at=t,
-        written_at=t,
+        garbage_age_at=write_clock,
+        written_at=write_clock,
     )
     return replace(
         account,

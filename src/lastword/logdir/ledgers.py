@@ -1,9 +1,9 @@
 """Keep the garbage accounts of all partitions of one log directory, and the clock of its drive.
 
 Ledgers stay in memory between cleanings as long as together they fit `log.cleaner.dedupe.buffer.size`. The
-least recently used one is saved and dropped first. The time `t` of a drive is the number of bytes appended to
-its partitions. It is computed from the growth of each log since the last call, is saved with each ledger, and
-never decreases.
+least recently used one is saved and dropped first. The time `write_clock` of a drive is the number of bytes
+appended to its partitions. It is computed from the growth of each log since the last call, is saved with each
+ledger, and never decreases.
 
 All of this is derived from the logs. A ledger that cannot be saved is omitted: that costs a scan, no record.
 """
@@ -47,8 +47,8 @@ class Accounted(Protocol):
 class Timed(Protocol):
     """A ledger, or what was saved of one (`SavedTime`)."""
 
-    t: int
-    seen: tuple[int, int]
+    write_clock: int
+    reached: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -93,23 +93,25 @@ class Ledgers:
         self._lock = threading.RLock()
         self._slots: OrderedDict[TopicPartition, _Slot] = OrderedDict()
         self._reached: dict[TopicPartition, tuple[int, int]] = {}
-        self.seen: dict[TopicPartition, object] = {}
+        self.cached_stats: dict[TopicPartition, object] = {}
         """The result of the last scan of each partition, kept for its reader and dropped with the ledger."""
-        self._t: int | None = None
+        self._write_clock: int | None = None
         self._bytes_per_second = 0.0
         self._swap_seconds = 0.0
 
     # ---------------------------------------------------------------- the drive
 
     @property
-    def t(self) -> int:
+    def write_clock(self) -> int:
         """The drive's time: bytes appended to its partitions."""
         with self._lock:
-            if self._t is None:
+            if self._write_clock is None:
                 from lastword.accounts.snapshot import saved_clock
 
-                self._t = max((saved_clock(self._files, path) for path in self._directories()), default=0)
-            return self._t
+                self._write_clock = max(
+                    (saved_clock(self._files, path) for path in self._directories()), default=0
+                )
+            return self._write_clock
 
     @property
     def file_cost_bytes(self) -> float:
@@ -131,14 +133,14 @@ class Ledgers:
             return
         active = segments[-1]
         with self._lock:
-            base, size = self._reached.get(tp) or (ledger.seen if ledger is not None else (-1, 0))
+            base, size = self._reached.get(tp) or (ledger.reached if ledger is not None else (-1, 0))
             grown = sum(segment.size for segment in segments if segment.base_offset > base)
             grown += sum(max(segment.size - size, 0) for segment in segments if segment.base_offset == base)
-            self._t = self.t + grown
+            self._write_clock = self.write_clock + grown
             self._reached[tp] = (active.base_offset, active.size)
             if ledger is not None:
-                ledger.seen = self._reached[tp]
-                ledger.t = max(ledger.t, self._t)
+                ledger.reached = self._reached[tp]
+                ledger.write_clock = max(ledger.write_clock, self._write_clock)
 
     # ---------------------------------------------------------------- ledgers
 
@@ -175,7 +177,7 @@ class Ledgers:
                 yield ledger
             finally:
                 ledger.keep = None
-                if ledger.spoiled:
+                if ledger.invalid:
                     slot.ledger = None
                 elif ledger.worth_saving:
                     self._save(slot, ledger)
@@ -196,7 +198,7 @@ class Ledgers:
             slot = self._slots.pop(tp, None)
             if not cut:
                 self._reached.pop(tp, None)
-            self.seen.pop(tp, None)
+            self.cached_stats.pop(tp, None)
         if slot is not None:
             with slot.saving:  # a running save ends first: the caller removes its file
                 slot.forgotten = True

@@ -27,17 +27,18 @@ from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import LastwordError, NoPolicyError, PartialFailure, UnknownTopicError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.spark import clean_tasks
-from lastword.spark.clean_tasks import ChosenTask, CleanTask, PlanTask, ScanTask
+from lastword.spark.clean_tasks import ChosenTask, CleanTask, PlanTask, RemoteScanTask
 from lastword.spark.sharded import TASK_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lastword.cleaner.distributed.job import Job
+    from lastword.cleaner.distributed.job import ShardedJob
     from lastword.cleaner.distributed.remote import RemoteBuild
-    from lastword.cleaner.drive import DriveCleaner, DrivePartition, Outcome
+    from lastword.cleaner.drive import DriveCleaner, Outcome
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
-    from lastword.cleaner.policy.generational import Choice, Run
+    from lastword.cleaner.inspection import DrivePartition
+    from lastword.cleaner.policy.generational import Choice, SegmentRun
     from lastword.cleaner.policy.plan import Plan, Request
     from lastword.config import TopicConfig
     from lastword.logdir.log_dir import LogDirectory
@@ -98,7 +99,7 @@ def clean(
         chosen = _chosen(directory, topic, partition)
         accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
         tasks: list[CleanTask] = []
-        giants: list[tuple[Job, int]] = []
+        giants: list[tuple[ShardedJob, int]] = []
         rest = [tp for tp in chosen if tp not in accounted]
         prepared = _prepared(directory, rest, due, strategy, scratch, task_bytes, held, giants)
         for number, built in as_answered(spark, clean_tasks.build, _noted(prepared, tasks)):
@@ -188,7 +189,7 @@ class SparkExecutor:
     ) -> Iterator[tuple[DrivePartition, LastwordError | None]]:
         """Scan the new segments of each partition in a task, the largest first."""
         from lastword.cleaner.distributed import remote
-        from lastword.cleaner.drive import scan_plan
+        from lastword.cleaner.inspection import scan_plan
         from lastword.spark.tasks import as_answered
 
         tasks = []
@@ -197,17 +198,19 @@ class SparkExecutor:
         for partition in partitions:
             log, plan = scan_plan(partition, now_ms)
             params = remote.LedgerParams.of(partition)
-            tasks.append(ScanTask(log.directory, plan, partition.config, params, not partition.ledgers.saves))
+            tasks.append(
+                RemoteScanTask(log.directory, plan, partition.config, params, not partition.ledgers.saves)
+            )
         for number, scanned in as_answered(self._spark, clean_tasks.scan, tasks):
             partition = partitions[number]
             if isinstance(scanned, LastwordError):
                 yield partition, scanned
                 continue
             remote.save(self._directory.files, tasks[number].directory, scanned.accounts)
-            partition.ledgers.seen[partition.partition] = scanned.stats
+            partition.ledgers.cached_stats[partition.partition] = scanned.stats
             yield partition, None
 
-    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[Run]]]) -> Iterator[Outcome]:
+    def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
         """Rewrite the runs of each partition in a task, and publish the outputs here."""
         from lastword.cleaner.distributed.remote import LedgerParams
         from lastword.cleaner.drive import Outcome
@@ -262,7 +265,8 @@ def _drive_cleaner(
 
     The space target is for all partitions that are cleaned by accounts, so the cleaner inspects all of them.
     """
-    from lastword.cleaner.drive import DriveCleaner, DrivePartition, dry_partitions
+    from lastword.cleaner.drive import DriveCleaner
+    from lastword.cleaner.inspection import DrivePartition, dry_partitions
 
     partitions = [
         DrivePartition.of(tp, directory)
@@ -283,7 +287,7 @@ def _publish(
     directory: LogDirectory,
     plan: Plan,
     built: PreparedCleaning | RemoteBuild | LastwordError,
-    job: Job | None = None,
+    job: ShardedJob | None = None,
 ) -> Outcome:
     """Publish what a task, or a job of many tasks, built; the job's files are removed."""
     from lastword.cleaner.distributed import job as jobs
@@ -307,7 +311,7 @@ def _publish(
 
 
 def _published(
-    directory: LogDirectory, log: PartitionLog, built: PreparedCleaning | RemoteBuild, job: Job | None
+    directory: LogDirectory, log: PartitionLog, built: PreparedCleaning | RemoteBuild, job: ShardedJob | None
 ) -> Iterator[CleanRound]:
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.distributed import remote
@@ -320,13 +324,13 @@ def _published(
         directory.set_first_dirty(*tp, offset)
 
     if isinstance(built, remote.RemoteBuild):
-        ledgers.seen.pop(tp, None)
+        ledgers.cached_stats.pop(tp, None)
         for result in remote.publish(log, built, record_first_dirty=record):
             measure(ledgers, result)
             yield result
             if not result.complete:
                 return
-        ledgers.seen[tp] = built.after
+        ledgers.cached_stats[tp] = built.after
         return
     done = () if job is None else jobs.published(log.files, job).values()
     yield Publisher(log, built.plan, record, done).publish(built)
@@ -364,15 +368,15 @@ def _prepared(
     scratch: str | None,
     task_bytes: int,
     held: ExitStack,
-    giants: list[tuple[Job, int]],
+    giants: list[tuple[ShardedJob, int]],
 ) -> Iterator[CleanTask]:
     """A task for each partition that is to be cleaned, each made when the ones before it run already; what is
     too large for one goes to `giants`."""
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.distributed.remote import LedgerParams
-    from lastword.cleaner.drive import DrivePartition
     from lastword.cleaner.engine.cleaning import below
     from lastword.cleaner.engine.partition import alone, prepare
+    from lastword.cleaner.inspection import DrivePartition
 
     for tp in _largest_first(directory, chosen):
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
@@ -404,7 +408,7 @@ def _largest_first(directory: LogDirectory, chosen: list[TopicPartition]) -> lis
     return sorted(chosen, key=lambda tp: -sizes[tp])
 
 
-def _left_behind(log: PartitionLog) -> Job | None:
+def _left_behind(log: PartitionLog) -> ShardedJob | None:
     """A shared-out round whose driver died, made ready to go on."""
     from lastword.cleaner.distributed import job as jobs
 

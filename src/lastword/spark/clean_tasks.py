@@ -16,9 +16,9 @@ from lastword.partition.directory_segments import DirectorySegments
 
 if TYPE_CHECKING:
     from lastword.cleaner.distributed.remote import LedgerParams, RemoteBuild, RemoteScan
-    from lastword.cleaner.engine.cleaning import Context
+    from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.report import PreparedCleaning
-    from lastword.cleaner.policy.generational import Choice, Run
+    from lastword.cleaner.policy.generational import Choice, SegmentRun
     from lastword.cleaner.policy.plan import Plan, Request
     from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView
@@ -34,11 +34,11 @@ class CleanTask:
     plan: Plan
     config: TopicConfig
     params: LedgerParams | None = None
-    runs: tuple[Run, ...] | None = None
+    runs: tuple[SegmentRun, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ScanTask:
+class RemoteScanTask:
     """A scan of what is new in one partition. `dry`: nothing of it is saved."""
 
     directory: str
@@ -83,7 +83,7 @@ def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
     return _faults_kept(built)
 
 
-def scan(task: ScanTask) -> RemoteScan | LastwordError:
+def scan(task: RemoteScanTask) -> RemoteScan | LastwordError:
     from lastword.cleaner.distributed import remote
 
     def scanned() -> RemoteScan:
@@ -114,11 +114,11 @@ def _view(directory: str) -> PartitionView:
     return PartitionView.load(DirectorySegments(DEFAULT, directory))
 
 
-def _context(*, dry: bool) -> Context:
-    from lastword.cleaner.engine.cleaning import Context
+def _context(*, dry: bool) -> CleanContext:
+    from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.clock import SystemClock
 
-    return Context(DEFAULT, SystemClock(), dry=dry)
+    return CleanContext(DEFAULT, SystemClock(), dry=dry)
 
 
 def _faults_kept(work: Callable[[], _T]) -> _T | LastwordError:

@@ -24,7 +24,7 @@ from lastword.errors import LastwordError, StorageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lastword.cleaner.distributed.job import Job
+    from lastword.cleaner.distributed.job import ShardedJob
     from lastword.cleaner.engine.report import PreparedCleaning
     from lastword.cleaner.policy.plan import Plan
     from lastword.values import ProgressLike
@@ -37,7 +37,7 @@ _TOLD_EVERY_S = 0.5
 
 
 def build(
-    spark: SparkSession, job: Job, now_ms: int, progress: ProgressLike | None = None
+    spark: SparkSession, job: ShardedJob, now_ms: int, progress: ProgressLike | None = None
 ) -> PreparedCleaning | LastwordError:
     """Every step that is left, and what was built; or the first fault of the data."""
     from lastword.cleaner.distributed import sharded
@@ -54,7 +54,7 @@ def build(
     return fault or sharded.prepared(DEFAULT, job, seconds)
 
 
-def plan(spark: SparkSession, job: Job, progress: ProgressLike | None = None) -> Plan:
+def plan(spark: SparkSession, job: ShardedJob, progress: ProgressLike | None = None) -> Plan:
     """The same steps, written into nothing: the exact plan."""
     from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
@@ -66,7 +66,7 @@ def plan(spark: SparkSession, job: Job, progress: ProgressLike | None = None) ->
     return sharded.planned(DEFAULT, job)
 
 
-def _map(spark: SparkSession, job: Job) -> LastwordError | None:
+def _map(spark: SparkSession, job: ShardedJob) -> LastwordError | None:
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
@@ -85,7 +85,7 @@ def _map(spark: SparkSession, job: Job) -> LastwordError | None:
     return fault
 
 
-def _rewrite(spark: SparkSession, job: Job, now_ms: int) -> LastwordError | None:
+def _rewrite(spark: SparkSession, job: ShardedJob, now_ms: int) -> LastwordError | None:
     from lastword.cleaner.distributed import job as jobs
     from lastword.files import DEFAULT
 
@@ -93,7 +93,7 @@ def _rewrite(spark: SparkSession, job: Job, now_ms: int) -> LastwordError | None
     return _first_fault(_run(spark, partial(_rewrite_one, now_ms), job, left))
 
 
-def _run(spark: SparkSession, step: Callable[..., Any], job: Job, numbers: Sequence[int]) -> list[Any]:
+def _run(spark: SparkSession, step: Callable[..., Any], job: ShardedJob, numbers: Sequence[int]) -> list[Any]:
     from lastword.spark.tasks import run_tasks
 
     return run_tasks(spark, partial(_faults_kept, step, job.directory), numbers)
@@ -152,7 +152,7 @@ def _rewrite_one(now_ms: int, directory: str, number: int) -> None:
 
 
 @contextmanager
-def _telling(job: Job, progress: ProgressLike | None) -> Iterator[None]:
+def _telling(job: ShardedJob, progress: ProgressLike | None) -> Iterator[None]:
     """Tell how far a job is, from the files that are there, while its steps run."""
     if progress is None:
         yield

@@ -39,9 +39,9 @@ class SimulatedSegment:
     dead_bytes: int = 0
     dead_records: int = 0
     blocked_bytes: int = 0
-    rent: float = 0.0
-    rent_at: int = 0
-    rate: float = -1.0
+    garbage_age: float = 0.0
+    garbage_age_at: int = 0
+    death_rate: float = -1.0
     dead_before: int = 0
     oldest_dead_ms: int = -1
     tombstones_without_horizon: int = 0
@@ -110,7 +110,14 @@ class SimulatedLog:
         largest = int(self.trace.time_ms[end - 1])
         self.segments.append(
             SimulatedSegment(
-                rows, self.closed_rows, end, size, largest, write_clock, write_clock, rent_at=write_clock
+                rows,
+                self.closed_rows,
+                end,
+                size,
+                largest,
+                write_clock,
+                write_clock,
+                garbage_age_at=write_clock,
             )
         )
         self.closed_rows = end
@@ -193,8 +200,8 @@ class SimulatedLog:
         counts = self._by_segment(rows, np.ones(rows.size)).astype(np.int64)
         for index in np.flatnonzero(counts).tolist():
             segment = self.segments[index]
-            segment.rent += segment.dead_bytes * (write_clock - segment.rent_at)
-            segment.rent_at = write_clock
+            segment.garbage_age += segment.dead_bytes * (write_clock - segment.garbage_age_at)
+            segment.garbage_age_at = write_clock
             segment.dead_bytes += int(sizes[index])
             segment.dead_records += int(counts[index])
             segment.known = None
@@ -237,7 +244,7 @@ class SimulatedLog:
             largest = int(self.trace.time_ms[part[-1]]) if part.size else old[-1].largest_ms
             new.append(
                 SimulatedSegment(
-                    part, base, end, size, largest, write_clock, write_clock, rent_at=write_clock
+                    part, base, end, size, largest, write_clock, write_clock, garbage_age_at=write_clock
                 )
             )
         self.segments[first : last + 1] = new
@@ -318,10 +325,10 @@ def _compute_account(segment: SimulatedSegment) -> SegmentAccount:
         dead_records=segment.dead_records,
         dead_bytes=segment.dead_bytes,
         blocked_tombstone_bytes=segment.blocked_bytes,
-        rent=segment.rent,
-        rent_at=segment.rent_at,
+        garbage_age=segment.garbage_age,
+        garbage_age_at=segment.garbage_age_at,
         written_at=segment.written_at,
-        rate=max(segment.rate, 0.0),
+        death_rate=max(segment.death_rate, 0.0),
         oldest_dead_ms=segment.oldest_dead_ms,
     )
 
@@ -332,9 +339,9 @@ def _rate(segment: SimulatedSegment, write_clock: int) -> None:
     if elapsed <= 0:
         return
     seen = (segment.dead_bytes - segment.dead_before) / elapsed
-    if segment.rate < 0:
-        segment.rate = seen
+    if segment.death_rate < 0:
+        segment.death_rate = seen
     else:
         age = max(write_clock - segment.written_at, 1)
-        segment.rate += -np.expm1(-SEEN_RATIO * elapsed / age) * (seen - segment.rate)
+        segment.death_rate += -np.expm1(-SEEN_RATIO * elapsed / age) * (seen - segment.death_rate)
     segment.dead_before, segment.rated_at, segment.known = segment.dead_bytes, write_clock, None

@@ -17,7 +17,7 @@ import numpy as np
 from lastword.accounts import DriveAccount
 from lastword.cleaner.policy.choose import LogState, choose
 from lastword.cleaner.policy.generational import choose_drive
-from lastword.cleaner.policy.groups import Limits, group
+from lastword.cleaner.policy.groups import OutputLimits, group
 from lastword.cleaner.policy.plan import Request
 from lastword.config import TopicConfig
 from lastword.config.instance import DEFAULT_SPACE_TARGET
@@ -273,7 +273,9 @@ class _Drive:
             chosen = group_by_source_size(log.segments[:count], config.segment_bytes)
         else:
             self._read(index, sum(segment.size_bytes for segment in log.segments[:count]))
-            limits = Limits(config.segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
+            limits = OutputLimits(
+                config.segment_bytes, config.segment_index_bytes, config.index_interval_bytes
+            )
             chosen = ((segments.first, segments.last) for segments in group(log.segments[:count], limits))
         for first, last in reversed(list(chosen)):  # from the end, so that indexes stay
             self._rewrite(index, first, last, 1)

@@ -24,7 +24,7 @@ import numpy as np
 
 from lastword.cleaner.engine.cleaning import below
 from lastword.cleaner.engine.report import BuiltGroup, OutputFacts, Removed, SourceFacts, TombstonesWaiting
-from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.clock import Clock
 from lastword.errors import CorruptFileError, LastwordError
@@ -66,7 +66,7 @@ class JobSource(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Value):
+class ShardedJob(Value):
     """All that a step has to know.
 
     directory   of the job; scratch: of its steps' files; partition: of the log
@@ -103,7 +103,7 @@ def start(
     shards: int | None = None,
     unit_bytes: int | None = None,
     rewrites: bool = True,
-) -> Job:
+) -> ShardedJob:
     """A new job for `plan`, from `prepare`; without `rewrites`, from `choose`."""
     from lastword.cleaner.engine.liveness import old_due  # loads the kernels
 
@@ -117,7 +117,7 @@ def start(
         files.mkdir(private)
     directory = f"{private}/{PREFIX if rewrites else PLANNED}{token}"
     files.mkdir(directory)
-    job = Job(
+    job = ShardedJob(
         directory=directory,
         scratch=directory,
         partition=partition,
@@ -139,7 +139,7 @@ def start(
     return job
 
 
-def unfinished(files: Files, partition: str, clock: Clock) -> Job | None:
+def unfinished(files: Files, partition: str, clock: Clock) -> ShardedJob | None:
     """The job that a killed process left behind, if it can be gone on with; others are removed. For the only
     round of a partition.
 
@@ -165,7 +165,7 @@ def unfinished(files: Files, partition: str, clock: Clock) -> Job | None:
     return kept
 
 
-def _sound(files: Files, path: str, partition: str, clock: Clock) -> Job | None:
+def _sound(files: Files, path: str, partition: str, clock: Clock) -> ShardedJob | None:
     try:
         job = load(files, path)
         floor = leases.load(files, partition, clock.now_ms()).floor
@@ -189,7 +189,7 @@ def _sound(files: Files, path: str, partition: str, clock: Clock) -> Job | None:
     return job
 
 
-def go_on(files: Files, job: Job) -> None:
+def go_on(files: Files, job: ShardedJob) -> None:
     """Before the steps of a job that was left behind: outputs that are gone, or gave tombstones a time to
     live that counts from back then, are made again.
     """
@@ -215,7 +215,7 @@ def remove(files: Files, directory: str) -> None:
             files.remove_tree(directory)
 
 
-def load(files: Files, directory: str) -> Job:
+def load(files: Files, directory: str) -> ShardedJob:
     """CorruptFileError if its description cannot be read."""
     path = f"{directory}/{_JOB}"
     try:
@@ -225,7 +225,7 @@ def load(files: Files, directory: str) -> Job:
         found["plan"] = Plan(**plan)
         found["sources"] = tuple(JobSource(**one) for one in found["sources"])
         found["units"] = tuple((first, end) for first, end in found["units"])
-        return Job(**found)
+        return ShardedJob(**found)
     except (ValueError, KeyError, TypeError) as error:
         raise unreadable(path) from error
 
@@ -270,22 +270,22 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
 # ---------------------------------------------------------------- what is there
 
 
-def units_left(files: Files, job: Job) -> list[int]:
+def units_left(files: Files, job: ShardedJob) -> list[int]:
     return _left(files, job, "unit", len(job.units))
 
 
-def shards_left(files: Files, job: Job) -> list[int]:
+def shards_left(files: Files, job: ShardedJob) -> list[int]:
     return _left(files, job, "shard", job.shards)
 
 
-def groups_left(files: Files, job: Job) -> list[int]:
+def groups_left(files: Files, job: ShardedJob) -> list[int]:
     """Largest first."""
     groups = groups_of(files, job) or ()
     left = [i for i in range(len(groups)) if load_note(files, job, i) is None]
     return sorted(left, key=lambda i: -groups[i].size_bytes)
 
 
-def done_bytes(files: Files, job: Job) -> tuple[int, int]:
+def done_bytes(files: Files, job: ShardedJob) -> tuple[int, int]:
     """(done, in all): every byte of the log counts once to extract, once to resolve, and once more where it
     is rewritten.
     """
@@ -305,19 +305,19 @@ def done_bytes(files: Files, job: Job) -> tuple[int, int]:
     return min(done, total), total
 
 
-def _left(files: Files, job: Job, step: str, count: int) -> list[int]:
+def _left(files: Files, job: ShardedJob, step: str, count: int) -> list[int]:
     there = set(files.listdir(job.scratch))
     return [number for number in range(count) if f"{step}-{number:05d}.npz" not in there]
 
 
-def groups_of(files: Files, job: Job) -> tuple[Group, ...] | None:
+def groups_of(files: Files, job: ShardedJob) -> tuple[SegmentGroup, ...] | None:
     path = f"{job.scratch}/{GROUPS}"
     if not files.exists(path):
         return None
-    return tuple(Group(**one) for one in read_json(files, path))
+    return tuple(SegmentGroup(**one) for one in read_json(files, path))
 
 
-def load_note(files: Files, job: Job, number: int) -> dict[str, Any] | None:
+def load_note(files: Files, job: ShardedJob, number: int) -> dict[str, Any] | None:
     path = f"{job.scratch}/built-{number:05d}.json"
     return read_json(files, path) if files.exists(path) else None
 
@@ -331,7 +331,7 @@ def built_of(known: dict[str, Any]) -> BuiltGroup:
     return BuiltGroup(**fields)
 
 
-def published(files: Files, job: Job) -> dict[int, int]:
+def published(files: Files, job: ShardedJob) -> dict[int, int]:
     """Groups whose outputs have been swapped in already: number to base offset."""
     found = {}
     for number, _ in enumerate(groups_of(files, job) or ()):

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 
 from lastword.accounts.ledger import Ledger
 from lastword.accounts.snapshot import saved_time
-from lastword.cleaner.drive import CachedStats, DrivePartition, cached_stats
-from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.cleaning import CleanContext, clean
 from lastword.cleaner.engine.liveness import KeptAccounts, refresh
 from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
 from lastword.cleaner.engine.sinks import Collector, Publisher
-from lastword.cleaner.policy.generational import Run
+from lastword.cleaner.inspection import CachedStats, DrivePartition, cached_stats
+from lastword.cleaner.policy.generational import SegmentRun
 from lastword.cleaner.policy.plan import Plan
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
@@ -42,13 +42,13 @@ from lastword.segment import names
 class LedgerParams:
     """With what the accounts of a partition are opened elsewhere.
 
-    t, seen   the drive's time, and how far this log went then (`Ledgers.advance`)
+    t, reached   the drive's time, and how far this log went then (`Ledgers.advance`)
     drive     its name
     alpha     weight of the survivorship that a cleaning meets
     """
 
-    t: int
-    seen: tuple[int, int]
+    write_clock: int
+    reached: tuple[int, int]
     drive: str
     alpha: float
 
@@ -59,7 +59,7 @@ class LedgerParams:
         time = saved_time(log_dir.files, log_dir.directory(*tp))
         partition.ledgers.advance(tp, log_dir.view(*tp).segments, time)
         alpha = log_dir.settings.instance.lastword_survivorship_alpha
-        return cls(time.t, time.seen, log_dir.path, alpha)
+        return cls(time.write_clock, time.reached, log_dir.path, alpha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,9 @@ class RemoteBuild:
 # ---------------------------------------------------------------- anywhere that sees the files
 
 
-def up_to_date(view: PartitionView, plan: Plan, params: LedgerParams, context: Context) -> tuple[Ledger, int]:
+def up_to_date(
+    view: PartitionView, plan: Plan, params: LedgerParams, context: CleanContext
+) -> tuple[Ledger, int]:
     """Return the accounts that were saved, with what is new scanned, and the bytes that were read.
 
     Where the saved accounts do not fit the log, they are made again.
@@ -95,14 +97,14 @@ def up_to_date(view: PartitionView, plan: Plan, params: LedgerParams, context: C
     return ledger, refresh(view, view.segments, ledger, plan, context)
 
 
-def open_ledger(view: PartitionView, plan: Plan, params: LedgerParams, context: Context) -> Ledger:
+def open_ledger(view: PartitionView, plan: Plan, params: LedgerParams, context: CleanContext) -> Ledger:
     ledger = Ledger.open(context.files, view.directory, view.segments, map_bytes=plan.map_bytes)
-    ledger.t, ledger.seen = max(ledger.t, params.t), params.seen
+    ledger.write_clock, ledger.reached = max(ledger.write_clock, params.write_clock), params.reached
     return ledger
 
 
 def scan(
-    view: PartitionView, config: TopicConfig, plan: Plan, params: LedgerParams, context: Context
+    view: PartitionView, config: TopicConfig, plan: Plan, params: LedgerParams, context: CleanContext
 ) -> RemoteScan:
     """Scan what is new. Changes nothing but the private directory; a dry context: nor that."""
     ledger, _ = up_to_date(view, plan, params, context)
@@ -115,8 +117,8 @@ def build(
     config: TopicConfig,
     plan: Plan,
     params: LedgerParams,
-    runs: Sequence[Run] | None,
-    context: Context,
+    runs: Sequence[SegmentRun] | None,
+    context: CleanContext,
 ) -> RemoteBuild:
     """Scan what is new, then rewrite by `plan` (from `prepare`): the same `clean`, published later.
 

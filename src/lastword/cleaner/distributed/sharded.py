@@ -28,7 +28,7 @@ from google_crc32c import value as crc32c
 
 from lastword.cleaner.distributed.job import (
     GROUPS,
-    Job,
+    ShardedJob,
     built_of,
     groups_of,
     load,
@@ -43,12 +43,12 @@ from lastword.cleaner.distributed.job import (
     write_whole,
 )
 from lastword.cleaner.engine import lease_guard, report
-from lastword.cleaner.engine.cleaning import CleanableLog, Context, Scan, Steps, clean, limits_of
+from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, clean, limits_of
 from lastword.cleaner.engine.report import BuiltGroup, PreparedCleaning
-from lastword.cleaner.engine.sinks import Collector, Counter, exact_plan
-from lastword.cleaner.engine.transactions import NOTHING, Found, Transactions
+from lastword.cleaner.engine.sinks import Collector, CountingSink, exact_plan
+from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.groups import Group, group
+from lastword.cleaner.policy.groups import SegmentGroup, group
 from lastword.cleaner.policy.plan import Plan
 from lastword.clock import Clock
 from lastword.errors import BusyError, LastwordError
@@ -128,7 +128,7 @@ def look(files: Files, directory: str, first_offset: int) -> None:
         "aborted": [tuple(one) for one in decisions.aborted],
         "undecided": list(decisions.undecided.items()),
         "due": sorted(found.due),
-        "unclocked": sorted(found.unclocked),
+        "unclocked": sorted(found.without_horizon),
         "below": [tuple(one) for one in found.aborted],
         "segments": sorted(found.segments),
         "spoke_ms": list(found.spoke_ms.items()),
@@ -178,7 +178,7 @@ def resolve_shard(files: Files, directory: str, number: int) -> None:
     )
 
 
-def merge(files: Files, job: Job) -> None:
+def merge(files: Files, job: ShardedJob) -> None:
     """Facts of all segments, and the groups to rewrite. Done before: done again, to the same end."""
     from lastword.resolve import shards
 
@@ -206,12 +206,12 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
     liveness = ShardedScan(files, job, number)
     path = f"{job.scratch}/built-{number:05d}.json"
     if not job.rewrites:
-        counted = clean(log, plan, liveness, Counter(plan), Context(files, clock, dry=True))
+        counted = clean(log, plan, liveness, CountingSink(plan), CleanContext(files, clock, dry=True))
         write_json(files, path, {"size_bytes": counted.write_bytes})
         return
     outputs = name_aside(f"{job.directory}/group-{number:05d}")
     files.mkdir(outputs)
-    prepared = clean(log, plan, liveness, Collector(plan, staged_in=outputs), Context(files, clock))
+    prepared = clean(log, plan, liveness, Collector(plan, staged_in=outputs), CleanContext(files, clock))
     for built in prepared.groups:
         output = built.output
         facts = SegmentFiles(files, output.directory, output.base_offset).facts()
@@ -241,7 +241,7 @@ class JobLog(NamedTuple):
 class ShardedScan:
     """Liveness of one group, from the files of the job's shards."""
 
-    def __init__(self, files: Files, job: Job, number: int) -> None:
+    def __init__(self, files: Files, job: ShardedJob, number: int) -> None:
         self._job = job
         self._group = (groups_of(files, job) or ())[number]
         self._resolution = _resolution(files, job, self._group)
@@ -259,11 +259,11 @@ class ShardedScan:
         return 0
 
     def scan(
-        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
-    ) -> Scan:
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
+    ) -> ScanResult:
         groups, stats = (self._group,), report.NOTHING_SCANNED
         self._plan = plan
-        self._scan = Scan(segments, self._resolution, groups, self._transactions, stats, Leases())
+        self._scan = ScanResult(segments, self._resolution, groups, self._transactions, stats, Leases())
         return self._scan
 
     def sets_horizons(self) -> bool:
@@ -274,7 +274,7 @@ class ShardedScan:
             for number in range(self._group.first, self._group.last + 1)
         )
 
-    def highest_due(self, group: Group) -> int:
+    def highest_due(self, group: SegmentGroup) -> int:
         return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._job.due_below)
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
@@ -286,11 +286,11 @@ class ShardedScan:
     def waiting(self) -> None:
         return None
 
-    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+    def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
 
 
-def prepared(files: Files, job: Job, seconds: float) -> PreparedCleaning:
+def prepared(files: Files, job: ShardedJob, seconds: float) -> PreparedCleaning:
     """Collect all that was built, for a `Publisher`. `seconds`: of the scan."""
     groups = groups_of(files, job) or ()
     stats = report.scan_stats(job.plan, _resolution(files, job, None, seconds))
@@ -299,7 +299,7 @@ def prepared(files: Files, job: Job, seconds: float) -> PreparedCleaning:
     return PreparedCleaning(job.plan, stats, built, job.plan.limit)
 
 
-def planned(files: Files, job: Job) -> Plan:
+def planned(files: Files, job: ShardedJob) -> Plan:
     """Return the exact plan, of a job that only counts."""
     groups = groups_of(files, job) or ()
     notes = [load_note(files, job, number) for number in range(len(groups))]
@@ -319,7 +319,7 @@ def planned(files: Files, job: Job) -> Plan:
 class Sources(Sequence[Segment]):
     """The segments of a job, loaded when they are asked for. BusyError: it is another file now."""
 
-    def __init__(self, files: Files, job: Job) -> None:
+    def __init__(self, files: Files, job: ShardedJob) -> None:
         self._files = files
         self._job = job
         self._loaded: dict[int, Segment] = {}
@@ -365,7 +365,7 @@ class _Unknown:
         raise _Met(int(base_offsets[0]))
 
 
-def _transactions(files: Files, job: Job) -> tuple[Decisions, Found] | None:
+def _transactions(files: Files, job: ShardedJob) -> tuple[Decisions, TransactionFacts] | None:
     path = f"{job.scratch}/{_TRANSACTIONS}"
     if not files.exists(path):
         return None
@@ -374,11 +374,11 @@ def _transactions(files: Files, job: Job) -> tuple[Decisions, Found] | None:
         tuple(AbortedTransaction(*one) for one in known[name]) for name in ("aborted", "below")
     )
     sets = (frozenset(known["due"]), frozenset(known["unclocked"]))
-    found = Found(*sets, below_limit, frozenset(known["segments"]), dict(known["spoke_ms"]))
+    found = TransactionFacts(*sets, below_limit, frozenset(known["segments"]), dict(known["spoke_ms"]))
     return Decisions(aborted, undecided=dict(known["undecided"])), found
 
 
-def _found(files: Files, job: Job) -> Found:
+def _found(files: Files, job: ShardedJob) -> TransactionFacts:
     known = _transactions(files, job)
     return NOTHING if known is None else known[1]
 
@@ -387,28 +387,28 @@ def _found(files: Files, job: Job) -> Found:
 
 
 @lru_cache(maxsize=4)
-def _loaded(files: Files, directory: str) -> Job:
+def _loaded(files: Files, directory: str) -> ShardedJob:
     """A job never changes once it has its name."""
     return load(files, directory)
 
 
-def _rules(job: Job) -> Any:
+def _rules(job: ShardedJob) -> Any:
     from lastword.resolve.rules import Rules
 
     return Rules(decided=True, keyless_go=True, now_ms=job.plan.now_ms, due_below=job.due_below)
 
 
-def _on_damage(files: Files, job: Job) -> AbstractContextManager[None]:
+def _on_damage(files: Files, job: ShardedJob) -> AbstractContextManager[None]:
     return quarantine.on_damage(files, job.partition, job.plan, dry=not job.rewrites)
 
 
-def _edges(dead: NDArray[np.int64], job: Job) -> list[int]:
+def _edges(dead: NDArray[np.int64], job: ShardedJob) -> list[int]:
     """Where each segment's dead offsets begin, and where the last one's end."""
     bases = np.array([one.base_offset for one in job.sources], np.int64)
     return [*np.searchsorted(dead, bases).tolist(), dead.size]
 
 
-def _shard(files: Files, job: Job, number: int) -> Any:
+def _shard(files: Files, job: ShardedJob, number: int) -> Any:
     from lastword.resolve.shards import ShardFound
 
     parts = read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz")
@@ -418,7 +418,7 @@ def _shard(files: Files, job: Job, number: int) -> Any:
     return ShardFound(nothing, parts["stats"], parts["digests"], keys, passes, probes, used, ratio, seconds)
 
 
-def _resolution(files: Files, job: Job, one: Group | None, seconds: float = 0.0) -> Resolution:
+def _resolution(files: Files, job: ShardedJob, one: SegmentGroup | None, seconds: float = 0.0) -> Resolution:
     """With the bits of a group's segments, or with none."""
     from lastword.resolve import DeadBitmaps
     from lastword.resolve.bitmaps import joined
@@ -440,7 +440,9 @@ def _resolution(files: Files, job: Job, one: Group | None, seconds: float = 0.0)
     )
 
 
-def _bits(files: Files, job: Job, facts: Sequence[SegmentFacts], one: Group) -> Iterator[DeadBitmaps]:
+def _bits(
+    files: Files, job: ShardedJob, facts: Sequence[SegmentFacts], one: SegmentGroup
+) -> Iterator[DeadBitmaps]:
     """The bits of a group, segment by segment: a group of segments without survivors may be most of the log,
     and its dead offsets take 64 times what the bits take."""
     from lastword.resolve.bitmaps import bits_of
@@ -456,7 +458,7 @@ def _bits(files: Files, job: Job, facts: Sequence[SegmentFacts], one: Group) -> 
         yield bits_of(dead, facts[i].base_offset, end)
 
 
-def _dead(files: Files, job: Job, number: int, first: int, end: int, check: int) -> NDArray[np.int64]:
+def _dead(files: Files, job: ShardedJob, number: int, first: int, end: int, check: int) -> NDArray[np.int64]:
     """Entries [first, end) of a shard's dead offsets, those of one segment."""
     path = f"{job.scratch}/shard-{number:05d}.dead"
     with files.open_read(path) as handle:

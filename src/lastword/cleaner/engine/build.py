@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.cleaner.engine import report
 from lastword.cleaner.engine.certificate import Certified, certify
-from lastword.cleaner.engine.output import Output
+from lastword.cleaner.engine.output import OutputSegment
 from lastword.cleaner.engine.report import BuiltGroup, OutputFacts, SourceFacts
 from lastword.cleaner.engine.rewrite import Rewritten, rewrite
 from lastword.cleaner.engine.transactions import index_entries
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.errors import DiskFullError, LastwordError
 from lastword.records.pipeline import second_thread
 
 if TYPE_CHECKING:
-    from lastword.cleaner.engine.cleaning import Rewrite
+    from lastword.cleaner.engine.cleaning import RewriteInput
     from lastword.resolve import Resolution
     from lastword.segment.segment import Segment
 
 
-def rewrite_each(rewrite: Rewrite, staged_in: str | None = None) -> Generator[BuiltGroup]:
+def rewrite_each(rewrite: RewriteInput, staged_in: str | None = None) -> Generator[BuiltGroup]:
     """Rewrite and certify one group after another; one that fails leaves nothing behind. To be closed.
 
     Args:
@@ -65,15 +65,15 @@ def beside(second: Executor | None, work: Callable[[], None]) -> Iterator[None]:
 class _Written:
     """An output that is not certified yet. `seconds`: that it took."""
 
-    group: Group
-    output: Output
+    group: SegmentGroup
+    output: OutputSegment
     rewritten: Rewritten
     seconds: float
 
 
 def built_group(
     sources: Sequence[Segment],
-    group: Group,
+    group: SegmentGroup,
     directory: str,
     rewritten: Rewritten,
     certified: Certified,
@@ -100,7 +100,7 @@ def built_group(
 class _Building:
     """What the groups of a cleaning have in common, and the two steps of building one."""
 
-    def __init__(self, rewrite: Rewrite, staged_in: str | None) -> None:
+    def __init__(self, rewrite: RewriteInput, staged_in: str | None) -> None:
         self._rewrite = rewrite
         self._plan = rewrite.plan
         self._scan = rewrite.scan
@@ -108,14 +108,14 @@ class _Building:
         self._steps = rewrite.steps
         self._staged_in = staged_in
 
-    def write(self, group: Group, second: Executor | None) -> _Written:
+    def write(self, group: SegmentGroup, second: Executor | None) -> _Written:
         started = self._steps.clock.monotonic()
         self._check_room(group)
         location, stored = self._store.create_output(group.base_offset, self._staged_in)
         scan = self._scan
         try:
             with self._on_damage():
-                output = Output(location, self._rewrite.context.paced(stored), self._plan)
+                output = OutputSegment(location, self._rewrite.context.paced(stored), self._plan)
                 rewritten = rewrite(
                     group,
                     scan.sources,
@@ -162,7 +162,7 @@ class _Building:
     def _on_damage(self) -> AbstractContextManager[None]:
         return quarantine.on_damage(self._rewrite.context.files, self._store.directory, self._plan)
 
-    def _check_room(self, group: Group) -> None:
+    def _check_room(self, group: SegmentGroup) -> None:
         """Refuse before writing what will not fit. A guess that is too low still ends well: appends are whole
         or nothing.
         """
@@ -190,7 +190,7 @@ class Building(Protocol[Written]):
     """How a group is built, in two steps; a step that fails leaves nothing behind. `second`: a thread that
     helps."""
 
-    def write(self, group: Group, second: Executor | None) -> Written: ...
+    def write(self, group: SegmentGroup, second: Executor | None) -> Written: ...
     def complete(self, written: Written, second: Executor | None) -> BuiltGroup: ...
     def discard(self, unwanted: Written) -> None:
         """Throw away what was written, complete or not."""
@@ -200,7 +200,11 @@ class Building(Protocol[Written]):
 
 
 def built_in_order(
-    building: Building[Written], groups: Sequence[Group], second: Executor | None, *, overlap: bool = True
+    building: Building[Written],
+    groups: Sequence[SegmentGroup],
+    second: Executor | None,
+    *,
+    overlap: bool = True,
 ) -> Generator[BuiltGroup]:
     """Each group, built when it is asked for. To be closed: what was written and not taken is thrown away.
 

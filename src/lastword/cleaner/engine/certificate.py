@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lastword import kernels
-from lastword.cleaner.engine.output import Output
+from lastword.cleaner.engine.output import OutputSegment
 from lastword.cleaner.engine.rewrite import Edges, Rewritten, Sums, sums_of
-from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.errors import CertificateError
 from lastword.kernels.digest import sum_pairs
 from lastword.kernels.hashing import digest_seeds
@@ -57,9 +57,9 @@ class Certified:
 
 
 def certify(
-    output: Output,
+    output: OutputSegment,
     rewritten: Rewritten,
-    group: Group,
+    group: SegmentGroup,
     sources: Sequence[SegmentSource],
     resolution: Resolution,
     check: Callable[[], None] = lambda: None,
@@ -96,7 +96,7 @@ class _Summed:
 
 
 def _read_back(
-    output: Output, edges: Edges, digest_seed: int, check: Callable[[], None], second: Executor | None
+    output: OutputSegment, edges: Edges, digest_seed: int, check: Callable[[], None], second: Executor | None
 ) -> Certified:
     """Sum over the new file. A checksum or an offset out of order there is an error of its own."""
     seeds = digest_seeds(digest_seed)
@@ -142,7 +142,9 @@ def _read_back(
     )
 
 
-def _refusal(output: Output, found: Certified, expected: Certified, files: list[str]) -> CertificateError:
+def _refusal(
+    output: OutputSegment, found: Certified, expected: Certified, files: list[str]
+) -> CertificateError:
     differences = []
     if found.records != expected.records:
         differences.append(f"{found.records} records instead of {expected.records}")

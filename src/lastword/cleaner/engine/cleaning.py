@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
 from lastword.cleaner.engine.throttle import PacedFiles, PacedStored, Stopped
-from lastword.cleaner.engine.transactions import Found
-from lastword.cleaner.policy.groups import Group, Limits
+from lastword.cleaner.engine.transactions import TransactionFacts
+from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup
 from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.clock import Clock
 from lastword.errors import LastwordError
@@ -63,7 +63,7 @@ class CleanableLog(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CleanContext:
     """Where and how a cleaning runs.
 
     salt      of the key map, secret; None: a fresh one
@@ -85,7 +85,7 @@ class Context:
     stop: Callable[[], bool] | None = None
     dry: bool = False
 
-    def throttled(self, segments: Sequence[Segment]) -> tuple[Context, Sequence[Segment]]:
+    def throttled(self, segments: Sequence[Segment]) -> tuple[CleanContext, Sequence[Segment]]:
         """Return this context and these segments with all their I/O taken from the budget."""
         if self.budget is None:
             return self, segments
@@ -101,7 +101,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ScanResult:
     """What is dead below the limit, and what is rewritten for it.
 
     sources       the segments below the limit, as the rewrite reads them
@@ -115,8 +115,8 @@ class Scan:
 
     sources: Sequence[Segment]
     resolution: Resolution
-    groups: tuple[Group, ...]
-    transactions: Found
+    groups: tuple[SegmentGroup, ...]
+    transactions: TransactionFacts
     stats: ScanStats
     leases: Leases
     threads: int = 1
@@ -138,15 +138,15 @@ class Liveness(Protocol):
         """Return how many bytes the scan will read."""
 
     def scan(
-        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
-    ) -> Scan | Plan:
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
+    ) -> ScanResult | Plan:
         """Find the dead records. A plan instead: nothing is rewritten, for its first reason.
 
         Args:
             segments: those of the log, with their I/O taken from the budget.
         """
 
-    def highest_due(self, group: Group) -> int:
+    def highest_due(self, group: SegmentGroup) -> int:
         """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
@@ -158,20 +158,20 @@ class Liveness(Protocol):
     def waiting(self) -> TombstonesWaiting | None:
         """Return the tombstones that are left; None: as the rewrite counted them."""
 
-    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+    def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
         """Return the offsets of tombstones that nothing but a lease keeps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class RewriteInput:
     """All that rewriting the groups of a scan takes. `store`: of the log."""
 
     store: SegmentStore
     plan: Plan
-    scan: Scan
-    context: Context
+    scan: ScanResult
+    context: CleanContext
     steps: Steps
-    highest_due: Callable[[Group], int]
+    highest_due: Callable[[SegmentGroup], int]
 
 
 class Sink(Protocol[T_co]):
@@ -179,7 +179,7 @@ class Sink(Protocol[T_co]):
 
     @property
     def verb(self) -> str: ...
-    def take(self, rewrite: Rewrite, liveness: Liveness) -> T_co:
+    def take(self, rewrite: RewriteInput, liveness: Liveness) -> T_co:
         """Rewrite every group, lowest offsets first, and say what came of it."""
 
     def kept(self, plan: Plan) -> T_co:
@@ -192,7 +192,7 @@ class Sink(Protocol[T_co]):
         """Count a cleaning that failed while it scanned."""
 
 
-def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], context: Context) -> T:
+def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], context: CleanContext) -> T:
     """Clean the log below `plan.limit`, or count what that would do; the sink says which."""
     context, segments = context.throttled(log.segments)
     steps = context.steps(sink.verb, liveness.unread_bytes(segments, plan))
@@ -206,7 +206,7 @@ def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], cont
             raise
         if isinstance(scan, Plan):
             return sink.kept(scan)
-        return sink.take(Rewrite(log.store, plan, scan, context, steps, liveness.highest_due), liveness)
+        return sink.take(RewriteInput(log.store, plan, scan, context, steps, liveness.highest_due), liveness)
 
 
 def below(segments: Sequence[Segment], limit: int) -> list[Segment]:
@@ -214,9 +214,9 @@ def below(segments: Sequence[Segment], limit: int) -> list[Segment]:
     return [segment for segment in segments if segment.base_offset < limit]
 
 
-def limits_of(plan: Plan) -> Limits:
+def limits_of(plan: Plan) -> OutputLimits:
     """Return what one output may hold."""
-    return Limits(plan.segment_bytes, plan.segment_index_bytes, plan.index_interval_bytes)
+    return OutputLimits(plan.segment_bytes, plan.segment_index_bytes, plan.index_interval_bytes)
 
 
 class Steps:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from lastword.cleaner.engine.cleaning import Scan
-    from lastword.cleaner.policy.groups import Group
+    from lastword.cleaner.engine.cleaning import ScanResult
+    from lastword.cleaner.policy.groups import SegmentGroup
     from lastword.records.chunk import Chunk
 
 NONE_DROPPED = -1
@@ -36,7 +36,7 @@ class LeaseCame(Stopped):
     """A reader has taken a lease below a tombstone that was about to go."""
 
 
-def highest_due(scan: Scan, group: Group, now_ms: int, floor: int) -> int:
+def highest_due(scan: ScanResult, group: SegmentGroup, now_ms: int, floor: int) -> int:
     """Return the highest offset of a tombstone that a group drops for its age; `NONE_DROPPED` without.
 
     May return one too high, of a batch with a due one: a tombstone that was replaced. Never one too low, and
@@ -56,7 +56,7 @@ def highest_due(scan: Scan, group: Group, now_ms: int, floor: int) -> int:
     return NONE_DROPPED
 
 
-def held_back(scan: Scan, now_ms: int) -> NDArray[np.int64]:
+def held_back(scan: ScanResult, now_ms: int) -> NDArray[np.int64]:
     """Return the offsets of live tombstones that a lease alone keeps. Reads segments that may have one."""
     import numpy as np
 

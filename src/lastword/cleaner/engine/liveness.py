@@ -23,12 +23,12 @@ from lastword.accounts.ledger import Watched
 from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import threads_for
-from lastword.cleaner.engine.cleaning import CleanableLog, Context, Scan, Steps, below, limits_of
+from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, below, limits_of
 from lastword.cleaner.engine.report import BuiltGroup, TombstonesWaiting
-from lastword.cleaner.engine.transactions import NOTHING, Found, Transactions
+from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.generational import Choice, Run, all_garbage, because, choose_drive
-from lastword.cleaner.policy.groups import Group, Limits, cut, group, needs_rewrite
+from lastword.cleaner.policy.generational import Choice, SegmentRun, all_garbage, because, choose_drive
+from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup, cut, group, needs_rewrite
 from lastword.cleaner.policy.plan import NOT_WORTH_IT, Plan, Reason
 from lastword.config.instance import DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import CertificateError
@@ -53,7 +53,7 @@ class FullScan:
         run: what is rewritten; None: every segment with garbage.
     """
 
-    def __init__(self, run: Run | None = None) -> None:
+    def __init__(self, run: SegmentRun | None = None) -> None:
         self._run = run
 
     def __enter__(self) -> Self:
@@ -68,8 +68,8 @@ class FullScan:
         return sum(segment.size for segment in below(segments, plan.limit))
 
     def scan(
-        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
-    ) -> Scan:
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
+    ) -> ScanResult:
         from lastword.resolve import resolve
 
         sources = below(segments, plan.limit)
@@ -96,10 +96,10 @@ class FullScan:
         else:
             groups, resolution, found = restrict_to_run(resolution, found, limits_of(plan), self._run)
         self._plan = plan
-        self._scan = Scan(sources, resolution, groups, found, stats, held, threads)
+        self._scan = ScanResult(sources, resolution, groups, found, stats, held, threads)
         return self._scan
 
-    def highest_due(self, group: Group) -> int:
+    def highest_due(self, group: SegmentGroup) -> int:
         return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._scan.leases.floor)
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
@@ -111,7 +111,7 @@ class FullScan:
     def waiting(self) -> TombstonesWaiting | None:
         return None
 
-    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+    def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
         return lease_guard.held_back(scan, self._plan.now_ms)
 
 
@@ -131,7 +131,7 @@ class KeptAccounts:
         ledger: Ledger,
         config: TopicConfig,
         *,
-        runs: Sequence[Run] | None = None,
+        runs: Sequence[SegmentRun] | None = None,
         space_target: float | None = None,
         alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
         refresh: bool = True,
@@ -164,8 +164,8 @@ class KeptAccounts:
         return sum(one.size for one in segments if self.ledger.limit <= one.base_offset < plan.limit)
 
     def scan(
-        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
-    ) -> Scan | Plan:
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
+    ) -> ScanResult | Plan:
         ledger = self.ledger
         started = context.clock.monotonic()
         read_bytes = 0
@@ -195,7 +195,7 @@ class KeptAccounts:
         seconds = context.clock.monotonic() - started
         resolution = ledger.resolution()
         transactions = transactions_of(ledger, log, plan)
-        runs: Sequence[Run | None] = [None] if self._runs is None else self._runs
+        runs: Sequence[SegmentRun | None] = [None] if self._runs is None else self._runs
         groups = tuple(
             one for run in runs for one in groups_of(resolution, transactions, limits_of(plan), run)
         )
@@ -210,7 +210,7 @@ class KeptAccounts:
         if not context.dry:
             sources = ledger.sources(sources, resolution.dead)
         self._facts = resolution.segments
-        return Scan(
+        return ScanResult(
             sources,
             resolution,
             groups,
@@ -222,17 +222,17 @@ class KeptAccounts:
             reasons=reasons,
         )
 
-    def highest_due(self, group: Group) -> int:
+    def highest_due(self, group: SegmentGroup) -> int:
         if self._full is not None:
             return self._full.highest_due(group)
         return self.ledger.deletes.due_between(group.base_offset, self._facts[group.last].next_offset)
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
-        self.ledger.spoiled = True  # if the swap does not return, it is not known which files are there
+        self.ledger.invalid = True  # if the swap does not return, it is not known which files are there
         published = swap()
         first, last = group.sources[0].base_offset, group.sources[-1].base_offset
         self.ledger.swapped(first, last, published, self._alpha)
-        self.ledger.spoiled = False
+        self.ledger.invalid = False
 
     def first_dirty(self) -> int:
         if self._full is not None and self._runs is None:
@@ -250,7 +250,7 @@ class KeptAccounts:
         offset, due_ms = ledger.deletes.next_due(plan.delete_retention_ms)
         return TombstonesWaiting(count, offset, due_ms)
 
-    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+    def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
         assert self._plan is not None
         return held_back(self.ledger, self._plan, scan.leases)
 
@@ -263,7 +263,7 @@ def refresh(
     segments: Sequence[Segment],
     ledger: Ledger,
     plan: Plan,
-    context: Context,
+    context: CleanContext,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Scan what fell below the plan's limit since the last time, and let tombstones become due.
@@ -274,16 +274,16 @@ def refresh(
         The bytes that were read.
     """
     if ledger.entries and ledger.entries[-1].base_offset >= plan.limit:
-        ledger.begin_anew("min.compaction.lag.ms was raised: younger records have no say any more")
+        ledger.reset("min.compaction.lag.ms was raised: younger records have no say any more")
     transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     above = sum(one.size for one in segments if one.base_offset >= plan.limit)
     floor = leases.load(context.files, log.directory, plan.now_ms).floor
     ledger.hold_back(floor)
     with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
-        read_bytes = ledger.absorb(
+        read_bytes = ledger.add_segments(
             [one for one in segments if one.base_offset < plan.limit],
             plan.limit,
-            t=ledger.t,
+            write_clock=ledger.write_clock,
             now_ms=plan.now_ms,
             fates=transactions,
             progress=progress,
@@ -323,7 +323,7 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     ]
 
 
-def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> Found:
+def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> TransactionFacts:
     """Return what a rewrite needs to know of transactions: a walk over headers, if the log has any."""
     if ledger.transactions_from < 0:
         return NOTHING
@@ -355,7 +355,7 @@ def choose_alone(
 ) -> Choice:
     """Choose what is due if the partition has a drive of its own."""
     own = account_of(log, config, ledger, drive=log.directory, quarantined=False)
-    return choose_drive(DriveAccount(log.directory, ledger.t, space_target, 0.0, (own,)), now_ms)
+    return choose_drive(DriveAccount(log.directory, ledger.write_clock, space_target, 0.0, (own,)), now_ms)
 
 
 def held_back(ledger: Ledger, plan: Plan, held: Leases) -> NDArray[np.int64]:
@@ -372,7 +372,7 @@ def not_worth_it(plan: Plan, ledger: Ledger, choice: Choice, held: Leases) -> Pl
     return plan.kept(NOT_WORTH_IT, choice.text)
 
 
-def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[Run] | None) -> Plan:
+def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[SegmentRun] | None) -> Plan:
     """Return the plan by a sample of the keys: about. Such a cleaning scans the log as a whole."""
     if runs is None and own.dead_bytes == 0:
         return replace(plan, exact=False).only_newest(sum(one.tombstones for one in ledger.facts()), None)
@@ -391,8 +391,8 @@ def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[
 
 
 def groups_of(
-    resolution: Resolution, transactions: Found, limits: Limits, run: Run | None
-) -> tuple[Group, ...]:
+    resolution: Resolution, transactions: TransactionFacts, limits: OutputLimits, run: SegmentRun | None
+) -> tuple[SegmentGroup, ...]:
     """Return what is rewritten together: the run, or all garbage. A run that is gone gives nothing."""
     facts = resolution.segments
     if run is None:
@@ -414,8 +414,8 @@ def groups_of(
 
 
 def restrict_to_run(
-    resolution: Resolution, transactions: Found, limits: Limits, run: Run
-) -> tuple[tuple[Group, ...], Resolution, Found]:
+    resolution: Resolution, transactions: TransactionFacts, limits: OutputLimits, run: SegmentRun
+) -> tuple[tuple[SegmentGroup, ...], Resolution, TransactionFacts]:
     """Return the groups of a run in a log that was scanned as a whole, and the facts to rewrite by.
 
     No copies were counted. While garbage lies below the run, an older copy of a key deleted there may be
@@ -429,11 +429,13 @@ def restrict_to_run(
     if any(one.due_tombstones for each in found for one in facts[each.first : each.last + 1]):
         return (*group(facts[:first], limits, transactions.segments), *found), resolution, transactions
     without_horizon = tuple(replace(one, tombstones_without_horizon=0) for one in facts)
-    without = replace(transactions, unclocked=frozenset(), segments=frozenset())
+    without = replace(transactions, without_horizon=frozenset(), segments=frozenset())
     return found, replace(resolution, segments=without_horizon), without
 
 
-def defer_horizons(ledger: Ledger, resolution: Resolution, transactions: Found) -> tuple[Resolution, Found]:
+def defer_horizons(
+    ledger: Ledger, resolution: Resolution, transactions: TransactionFacts
+) -> tuple[Resolution, TransactionFacts]:
     """Return facts by which a rewrite writes no delete horizon into a segment where an older copy of some
     deleted key holds a tombstone back; a marker there waits with it."""
     blocked = ledger.blocked_segments()
@@ -442,12 +444,14 @@ def defer_horizons(ledger: Ledger, resolution: Resolution, transactions: Found) 
     facts = resolution.segments
     held = {number for number, one in enumerate(facts) if one.base_offset in blocked}
     ranges = [(facts[number].base_offset, facts[number].next_offset) for number in held]
-    unclocked = frozenset(
-        offset for offset in transactions.unclocked if not any(first <= offset < end for first, end in ranges)
+    without_horizon = frozenset(
+        offset
+        for offset in transactions.without_horizon
+        if not any(first <= offset < end for first, end in ranges)
     )
     segments = tuple(
         replace(one, tombstones_without_horizon=0) if number in held else one
         for number, one in enumerate(facts)
     )
-    found = replace(transactions, unclocked=unclocked, segments=transactions.segments - held)
+    found = replace(transactions, without_horizon=without_horizon, segments=transactions.segments - held)
     return replace(resolution, segments=segments), found

@@ -71,7 +71,7 @@ times their bytes a record when each batch is cut by itself, 1.08 times when joi
 32 and 1.02 up to 64."""
 
 
-class Output:
+class OutputSegment:
     """The new segment while it is made: a .log that grows, and at the end its indexes."""
 
     def __init__(self, location: str, stored: StoredSegment, plan: Plan) -> None:
@@ -136,7 +136,7 @@ class Writer:
 
     def __init__(
         self,
-        output: Output | None,
+        output: OutputSegment | None,
         dead: DeadBitmaps,
         max_message_bytes: int,
         leave: Callable[[Callable[[], None]], bool],
@@ -307,9 +307,9 @@ class Writer:
     def _note_first_due(self, table: NDArray[np.int64]) -> None:
         """Remember the batch whose horizon comes first, to name its tombstone in the report."""
         special = table[:, fields.ATTRIBUTES] & (DELETE_HORIZON_BIT | CONTROL_BIT)
-        clocked = np.flatnonzero((special == DELETE_HORIZON_BIT) & (table[:, fields.COUNT] > 0))
-        if clocked.size:
-            row = clocked[np.argmin(table[clocked, fields.BASE_TIMESTAMP])]
+        with_horizon = np.flatnonzero((special == DELETE_HORIZON_BIT) & (table[:, fields.COUNT] > 0))
+        if with_horizon.size:
+            row = with_horizon[np.argmin(table[with_horizon, fields.BASE_TIMESTAMP])]
             horizon_ms = int(table[row, fields.BASE_TIMESTAMP])
             if self._first_due is None or horizon_ms < self._first_due[0]:
                 start, size = int(table[row, fields.POSITION]), int(table[row, fields.SIZE])

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.cleaning import CleanContext, clean
 from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.accounts.tombstones import Clocks
     from lastword.cleaner.engine.cleaning import Liveness
-    from lastword.cleaner.policy.generational import Run
+    from lastword.cleaner.policy.generational import SegmentRun
 
 
 def clean_partition(
     log: PartitionLog,
     config: TopicConfig,
     request: Request,
-    context: Context,
+    context: CleanContext,
     *,
     record_first_dirty: Callable[[int], None],
     ledger: Ledger | None = None,
-    run: Run | None = None,
+    run: SegmentRun | None = None,
     space_target: float = DEFAULT_SPACE_TARGET,
     alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
 ) -> CleanRound | None:
@@ -85,7 +85,7 @@ def plan_partition(
     view: PartitionView,
     config: TopicConfig,
     request: Request,
-    context: Context,
+    context: CleanContext,
     *,
     clocks: Clocks | None = None,
     space_target: float = DEFAULT_SPACE_TARGET,
@@ -112,15 +112,15 @@ def plan_partition(
     return dry_run(view, plan, liveness, context)
 
 
-def dry_run(view: PartitionView, plan: Plan, liveness: Liveness, context: Context) -> Plan:
+def dry_run(view: PartitionView, plan: Plan, liveness: Liveness, context: CleanContext) -> Plan:
     """Return the plan with the figures that a cleaning by it would have."""
-    from lastword.cleaner.engine.sinks import Counter
+    from lastword.cleaner.engine.sinks import CountingSink
 
     assert context.dry
-    return clean(view, plan, liveness, Counter(plan), context)
+    return clean(view, plan, liveness, CountingSink(plan), context)
 
 
-def opened(log: PartitionLog | PartitionView, context: Context, map_bytes: int) -> Ledger:
+def opened(log: PartitionLog | PartitionView, context: CleanContext, map_bytes: int) -> Ledger:
     """Return the accounts that were saved, or fresh ones, for one cleaning or one scan."""
     from lastword.accounts.ledger import Ledger
 
@@ -132,7 +132,7 @@ def opened(log: PartitionLog | PartitionView, context: Context, map_bytes: int) 
         salt=lambda: os.urandom(16) if context.salt is None else context.salt,
         scratch=context.scratch,
     )
-    ledger.t = max(ledger.t, sum(segment.size for segment in log.segments))
+    ledger.write_clock = max(ledger.write_clock, sum(segment.size for segment in log.segments))
     return ledger
 
 

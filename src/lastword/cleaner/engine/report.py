@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from lastword import metrics
-from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.cleaner.policy.plan import Plan
 from lastword.segment.stored import SegmentId
 from lastword.units import format_duration
@@ -283,7 +283,7 @@ def scan_stats(plan: Plan, resolution: Resolution) -> ScanStats:
 def accounted_stats(
     plan: Plan,
     resolution: Resolution,
-    groups: Sequence[Group],
+    groups: Sequence[SegmentGroup],
     *,
     read_bytes: int,
     seconds: float,

@@ -35,10 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.cleaner.engine.output import Output, Writer
+from lastword.cleaner.engine.output import OutputSegment, Writer
 from lastword.cleaner.engine.report import TombstonesWaiting
-from lastword.cleaner.engine.transactions import NOTHING, Found, is_forgotten
-from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, is_forgotten
+from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.cleaner.policy.plan import Plan
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents
@@ -164,13 +164,13 @@ def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_
 
 
 def rewrite(
-    group: Group,
+    group: SegmentGroup,
     sources: Sequence[Segment],
     resolution: Resolution,
     plan: Plan,
-    output: Output | None,
+    output: OutputSegment | None,
     progress: Callable[[int], None],
-    transactions: Found = NOTHING,
+    transactions: TransactionFacts = NOTHING,
     second: Executor | None = None,
 ) -> Rewritten:
     """Write the survivors of `group` to `output`; None only counts, to the byte.
@@ -240,7 +240,7 @@ def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
 
 
 def _retain(
-    chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: Found, plan: Plan
+    chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: TransactionFacts, plan: Plan
 ) -> NDArray[np.uint8]:
     """What the kernel is to do with each batch of the chunk, other than its bits say."""
     last_offsets = chunk.table[:, fields.LAST_OFFSET]
@@ -262,6 +262,6 @@ def _retain(
         offset = int(last_offsets[row])
         if offset in transactions.due and not at_end[row]:
             retain[row] = DROP
-        elif offset in transactions.unclocked:
+        elif offset in transactions.without_horizon:
             retain[row] = SET_HORIZON
     return retain

@@ -30,7 +30,7 @@ from lastword.partition import losses
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
-    from lastword.cleaner.engine.cleaning import Liveness, Rewrite
+    from lastword.cleaner.engine.cleaning import Liveness, RewriteInput
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
     from lastword.resolve import SegmentFacts
@@ -60,7 +60,7 @@ class Publisher:
         self._record_first_dirty = record_first_dirty
         self._published = published
 
-    def take(self, rewrite: Rewrite, liveness: Liveness) -> CleanRound | None:
+    def take(self, rewrite: RewriteInput, liveness: Liveness) -> CleanRound | None:
         groups = rewrite_each(rewrite)
         return self._publish(
             rewrite.scan.stats, groups, liveness.publish, liveness.first_dirty, liveness.waiting
@@ -175,7 +175,7 @@ class Collector:
         self._view = view
         self._staged_in = staged_in
 
-    def take(self, rewrite: Rewrite, liveness: Liveness) -> PreparedCleaning:
+    def take(self, rewrite: RewriteInput, liveness: Liveness) -> PreparedCleaning:
         done: list[BuiltGroup] = []
         with closing(rewrite_each(rewrite, self._staged_in)) as groups:
             for group in groups:
@@ -205,7 +205,7 @@ class Collector:
         return output
 
 
-class Counter:
+class CountingSink:
     """Counts what a rewrite would write, to the byte: the dry run."""
 
     verb = "plan"
@@ -213,7 +213,7 @@ class Counter:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def take(self, rewrite: Rewrite, liveness: Liveness) -> Plan:
+    def take(self, rewrite: RewriteInput, liveness: Liveness) -> Plan:
         scan = rewrite.scan
         held_back = liveness.held_back(scan)
         written_bytes = sum(written_bytes_of(rewrite))
@@ -242,7 +242,7 @@ class Counter:
         """A dry run counts for no metric."""
 
 
-def written_bytes_of(rewrite: Rewrite) -> Iterable[int]:
+def written_bytes_of(rewrite: RewriteInput) -> Iterable[int]:
     """Return for each group how many bytes its output would take."""
     from lastword.cleaner.engine.rewrite import rewrite as rewritten
 

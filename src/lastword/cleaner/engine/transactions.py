@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TransactionFacts:
     """Of the control batches below the limit, by the offset of their record.
 
     due        go in this round
@@ -50,13 +50,13 @@ class Found:
     """
 
     due: frozenset[int] = frozenset()
-    unclocked: frozenset[int] = frozenset()
+    without_horizon: frozenset[int] = frozenset()
     aborted: tuple[AbortedTransaction, ...] = ()
     segments: frozenset[int] = frozenset()
     spoke_ms: Mapping[int, int] = field(default_factory=dict)
 
 
-NOTHING = Found()
+NOTHING = TransactionFacts()
 
 
 class Transactions:
@@ -168,8 +168,8 @@ class _Walk:
     def decisions(self) -> Decisions:
         return Decisions(self.aborted, undecided=self.open.first_offsets())
 
-    def found(self, now_ms: int, expiration_ms: int) -> Found:
-        due, unclocked, worth = set(), set(), set()
+    def found(self, now_ms: int, expiration_ms: int) -> TransactionFacts:
+        due, without_horizon, worth = set(), set(), set()
         for one in self.may_go:
             marker = TombstoneFacts(
                 one.offset,
@@ -184,13 +184,15 @@ class _Walk:
                 if self.ends[one.segment] != one.offset:
                     worth.add(one.segment)
             elif held == NO_HORIZON:
-                unclocked.add(one.offset)
+                without_horizon.add(one.offset)
                 worth.add(one.segment)
         for number, offset, producer_id in self.emptied:
             if offset not in (self.last_data[producer_id], self.ends[number]):
                 worth.add(number)  # no longer its producer's last: as long as it is there, its marker is
         below = tuple(entry for entry in self.aborted if entry.last_offset < self.limit)
-        return Found(frozenset(due), frozenset(unclocked), below, frozenset(worth), self.spoke_ms)
+        return TransactionFacts(
+            frozenset(due), frozenset(without_horizon), below, frozenset(worth), self.spoke_ms
+        )
 
 
 def is_forgotten(producer_id: int, spoke_ms: int, now_ms: int, expiration_ms: int) -> bool:
@@ -199,7 +201,7 @@ def is_forgotten(producer_id: int, spoke_ms: int, now_ms: int, expiration_ms: in
 
 
 def index_entries(
-    found: Found, sources: Sequence[Segment], first_offset: int, next_offset: int
+    found: TransactionFacts, sources: Sequence[Segment], first_offset: int, next_offset: int
 ) -> list[AbortedTransaction]:
     """The transaction index of an output: what the sources' own say of the transactions that still need an
     entry, or else what the walk found out.

@@ -22,8 +22,8 @@ record, and a log of short-lived keys would otherwise look small.
 Score of a run
 --------------
 
-Garbage pays rent: each byte owes one unit for each unit of the drive's time `t` (bytes appended) that it
-stays. The score is the rent that a rewrite settles for each byte that it moves:
+Garbage pays rent: each byte owes one unit for each unit of the drive's time `write_clock` (bytes appended)
+that it stays. The score is the rent that a rewrite settles for each byte that it moves:
 
     score = ( sum of rent * quiet  +  h * max(0, files_in - max(1, files_out)) * mean age )
             / ( sum of live bytes  +  F * max(1, files_out) )
@@ -66,13 +66,13 @@ LONGEST_MERGE = 64
 MOST_LIVE_SEGMENTS = 2  # what one rewrite moves at most, in segments of segment.bytes
 FILE_COST_RATIO = 0.05  # of segment.bytes, while nothing was measured
 FILE_COST_BOUNDS = (0.01, 0.2)
-MOST_QUIET = 4.0
-SLOWEST_RATE = 0.02  # of the live bytes, over the segment's age
+MOST_COOLING = 4.0
+LOWEST_DEATH_RATE = 0.02  # of the live bytes, over the segment's age
 BEST = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Value):
+class SegmentRun(Value):
     """Segments `first` to `last` (indexes into the account's segments, both included), rewritten together.
 
     read_bytes   of the sources; write_bytes: what survives; free_bytes: the difference
@@ -108,12 +108,12 @@ class Run(Value):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One partition's segments as arrays, all of their length: bytes, garbage, rent due now with its `quiet`
-    factor, age in units of `t`, when the oldest garbage died, and the bounds."""
+    """One partition's segments as arrays, all of their length: bytes, garbage, rent due now with its
+    `cooling` factor, age in units of `write_clock`, when the oldest garbage died, and the bounds."""
 
     size: Ints
     dead: Ints
-    rent: Floats
+    garbage_age: Floats
     age: Floats
     oldest_dead_ms: Ints
     base: Ints
@@ -125,14 +125,14 @@ class Columns:
         return self.size - self.dead
 
     @classmethod
-    def of(cls, partition: PartitionAccount, t: int, file_cost_bytes: float) -> Columns:
+    def of(cls, partition: PartitionAccount, write_clock: int, file_cost_bytes: float) -> Columns:
         segments = partition.segments
         columns = np.array(
             [
                 (
                     one.size_bytes,
                     one.dead_bytes,
-                    one.rent_at,
+                    one.garbage_age_at,
                     one.written_at,
                     one.oldest_dead_ms,
                     one.base_offset,
@@ -142,23 +142,25 @@ class Columns:
             ],
             np.int64,
         ).reshape(-1, 7)
-        size, dead, rent_at, written_at, oldest, base, end = columns.T
-        paid = np.array([(one.rent, one.rate) for one in segments], np.float64).reshape(-1, 2)
-        rent = paid[:, 0] + dead * np.maximum(t - rent_at, 0).astype(np.float64)
-        age = np.maximum(t - written_at, 1).astype(np.float64)
-        rate = np.maximum(paid[:, 1], SLOWEST_RATE * (size - dead) / age)
-        recent = rate * age
-        quiet = np.where(dead > 0, MOST_QUIET, 1.0)
-        np.divide(dead, recent, out=quiet, where=recent > dead / MOST_QUIET)  # elsewhere it is past the bound
-        quiet = np.clip(quiet, 1.0, MOST_QUIET)
+        size, dead, garbage_age_at, written_at, oldest, base, end = columns.T
+        paid = np.array([(one.garbage_age, one.death_rate) for one in segments], np.float64).reshape(-1, 2)
+        garbage_age = paid[:, 0] + dead * np.maximum(write_clock - garbage_age_at, 0).astype(np.float64)
+        age = np.maximum(write_clock - written_at, 1).astype(np.float64)
+        death_rate = np.maximum(paid[:, 1], LOWEST_DEATH_RATE * (size - dead) / age)
+        recent = death_rate * age
+        cooling = np.where(dead > 0, MOST_COOLING, 1.0)
+        np.divide(
+            dead, recent, out=cooling, where=recent > dead / MOST_COOLING
+        )  # elsewhere it is past the bound
+        cooling = np.clip(cooling, 1.0, MOST_COOLING)
         low, high = (ratio * partition.segment_bytes for ratio in FILE_COST_BOUNDS)
         cost = file_cost_bytes if file_cost_bytes > 0 else FILE_COST_RATIO * partition.segment_bytes
-        return cls(size, dead, rent * quiet, age, oldest, base, end, min(max(cost, low), high))
+        return cls(size, dead, garbage_age * cooling, age, oldest, base, end, min(max(cost, low), high))
 
-    def run(self, partition: PartitionAccount, first: int, last: int, score: float) -> Run:
+    def run(self, partition: PartitionAccount, first: int, last: int, score: float) -> SegmentRun:
         taken = slice(first, last + 1)
         read, dead = int(self.size[taken].sum()), int(self.dead[taken].sum())
-        return Run(
+        return SegmentRun(
             topic=partition.topic,
             partition=partition.partition,
             first=first,
@@ -174,7 +176,9 @@ class Columns:
         )
 
 
-def best_runs(partition: PartitionAccount, columns: Columns, *, overdue_ms: int | None = None) -> list[Run]:
+def best_runs(
+    partition: PartitionAccount, columns: Columns, *, overdue_ms: int | None = None
+) -> list[SegmentRun]:
     """The ten runs with the highest scores, of all that hold garbage.
 
     overdue_ms: only runs that hold garbage which died at or before this time
@@ -188,12 +192,12 @@ def best_runs(partition: PartitionAccount, columns: Columns, *, overdue_ms: int 
     segment_bytes = partition.segment_bytes
     cost = columns.file_cost_bytes
     for length, window in _windows(columns, wanted.astype(np.int64), LONGEST_RUN):
-        dead, live, rent, age, chosen = window
+        dead, live, garbage_age, age, chosen = window
         starts = np.flatnonzero((chosen > 0) & ((live <= MOST_LIVE_SEGMENTS * segment_bytes) | (length == 1)))
         if not starts.size:
             continue
         files_out = np.maximum(-(-live[starts] // partition.most_bytes), 1)
-        gain = rent[starts] + cost * np.maximum(length - files_out, 0) * (age[starts] / length)
+        gain = garbage_age[starts] + cost * np.maximum(length - files_out, 0) * (age[starts] / length)
         score = gain / (live[starts] + cost * files_out)
         if starts.size > BEST:
             top = np.lexsort((starts, -dead[starts], -score))[:BEST]
@@ -205,7 +209,7 @@ def best_runs(partition: PartitionAccount, columns: Columns, *, overdue_ms: int 
     return [columns.run(partition, first, last, -score) for score, _, first, last in sorted(found)[:BEST]]
 
 
-def merge(partition: PartitionAccount, columns: Columns) -> Run | None:
+def merge(partition: PartitionAccount, columns: Columns) -> SegmentRun | None:
     """The run of at most 64 neighbours that fit one file, and cost the least for each file that goes."""
     best: tuple[float, int, int] | None = None
     bases, ends = columns.base, columns.end
@@ -224,7 +228,7 @@ def merge(partition: PartitionAccount, columns: Columns) -> Run | None:
     return None if best is None else columns.run(partition, best[1], best[2], 0.0)
 
 
-def all_garbage(partition: PartitionAccount) -> tuple[Run, ...]:
+def all_garbage(partition: PartitionAccount) -> tuple[SegmentRun, ...]:
     """Every run of neighbours that hold garbage, whatever it is worth: for a cleaning that was asked for."""
     if partition.quarantined:
         return ()
@@ -242,7 +246,7 @@ def _windows(
 ) -> Iterator[tuple[int, tuple[Ints, Ints, Floats, Floats, Ints]]]:
     """For each length: sums of garbage, live bytes, rent, age and `wanted` over all runs of it, by first
     segment. Each is the one before plus a segment, so no digits are lost to the rest of the log."""
-    whole = (columns.dead, columns.live, columns.rent, columns.age, wanted)
+    whole = (columns.dead, columns.live, columns.garbage_age, columns.age, wanted)
     window = whole
     for length in range(1, min(longest, columns.size.size) + 1):
         if length > 1:
@@ -251,9 +255,9 @@ def _windows(
         yield length, window
 
 
-def disjoint(runs: Sequence[Run]) -> list[Run]:
+def disjoint(runs: Sequence[SegmentRun]) -> list[SegmentRun]:
     """The runs by offset; one that takes in what an earlier one made covers it."""
-    found: list[Run] = []
+    found: list[SegmentRun] = []
     for run in sorted(runs, key=lambda one: (one.base_offset, -one.next_offset)):
         if found and run.base_offset < found[-1].next_offset:
             continue
@@ -261,11 +265,9 @@ def disjoint(runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-__all__ = ["Choice", "Obligation", "Run", "all_garbage", "choose_drive", "crowded"]
-
 Obligation = Literal["overdue", "ceiling", "target", "files", "none"]
 
-SMALLEST_CEILING_SEGMENTS = 4
+SPACE_LIMIT_SEGMENTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +281,8 @@ class Choice(Value):
 
     drive: str
     obligation: Obligation
-    run: Run | None
-    best: tuple[Run, ...]
+    run: SegmentRun | None
+    best: tuple[SegmentRun, ...]
     text: str
 
     def __str__(self) -> str:
@@ -296,7 +298,7 @@ def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
     reasons: list[str] = []
     return (
         _overdue(drive, wanted, now_ms)
-        or _ceiling(drive, wanted, reasons)
+        or _space_limit(drive, wanted, reasons)
         or _target(drive, wanted, reasons)
         or _files(drive, wanted)
         or Choice(drive.drive, "none", None, (), "; ".join(reasons))
@@ -324,7 +326,7 @@ class _Part:
 
     @cached_property
     def columns(self) -> Columns:
-        return Columns.of(self.account, self._drive.t, self._drive.file_cost_bytes)
+        return Columns.of(self.account, self._drive.write_clock, self._drive.file_cost_bytes)
 
     @property
     def name(self) -> str:
@@ -339,7 +341,7 @@ class _Part:
     def excess(self) -> float:
         """Garbage over what the ceiling allows; above 1 it is broken. 0 for a small partition."""
         account = self.account
-        if account.total_bytes <= SMALLEST_CEILING_SEGMENTS * account.segment_bytes:
+        if account.total_bytes <= SPACE_LIMIT_SEGMENTS * account.segment_bytes:
             return 0.0
         allowed = account.min_cleanable_dirty_ratio * account.total_bytes
         if allowed <= 0:
@@ -347,7 +349,7 @@ class _Part:
         return self.garbage_bytes / allowed
 
 
-def _best(parts: Sequence[tuple[_Part, int | None]]) -> tuple[Run, ...]:
+def _best(parts: Sequence[tuple[_Part, int | None]]) -> tuple[SegmentRun, ...]:
     """`overdue_ms` of each part, or None: all of its garbage."""
     found = [run for part, ms in parts for run in best_runs(part.account, part.columns, overdue_ms=ms)]
     return tuple(sorted(found, key=lambda run: run.order)[:BEST])
@@ -371,7 +373,7 @@ def _overdue(drive: DriveAccount, parts: Sequence[_Part], now_ms: int) -> Choice
     return Choice(drive.drive, "overdue", best[0], best, text) if best else None
 
 
-def _ceiling(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]) -> Choice | None:
+def _space_limit(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]) -> Choice | None:
     over = sorted((part for part in parts if part.excess > 1), key=lambda part: -part.excess)
     for part in over:
         live = max(part.account.total_bytes - part.garbage_bytes, 1)

@@ -36,7 +36,7 @@ FILES_FREE = 64
 TIME_INDEX_ENTRY_BYTES = 12
 
 
-class Facts(Protocol):
+class GroupFacts(Protocol):
     """What grouping needs to know of a segment; `resolve.SegmentFacts` has it."""
 
     @property
@@ -54,7 +54,7 @@ class Facts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OutputLimits:
     """Bounds of one output segment, in bytes."""
 
     segment_bytes: int
@@ -79,7 +79,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SegmentGroup:
     """Segments `first` to `last` (indexes into the round's segments, both included) become one segment."""
 
     first: int
@@ -94,7 +94,7 @@ class Group:
         return self.last - self.first + 1
 
 
-def needs_rewrite(facts: Facts) -> bool:
+def needs_rewrite(facts: GroupFacts) -> bool:
     return facts.dead_records > 0 or facts.tombstones_without_horizon > 0
 
 
@@ -106,7 +106,9 @@ def is_crowded(files: int, size_bytes: int, segment_bytes: int) -> bool:
     return files > FILES_FOR_ONE * -(-size_bytes // segment_bytes) + FILES_FREE
 
 
-def group(facts: Sequence[Facts], limits: Limits, worth: Collection[int] = ()) -> tuple[Group, ...]:
+def group(
+    facts: Sequence[GroupFacts], limits: OutputLimits, worth: Collection[int] = ()
+) -> tuple[SegmentGroup, ...]:
     """The groups to rewrite, in offset order; segments in none of them stay as they are.
 
     worth: indexes of segments that need a rewrite for more than their facts tell.
@@ -114,7 +116,7 @@ def group(facts: Sequence[Facts], limits: Limits, worth: Collection[int] = ()) -
     total_bytes = sum(one.size_bytes for one in facts)
     crowded = is_crowded(len(facts), total_bytes, limits.segment_bytes)
     small_bytes = int(limits.segment_bytes * (SMALL_RATIO_WHEN_CROWDED if crowded else SMALL_RATIO))
-    groups: list[Group] = []
+    groups: list[SegmentGroup] = []
     run: list[int] = []
 
     def needs(i: int) -> bool:
@@ -137,7 +139,7 @@ def group(facts: Sequence[Facts], limits: Limits, worth: Collection[int] = ()) -
     return tuple(groups)
 
 
-def cut(facts: Sequence[Facts], first: int, last: int, limits: Limits) -> tuple[Group, ...]:
+def cut(facts: Sequence[GroupFacts], first: int, last: int, limits: OutputLimits) -> tuple[SegmentGroup, ...]:
     """A run that was chosen, as groups that fit: as few as there can be, and about equal."""
     live = sum(one.live_bytes for one in facts[first : last + 1])
     fewest = _filled(facts, first, last, limits, limits.segment_bytes)
@@ -149,9 +151,9 @@ def cut(facts: Sequence[Facts], first: int, last: int, limits: Limits) -> tuple[
 
 
 def _filled(
-    facts: Sequence[Facts], first: int, last: int, limits: Limits, most_bytes: int
-) -> tuple[Group, ...]:
-    groups: list[Group] = []
+    facts: Sequence[GroupFacts], first: int, last: int, limits: OutputLimits, most_bytes: int
+) -> tuple[SegmentGroup, ...]:
+    groups: list[SegmentGroup] = []
     run: list[int] = []
     for i in range(first, last + 1):
         held = sum(facts[j].live_bytes for j in run)
@@ -163,7 +165,7 @@ def _filled(
     return tuple(groups)
 
 
-def _fits(facts: Sequence[Facts], run: Sequence[int], one: Facts, limits: Limits) -> bool:
+def _fits(facts: Sequence[GroupFacts], run: Sequence[int], one: GroupFacts, limits: OutputLimits) -> bool:
     if one.next_offset - 1 - facts[run[0]].base_offset > MAX_RELATIVE_OFFSET:
         return False
     return limits.fit(sum(facts[i].live_bytes for i in run) + one.live_bytes) and limits.hold(
@@ -171,9 +173,9 @@ def _fits(facts: Sequence[Facts], run: Sequence[int], one: Facts, limits: Limits
     )
 
 
-def _group(facts: Sequence[Facts], run: Sequence[int]) -> Group:
+def _group(facts: Sequence[GroupFacts], run: Sequence[int]) -> SegmentGroup:
     base_offset = facts[run[0]].base_offset
-    return Group(
+    return SegmentGroup(
         first=run[0],
         last=run[-1],
         base_offset=base_offset,
