@@ -402,7 +402,7 @@ def test_accounts_whose_bits_were_wrong_are_not_used_again(tmp_path: Path) -> No
     log.log.roll()
     log.ledger.fit(log.log.segments)
     log.ledger.add_segments(log.log.segments, log.log.log_end, write_clock=1, now_ms=1)
-    store = log.ledger.tracking.running._walk.store
+    store = log.ledger.tracking.running._scan.store
     store.page_bits[store.page_slots[0], 261 >> 6] ^= np.uint64(1) << np.uint64(261 & 63)  # a newest one
     assert log.ledger.save()
     with pytest.raises(CertificateError):

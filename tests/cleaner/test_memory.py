@@ -200,11 +200,11 @@ def test_more_tombstones_than_can_be_listed_fill_the_map(monkeypatch: pytest.Mon
         builder.append(0, b"k%d" % number, None)
     log = segments([builder.build(0)], [])
     found = RunningResolution(map_bytes=1 << 20, salt=b"s" * 16)
-    found.absorb(log)
+    found.add_segments(log)
     assert found.tombstones().offset.size == 900
     monkeypatch.setattr(running, "_LISTED_FREE_BYTES", -(1 << 20) + 80_000)
     with pytest.raises(MapFull):
-        RunningResolution(map_bytes=1 << 20, salt=b"s" * 16).absorb(log)
+        RunningResolution(map_bytes=1 << 20, salt=b"s" * 16).add_segments(log)
 
 
 if __name__ == "__main__":

@@ -328,7 +328,7 @@ def test_indexes_and_batches_tell_the_same(name: str, tmp_path: Path) -> None:
             map_bytes=MAP_BYTES,
             salt=b"",
             now_ms=None,
-            fates=Decisions(stable_offset=view.log_start),
+            outcomes=Decisions(stable_offset=view.log_start),
         )
         assert resolution.records == len(partitions(name, stage)[name, 0].shown("read_uncommitted"))
 

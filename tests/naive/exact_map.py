@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIXED_BYTES, SLOT_BYTES, MOST_LOAD = 15, 8, 0.8
+FIXED_BYTES, SLOT_BYTES, MAX_LOAD = 15, 8, 0.8
 
 
 class ExactMap:
@@ -17,11 +17,11 @@ class ExactMap:
 
     @property
     def bytes_used(self) -> float:
-        return sum(map(len, self.newest)) + len(self.newest) * (FIXED_BYTES + SLOT_BYTES / MOST_LOAD)
+        return sum(map(len, self.newest)) + len(self.newest) * (FIXED_BYTES + SLOT_BYTES / MAX_LOAD)
 
     def put(self, key: bytes, offset: int) -> None:
         """ValueError when a key that is not known has no room."""
-        more = len(key) + FIXED_BYTES + SLOT_BYTES / MOST_LOAD
+        more = len(key) + FIXED_BYTES + SLOT_BYTES / MAX_LOAD
         if key not in self.newest and self.bytes_used + more > self.map_bytes:
             raise ValueError(f"no room for another key in {self.map_bytes} bytes")
         self.newest[key] = offset

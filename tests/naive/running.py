@@ -23,7 +23,7 @@ class Facts:
     due_tombstones: int = 0
     keyless: int = 0
     aborted: int = 0
-    lowest_killer: int | None = None
+    lowest_superseding: int | None = None
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Log:
                 truth.tombstones.append((offset, copies[key], -1 if horizon is None else horizon))
         for one in found:
             killers = [self.killers[offset] for offset in one.dead if offset in self.killers]
-            one.lowest_killer = min(killers, default=None)
+            one.lowest_superseding = min(killers, default=None)
         return truth
 
     def rewrite(self, first: int, last: int, dead: set[int]) -> bytes:

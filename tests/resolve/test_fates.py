@@ -63,7 +63,7 @@ def test_an_undecided_record_replaces_nothing_and_stays() -> None:
 def test_a_cleaning_refuses_what_is_undecided() -> None:
     log = [data(0, (b"a", b"1"))]
     with pytest.raises(UnsupportedBatchError, match=r"00000000000000000000.log position 0.*undecided"):
-        resolve(segments(log, []), map_bytes=BIG, salt=b"", now_ms=T, fates=Decisions(undecided={5: 0}))
+        resolve(segments(log, []), map_bytes=BIG, salt=b"", now_ms=T, outcomes=Decisions(undecided={5: 0}))
 
 
 def test_read_uncommitted_takes_them_as_they_are() -> None:

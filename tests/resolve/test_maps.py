@@ -37,12 +37,12 @@ class FastMap:
     def put(self, key: bytes, offset: int) -> None:
         data = encode_batch([Record(offset, 0, key, b"")])
         try:
-            self.running.absorb([MemorySegment(data, offset, offset + 1)])
+            self.running.add_segments([MemorySegment(data, offset, offset + 1)])
         except MapFull as full:
             raise ValueError(str(full)) from None
 
     def get(self, key: bytes) -> int:
-        offset_map = self.running._walk.map
+        offset_map = self.running._scan.map
         return -1 if offset_map is None else offset_map.newest(key)
 
 
@@ -128,7 +128,7 @@ def test_the_salt_decides_where_keys_go() -> None:
     for offset in range(100):
         for one in maps:
             one.put(b"key-%d" % offset, offset)
-    slots = [one.running._walk.map.slots.tolist() for one in maps]  # type: ignore[union-attr]
+    slots = [one.running._scan.map.slots.tolist() for one in maps]  # type: ignore[union-attr]
     assert slots[0] == slots[2] != slots[1]
     assert all(one.get(b"key-%d" % n) == n for one in maps for n in range(100))
 

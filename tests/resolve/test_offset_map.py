@@ -4,9 +4,9 @@ import pytest
 
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
+from lastword.resolve.facts import Rules
 from lastword.resolve.offset_map import OffsetMap
 from lastword.resolve.resolver import Resolver
-from lastword.resolve.rules import Rules
 from tests.naive.pack import Record, encode_batch
 from tests.resolve.support import segments
 
@@ -14,8 +14,8 @@ from tests.resolve.support import segments
 def filled(records: list[Record], map_bytes: int = 1 << 16) -> OffsetMap:
     resolver = Resolver(segments([encode_batch(records)], []), map_bytes, b"s", Rules())
     resolver.run()
-    assert resolver.walk.map is not None
-    return resolver.walk.map
+    assert resolver.scan.map is not None
+    return resolver.scan.map
 
 
 def test_newest_of_each_key() -> None:
@@ -61,7 +61,7 @@ def test_a_small_log_touches_little_of_a_large_budget() -> None:
 def test_no_map_without_bytes() -> None:
     """6A.7: A cleaner whose map has no room for a key cannot be constructed."""
     with pytest.raises(ValueError, match="at least"):
-        OffsetMap(100, b"", 0, most_records=1, key_bytes=8)
+        OffsetMap(100, b"", 0, max_records=1, key_bytes=8)
 
 
 def test_constants_that_two_modules_share() -> None:

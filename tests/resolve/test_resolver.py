@@ -28,7 +28,7 @@ def check(
     fates: Decisions | None = None,
     **batches: Container[int],
 ) -> Resolution:
-    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms, fates=fates)
+    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms, outcomes=fates)
     seeds = [int(seed) for seed in digest_seeds(found.digest_seed)]
     expected, newest = naive.resolve([source.data for source in sources], now_ms, *seeds, **batches)
     assert found.dead.offsets().tolist() == sorted(set().union(*(facts.dead for facts in expected)))

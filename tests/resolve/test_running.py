@@ -65,7 +65,7 @@ class Pair:
             self.bases.append(base)
             self.ends.append(self.next_offset)
             sources.append(MemorySegment(data, base, self.next_offset, chunk_bytes=300))
-        self.running.absorb(sources, fates=Outcomes(self.log.aborted))
+        self.running.add_segments(sources, outcomes=Outcomes(self.log.aborted))
 
     def mark_due(self, wanted: int) -> None:
         found = self.running.tombstones()
@@ -87,12 +87,12 @@ class Pair:
         for data in self.log.segments[first : last + 1]:
             if data:
                 for chunk in MemorySegment(data, 0, 0, chunk_bytes=300).chunk_reader():
-                    self.running.dropping(chunk, bits)
+                    self.running.count_removals(chunk, bits)
         if not swap:
-            self.running.abandon()
+            self.running.discard_removals()
             return
         data = self.log.rewrite(first, last, dead)
-        self.running.swapped(first, last, len(data), self.ends[last])
+        self.running.replace_segments(first, last, len(data), self.ends[last])
         del self.bases[first + 1 : last + 1], self.ends[first:last]
 
     def check(self) -> None:
@@ -116,11 +116,11 @@ class Pair:
             assert facts.live_bytes + facts.dead_bytes == facts.size_bytes
             assert facts.live_bytes >= 0 <= facts.dead_bytes
             assert (facts.dead_bytes > 0) <= (facts.dead_records > 0)
-            assert self.running.lowest_killer(index) == wanted.lowest_killer
+            assert self.running.lowest_superseding(index) == wanted.lowest_superseding
         tombstones = self.running.tombstones()
         shown = zip(tombstones.offset, tombstones.copies, tombstones.horizon_ms, strict=True)
         assert [(int(a), int(b), int(c)) for a, b, c in shown] == truth.tombstones
-        offset_map = self.running._walk.map
+        offset_map = self.running._scan.map
         for key, copies in truth.copies.items():
             assert offset_map is not None
             assert offset_map.copies(key) == copies
@@ -208,8 +208,8 @@ def test_always_as_if_resolved_anew_long(data: st.DataObject) -> None:
 def test_absorbed_in_parts_or_resolved_at_once(log: list[bytes], cuts: list[int], split: int) -> None:
     sources = segments(log, cuts, chunk_bytes=200)
     running = RunningResolution(map_bytes=BIG, salt=SALT)
-    running.absorb(sources[:split])
-    running.absorb(sources[split:])
+    running.add_segments(sources[:split])
+    running.add_segments(sources[split:])
     found, wanted = running.resolution(), resolve(sources, map_bytes=BIG, salt=SALT, now_ms=T, due_below=0)
     assert found.segments == wanted.segments
     assert found.dead.offsets().tolist() == wanted.dead.offsets().tolist()
@@ -302,17 +302,17 @@ def test_nothing_comes_between_a_rewrite_and_its_swap() -> None:
     pair = Pair()
     pair.absorb([[encode_batch([Record(0, T, b"a", b"1")])], [encode_batch([Record(1, T, b"a", None)])]])
     (chunk,) = MemorySegment(pair.log.segments[0], 0, 1).chunk_reader()
-    pair.running.dropping(chunk, pair.running.resolution().dead)
+    pair.running.count_removals(chunk, pair.running.resolution().dead)
     for forbidden in (
-        lambda: pair.running.absorb([]),
+        lambda: pair.running.add_segments([]),
         lambda: pair.running.mark_due([1]),
         pair.running.to_parts,
     ):
         with pytest.raises(ValueError, match="rewrite is under way"):
             forbidden()
     with pytest.raises(ValueError, match="one rewrite at a time"):
-        pair.running.swapped(1, 1, 10, 2)
-    pair.running.abandon()
+        pair.running.replace_segments(1, 1, 10, 2)
+    pair.running.discard_removals()
     pair.check()
 
 
@@ -321,7 +321,7 @@ def test_segments_below_the_limit_are_refused() -> None:
     pair.absorb([[encode_batch([Record(0, T, b"a", b"1"), Record(1, T, b"b", b"1")])]])
     assert pair.running.limit == 2
     with pytest.raises(ValueError, match="ascending"):
-        pair.running.absorb([MemorySegment(b"", 1, 2)])
+        pair.running.add_segments([MemorySegment(b"", 1, 2)])
 
 
 def test_a_sample_tells_the_share_of_garbage() -> None:
@@ -330,7 +330,7 @@ def test_a_sample_tells_the_share_of_garbage() -> None:
     wanted = resolve(sources, map_bytes=1 << 20, salt=SALT, now_ms=T, due_below=0)
     sample = RunningResolution(map_bytes=1 << 18, salt=SALT, share=1 / 8)
     assert not sample.exact
-    sample.absorb(sources)
+    sample.add_segments(sources)
     assert sample.resolution().records == wanted.records
     truth = sum(one.dead_records for one in wanted.segments)
     assert abs(sum(one.dead_records for one in sample.facts()) * 8 - truth) < 4 * np.sqrt(7 * truth * 5)
@@ -340,7 +340,7 @@ def test_a_sample_tells_the_share_of_garbage() -> None:
 def test_a_sample_takes_its_share_of_records_without_a_key() -> None:
     log = [encode_batch([Record(i, T, None, b"v") for i in range(n, n + 100)]) for n in range(0, 8000, 100)]
     sample = RunningResolution(map_bytes=1 << 16, salt=SALT, share=1 / 4)
-    sample.absorb(segments(log, []))
+    sample.add_segments(segments(log, []))
     assert 1700 < sum(one.dead_records for one in sample.facts()) < 2300
 
 
@@ -356,11 +356,11 @@ def test_a_key_of_24_bytes_costs_at_most_52_however_it_came() -> None:
         from lastword.records.pack import rebase
 
         rebase(shifted, done, 0)
-        running.absorb([MemorySegment(bytes(shifted), done, done + size)])
+        running.add_segments([MemorySegment(bytes(shifted), done, done + size)])
         done += size
         assert running.distinct_keys == done
-        assert running._walk.map is not None
-        assert running._walk.map.bytes_used <= 52 * done + 64
+        assert running._scan.map is not None
+        assert running._scan.map.bytes_used <= 52 * done + 64
         assert running.memory_bytes <= 52 * done + 2000
 
 
@@ -385,17 +385,17 @@ def test_parts_that_do_not_fit_are_refused() -> None:
 
 def running_of(count: int) -> RunningResolution:
     made = RunningResolution(map_bytes=1 << 20, salt=SALT)
-    made.absorb(dense(np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)))
+    made.add_segments(dense(np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)))
     return made
 
 
 def test_bits_of_a_rewritten_range_give_their_memory_back() -> None:
     running = RunningResolution(map_bytes=1 << 22, salt=SALT)
     rows = np.zeros((40_000, 8), np.uint8)
-    running.absorb(dense(rows))
+    running.add_segments(dense(rows))
     before = running.memory_bytes
     assert running.resolution().dead.count(0, 40_000) == 39_999
-    running.swapped(0, 0, 500, 40_000)
+    running.replace_segments(0, 0, 500, 40_000)
     assert running.memory_bytes <= before - 9 * 512
     assert running.resolution().dead.offsets().tolist() == []
 
@@ -404,6 +404,6 @@ def test_bitmaps_of_the_rewrite_may_be_windows() -> None:
     pair = Pair()
     pair.absorb([[encode_batch([Record(0, T, b"a", b"1")])], [encode_batch([Record(1, T, b"a", None)])]])
     (chunk,) = MemorySegment(pair.log.segments[0], 0, 1).chunk_reader()
-    pair.running.dropping(chunk, DeadBitmaps.of([0]).window(0, 1))
-    pair.running.swapped(0, 0, 0, 1)
+    pair.running.count_removals(chunk, DeadBitmaps.of([0]).window(0, 1))
+    pair.running.replace_segments(0, 0, 0, 1)
     assert pair.running.tombstones().copies.tolist() == [1]

@@ -25,8 +25,8 @@ def test_keys_in_a_file_or_in_memory(tmp_path: Path) -> None:
     plain = RunningResolution(map_bytes=1 << 20, salt=SALT)
     spilled = RunningResolution(map_bytes=1 << 14, salt=SALT, scratch=str(tmp_path))
     for one in (plain, spilled):
-        one.absorb(sources[:3])
-        one.absorb(sources[3:])
+        one.add_segments(sources[:3])
+        one.add_segments(sources[3:])
     assert spilled.facts() == plain.facts()
     assert spilled.tombstones().copies.tolist() == plain.tombstones().copies.tolist()
     assert not list(tmp_path.iterdir()), "the file has no name"
@@ -40,18 +40,18 @@ def test_only_slots_are_anonymous(tmp_path: Path) -> None:
     rows = np.zeros((count, 200), np.uint8)
     rows[:, :8] = np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)
     running = RunningResolution(map_bytes=10 * count + 4096, salt=SALT, scratch=str(tmp_path))
-    running.absorb(dense(rows))
+    running.add_segments(dense(rows))
     assert running.distinct_keys == count
     assert running.memory_bytes < 12 * count
     with pytest.raises(MapFull):
-        RunningResolution(map_bytes=10 * count, salt=SALT).absorb(dense(rows))
+        RunningResolution(map_bytes=10 * count, salt=SALT).add_segments(dense(rows))
 
 
 def test_a_budget_too_small_for_the_slots(tmp_path: Path) -> None:
     records = [Record(i, T, b"%05d" % i, b"") for i in range(400)]
     running = RunningResolution(map_bytes=2048, salt=SALT, scratch=str(tmp_path))
     with pytest.raises(MapFull):
-        running.absorb(segments([encode_batch(records)], []))
+        running.add_segments(segments([encode_batch(records)], []))
 
 
 def test_a_full_drive_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_full_drive_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     records = [Record(i, T, b"%05d" % i + bytes(3000), b"") for i in range(500)]
     running = RunningResolution(map_bytes=1 << 16, salt=SALT, scratch=str(tmp_path))
     with pytest.raises(DiskFullError, match=r"cannot enlarge .*lastword-scratch-"):
-        running.absorb([MemorySegment(encode_batch(records), 0, 500)])
+        running.add_segments([MemorySegment(encode_batch(records), 0, 500)])
     assert not list(tmp_path.iterdir())
 
 

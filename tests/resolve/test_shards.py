@@ -17,14 +17,14 @@ from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.files import DEFAULT, Handle
 from lastword.partition.transactions import Decisions
 from lastword.resolve import resolve
-from lastword.resolve.bitmaps import bits_of, joined
-from lastword.resolve.rules import LAST_HASH, Rules
+from lastword.resolve.bitmaps import bitmaps_of, join_bitmaps
+from lastword.resolve.facts import LAST_HASH, Rules
 from lastword.resolve.shards import (
     Extent,
     extract,
     hash_range,
-    merged_resolution,
-    merged_tally,
+    merge_counts,
+    merge_resolutions,
     resolve_shard,
 )
 from lastword.segment.txn_index import AbortedTransaction
@@ -44,7 +44,7 @@ def extracted(
     root: Path, sources: Sequence[MemorySegment], units: Sequence[int], shards: int, block_bytes: int = 4000,
     now_ms: int = T, fates: Decisions = NO_FATES, due_below: int = NEVER,
 ) -> Iterator[tuple[list[dict[str, object]], list[Handle], Rules]]:  # fmt: skip
-    rules = Rules(decided=True, keyless_go=True, now_ms=now_ms, due_below=due_below)
+    rules = Rules(decided=True, drop_keyless=True, now_ms=now_ms, due_below=due_below)
     edges = [0, *sorted({u for u in units if 0 < u < len(sources)}), len(sources)]
     parts, handles = [], []
     for number, (first, end) in enumerate(pairwise(edges)):
@@ -60,7 +60,7 @@ def extracted(
                 shards=shards,
                 salt=SALT,
                 rules=rules,
-                fates=fates,
+                outcomes=fates,
                 block_bytes=block_bytes,
             )
         )
@@ -88,13 +88,13 @@ def compare(
         map_bytes=1 << 20,
         salt=SALT,
         now_ms=rules.now_ms,
-        fates=how.get("fates", NO_FATES),  # type: ignore[arg-type]
+        outcomes=how.get("fates", NO_FATES),  # type: ignore[arg-type]
         due_below=rules.due_below,
     )
     first, end = sources[0].base_offset, sources[-1].next_offset
-    bits = bits_of([one.dead for one in found], first, end)
-    tally = merged_tally(parts, found)
-    merged = merged_resolution(tally.facts(), bits, found, map_bytes=map_bytes, salt=SALT, seconds=0.0)
+    bits = bitmaps_of([one.dead for one in found], first, end)
+    counts = merge_counts(parts, found)
+    merged = merge_resolutions(counts.facts(), bits, found, map_bytes=map_bytes, salt=SALT, seconds=0.0)
     assert merged.segments == whole.segments
     assert bits.offsets().tolist() == whole.dead.offsets().tolist()
     assert (merged.distinct_keys, merged.records, merged.keyless, merged.digest_seed) == (
@@ -104,7 +104,7 @@ def compare(
         whole.digest_seed,
     )
     for source in sources:
-        window = bits_of([one.dead for one in found], source.base_offset, source.next_offset)
+        window = bitmaps_of([one.dead for one in found], source.base_offset, source.next_offset)
         inside = range(source.base_offset, source.next_offset)
         got, wanted = ([o for o in one.offsets().tolist() if o in inside] for one in (window, whole.dead))
         assert got == wanted
@@ -193,11 +193,11 @@ def test_ranges_that_share_a_page_are_joined() -> None:
     """4096 offsets a page: the ranges end within one, at its end, and hold nothing."""
     offsets = np.array([3, 4000, 4095, 4096, 5000, 8191, 8192, 20_000, 40_000], np.int64)
     ranges = [(0, 4000), (4000, 4050), (4050, 8192), (8192, 30_000), (30_000, 31_000), (31_000, 50_000)]
-    parts = [bits_of([offsets[(offsets >= a) & (offsets < b)]], a, b) for a, b in ranges]
-    assert joined(parts).offsets().tolist() == offsets.tolist()
-    assert joined([]).offsets().size == 0
+    parts = [bitmaps_of([offsets[(offsets >= a) & (offsets < b)]], a, b) for a, b in ranges]
+    assert join_bitmaps(parts).offsets().tolist() == offsets.tolist()
+    assert join_bitmaps([]).offsets().size == 0
 
 
 def test_bits_of_nothing() -> None:
-    assert bits_of([], 0, 1 << 62).offsets().size == 0
-    assert bits_of([np.array([1 << 61], np.int64)], 0, 1 << 62).offsets().tolist() == [1 << 61]
+    assert bitmaps_of([], 0, 1 << 62).offsets().size == 0
+    assert bitmaps_of([np.array([1 << 61], np.int64)], 0, 1 << 62).offsets().tolist() == [1 << 61]

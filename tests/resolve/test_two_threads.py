@@ -82,7 +82,7 @@ def test_a_running_resolution_with_two_threads() -> None:
     for threads in (1, 2):
         running = RunningResolution(map_bytes=BIG, salt=b"s", threads=threads)
         for source in packed(4):
-            running.absorb([source])
+            running.add_segments([source])
         found.append(running.resolution())
     assert same(*found)
 

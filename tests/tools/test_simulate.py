@@ -159,7 +159,7 @@ def test_aborted_and_keyless_records_have_no_say(tmp_path):
     log.log.append_batch(keyless.build())
     log.log.sync()
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
-    found = trace_log(view.segments, salt=b"s", fates=Outcomes(view, view.log_end))
+    found = trace_log(view.segments, salt=b"s", outcomes=Outcomes(view, view.log_end))
     assert found.previous.tolist() == [-1, -1, 1]
     assert found.key.tolist()[1] == found.key.tolist()[2] != found.key.tolist()[0]
 

@@ -39,7 +39,7 @@ from lastword.segment.segment import Segment
 if TYPE_CHECKING:
     from lastword.config import TopicConfig
     from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
-    from lastword.resolve.facts import Fates
+    from lastword.resolve.facts import TransactionOutcomes
     from lastword.resolve.running import RunningResolution
 
 
@@ -190,7 +190,7 @@ class Ledger:
         *,
         write_clock: int,
         now_ms: int,
-        fates: Fates | None = None,
+        fates: TransactionOutcomes | None = None,
         progress: Callable[[int, int], None] | None = None,
         bytes_above: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
@@ -330,7 +330,7 @@ class Ledger:
     def give_up(self) -> None:
         """The rewrite under way was not published: its sources stay as they are."""
         if self.exact:
-            self.tracking.running.abandon()
+            self.tracking.running.discard_removals()
 
     def swapped(self, first_base: int, last_base: int, published: Segment, alpha: float) -> None:
         """Those segments, and all between, are one now, durably."""
@@ -411,7 +411,7 @@ class Ledger:
 
 
 class Watched(Segment):
-    """The same file, and the same open handle. Each chunk that is read goes through `running.dropping`."""
+    """The same file and open handle. Each chunk that is read goes through `running.count_removals`."""
 
     def __init__(self, segment: Segment, running: RunningResolution, dead: DeadBitmaps) -> None:
         self.__dict__.update(segment.__dict__)
@@ -422,7 +422,7 @@ class Watched(Segment):
         options.pop("skip_rows", None)  # of a dead record the key is wanted: it has one copy less
         reader = super().chunk_reader(*args, **options)
         assert isinstance(reader, ChunkReader)
-        reader.set_observer(partial(self._running.dropping, dead=self._dead))
+        reader.set_observer(partial(self._running.count_removals, dead=self._dead))
         return reader
 
 

@@ -265,7 +265,7 @@ def load_ledger(
     if scratch is None:
         return load(files, path, room={"map_arena": map_bytes & ~7})
     from lastword.files.scratch import new_path
-    from lastword.resolve.spill import Spill
+    from lastword.resolve.offset_map import Spill
 
     return load(files, path, places={"map_arena": Spill(new_path(scratch))})
 

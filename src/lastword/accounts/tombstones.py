@@ -179,7 +179,7 @@ class Deletes:
             self._let_go_below(self.tracking.first_offset)
             if self.tracking.exact and (found.copies > 1).any():
                 alone = (found.copies > 1) & self.tracking.alone(found.offset)
-                running.left_alone(found.offset[alone])
+                running.set_only_copies(found.offset[alone])
                 found.copies[alone] = 1
         return self._found
 

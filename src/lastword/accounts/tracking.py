@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lastword.resolve import Resolution, SegmentFacts
-    from lastword.resolve.facts import Fates
+    from lastword.resolve.facts import TransactionOutcomes
     from lastword.resolve.running import RunningResolution
 
 
@@ -261,7 +261,7 @@ class Tracking:
     def swapped(self, first: int, last: int, published: Segment, write_clock: int) -> None:
         """Entries `first` to `last` are one segment now."""
         old = self.entries[first : last + 1]
-        self.running.swapped(
+        self.running.replace_segments(
             self.gone + first,
             self.gone + last,
             published.size,
@@ -298,7 +298,7 @@ class Tracking:
         lowest = self.running.limit
         for index, one in enumerate(self.facts(), self.gone):
             if one.dead_records:
-                killer = self.running.lowest_killer(index)
+                killer = self.running.lowest_superseding(index)
                 if killer is not None:
                     lowest = min(lowest, killer)
         return lowest
@@ -309,7 +309,7 @@ class Tracking:
         self,
         new: Sequence[Segment],
         write_clock: int,
-        fates: Fates | None,
+        fates: TransactionOutcomes | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
@@ -343,7 +343,7 @@ class Tracking:
         self,
         new: Sequence[Segment],
         write_clock: int,
-        fates: Fates | None,
+        fates: TransactionOutcomes | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
@@ -361,9 +361,9 @@ class Tracking:
                 progress(read + done_bytes, read + total_bytes)
 
         def absorb(segments: Sequence[Segment], more: Sequence[Segment]) -> None:
-            self.running.absorb(
+            self.running.add_segments(
                 segments,
-                fates=fates,
+                outcomes=fates,
                 progress=tell,
                 chunk_bytes=chunk_bytes,
                 threads=threads,
@@ -400,22 +400,24 @@ class Tracking:
         self.reset(share)
         self.transactions_from = first
 
-    def _sampled_entry(self, one: Segment, write_clock: int, fates: Fates | None) -> SegmentEntry:
+    def _sampled_entry(
+        self, one: Segment, write_clock: int, fates: TransactionOutcomes | None
+    ) -> SegmentEntry:
         """Duplicates within a segment are counted exactly, by a map of its own."""
         from lastword.resolve import resolve
 
         entry = SegmentEntry.of(one, write_clock)
         seen = self.running.facts()[-1]
-        alone = resolve([one], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, fates=fates)
+        alone = resolve([one], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, outcomes=fates)
         entry.own_dead_bytes = alone.segments[0].dead_bytes
         entry.own_seen_bytes, entry.own_seen_records = seen.dead_bytes, seen.dead_records
         return entry
 
 
 class NotedFates:
-    """Fates, and where the first batch was met whose fate somebody asked for (`first`; -1: nowhere)."""
+    """Outcomes, and the position of the first batch whose outcome was read (`first`; -1: none)."""
 
-    def __init__(self, fates: Fates) -> None:
+    def __init__(self, fates: TransactionOutcomes) -> None:
         self._fates = fates
         self.first = -1
 

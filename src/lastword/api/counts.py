@@ -246,7 +246,7 @@ def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
                     map_bytes=dirs.settings.instance.map_bytes,
                     salt=os.urandom(16),
                     now_ms=None,
-                    fates=Outcomes(view, view.log_end),
+                    outcomes=Outcomes(view, view.log_end),
                     progress=done,
                 )
         except FileVanishedError:

@@ -108,7 +108,7 @@ def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes:
                     view.segments,
                     salt=os.urandom(16),
                     loaded_below=corrected_first_dirty(first_dirty, view.log_start, view.log_end),
-                    fates=Outcomes(view, view.log_end),
+                    outcomes=Outcomes(view, view.log_end),
                     progress=tell,
                 )
             except FileVanishedError:

@@ -1,10 +1,10 @@
-"""Resolve: which records of a log a newer record with the same key has replaced.
+"""Resolve: find the records of a log that a newer record with the same key supersedes.
 
-One pass over the segments, oldest first, fills an exact `OffsetMap` of a fixed size and sets a bit in
-`DeadBitmaps` for every record that is replaced on the way; rewriting, views, true counts and reports only
-read those bits. `resolve` does it for a whole log at once; a `RunningResolution` is kept and continued.
-Stands on `records.chunk` and the kernels; knows no policies, and of files only the scratch one that keys may
-spill into. Start reading at `walk.py`, then `kernels/key_batch.py` and `kernels/offset_map.py`.
+One scan over the segments, oldest first, fills an exact `OffsetMap` of a fixed size and sets a bit in
+`DeadBitmaps` for every superseded record. Rewriting, views, counts and reports only read those bits.
+`resolve` scans a whole log; a `RunningResolution` is kept and extended. The package uses `records.chunk` and
+the kernels. It contains no policy, and its only file is the scratch file for keys. Start reading at
+`resolver.py`, then `kernels/key_batch.py` and `kernels/offset_map.py`.
 """
 
 from lastword.resolve.bitmaps import DeadBitmaps
@@ -14,7 +14,7 @@ from lastword.resolve.facts import (
     SegmentFacts,
     SegmentSource,
     Tombstones,
-    fates_of,
+    outcomes_of,
 )
 from lastword.resolve.offset_map import OffsetMap
 from lastword.resolve.resolver import resolve
@@ -29,6 +29,6 @@ __all__ = [
     "SegmentFacts",
     "SegmentSource",
     "Tombstones",
-    "fates_of",
+    "outcomes_of",
     "resolve",
 ]

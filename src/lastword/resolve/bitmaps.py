@@ -1,4 +1,4 @@
-"""One bit for an offset: set when the record there is dead."""
+"""Dead bitmaps: a bit for each offset, set if the record there is dead."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lastword.kernels.offset_map import PAGES, PAGES_STORED
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, DeadBits, Pages, count_between, test_bits
 
 _FIRST_PAGES = 1024
-_PAGES_AT_ONCE = 1024
-_WINDOW = 1 << 20  # offsets whose bits are made at once: 8 bytes for each, some times over
+_PAGES_PER_STEP = 1024
+_WINDOW = 1 << 20  # offsets whose bits are made in one step: several times 8 bytes for each
 _NO_OFFSETS = np.empty(0, np.int64)
 
 
 class DeadBitmaps:
-    """Bits over the offsets of a whole log, kept in pages of 4096 offsets that exist only where records are.
+    """Bits over the offsets of a whole log, in pages of 4096 offsets that exist only where records are.
 
-    `page_ids` int64 ascending, `page_slots` int32 (-1: no bit set), `page_bits` uint64[slots, 64]; kernels
-    take them as `arrays`. A page costs 16 bytes, and 512 more once a bit of it is set. Pickles, so a part
-    (`window`) can be sent to a task.
+    `page_ids` is int64 ascending, `page_slots` int32 (-1: no bit set), `page_bits` uint64[slots, 64];
+    kernels take them as `arrays`. A page costs 16 bytes, and 512 more once a bit of it is set. The bitmaps
+    can be pickled, so a part (`window`) can be sent to a task.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class DeadBitmaps:
 
     @classmethod
     def of(cls, offsets: NDArray[np.int64] | list[int]) -> DeadBitmaps:
-        """Bitmaps with exactly these bits set."""
+        """Return bitmaps with exactly these bits set."""
         values = np.unique(np.asarray(offsets, np.int64))
         ids, places = np.unique(values >> PAGE_BITS, return_inverse=True)
         bits = np.zeros((max(ids.size, 1), PAGE_WORDS), np.uint64)
@@ -43,37 +43,37 @@ class DeadBitmaps:
 
     @property
     def arrays(self) -> DeadBits:
-        """The bitmaps as kernels take them."""
+        """Return the bitmaps for kernels."""
         return DeadBits(self.page_ids, self.page_slots, self.page_bits)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the bits take."""
+        """Return the memory of the bits."""
         return self.page_ids.nbytes + self.page_slots.nbytes + self.page_bits.nbytes
 
     def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """For each offset, whether its bit is set; False for an offset that no record had."""
+        """Return for each offset whether its bit is set; False for an offset without a record."""
         out = np.zeros(offsets.size, np.bool_)
         test_bits(self.arrays, np.ascontiguousarray(offsets, np.int64), out)
         return out
 
     def count(self, first_offset: int, next_offset: int) -> int:
-        """Dead records in [first_offset, next_offset)."""
+        """Count the dead records in [first_offset, next_offset)."""
         return int(count_between(self.arrays, first_offset, next_offset - 1))
 
     def offsets(self) -> NDArray[np.int64]:
-        """The offsets whose bits are set, ascending. Takes eight bytes for each, and some MiB besides."""
+        """Return the offsets whose bits are set, ascending. Takes eight bytes for each, and some MiB."""
         stored = np.flatnonzero(self.page_slots >= 0)
-        found = [np.empty(0, np.int64)]
-        for first in range(0, stored.size, _PAGES_AT_ONCE):
-            pages = stored[first : first + _PAGES_AT_ONCE]
+        offsets = [np.empty(0, np.int64)]
+        for first in range(0, stored.size, _PAGES_PER_STEP):
+            pages = stored[first : first + _PAGES_PER_STEP]
             bits = self.page_bits[self.page_slots[pages]].view(np.uint8)
             page, bit = np.nonzero(np.unpackbits(bits, axis=1, bitorder="little"))
-            found.append((self.page_ids[pages][page] << PAGE_BITS) + bit)
-        return np.concatenate(found)
+            offsets.append((self.page_ids[pages][page] << PAGE_BITS) + bit)
+        return np.concatenate(offsets)
 
     def window(self, first_offset: int, next_offset: int) -> DeadBitmaps:
-        """A copy of the pages that touch [first_offset, next_offset)."""
+        """Return a copy of the pages that overlap [first_offset, next_offset)."""
         low = int(np.searchsorted(self.page_ids, first_offset >> PAGE_BITS))
         high = int(np.searchsorted(self.page_ids, (next_offset - 1) >> PAGE_BITS, side="right"))
         slots = self.page_slots[low:high].copy()
@@ -83,8 +83,8 @@ class DeadBitmaps:
         return DeadBitmaps(self.page_ids[low:high].copy(), slots, bits)
 
 
-def bits_of(parts: Sequence[NDArray[np.int64]], first_offset: int, next_offset: int) -> DeadBitmaps:
-    """Bitmaps of a range of offsets from ascending lists of dead ones, a list for each shard."""
+def bitmaps_of(parts: Sequence[NDArray[np.int64]], first_offset: int, next_offset: int) -> DeadBitmaps:
+    """Return bitmaps of a range of offsets from ascending lists of dead offsets, a list for each shard."""
     ids: list[NDArray[np.int64]] = []
     bits: list[NDArray[np.uint64]] = []
     start = first_offset >> PAGE_BITS << PAGE_BITS
@@ -96,16 +96,16 @@ def bits_of(parts: Sequence[NDArray[np.int64]], first_offset: int, next_offset: 
         )
         if offsets.size:
             pages = (offsets - start) >> PAGE_BITS
-            there = np.zeros((end - start >> PAGE_BITS) + 1, np.bool_)
-            there[pages] = True
-            found = np.flatnonzero(there)
-            slot = np.cumsum(there) - 1
-            flat = np.zeros(found.size << PAGE_BITS, np.uint8)
+            present = np.zeros((end - start >> PAGE_BITS) + 1, np.bool_)
+            present[pages] = True
+            page_numbers = np.flatnonzero(present)
+            slot = np.cumsum(present) - 1
+            flat = np.zeros(page_numbers.size << PAGE_BITS, np.uint8)
             flat[(slot[pages] << PAGE_BITS) + (offsets & ((1 << PAGE_BITS) - 1))] = 1
-            ids.append(found + (start >> PAGE_BITS))
+            ids.append(page_numbers + (start >> PAGE_BITS))
             bits.append(np.packbits(flat, bitorder="little").view(np.uint64).reshape(-1, PAGE_WORDS))
             start = end
-        else:  # nothing here: on to the next offset that is dead
+        else:  # nothing dead here: continue at the next dead offset
             following = [int(part[b]) for part, (_, b) in zip(parts, edges, strict=True) if b < part.size]
             start = max(end, min(following, default=next_offset) >> PAGE_BITS << PAGE_BITS)
     if not ids:
@@ -114,8 +114,8 @@ def bits_of(parts: Sequence[NDArray[np.int64]], first_offset: int, next_offset: 
     return DeadBitmaps(page_ids, np.arange(page_ids.size, dtype=np.int32), np.concatenate(bits))
 
 
-def joined(parts: Iterable[DeadBitmaps]) -> DeadBitmaps:
-    """Bitmaps of neighbouring ranges (`bits_of`), in their order, as one; two ranges may share a page."""
+def join_bitmaps(parts: Iterable[DeadBitmaps]) -> DeadBitmaps:
+    """Join bitmaps of neighbouring ranges (`bitmaps_of`), in their order; two ranges may share a page."""
     ids: list[NDArray[np.int64]] = []
     bits: list[NDArray[np.uint64]] = []
     for part in parts:
@@ -133,14 +133,17 @@ def joined(parts: Iterable[DeadBitmaps]) -> DeadBitmaps:
 
 
 class PageStore:
-    """The growing arrays behind bitmaps while they are being made.
+    """The growing arrays of bitmaps while they are made.
 
-    `page_bits` has a row for every page that could be stored; the system gives memory only to those that
-    are touched. The numbers of pages known and of rows used are fields of `state`, which the kernels share.
+    `page_bits` has a row for every page that could be stored; the system allocates only rows that are
+    written. The numbers of pages and of rows in use are fields of `state`, which the kernels share.
+
+    Args:
+        state: The state of the offset map.
+        bitmaps: Pages to start with; the caller then fills `page_segments`.
     """
 
     def __init__(self, state: NDArray[np.int64], bitmaps: DeadBitmaps | None = None) -> None:
-        """Empty, or with the pages of `bitmaps`; then `page_segments` is the caller's to fill."""
         known = 0 if bitmaps is None else bitmaps.page_ids.size
         stored = 0 if bitmaps is None else int((bitmaps.page_slots >= 0).sum())
         size = max(known, _FIRST_PAGES)
@@ -158,24 +161,26 @@ class PageStore:
 
     @property
     def pages(self) -> int:
+        """Return the number of registered pages."""
         return int(self._state[PAGES])
 
     @property
     def stored(self) -> int:
+        """Return the number of rows of bits in use."""
         return int(self._state[PAGES_STORED])
 
     @property
     def arrays(self) -> Pages:
-        """The pages as kernels take them; valid until the store grows."""
+        """Return the pages for kernels; valid until the store grows."""
         return Pages(self.page_ids, self.page_slots, self.page_segments, self.page_bits)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the system has given for them."""
+        """Return the memory that is allocated for the pages."""
         return 16 * self.pages + 8 * PAGE_WORDS * self.stored
 
     def register(self, page_ids: NDArray[np.int64], segment: int) -> None:
-        """Make pages known, ascending, which hold records of `segment`."""
+        """Register pages, ascending, which hold records of `segment`."""
         pages = self.pages
         if pages and page_ids.size and page_ids[0] <= self.page_ids[pages - 1]:
             page_ids = page_ids[page_ids > self.page_ids[pages - 1]]
@@ -190,8 +195,9 @@ class PageStore:
         self._state[PAGES] = end
 
     def clear(self, first_offset: int, next_offset: int) -> None:
-        """Unset the bits of a range. Pages without a bit give their rows back once half of all would be
-        free.
+        """Unset the bits of a range.
+
+        Pages without a bit release their rows once half of all rows would be free.
         """
         ids = self.page_ids[: self.pages]
         low = int(np.searchsorted(ids, first_offset >> PAGE_BITS))
@@ -214,7 +220,7 @@ class PageStore:
         np.bitwise_and.at(self.page_bits, (rows, (offsets >> 6) & (PAGE_WORDS - 1)), ~bits)
 
     def compact(self) -> None:
-        """No rows of bits but those that pages point to."""
+        """Remove the rows of bits that no page refers to."""
         used = np.flatnonzero(self.page_slots[: self.pages] >= 0)
         if used.size < self.stored:
             bits = np.zeros_like(self.page_bits)
@@ -224,7 +230,7 @@ class PageStore:
             self._state[PAGES_STORED] = used.size
 
     def finish(self) -> DeadBitmaps:
-        """A copy of the bits as they are now."""
+        """Return a copy of the bits."""
         return DeadBitmaps(
             self.page_ids[: self.pages].copy(),
             self.page_slots[: self.pages].copy(),
@@ -245,18 +251,18 @@ class PageStore:
 
 
 def check_pages(bits: DeadBitmaps, segments: NDArray[np.int32], rows: int) -> None:
-    """What kernels trust: ValueError for pages out of order, or that point nowhere."""
+    """Check what kernels rely on: ValueError for pages out of order, or with invalid rows."""
     ids, slots = bits.page_ids, bits.page_slots
-    sound = ids.shape == slots.shape == segments.shape and bits.page_bits.ndim == 2
-    sound = sound and not (ids[1:] <= ids[:-1]).any() and bits.page_bits.shape[1:] == (64,)
-    if sound and ids.size:
-        sound = segments.min() >= 0 and segments.max() < rows and slots.max() < bits.page_bits.shape[0]
-    if not sound:
+    valid = ids.shape == slots.shape == segments.shape and bits.page_bits.ndim == 2
+    valid = valid and not (ids[1:] <= ids[:-1]).any() and bits.page_bits.shape[1:] == (64,)
+    if valid and ids.size:
+        valid = segments.min() >= 0 and segments.max() < rows and slots.max() < bits.page_bits.shape[0]
+    if not valid:
         raise ValueError("the pages of a resolution do not fit together")
 
 
 def _range_mask(first: int, end: int) -> NDArray[np.uint64]:
-    """The words of a page with the bits [first, end) set; either may lie outside the page."""
+    """Return the words of a page with the bits [first, end) set; either may be outside the page."""
     bits = np.zeros(1 << PAGE_BITS, np.uint8)
     bits[max(first, 0) : max(end, 0)] = 1
     return np.packbits(bits, bitorder="little").view(np.uint64)

@@ -1,20 +1,284 @@
-"""A whole log at once: every record is met once, or once for each share of the hash range, oldest first."""
+"""Resolve a whole log: read each record once, or once for each share of the hash range, oldest first.
+
+Reading, verifying, decompressing, parsing and hashing a chunk do not depend on the content of the map, so a
+second thread may do them ahead (`records.pipeline`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword import kernels
+from lastword.kernels import key_batch
+from lastword.kernels import offset_map as loops
+from lastword.kernels import table as fields
+from lastword.kernels.key_batch import SIZE_MASK
 from lastword.records.chunk import CHUNK_BYTES, Chunk
-from lastword.resolve.facts import Fates, Resolution, SegmentSource, check_order, digest_seed_of
-from lastword.resolve.offset_map import too_large_key
-from lastword.resolve.rules import LAST_HASH, Rules
-from lastword.resolve.spill import spill_in
-from lastword.resolve.walk import Walk, records_at_most
+from lastword.records.pipeline import in_slots, prepared, second_thread
+from lastword.resolve.bitmaps import PageStore
+from lastword.resolve.facts import (
+    LAST_HASH,
+    Resolution,
+    Rules,
+    SegmentSource,
+    TransactionOutcomes,
+    check_order,
+    digest_seed_of,
+    outcomes_of,
+)
+from lastword.resolve.offset_map import OffsetMap, spill_in, too_large_key
+from lastword.resolve.segment_counts import SegmentCounts
 from lastword.units import NEVER
+
+CACHED_RECORDS = 4096  # of a key batch that is inserted immediately: it stays in the cache
+MAX_RECORDS = 1 << 16  # of a key batch that waits
+
+
+class KeyBatchFiller:
+    """Fills key batches from a chunk, one after another; reused for many chunks."""
+
+    def __init__(self, records: int = CACHED_RECORDS) -> None:
+        self.cursor = np.zeros(key_batch.CURSOR_FIELDS, np.int64)
+        self._make(records)
+
+    def _make(self, records: int) -> None:
+        self.arrays = key_batch.KeyBatch(
+            hashes=np.empty((2, records), np.uint64),
+            spans=np.empty((key_batch.SPAN_FIELDS, records), np.int64),
+            page_ids=np.empty(records, np.int64),
+            homes=np.empty((2, records), np.int64),
+        )
+
+    def start(self, rules: Rules, *, first_pass: bool, old_due: bool) -> None:
+        """Start at the beginning of a chunk."""
+        self.cursor[key_batch.ROW] = 0
+        self.cursor[key_batch.ORDINAL] = 0
+        self.cursor[key_batch.DROP_KEYLESS] = rules.drop_keyless
+        self.cursor[key_batch.NOW] = rules.now_ms
+        self.cursor[key_batch.OLD_DUE] = old_due
+        self.cursor[key_batch.DUE_BELOW] = rules.due_below
+        self.cursor[key_batch.FIRST_PASS] = first_pass
+        self.cursor[key_batch.KEEP_COPIES] = rules.keep_copies
+        self.cursor[key_batch.SAMPLED] = rules.last_hash != LAST_HASH
+
+    def reserve(self, chunk: Chunk) -> None:
+        """Make room for all records of a chunk, within bounds."""
+        counted = int(chunk.table[chunk.data_rows(), fields.COUNT].clip(0).sum())
+        if counted > self.arrays.spans.shape[1]:
+            self._make(min(counted, MAX_RECORDS))
+
+    def fill(self, chunk: Chunk, outcomes: NDArray[np.uint8], words: NDArray[np.uint64]) -> bool:
+        """Fill in the next records; return False if there are none. Raises CorruptBatchError."""
+        if self.cursor[key_batch.ROW] >= chunk.rows:
+            return False
+        status = key_batch.fill_key_batch(
+            chunk.uncompressed, chunk.table, outcomes, chunk.rows, self.cursor, words, self.arrays
+        )
+        if status != kernels.OK:
+            chunk.raise_status(int(self.cursor[key_batch.ROW]), status)
+        return True
+
+
+@dataclass(slots=True)
+class PreparedChunk:
+    """A chunk and its key batches, one after another.
+
+    `outcomes` are those of its batches, `words` those of the map.
+    """
+
+    segment: int
+    chunk: Chunk
+    filler: KeyBatchFiller
+    outcomes: NDArray[np.uint8]
+    words: NDArray[np.uint64]
+    _waits: bool = False  # a key batch was filled and not taken
+
+    def begin(self) -> None:
+        """Fill the first key batch."""
+        self.chunk.decompress()
+        self._waits = self._fill()
+
+    def filled(self) -> bool:
+        """Return whether a key batch is ready for the map; each call moves to the next one."""
+        waited, self._waits = self._waits, False
+        return waited or self._fill()
+
+    def _fill(self) -> bool:
+        return self.filler.fill(self.chunk, self.outcomes, self.words)
+
+
+class KeyScan:
+    """The map, the bits and the counts of a log, while its chunks are read in order.
+
+    The map is made for the first chunk, whose keys determine how many will fit; `max_records(chunk)` returns
+    how many may come. `make_room(chunk)` is called when the map is full, and must make room or raise.
+    """
+
+    def __init__(self, map_bytes: int, salt: bytes, digest_seed: int, rules: Rules) -> None:
+        self.map_bytes = map_bytes
+        self.salt = salt
+        self.digest_seed = digest_seed
+        self.rules = rules
+        self.counts = SegmentCounts()
+        self.state = np.zeros(loops.STATE_FIELDS, np.int64)
+        self.store = PageStore(self.state)
+        self.map: OffsetMap | None = None
+        self.spill: Callable[[int], NDArray[np.uint8]] | None = None
+
+    def take(
+        self,
+        sources: Sequence[SegmentSource],
+        outcomes: TransactionOutcomes | None,
+        max_records: Callable[[Chunk], int],
+        make_room: Callable[[Chunk], None],
+        *,
+        first_segment: int = 0,
+        first_pass: bool = True,
+        old_due: Sequence[bool] = (),
+        chunk_bytes: int = CHUNK_BYTES,
+        threads: int = 1,
+    ) -> Generator[Chunk]:
+        """Insert all chunks of some segments; yield each when it was inserted.
+
+        Close the generator: another thread may work for it.
+        """
+
+        def read(slots: int) -> Iterator[PreparedChunk]:
+            fillers = cycle([KeyBatchFiller() for _ in range(slots)])
+            for segment, source in enumerate(sources, first_segment):
+                reader = source.chunk_reader(chunk_bytes=chunk_bytes, verify=True)
+                for chunk in in_slots(reader, slots):
+                    yield begun(segment, chunk, next(fillers))
+
+        def begun(segment: int, chunk: Chunk, filler: KeyBatchFiller) -> PreparedChunk:
+            if first_pass:
+                self.counts.count(chunk, segment)
+            batch_outcomes = outcomes_of(chunk, outcomes, decided=self.rules.decided)
+            due = bool(old_due) and bool(old_due[segment - first_segment])
+            filler.start(self.rules, first_pass=first_pass, old_due=due)
+            if self.map is None:
+                chunk.decompress()
+                self._first_map(chunk, max_records(chunk))
+            assert self.map is not None
+            return PreparedChunk(segment, chunk, filler, batch_outcomes, self.map.words)
+
+        def prepare(ready: PreparedChunk) -> None:
+            if second is not None:
+                ready.filler.reserve(ready.chunk)
+            ready.begin()
+
+        with (
+            second_thread("lastword-resolve", threads) as second,
+            closing(prepared(read, prepare, second)) as chunks,
+        ):
+            for ready in chunks:
+                while ready.filled():
+                    self.insert(ready.filler, ready.chunk, ready.segment, make_room)
+                yield ready.chunk
+
+    def insert(
+        self,
+        filler: KeyBatchFiller,
+        chunk: Chunk,
+        segment: int,
+        make_room: Callable[[Chunk], None],
+        *,
+        first: int = 0,
+    ) -> None:
+        """Insert a key batch of `chunk` into the map, from its `first` record on."""
+        offset_map = self.map
+        assert offset_map is not None
+        filled = int(filler.cursor[key_batch.FILLED])
+        self.store.register(filler.arrays.page_ids[: int(filler.cursor[key_batch.PAGES_MET])], segment)
+        if self.rules.keep_copies:
+            self.counts.add_weight(
+                segment, int((filler.arrays.spans[key_batch.SIZE, first:filled] & SIZE_MASK).sum())
+            )
+        self.state[loops.NEXT] = first
+        while True:
+            status = loops.insert_keys(
+                chunk.uncompressed,
+                filler.arrays,
+                filled,
+                segment,
+                offset_map.arrays,
+                self.store.arrays,
+                self.counts.arrays,
+            )
+            if status == kernels.OK:
+                return
+            if status != kernels.FULL:
+                offset = filler.arrays.spans[key_batch.OFFSET, int(self.state[loops.NEXT])]
+                row = int(np.searchsorted(chunk.table[:, fields.LAST_OFFSET], offset))
+                chunk.raise_status(row, status)
+            make_room(chunk)
+
+    def _first_map(self, chunk: Chunk, max_records: int) -> OffsetMap:
+        """Make a map with slots for the records that may come, if the budget has room for them."""
+        from lastword.records.columns import decode_columns
+
+        lengths = decode_columns(chunk).key_length
+        keyed = lengths[lengths >= 0]
+        return self.make_map(max_records, float(keyed.mean()) if keyed.size else 24.0)
+
+    def make_map(self, max_records: int, key_bytes: float) -> OffsetMap:
+        """Make the map for so many records with keys of this average size."""
+        self.map = OffsetMap(
+            self.map_bytes,
+            self.salt,
+            self.digest_seed,
+            max_records=max_records,
+            key_bytes=key_bytes,
+            state=self.state,
+            last_hash=self.rules.last_hash,
+            spill=self.spill,
+        )
+        return self.map
+
+    def resolution(self, passes: int, distinct_keys: int, seconds: float) -> Resolution:
+        """Return the result up to now."""
+        used_bytes = probes = 0
+        ratio = 0.0
+        if self.map is not None:
+            self.map.note_peak()
+            probes = self.map.probes
+            used_bytes = self.map.peak_bytes
+            ratio = min(self.map.peak_used / max(self.map.capacity(), 1), 1.0)
+        return Resolution(
+            segments=self.counts.facts(),
+            dead=self.store.finish(),
+            passes=passes,
+            distinct_keys=distinct_keys,
+            map_bytes=self.map_bytes,
+            map_bytes_used=used_bytes,
+            map_used_ratio=ratio,
+            probes=probes,
+            records=int(self.counts.records.sum()),
+            keyless=int(self.counts.stats[:, loops.KEYLESS].sum()),
+            digest_seed=self.digest_seed,
+            seconds=seconds,
+        )
+
+
+def max_records_of(sources: Sequence[SegmentSource], chunk: Chunk) -> int:
+    """Return a bound on the number of records in `sources`, whose first chunk is `chunk`.
+
+    It is the smaller of two bounds: by offsets and by bytes.
+    """
+    offsets = max(sources[-1].next_offset - sources[0].base_offset, 1)
+    counted = int(chunk.table[chunk.data_rows(), fields.COUNT].sum())
+    by_size = 2 * counted * sum(source.size for source in sources) // max(chunk.size_bytes, 1) + 64
+    return min(offsets, by_size)
+
 
 _FILL = 0.97  # share of the map that a range is planned to fill
 _WINDOW = 16  # chunks over which the rate of new keys is measured
@@ -26,47 +290,49 @@ def resolve(
     map_bytes: int,
     salt: bytes,
     now_ms: int | None,
-    fates: Fates | None = None,
+    outcomes: TransactionOutcomes | None = None,
     old_due: Sequence[bool] = (),
     due_below: int = NEVER,
     progress: Callable[[int, int], None] | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
     threads: int = 1,
     scratch: str | None = None,
 ) -> Resolution:
     """Find every dead record of a log.
 
     Args:
-        sources: all its segments up to the limit of what may be resolved, by ascending base offset.
-        map_bytes: memory for the map; too little of it only means more passes, never another result.
-        salt: secret random bytes, new for each map.
-        now_ms: for a cleaning: a tombstone whose batch has a delete horizon at or before it is dead itself,
-            and so is a record without a key. Only for a log from its very start, so that no older copy is
-            left behind. None: only replaced records are dead.
-        fates: what became of the transactions in `sources`. Records of aborted ones have no say about keys
-            and are dead at once. Those of undecided ones have no say either and stay; a cleaning must not
-            meet any. None: there are no transactions.
-        old_due: for a cleaning, one a source: whether tombstones of magic 0 and 1 there are due. These
-            formats have no delete horizon. Empty: none is.
-        due_below: for a cleaning: tombstones at this offset and above are not due, whatever their horizon: a
-            reader that holds a lease has not passed them.
-        progress: hears (bytes done, bytes in all of this pass and those before) after every chunk.
-        threads: 2 lets a second one read, verify, decompress and parse ahead; the result is the same.
-        scratch: a directory for the map's keys, as for `RunningResolution`.
+        sources: All its segments up to the limit of what may be resolved, by ascending base offset.
+        map_bytes: Memory for the map; with less memory there are more passes, and the same result.
+        salt: Secret random bytes, new for each map.
+        now_ms: For a cleaning: a tombstone whose batch has a delete horizon at or before it is dead itself,
+            and so is a record without a key. Only for a log from its very start, so that no older copy
+            stays. None: only superseded records are dead.
+        outcomes: The outcomes of the transactions in `sources`. Records of aborted transactions supersede
+            nothing and are dead. Those of ongoing transactions supersede nothing and stay; a cleaning must
+            not contain any. None: there are no transactions.
+        old_due: For a cleaning, one for each source: whether its tombstones of magic 0 and 1 are due. These
+            formats have no delete horizon. Empty: none is due.
+        due_below: For a cleaning: tombstones at this offset and above are not due, whatever their horizon,
+            because a reader that holds a lease has not passed them.
+        progress: Called with (bytes done, bytes of all passes up to this one) after every chunk.
+        threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
+            same.
+        scratch: A directory for the map's keys, as for `RunningResolution`.
 
-    Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (a transaction without `fates`, or an
-    undecided one in a cleaning).
+    Raises:
+        CorruptBatchError: A batch is damaged.
+        UnknownMagicError: A batch has an unknown magic.
+        UnsupportedBatchError: A transaction without `outcomes`, or an ongoing one in a cleaning.
     """
     rules = Rules()
     if now_ms is not None:
-        rules = Rules(decided=True, keyless_go=True, now_ms=now_ms, due_below=due_below)
-    resolver = Resolver(sources, map_bytes, salt, rules, fates, old_due, progress, chunk_bytes, threads)
-    resolver.walk.spill = spill_in(scratch)
+        rules = Rules(decided=True, drop_keyless=True, now_ms=now_ms, due_below=due_below)
+    resolver = Resolver(sources, map_bytes, salt, rules, outcomes, old_due, progress, threads)
+    resolver.scan.spill = spill_in(scratch)
     return resolver.run()
 
 
 class Resolver:
-    """Passes over the records of a log, or of a share of all keys (`hashes`: the first and last of them)."""
+    """Passes over the records of a log, or of a share of all keys (`hashes`: the first and last hash)."""
 
     hashes = (0, LAST_HASH)
 
@@ -76,72 +342,70 @@ class Resolver:
         map_bytes: int,
         salt: bytes,
         rules: Rules,
-        fates: Fates | None = None,
+        outcomes: TransactionOutcomes | None = None,
         old_due: Sequence[bool] = (),
         progress: Callable[[int, int], None] | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
         threads: int = 1,
     ) -> None:
         check_order(sources)
         self.sources = sources
-        self.fates = fates
+        self.outcomes = outcomes
         self.old_due = old_due
         self.threads = threads
         self.progress = progress
-        self.chunk_bytes = chunk_bytes
         self.total_bytes = sum(source.size for source in sources)
         self.done_bytes = 0  # of this pass
-        self.walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
-        self.walk.tally.add(sources)
+        self.scan = KeyScan(map_bytes, salt, digest_seed_of(salt), rules)
+        self.scan.counts.add(sources)
         self.recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (bytes done, keys in the map)
 
     def run(self) -> Resolution:
+        """Run all passes and return the result."""
         started = time.perf_counter()
         first, end = self.hashes
         passes = keys = 0
         while True:
             passes += 1
             self.take_all(passes)
-            offset_map = self.walk.map
+            offset_map = self.scan.map
             if offset_map is None:  # no batch at all
                 break
             last = offset_map.hash_range[1]
-            found = offset_map.distinct_keys
-            keys += found
+            pass_keys = offset_map.distinct_keys
+            keys += pass_keys
             if last >= end:
                 break
             width = last - first + 1
-            share = _FILL * offset_map.capacity() / max(found, 1)
+            share = _FILL * offset_map.capacity() / max(pass_keys, 1)
             first = last + 1
             offset_map.start_pass(first, min(first + max(int(width * share), 1) - 1, end))
-        return self.walk.resolution(passes, keys, time.perf_counter() - started)
+        return self.scan.resolution(passes, keys, time.perf_counter() - started)
 
     def take_all(self, number: int) -> None:
-        """Pass `number`, from 1: every record of the map's range."""
+        """Run pass `number`, from 1: insert every record in the map's range of hashes."""
         self.done_bytes = 0
         self.recent.clear()
         before = (number - 1) * self.total_bytes
-        chunks = self.walk.take(
+        chunks = self.scan.take(
             self.sources,
-            self.fates,
-            partial(records_at_most, self.sources),
+            self.outcomes,
+            partial(max_records_of, self.sources),
             self.make_room,
             first_pass=number == 1,
             old_due=self.old_due,
-            chunk_bytes=self.chunk_bytes,
             threads=self.threads,
         )
         with closing(chunks):
             for chunk in chunks:
                 self.done_bytes += chunk.size_bytes
-                if self.walk.map is not None:
-                    self.recent.append((self.done_bytes, self.walk.map.distinct_keys))
+                if self.scan.map is not None:
+                    self.recent.append((self.done_bytes, self.scan.map.distinct_keys))
                 if self.progress is not None:
                     self.progress(before + self.done_bytes, before + self.total_bytes)
 
     def make_room(self, chunk: Chunk) -> None:
-        """Regrow the slots, or else give up a part of the hash range: later passes will cover it."""
-        offset_map = self.walk.map
+        """Enlarge the slots, or else give up a part of the hash range: later passes will cover it."""
+        offset_map = self.scan.map
         assert offset_map is not None
         used = offset_map.distinct_keys
         if used == 0 and offset_map.spill is None:
@@ -156,4 +420,4 @@ class Resolver:
         expected = used + rate * max(self.total_bytes - done, 0)
         share = min(max(_FILL * used / expected, 1 / 64), 0.85)
         self.recent.clear()
-        offset_map.narrow(share, self.walk.store.arrays, self.walk.tally.arrays)
+        offset_map.narrow(share, self.scan.store.arrays, self.scan.counts.arrays)

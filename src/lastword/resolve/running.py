@@ -1,4 +1,4 @@
-"""A resolution that is kept: later segments are added to it, and rewritten ones change places in it."""
+"""A resolution that is kept: later segments are added to it, and rewritten segments are replaced in it."""
 
 from __future__ import annotations
 
@@ -13,56 +13,120 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.kernels import copies as loops
-from lastword.kernels import offset_map as fields
+from lastword.kernels import offset_map as map_fields
+from lastword.kernels import table as fields
 from lastword.kernels.key_batch import TOMBSTONE
 from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, CountArrays
-from lastword.kernels.table import BASE_OFFSET
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
 from lastword.resolve.facts import (
-    Fates,
+    LAST_HASH,
     MapFull,
     Resolution,
+    Rules,
     SegmentFacts,
     SegmentSource,
     Tombstones,
+    TransactionOutcomes,
     check_order,
     digest_seed_of,
 )
-from lastword.resolve.horizons import Horizons
-from lastword.resolve.rules import LAST_HASH, Rules
-from lastword.resolve.spill import spill_in
-from lastword.resolve.tally import Tally
-from lastword.resolve.walk import Walk, records_at_most
+from lastword.resolve.offset_map import spill_in
+from lastword.resolve.resolver import KeyScan, max_records_of
+from lastword.resolve.segment_counts import SegmentCounts
+from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT
+
+_FEW = 1024
+
+
+class Horizons:
+    """Delete horizons of the batches that hold tombstones.
+
+    Rows of (base offset, last offset, horizon), ascending: int64[n, 3]. The table grows with every batch
+    that has a horizon; `keep` removes the batches without a live tombstone.
+    """
+
+    def __init__(self, table: NDArray[np.int64] | None = None) -> None:
+        self._start(np.empty((0, 3), np.int64) if table is None else table.reshape(-1, 3))
+
+    def _start(self, table: NDArray[np.int64]) -> None:
+        self._rows = [table]
+        self._count = len(table)
+        self._enough = max(2 * self._count, _FEW)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the memory of the table."""
+        return 24 * self._count
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether the table has doubled since `keep`."""
+        return self._count > self._enough
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the batches of a chunk above all others."""
+        special = DELETE_HORIZON_BIT | CONTROL_BIT
+        rows = (chunk.table[:, fields.ATTRIBUTES] & special == DELETE_HORIZON_BIT) & (
+            chunk.table[:, fields.MAGIC] == 2
+        )
+        if rows.any():
+            columns = [fields.BASE_OFFSET, fields.LAST_OFFSET, fields.BASE_TIMESTAMP]
+            self._rows.append(chunk.table[rows][:, columns])
+            self._count += len(self._rows[-1])
+
+    def table(self) -> NDArray[np.int64]:
+        """Return the rows as one array."""
+        if len(self._rows) != 1:
+            self._rows = [np.concatenate(self._rows)]
+        return self._rows[0]
+
+    def of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the horizon of each offset's batch, -1 if it has none."""
+        table = self.table()
+        horizons = np.full(offsets.size, -1, np.int64)
+        if table.size:
+            row = np.maximum(np.searchsorted(table[:, 0], offsets, side="right") - 1, 0)
+            inside = (table[row, 0] <= offsets) & (offsets <= table[row, 1])
+            horizons[inside] = table[row[inside], 2]
+        return horizons
+
+    def keep(self, offsets: NDArray[np.int64]) -> None:
+        """Keep only the batches that hold one of these offsets (ascending)."""
+        table = self.table()
+        held = np.searchsorted(offsets, table[:, 0]) < np.searchsorted(offsets, table[:, 1], side="right")
+        self._start(table[held])
+
 
 __all__ = ["MapFull", "RunningResolution", "Tombstones"]
 
 _GROWTH = 1.6  # of the slots, when a map that is kept is full
-_LISTED_BYTES = 60  # memory for each live tombstone while they are listed and looked at
-_LISTED_FREE_BYTES = 32 << 20  # of it, beside the map's budget
-_MOST_VACANCIES = 0.2  # share of the entries that may wait to be used again
+_LISTED_BYTES = 60  # memory for each live tombstone while they are listed
+_LISTED_FREE_BYTES = 32 << 20  # of that memory, beside the map's budget
+_MAX_VACANCIES = 0.2  # share of the entries that may be vacant
 
 
 class RunningResolution:
     """Map, bits and facts of a log up to `limit`, to which later segments can be added. Not thread-safe.
 
-    Records without a key and those of aborted transactions are dead at once. A tombstone is dead when
-    `mark_due` says so, whatever the horizon of its batch.
+    Records without a key and those of aborted transactions are dead from the start. A tombstone is dead
+    after `mark_due`, whatever the horizon of its batch.
+
+    `limit` is the offset after the last one added. `exact`: every key is in the map, and bits and copies are
+    true. But where `forget` was allowed and room was needed (`forgot_copies`), copies are not counted for
+    keys that only aborted transactions wrote. After an error of `add_segments` the object must not be used
+    again.
 
     Args:
-        map_bytes: budget of the map; memory is taken as keys come.
-        salt: secret random bytes, new for each map.
-        share: below 1, only keys whose salted hash lies in the first `share` of the range are looked at, and
-            as large a share of the records without a key. Dead and live counts, bytes and tombstones are
-            then those of the sample: divide them by `share`. `records` counts all. A sample never decides
-            about a record.
-        scratch: a directory for the keys, in a mapped file without a name; then `map_bytes` bounds the slots
+        map_bytes: Budget of the map; memory is allocated as keys arrive.
+        salt: Secret random bytes, new for each map.
+        share: Below 1, only keys whose salted hash is in the first `share` of the range are read, and as
+            large a share of the records without a key. Dead and live counts, bytes and tombstones are then
+            those of the sample: divide them by `share`. `records` counts all. A sample never decides about a
+            record.
+        scratch: A directory for the keys, in a mapped file without a name; then `map_bytes` bounds the slots
             alone, and a full drive is a DiskFullError.
-        threads: as for `resolve`.
-
-    `limit` is one past the last offset taken. `exact`: every key is in the map, bits and copies are the
-    truth; but where `forget` was allowed and room was wanted (`forgot_copies`), no copies are counted of keys
-    that only aborted transactions wrote. After an error of `absorb` the object must not be used again.
+        threads: As for `resolve`.
     """
 
     def __init__(
@@ -76,32 +140,40 @@ class RunningResolution:
         self._share = share
         self._threads = threads
         last_hash = LAST_HASH if share == 1 else int(LAST_HASH * share)
-        rules = Rules(decided=True, keyless_go=True, keep_copies=True, last_hash=last_hash)
-        self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
-        self._walk.spill = spill_in(scratch)
+        rules = Rules(decided=True, drop_keyless=True, keep_copies=True, last_hash=last_hash)
+        self._scan = KeyScan(map_bytes, salt, digest_seed_of(salt), rules)
+        self._scan.spill = spill_in(scratch)
         self._horizons = Horizons()
-        self._going: tuple[int, int] | None = None  # offsets from and to that `dropping` has heard of
+        self._removals: tuple[int, int] | None = None  # range of offsets given to `count_removals`
         self.forgot_copies = False
 
     # ---------------------------------------------------------------- growing
 
-    def absorb(
+    def add_segments(
         self,
         sources: Sequence[SegmentSource],
         *,
-        fates: Fates | None = None,
+        outcomes: TransactionOutcomes | None = None,
         progress: Callable[[int, int], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 0,
         forget: bool = False,
         more: Sequence[SegmentSource] = (),
     ) -> None:
-        """Take in whole segments at or above `limit`, by ascending base offset, all of them decided.
+        """Add whole segments at or above `limit`, by ascending base offset, without ongoing transactions.
 
-        `progress` hears (bytes done, bytes in all) after every chunk, and may raise to stop. Raises MapFull,
-        and what `resolve` raises. `threads`: for this call; 0: as the object was made. `forget`: before the
-        map is full, keys without a record leave it, though aborted copies of them lie in the log. `more`:
-        what will be taken in next, so that the map need not shrink and grow meanwhile.
+        Args:
+            sources: The segments.
+            outcomes: As for `resolve`.
+            progress: Called with (bytes done, bytes in all) after every chunk; may raise to stop.
+            chunk_bytes: Bytes to read at a time.
+            threads: For this call; 0: as for the object.
+            forget: Before the map is full, remove keys without a record, though the log has aborted copies
+                of them.
+            more: Segments that will be added next, so that the map need not shrink and grow in between.
+
+        Raises:
+            MapFull: The keys do not fit. Also raises the errors of `resolve`.
         """
         self._idle()
         if not sources:
@@ -110,14 +182,14 @@ class RunningResolution:
         started = time.perf_counter()
 
         def most(chunk: Chunk) -> int:
-            return int(records_at_most([*sources, *more], chunk) * self._share) + 1
+            return int(max_records_of([*sources, *more], chunk) * self._share) + 1
 
-        first = len(self._walk.tally)
-        self._walk.tally.add(sources)
+        first = len(self._scan.counts)
+        self._scan.counts.add(sources)
         total, done = sum(source.size for source in sources), 0
-        chunks = self._walk.take(
+        chunks = self._scan.take(
             sources,
-            fates,
+            outcomes,
             most,
             partial(self._make_room, forget=forget),
             first_segment=first,
@@ -131,87 +203,93 @@ class RunningResolution:
                 done += chunk.size_bytes
                 if progress is not None:
                     progress(done, total)
-        self.limit = max(sources[-1].next_offset, int(self._walk.tally.ends[-1]))
-        if self._walk.map is not None and not more:
-            self._walk.map.trim()
+        self.limit = max(sources[-1].next_offset, int(self._scan.counts.ends[-1]))
+        if self._scan.map is not None and not more:
+            self._scan.map.trim()
         if self._horizons.crowded:
             self._horizons.keep(self._live_tombstones()[1])
         self.seconds += time.perf_counter() - started
 
     def _check_tombstones(self) -> None:
-        """Beyond some, what they cost to list comes out of the map's budget: a log of nothing else would
-        take twice of it.
+        """Raise MapFull if there are too many tombstones to list.
+
+        Above a limit, the memory to list them counts against the map's budget: a log of tombstones alone
+        would take twice the budget.
         """
-        offset_map = self._walk.map
+        offset_map = self._scan.map
         if offset_map is None:
             return
-        count = int(self._walk.tally.stats[:, fields.TOMBSTONES].sum())
+        count = int(self._scan.counts.stats[:, map_fields.TOMBSTONES].sum())
         room = offset_map.map_bytes - offset_map.anonymous_bytes + _LISTED_FREE_BYTES
         if count * _LISTED_BYTES > room:
             raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
 
     def _make_room(self, chunk: Chunk, *, forget: bool) -> None:
-        offset_map = self._walk.map
+        offset_map = self._scan.map
         assert offset_map is not None
         if offset_map.make_room(_GROWTH):
             return
         self.forgot_copies |= forget and offset_map.forget_vacant()
-        vacancies = int(self._walk.state[fields.VACANCIES])
-        offset_map.drop(self._walk.store.arrays, self._walk.tally.arrays)
-        if int(self._walk.state[fields.VACANCIES]) == vacancies:
+        vacancies = int(self._scan.state[map_fields.VACANCIES])
+        offset_map.drop(self._scan.store.arrays, self._scan.counts.arrays)
+        if int(self._scan.state[map_fields.VACANCIES]) == vacancies:
             raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
 
-    # ---------------------------------------------------------------- what it knows
+    # ---------------------------------------------------------------- facts
 
     def resolution(self) -> Resolution:
-        """What `resolve` would have found in all segments at once; later changes do not touch it."""
-        keys = 0 if self._walk.map is None else self._walk.map.distinct_keys
-        return self._walk.resolution(1, keys, self.seconds)
+        """Return the result of `resolve` on all segments together; later changes do not affect it."""
+        keys = 0 if self._scan.map is None else self._scan.map.distinct_keys
+        return self._scan.resolution(1, keys, self.seconds)
 
     def facts(self) -> tuple[SegmentFacts, ...]:
-        """About each segment, ascending; the bytes of one that was rewritten are shares of its new file."""
-        return self._walk.tally.facts()
+        """Return the facts of each segment, ascending.
 
-    def lowest_killer(self, segment_index: int) -> int | None:
-        """The lowest offset of a record that replaced one which is still in that segment's file."""
-        found = int(self._walk.tally.stats[segment_index, fields.LOWEST_SUPERSEDING])
-        return None if found == NO_OFFSET else found
+        The bytes of a rewritten segment are shares of its new file.
+        """
+        return self._scan.counts.facts()
+
+    def lowest_superseding(self, segment_index: int) -> int | None:
+        """Return the lowest offset of a record that superseded a record still in that segment's file."""
+        offset = int(self._scan.counts.stats[segment_index, map_fields.LOWEST_SUPERSEDING])
+        return None if offset == NO_OFFSET else offset
 
     def tombstones(self) -> Tombstones:
-        """All live ones: one pass over the keys."""
+        """Return all live tombstones: one pass over the keys."""
         offsets, copies, size_bytes = self._live_tombstones()[1:]
-        tally = self._walk.tally
-        if tally.is_scaled:
-            segments = np.searchsorted(tally.bases, offsets, side="right") - 1
-            size_bytes = tally.scaled(segments, size_bytes)
+        counts = self._scan.counts
+        if counts.is_scaled:
+            segments = np.searchsorted(counts.bases, offsets, side="right") - 1
+            size_bytes = counts.scaled(segments, size_bytes)
         return Tombstones(offsets, copies, size_bytes, self._horizons.of(offsets))
 
     @property
     def distinct_keys(self) -> int:
-        """Keys in the map that have a record."""
-        return 0 if self._walk.map is None else self._walk.map.distinct_keys
+        """Return the keys in the map that have a record."""
+        return 0 if self._scan.map is None else self._scan.map.distinct_keys
 
     @property
     def memory_bytes(self) -> int:
-        """Anonymous memory of all that is kept."""
-        kept = self._walk.store.size_bytes + self._walk.tally.size_bytes + self._horizons.size_bytes
-        return kept + (0 if self._walk.map is None else self._walk.map.anonymous_bytes)
+        """Return the anonymous memory of all that is kept."""
+        kept = self._scan.store.size_bytes + self._scan.counts.size_bytes + self._horizons.size_bytes
+        return kept + (0 if self._scan.map is None else self._scan.map.anonymous_bytes)
 
     def _live_tombstones(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-        """(entry, offset, copies, size as the map knows it), by ascending offset. There may be as many as
-        keys: one column after another is put in order, if they are not.
+        """Return (entry, offset, copies, size in the map) of the live tombstones, by ascending offset.
+
+        There may be as many as keys, so they are sorted column by column, and only if needed.
         """
-        count = int(self._walk.tally.stats[:, fields.TOMBSTONES].sum())
+        count = int(self._scan.counts.stats[:, map_fields.TOMBSTONES].sum())
         entries, offsets, sizes = (np.empty(count, np.int64) for _ in range(3))
         copies = np.empty(count, np.uint8)
-        if self._walk.map is not None and count:
-            found = loops.list_tombstones(
-                self._walk.map.arena, self._walk.state, entries, offsets, copies, sizes
+        if self._scan.map is not None and count:
+            listed = loops.list_tombstones(
+                self._scan.map.arena, self._scan.state, entries, offsets, copies, sizes
             )
-            if found != count:
-                raise ValueError(f"{found} live tombstones in the map, {count} in its segments")
+            if listed != count:
+                raise ValueError(f"{listed} live tombstones in the map, {count} in its segments")
         if (offsets[1:] < offsets[:-1]).any():
             order = np.argsort(offsets)
             entries = entries[order]
@@ -223,9 +301,9 @@ class RunningResolution:
     # ---------------------------------------------------------------- tombstones and rewrites
 
     def mark_due(self, offsets: Sequence[int] | NDArray[np.int64]) -> None:
-        """These live tombstones, of whose keys nothing else is left, are dead now.
+        """Mark these live tombstones dead; each must be the only record of its key.
 
-        ValueError, and nothing changed, if one of them is no such tombstone.
+        Raises ValueError, and changes nothing, if an offset is not such a tombstone.
         """
         self._idle()
         wanted = np.unique(np.asarray(offsets, np.int64))
@@ -237,50 +315,55 @@ class RunningResolution:
         if not good.all():
             offset = int(wanted[~good][0])
             raise ValueError(f"offset {offset} is not a live tombstone that is its key's only record")
-        offset_map = self._walk.map
+        offset_map = self._scan.map
         assert offset_map is not None
-        loops.mark_due(offset_map.arrays, entries[at], self._walk.store.arrays, self._walk.tally.arrays)
+        loops.mark_due(offset_map.arrays, entries[at], self._scan.store.arrays, self._scan.counts.arrays)
 
     def revive(self, offsets: NDArray[np.int64]) -> None:
-        """Those of these tombstones that `mark_due` took for dead, and that no newer record has replaced, are
-        live again. Their batches count as having a delete horizon."""
+        """Make tombstones live again that `mark_due` marked and no newer record superseded.
+
+        Offsets of other tombstones are ignored. The batches count as having a delete horizon.
+        """
         self._idle()
-        walk, offset_map = self._walk, self._walk.map
+        scan, offset_map = self._scan, self._scan.map
         if offset_map is None:
             return
-        at, found, size_bytes = offset_map.due_tombstones()
-        wanted = np.isin(found, offsets)
-        at, found, size_bytes = at[wanted], found[wanted], size_bytes[wanted]
-        # What marking them takes off their segments, told to arrays of its own, is what comes back.
+        at, due, size_bytes = offset_map.due_tombstones()
+        chosen = np.isin(due, offsets)
+        at, due, size_bytes = at[chosen], due[chosen], size_bytes[chosen]
+        # Marking them due with separate arrays counts what has to be added back.
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
-        stats, digests = np.zeros_like(walk.tally.stats), np.zeros_like(walk.tally.digests)
+        stats, digests = np.zeros_like(scan.counts.stats), np.zeros_like(scan.counts.digests)
         loops.mark_due(
-            offset_map.arrays, at, walk.store.arrays, CountArrays(walk.tally.bases, stats, digests)
+            offset_map.arrays, at, scan.store.arrays, CountArrays(scan.counts.bases, stats, digests)
         )
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
-        walk.store.unset(found)
-        owners = np.searchsorted(walk.tally.bases, found, side="right") - 1
-        np.add.at(stats[:, fields.DEAD_RECORDS], owners, 1)
-        np.add.at(stats[:, fields.DEAD_BYTES], owners, size_bytes)
-        walk.tally.stats -= stats
-        walk.tally.digests -= digests
+        scan.store.unset(due)
+        owners = np.searchsorted(scan.counts.bases, due, side="right") - 1
+        np.add.at(stats[:, map_fields.DEAD_RECORDS], owners, 1)
+        np.add.at(stats[:, map_fields.DEAD_BYTES], owners, size_bytes)
+        scan.counts.stats -= stats
+        scan.counts.digests -= digests
 
-    def left_alone(self, offsets: NDArray[np.int64]) -> None:
-        """Of the keys of these live tombstones (ascending) nothing else is left, whatever was counted.
-        Copies stick at 255, and those of segments that have left the log at its front are never dropped.
+    def set_only_copies(self, offsets: NDArray[np.int64]) -> None:
+        """Set the copies of the keys of these live tombstones (ascending) to one, whatever was counted.
+
+        Counts stay at 255, and copies in segments that retention deleted are never subtracted.
         """
-        if offsets.size and self._walk.map is not None:
+        if offsets.size and self._scan.map is not None:
             entries, live, _, _ = self._live_tombstones()
-            self._walk.map.arena[entries[np.searchsorted(live, offsets)] + COPIES_AT] = 1
+            self._scan.map.arena[entries[np.searchsorted(live, offsets)] + COPIES_AT] = 1
 
-    def dropping(self, chunk: Chunk, dead: DeadBitmaps) -> None:
-        """A rewrite leaves the dead records of this chunk out. Counts once `swapped` is called; until then
-        nothing may be absorbed or marked. `dead`: the bits that the rewrite goes by.
+    def count_removals(self, chunk: Chunk, dead: DeadBitmaps) -> None:
+        """Count the dead records of this chunk as removed by the rewrite in progress.
+
+        The count takes effect in `replace_segments`; until then nothing may be added or marked. `dead`: the
+        bits by which the rewrite removes records.
         """
-        first, after = int(chunk.table[0, BASE_OFFSET]), chunk.next_offset
-        low, high = self._going or (first, after)
-        self._going = min(low, first), max(high, after)
-        offset_map = self._walk.map
+        first, after = int(chunk.table[0, fields.BASE_OFFSET]), chunk.next_offset
+        low, high = self._removals or (first, after)
+        self._removals = min(low, first), max(high, after)
+        offset_map = self._scan.map
         if offset_map is None:
             return
         row, status = loops.count_removals(
@@ -289,74 +372,74 @@ class RunningResolution:
         if status != kernels.OK:
             chunk.raise_status(row, status)
 
-    def abandon(self) -> None:
-        """The rewrite under way was given up: its sources stay."""
-        self._settle_going(gone=False)
+    def discard_removals(self) -> None:
+        """Discard the counted removals: the rewrite was given up, and its sources stay."""
+        self._apply_removals(published=False)
 
-    def swapped(
+    def replace_segments(
         self, first: int, last: int, size_bytes: int, next_offset: int, *, forget: bool = False
     ) -> None:
-        """Segments `first` to `last` (indexes) are one file now, without their dead records.
+        """Replace segments `first` to `last` (indexes) by one file without their dead records.
 
-        The map keeps the sizes that their records had; facts scale them to the new file. A key of which
-        nothing is left leaves the map; `forget`: so does one without a record, whatever is counted of it.
+        The map keeps the old sizes of the records; facts scale them to the new file. A vacant key without
+        copies leaves the map; with `forget` also one with copies.
         """
-        tally, store = self._walk.tally, self._walk.store
-        if not 0 <= first <= last < len(tally):
-            raise ValueError(f"segments {first} to {last} of {len(tally)}")
-        start = int(tally.bases[first])
-        end = int(tally.bases[last + 1]) if last + 1 < len(tally) else self.limit
-        if self._going is not None and (self._going[0] < start or self._going[1] > end):
-            raise ValueError("records of other segments are about to go as well: one rewrite at a time")
-        self._settle_going(gone=True)
-        tally.merge(first, last, size_bytes, next_offset, share=self._share)
+        counts, store = self._scan.counts, self._scan.store
+        if not 0 <= first <= last < len(counts):
+            raise ValueError(f"segments {first} to {last} of {len(counts)}")
+        start = int(counts.bases[first])
+        end = int(counts.bases[last + 1]) if last + 1 < len(counts) else self.limit
+        if self._removals is not None and (self._removals[0] < start or self._removals[1] > end):
+            raise ValueError("removals of other segments are counted as well: one rewrite at a time")
+        self._apply_removals(published=True)
+        counts.merge(first, last, size_bytes, next_offset, share=self._share)
         store.clear(start, end)
         segments = store.page_segments[: store.pages]
         segments[(segments > first) & (segments <= last)] = first
         segments[segments > last] -= last - first
         self._tidy(forget)
 
-    def _settle_going(self, *, gone: bool) -> None:
-        """Nothing to do, and no pass over the keys, where no rewrite told what it leaves out."""
-        noted, self._going = self._going is not None, None
-        if noted and self._walk.map is not None:
-            loops.apply_removals(self._walk.map.arena, self._walk.state, gone)
+    def _apply_removals(self, *, published: bool) -> None:
+        """Apply the counted removals, or discard them. Without a rewrite, no pass over the keys is needed."""
+        counted, self._removals = self._removals is not None, None
+        if counted and self._scan.map is not None:
+            loops.apply_removals(self._scan.map.arena, self._scan.state, published)
 
     def _tidy(self, forget: bool) -> None:
-        vacancies, used = (int(self._walk.state[field]) for field in (fields.VACANCIES, fields.USED))
-        if self._walk.map is not None and vacancies > _MOST_VACANCIES * used:
-            self.forgot_copies |= forget and self._walk.map.forget_vacant()
-            self._walk.map.drop(self._walk.store.arrays, self._walk.tally.arrays)
+        vacancies, used = (int(self._scan.state[field]) for field in (map_fields.VACANCIES, map_fields.USED))
+        if self._scan.map is not None and vacancies > _MAX_VACANCIES * used:
+            self.forgot_copies |= forget and self._scan.map.forget_vacant()
+            self._scan.map.drop(self._scan.store.arrays, self._scan.counts.arrays)
 
     def _idle(self) -> None:
-        if self._going is not None:
+        if self._removals is not None:
             raise ValueError("a rewrite is under way: `swapped` or `abandon` comes first")
 
-    # ---------------------------------------------------------------- kept in a file
+    # ---------------------------------------------------------------- saving
 
     def to_parts(self) -> dict[str, Any]:
-        """All of it as arrays and numbers, without slack. Not while a rewrite is under way.
+        """Return all state as arrays and numbers, without slack. Not while a rewrite is in progress.
 
-        The keys are no copy, which would take as much memory again: write them before anything changes.
+        The keys are not copied, which would take as much memory again: write them before anything changes.
         """
         self._idle()
-        walk = self._walk
-        walk.store.compact()
-        bits = walk.store.finish()
-        parts: dict[str, Any] = {f"tally_{name}": part for name, part in walk.tally.to_parts().items()}
+        scan = self._scan
+        scan.store.compact()
+        bits = scan.store.finish()
+        parts: dict[str, Any] = {f"tally_{name}": part for name, part in scan.counts.to_parts().items()}
         parts |= {
-            "salt": np.frombuffer(walk.salt, np.uint8).copy(),
+            "salt": np.frombuffer(scan.salt, np.uint8).copy(),
             "share": self._share,
             "limit": self.limit,
             "page_ids": bits.page_ids,
             "page_slots": bits.page_slots,
             "page_bits": bits.page_bits,
-            "page_segments": walk.store.page_segments[: walk.store.pages].copy(),
+            "page_segments": scan.store.page_segments[: scan.store.pages].copy(),
             "horizons": self._horizons.table(),
         }
-        if walk.map is not None:
-            used, vacancies = (int(walk.state[field]) for field in (fields.USED, fields.VACANCIES))
-            parts |= {"arena": walk.map.arena[: walk.map.arena_bytes], "keys": used, "vacancies": vacancies}
+        if scan.map is not None:
+            used, vacancies = (int(scan.state[field]) for field in (map_fields.USED, map_fields.VACANCIES))
+            parts |= {"arena": scan.map.arena[: scan.map.arena_bytes], "keys": used, "vacancies": vacancies}
         return parts
 
     @classmethod
@@ -369,11 +452,10 @@ class RunningResolution:
         threads: int = 1,
         give: bool = False,
     ) -> RunningResolution:
-        """What `to_parts` gave, with a budget of its own. Raises MapFull; ValueError for parts that do not
-        fit together.
+        """Return the resolution from the parts of `to_parts`, with another budget.
 
-        `give`: nobody else uses the arrays any more. Keys that are the beginning of an array of `map_bytes`
-        are then taken over, not copied.
+        `give`: the caller does not use the arrays any more. Keys at the beginning of an array of `map_bytes`
+        are then used without a copy. Raises MapFull, and ValueError for parts that do not match.
         """
         made = cls(
             map_bytes=map_bytes,
@@ -382,17 +464,17 @@ class RunningResolution:
             scratch=scratch,
             threads=threads,
         )
-        walk = made._walk
-        walk.tally = Tally.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})
+        scan = made._scan
+        scan.counts = SegmentCounts.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})
         made.limit = int(parts["limit"])
         bits = DeadBitmaps(*(np.asarray(parts[f"page_{name}"]) for name in ("ids", "slots", "bits")))
-        check_pages(bits, np.asarray(parts["page_segments"]), len(walk.tally))
-        walk.store = PageStore(walk.state, bits)
-        walk.store.page_segments[: bits.page_ids.size] = parts["page_segments"]
+        check_pages(bits, np.asarray(parts["page_segments"]), len(scan.counts))
+        scan.store = PageStore(scan.state, bits)
+        scan.store.page_segments[: bits.page_ids.size] = parts["page_segments"]
         made._horizons = Horizons(np.asarray(parts["horizons"], np.int64))
         if "arena" in parts:
             keys = int(parts["keys"])
-            offset_map = walk.make_map(1, 24.0)
+            offset_map = scan.make_map(1, 24.0)
             arena, vacancies = np.asarray(parts["arena"], np.uint8), int(parts["vacancies"])
             if not offset_map.load(arena, keys, vacancies, give=give):
                 raise MapFull(keys, map_bytes)

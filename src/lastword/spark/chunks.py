@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution
-    from lastword.resolve.facts import Fates
+    from lastword.resolve.facts import TransactionOutcomes
     from lastword.segment.segment import Segment
 
 CHUNK_BYTES = 2 << 20
@@ -190,7 +190,7 @@ def newest_chunks(
             if not tombstones and start <= view.log_start:
                 resolution = from_accounts(files, view, sources, outcomes, memory)
             if resolution is None:
-                resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, fates=fates)
+                resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, outcomes=fates)
         except FileVanishedError:
             continue
         try:
@@ -227,7 +227,11 @@ def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptio
 
 
 def from_accounts(
-    files: Files, view: PartitionView, sources: list[RangeSource], outcomes: Fates | None, memory_bytes: int
+    files: Files,
+    view: PartitionView,
+    sources: list[RangeSource],
+    outcomes: TransactionOutcomes | None,
+    memory_bytes: int,
 ) -> Resolution | None:
     """Use the saved garbage index of the partition instead of the first pass; None if it does not apply.
 
@@ -246,7 +250,7 @@ def from_accounts(
         return None
     try:
         above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
-        ledger.tracking.running.absorb(above, fates=outcomes or Decisions())
+        ledger.tracking.running.add_segments(above, outcomes=outcomes or Decisions())
         return ledger.resolution()
     except MapFull:
         return None

@@ -347,7 +347,7 @@ def _resolved(
         map_bytes=map_bytes,
         salt=os.urandom(16),
         now_ms=None,
-        fates=outcomes,
+        outcomes=outcomes,
         progress=report_scan,
         threads=threads if total >= 2 * _LARGE_BYTES else 1,
     )

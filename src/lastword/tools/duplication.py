@@ -21,7 +21,7 @@ from lastword.partition.transactions import Fate
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
-from lastword.resolve import Resolution, fates_of, resolve
+from lastword.resolve import Resolution, outcomes_of, resolve
 from lastword.tools.concatenated import ConcatenatedLog, shared_keys
 from lastword.tools.sketches import Estimate, KeySet, Sketch, Sketcher
 from lastword.units import format_bytes
@@ -29,7 +29,7 @@ from lastword.values import Value, plural
 
 if TYPE_CHECKING:
     from lastword.resolve import SegmentFacts, SegmentSource
-    from lastword.resolve.facts import Fates
+    from lastword.resolve.facts import TransactionOutcomes
     from lastword.segment.segment import Segment
 
 BY = ("topic", "partition", "segment")
@@ -149,7 +149,7 @@ def sketch_of(view: PartitionView, wanted: Callable[[int], bool]) -> Sketch:
         for segment in view.segments:
             if wanted(segment.base_offset):
                 for chunk in segment.chunk_reader(verify=True):
-                    sketcher.add(chunk, fates_of(chunk, outcomes) == Fate.COMMITTED)
+                    sketcher.add(chunk, outcomes_of(chunk, outcomes) == Fate.COMMITTED)
         return sketcher.sketch()
 
     return _repeated([view], look)
@@ -171,7 +171,7 @@ def _sketched(
         for segment in reversed(view.segments) if by_segment else view.segments:
             outcomes = Outcomes(view, view.log_end)
             for chunk in segment.chunk_reader(verify=True):
-                sketcher.add(chunk, fates_of(chunk, outcomes) == Fate.COMMITTED)
+                sketcher.add(chunk, outcomes_of(chunk, outcomes) == Fate.COMMITTED)
                 done_bytes += chunk.size_bytes
                 if progress is not None:
                     progress(done_bytes, total)
@@ -330,10 +330,17 @@ def _exact_row(
     )
 
 
-def _resolved(sources: Sequence[SegmentSource], fates: Fates, stage: Stage, map_bytes: int) -> Resolution:
+def _resolved(
+    sources: Sequence[SegmentSource], outcomes: TransactionOutcomes, stage: Stage, map_bytes: int
+) -> Resolution:
     with stage(sum(source.size for source in sources)) as progress:
         return resolve(
-            sources, map_bytes=map_bytes, salt=os.urandom(16), now_ms=None, fates=fates, progress=progress
+            sources,
+            map_bytes=map_bytes,
+            salt=os.urandom(16),
+            now_ms=None,
+            outcomes=outcomes,
+            progress=progress,
         )
 
 

@@ -79,7 +79,7 @@ def md5_collisions(
         map_bytes=memory_bytes,
         salt=os.urandom(16),
         now_ms=None,
-        fates=Outcomes(view, view.log_end),
+        outcomes=Outcomes(view, view.log_end),
         progress=None if progress is None else lambda done, _: progress(min(done, size)),
     )
     walk = _Live(view, resolution, progress)

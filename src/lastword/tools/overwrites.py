@@ -20,7 +20,7 @@ from lastword.units import NEVER
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
     from lastword.resolve import SegmentSource
-    from lastword.resolve.facts import Fates
+    from lastword.resolve.facts import TransactionOutcomes
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -98,7 +98,7 @@ def trace_log(
     salt: bytes,
     loaded_below: int = 0,
     most_rows: int = MOST_ROWS,
-    fates: Fates | None = None,
+    outcomes: TransactionOutcomes | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> OverwriteTrace:
     """Read the trace of a log in one pass. Aborted records and records without a key are left out.
@@ -108,14 +108,14 @@ def trace_log(
         salt: Secret random bytes, which decide which keys a sample contains.
         loaded_below: Records below this offset exist before the replay begins.
         most_rows: With more records, only a share of the keys is kept: 1/2, 1/4, ...
-        fates: The outcomes of its transactions.
+        outcomes: The outcomes of its transactions.
         progress: Receives (bytes done, total bytes) after every chunk.
     """
     sampler = _Sampler(most_rows)
     total, done = sum(segment.size for segment in segments), 0
     for segment in segments:
         for chunk in segment.chunk_reader():
-            sampler.take(*_rows(chunk, salt, fates))
+            sampler.take(*_rows(chunk, salt, outcomes))
             done += chunk.size_bytes
             if progress is not None:
                 progress(done, total)
@@ -211,7 +211,7 @@ def _with_hot_keys(columns: _Rows, share: float, chunks: list[tuple[int, int, fl
     return tuple(column[order] for column in found)
 
 
-def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> _Rows:
+def _rows(chunk: Chunk, salt: bytes, outcomes: TransactionOutcomes | None) -> _Rows:
     """Of the records that a compacted log tells apart: hash, offset, time, size on disk, tombstone.
 
     A batch's bytes, header and all, are shared out by the lengths of keys and values.
@@ -220,7 +220,7 @@ def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> _Rows:
     from lastword.kernels.hashing import hash_spans, seeds
     from lastword.partition.transactions import Fate
     from lastword.records.columns import decode_columns
-    from lastword.resolve import fates_of
+    from lastword.resolve import outcomes_of
 
     columns = decode_columns(chunk)
     hashes = np.empty(len(columns), np.uint64)
@@ -233,7 +233,7 @@ def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> _Rows:
     lengths += _RECORD_BYTES
     whole = np.bincount(columns.row, weights=lengths, minlength=chunk.rows)
     sizes = lengths * (chunk.table[:, fields.SIZE] / np.maximum(whole, 1))[columns.row]
-    counted = (columns.key_length >= 0) & (fates_of(chunk, fates)[columns.row] != Fate.ABORTED)
+    counted = (columns.key_length >= 0) & (outcomes_of(chunk, outcomes)[columns.row] != Fate.ABORTED)
     return (
         hashes[counted],
         columns.offset[counted],

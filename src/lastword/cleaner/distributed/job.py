@@ -248,8 +248,8 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
     from lastword.kernels import table as fields
     from lastword.kernels.offset_map import FIXED_BYTES
     from lastword.records.columns import decode_columns
-    from lastword.resolve.offset_map import MOST_LOAD, SLOT_BYTES
-    from lastword.resolve.shards import MOST_SHARDS
+    from lastword.resolve.offset_map import MAX_LOAD, SLOT_BYTES
+    from lastword.resolve.shards import MAX_SHARDS
 
     taken = records = key_bytes = 0
     looked_at = {one.base_offset: one for one in (sources[0], sources[len(sources) // 2], sources[-1])}
@@ -261,10 +261,10 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
                 taken += int(chunk.table[:, fields.SIZE].sum())
                 records += lengths.size
                 key_bytes += int(lengths.clip(0).sum())
-    entry = key_bytes / max(records, 1) + FIXED_BYTES + SLOT_BYTES / MOST_LOAD
+    entry = key_bytes / max(records, 1) + FIXED_BYTES + SLOT_BYTES / MAX_LOAD
     by_memory = total_bytes * records / max(taken, 1) * entry / (0.8 * map_bytes)
     wanted = max(by_memory, total_bytes / SHARD_BYTES, FEWEST_SHARDS)
-    return min(math.ceil(wanted), MOST_SHARDS)
+    return min(math.ceil(wanted), MAX_SHARDS)
 
 
 # ---------------------------------------------------------------- what is there

@@ -101,7 +101,7 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
                 shards=job.shards,
                 salt=bytes.fromhex(job.salt),
                 rules=_rules(job),
-                fates=_Unknown() if decided is None else decided[0],
+                outcomes=_Unknown() if decided is None else decided[0],
                 old_due=[one.old_due for one in job.sources[first:end]],
             )
         files.rename(aside, f"{path}.data")
@@ -183,7 +183,7 @@ def merge(files: Files, job: ShardedJob) -> None:
     from lastword.resolve import shards
 
     units = [read_arrays(files, f"{job.scratch}/unit-{i:05d}.npz") for i in range(len(job.units))]
-    tally = shards.merged_tally(units, [_shard(files, job, i) for i in range(job.shards)])
+    tally = shards.merge_counts(units, [_shard(files, job, i) for i in range(job.shards)])
     write_arrays(files, f"{job.scratch}/{_FACTS}", tally.to_parts())
     groups = group(tally.facts(), limits_of(job.plan), _found(files, job).segments)
     write_json(files, f"{job.scratch}/{GROUPS}", [asdict(one) for one in groups])
@@ -393,9 +393,9 @@ def _loaded(files: Files, directory: str) -> ShardedJob:
 
 
 def _rules(job: ShardedJob) -> Any:
-    from lastword.resolve.rules import Rules
+    from lastword.resolve.facts import Rules
 
-    return Rules(decided=True, keyless_go=True, now_ms=job.plan.now_ms, due_below=job.due_below)
+    return Rules(decided=True, drop_keyless=True, now_ms=job.plan.now_ms, due_below=job.due_below)
 
 
 def _on_damage(files: Files, job: ShardedJob) -> AbstractContextManager[None]:
@@ -409,28 +409,28 @@ def _edges(dead: NDArray[np.int64], job: ShardedJob) -> list[int]:
 
 
 def _shard(files: Files, job: ShardedJob, number: int) -> Any:
-    from lastword.resolve.shards import ShardFound
+    from lastword.resolve.shards import ShardResult
 
     parts = read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz")
     keys, passes, probes, used = parts["numbers"].tolist()
     ratio, seconds = parts["ratios"].tolist()
     nothing = np.empty(0, np.int64)
-    return ShardFound(nothing, parts["stats"], parts["digests"], keys, passes, probes, used, ratio, seconds)
+    return ShardResult(nothing, parts["stats"], parts["digests"], keys, passes, probes, used, ratio, seconds)
 
 
 def _resolution(files: Files, job: ShardedJob, one: SegmentGroup | None, seconds: float = 0.0) -> Resolution:
     """With the bits of a group's segments, or with none."""
     from lastword.resolve import DeadBitmaps
-    from lastword.resolve.bitmaps import joined
-    from lastword.resolve.shards import merged_resolution
-    from lastword.resolve.tally import Tally
+    from lastword.resolve.bitmaps import join_bitmaps
+    from lastword.resolve.segment_counts import SegmentCounts
+    from lastword.resolve.shards import merge_resolutions
 
-    facts = Tally.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
+    facts = SegmentCounts.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
     if one is None:
         shards, dead = [_shard(files, job, number) for number in range(job.shards)], DeadBitmaps.of([])
     else:
-        shards, dead = [], joined(_bits(files, job, facts, one))
-    return merged_resolution(
+        shards, dead = [], join_bitmaps(_bits(files, job, facts, one))
+    return merge_resolutions(
         facts,
         dead,
         shards,
@@ -445,7 +445,7 @@ def _bits(
 ) -> Iterator[DeadBitmaps]:
     """The bits of a group, segment by segment: a group of segments without survivors may be most of the log,
     and its dead offsets take 64 times what the bits take."""
-    from lastword.resolve.bitmaps import bits_of
+    from lastword.resolve.bitmaps import bitmaps_of
 
     known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
     edges, checks = [each["edges"] for each in known], [each["checks"] for each in known]
@@ -455,7 +455,7 @@ def _bits(
             _dead(files, job, number, int(edges[number][i]), int(edges[number][i + 1]), checks[number][i])
             for number in range(job.shards)
         ]
-        yield bits_of(dead, facts[i].base_offset, end)
+        yield bitmaps_of(dead, facts[i].base_offset, end)
 
 
 def _dead(files: Files, job: ShardedJob, number: int, first: int, end: int, check: int) -> NDArray[np.int64]:

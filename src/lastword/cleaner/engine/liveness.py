@@ -82,7 +82,7 @@ class FullScan:
                 map_bytes=plan.map_bytes,
                 salt=os.urandom(16) if context.salt is None else context.salt,
                 now_ms=plan.now_ms,
-                fates=transactions,
+                outcomes=transactions,
                 old_due=old_due(sources, plan),
                 due_below=held.floor,
                 progress=steps.mapped,

@@ -52,7 +52,7 @@ from lastword.kernels.repack import (
 from lastword.records.chunk import Chunk
 from lastword.records.pipeline import in_slots, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
-from lastword.resolve.bitmaps import joined
+from lastword.resolve.bitmaps import join_bitmaps
 from lastword.segment.segment import Segment
 from lastword.wire import CONTROL_BIT
 
@@ -123,7 +123,7 @@ class Edges:
 
     def _settle(self) -> None:
         if self._waiting:
-            self._bits = joined([self._bits, DeadBitmaps.of(np.concatenate(self._ends))])
+            self._bits = join_bitmaps([self._bits, DeadBitmaps.of(np.concatenate(self._ends))])
         self._ends, self._waiting = [], 0
 
 

@@ -1,4 +1,4 @@
-"""What is counted for each segment while a log is resolved."""
+"""The counts of each segment while a log is resolved."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _COLUMNS = (
 )
 
 
-class Tally:
-    """One row a segment. `bases`, `stats` and `digests` are what the kernels fill.
+class SegmentCounts:
+    """The counts of a log, a row for each segment. Kernels fill `bases`, `stats` and `digests`.
 
-    `weights`: the sum of the sizes that the map knows of a segment's records, dead and live, where it is kept
-    (`weigh`). After a rewrite the map still knows the old sizes; `worths` is what they amount to in the new
-    file, and bytes are scaled by it. A sum, not what is left of a file's size: fractions of bytes and markers
-    that no record accounts for would add up from rewrite to rewrite.
+    `weights`: where it is kept (`add_weight`), the sum of the sizes in the map of a segment's records, dead
+    and live. After a rewrite the map still has the old sizes; `worths` is their sum in the new file, and
+    bytes are scaled by the ratio. It is a sum, not the rest of a file's size: fractions of bytes and markers
+    without records would accumulate from rewrite to rewrite.
     """
 
     def __init__(self) -> None:
@@ -51,17 +51,17 @@ class Tally:
 
     @property
     def arrays(self) -> loops.CountArrays:
-        """The counts that kernels keep; valid until rows are added or merged."""
+        """Return the counts for kernels; valid until rows are added or merged."""
         return loops.CountArrays(self.bases, self.stats, self.digests)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """Return the approximate memory of the counts."""
         row = 8 * (len(_COLUMNS) + loops.STAT_FIELDS + 1)
         return row * len(self) + 100 * sum(map(len, self.producers))
 
     def add(self, sources: Sequence[SegmentSource]) -> None:
-        """Rows for more segments, above all that are there."""
+        """Add rows for more segments, above all others."""
 
         def more(name: str, values: list[int]) -> None:
             setattr(self, name, np.append(getattr(self, name), np.array(values, np.int64)))
@@ -80,7 +80,7 @@ class Tally:
         self.producers += [{} for _ in sources]
 
     def count(self, chunk: Chunk, segment: int) -> None:
-        """What does not depend on keys; and no segment may hold offsets of its neighbours."""
+        """Count the fields of a chunk that do not depend on keys; check that segments do not overlap."""
         after = max(int(self.bases[segment]), int(self.ends[segment]))
         if segment:
             after = max(after, int(self.ends[segment - 1]))
@@ -101,21 +101,23 @@ class Tally:
             )
             self.producers[segment].update(zip(producers, last, strict=True))
 
-    def weigh(self, segment: int, size_bytes: int) -> None:
-        """The map has taken in records of so many bytes, as it knows them."""
+    def add_weight(self, segment: int, size_bytes: int) -> None:
+        """Add the size, as in the map, of records that were inserted."""
         self.weights[segment] += size_bytes
         self.worths[segment] += size_bytes
 
     def merge(self, first: int, last: int, size_bytes: int, next_offset: int, *, share: float = 1.0) -> None:
-        """Segments `first` to `last` became one file without their dead records. `share`: of the keys that
-        are in the map."""
+        """Merge segments `first` to `last`, which became last_offsets file without their dead records.
+
+        `share`: the share of the keys that is in the map.
+        """
         part = slice(first, last + 1)
         live = self.stats[part].sum(axis=0)
         live[[loops.DEAD_RECORDS, loops.DEAD_BYTES, loops.DUE_TOMBSTONES, loops.KEYLESS]] = 0
         live[loops.ABORTED_RECORDS] = 0
         live[loops.LOWEST_SUPERSEDING] = NO_OFFSET
         weight = (self.weights[part] - self.stats[part, loops.DEAD_BYTES]).sum()
-        # What the file has beyond the sizes that are known may be markers, as far as there were any.
+        # Bytes of the file beyond the known sizes are markers, up to the size of the markers before.
         markers = min(self.control_bytes[part].sum(), max(size_bytes - weight / share, 0))
         self.weights[first], self.worths[first] = weight, (size_bytes - markers) * share
         self.control_bytes[first] = markers
@@ -127,8 +129,8 @@ class Tally:
         self.next_offsets[first] = next_offset
         self.ends[first] = self.ends[part].max()
         producers: dict[int, int] = {}
-        for one in self.producers[part]:
-            producers.update(one)
+        for last_offsets in self.producers[part]:
+            producers.update(last_offsets)
         self.producers[part] = [producers]
         for name in (*_COLUMNS, "stats", "digests"):
             old = getattr(self, name)
@@ -136,25 +138,26 @@ class Tally:
 
     @property
     def is_scaled(self) -> bool:
-        """Was any segment rewritten?"""
+        """Return whether any segment was rewritten."""
         return bool((self.weights != self.worths).any())
 
     def scaled(self, segments: NDArray[np.int64], size_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sizes as the map knows them, in bytes of the files that the records lie in now."""
+        """Convert sizes from the map to bytes of the files that now hold the records."""
         weights, worths = self.weights[segments], self.worths[segments]
         changed = weights != worths
-        found = size_bytes.copy()
+        scaled_bytes = size_bytes.copy()
         ratio = worths[changed] / np.maximum(weights[changed], 1)
-        found[changed] = (size_bytes[changed] * ratio).astype(np.int64)
-        return found
+        scaled_bytes[changed] = (size_bytes[changed] * ratio).astype(np.int64)
+        return scaled_bytes
 
     def facts(self) -> tuple[SegmentFacts, ...]:
+        """Return the facts of each segment."""
         dead_bytes = self.scaled(np.arange(len(self)), self.stats[:, loops.DEAD_BYTES])
         dead_bytes = np.clip(dead_bytes, 0, self.sizes)
         columns = (self.bases, self.next_offsets, self.sizes, self.records, dead_bytes, self.digests)
-        # Plain lists: single numbers out of NumPy arrays take ten times as long.
-        plain = (column.tolist() for column in (*columns, self.control_batches, self.stats))
-        rows = zip(*plain, self.producers, strict=True)
+        # Lists: reading single numbers from NumPy arrays takes ten times as long.
+        lists = (column.tolist() for column in (*columns, self.control_batches, self.stats))
+        rows = zip(*lists, self.producers, strict=True)
         return tuple(
             SegmentFacts(
                 base_offset=base_offset,
@@ -187,22 +190,24 @@ class Tally:
         )
 
     def to_parts(self) -> dict[str, Any]:
-        pairs = [(i, *pair) for i, one in enumerate(self.producers) for pair in one.items()]
+        """Return all counts as arrays by name."""
+        pairs = [(i, *pair) for i, last_offsets in enumerate(self.producers) for pair in last_offsets.items()]
         parts = {name: getattr(self, name).copy() for name in (*_COLUMNS, "stats", "digests")}
         return parts | {"producers": np.array(pairs, np.int64).reshape(-1, 3)}
 
     @classmethod
-    def from_parts(cls, parts: dict[str, Any]) -> Tally:
-        made = cls()
+    def from_parts(cls, parts: dict[str, Any]) -> SegmentCounts:
+        """Return the counts from the arrays of `to_parts`; ValueError if their lengths differ."""
+        counts = cls()
         for name in (*_COLUMNS, "stats", "digests"):
             kind = np.uint64 if name == "digests" else np.int64
-            setattr(made, name, np.array(parts[name], kind))
-        rows = len(made)
-        if made.stats.shape != (rows, loops.STAT_FIELDS) or any(
-            getattr(made, name).shape != (rows,) for name in (*_COLUMNS, "digests")
+            setattr(counts, name, np.array(parts[name], kind))
+        rows = len(counts)
+        if counts.stats.shape != (rows, loops.STAT_FIELDS) or any(
+            getattr(counts, name).shape != (rows,) for name in (*_COLUMNS, "digests")
         ):
-            raise ValueError("the arrays of a tally have different lengths")
-        made.producers = [{} for _ in range(rows)]
+            raise ValueError("the arrays of segment counts have different lengths")
+        counts.producers = [{} for _ in range(rows)]
         for segment, producer, offset in np.asarray(parts["producers"], np.int64).tolist():
-            made.producers[segment][producer] = offset
-        return made
+            counts.producers[segment][producer] = offset
+        return counts
