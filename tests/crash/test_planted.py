@@ -18,7 +18,7 @@ from lastword.partition import PartitionLog, damage, directory_segments, swap
 from lastword.partition import open as open_module
 from lastword.partition.durability import Durability
 from lastword.segment import append as append_module
-from lastword.segment import index_builder, names, recover
+from lastword.segment import indexes, names, recover
 from tests.crash.enumerate import judge_run
 from tests.crash.history import History
 from tests.crash.invariants import NOW
@@ -261,14 +261,14 @@ def test_a_torn_index_that_is_accepted(monkeypatch: Patch) -> None:
 
 
 def test_an_index_entry_one_byte_too_far(monkeypatch: Patch) -> None:
-    real = index_builder.IndexBuilder.batch
+    real = indexes.IndexBuilder.batch
 
     def wrong(self: Any, position: int, last_offset: int, max_timestamp: int) -> Any:
         return real(self, position + 1, last_offset, max_timestamp)
 
-    monkeypatch.setattr(index_builder.IndexBuilder, "batch", wrong)
+    monkeypatch.setattr(indexes.IndexBuilder, "batch", wrong)
     made = run(SCENARIOS["checkpoints"])
-    monkeypatch.setattr(index_builder.IndexBuilder, "batch", real)
+    monkeypatch.setattr(indexes.IndexBuilder, "batch", real)
     named(made, "I7")
 
 

@@ -29,7 +29,7 @@ from lastword.partition.snapshots import Snapshots
 from lastword.partition.truncate import empty_batch
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
-from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.indexes import IndexBuilder
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentId, StoredFacts
 from lastword.segment.txn_index import TransactionIndex

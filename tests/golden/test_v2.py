@@ -22,11 +22,9 @@ from lastword.records.batch import BatchHeader, crc_ok, read_header, read_record
 from lastword.records.chunk import ChunkReader
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
-from lastword.segment.index_builder import IndexBuilder
-from lastword.segment.offset_index import OffsetIndex
+from lastword.segment.indexes import IndexBuilder, OffsetIndex, TimeIndex
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
-from lastword.segment.time_index import TimeIndex
 from tests.golden import loader
 
 CASES = loader.names("v2-*")

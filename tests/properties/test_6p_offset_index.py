@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lastword.segment import Segment, names
-from lastword.segment.offset_index import OffsetEntry, OffsetIndex
+from lastword.segment.indexes import OffsetEntry, OffsetIndex
 from tests.properties.support import CONFIG, batch, offsets, opened, partition, write_segment
 
 BASE = 45

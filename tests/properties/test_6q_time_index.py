@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from lastword.segment import names
-from lastword.segment.index_builder import IndexBuilder
-from lastword.segment.time_index import ENTRY_BYTES, TimeEntry, TimeIndex
+from lastword.segment.indexes import TIME_ENTRY_BYTES, IndexBuilder, TimeEntry, TimeIndex
 from tests.properties.support import CONFIG, T, batch, opened, partition
 
 BASE = 45
@@ -55,7 +54,7 @@ def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
 
     With room for five entries the log closes a segment at four; the fifth is that of closing.
     """
-    room = 5 * ENTRY_BYTES
+    room = 5 * TIME_ENTRY_BYTES
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
     for number in range(40):
         log.append_batch(batch(0, b"a", timestamp=T + number))
@@ -146,7 +145,7 @@ def test_6Q_207_files_hold_their_entries_only(tmp_path: Path) -> None:
         log.append_batch(batch(0, b"a", timestamp=T + number))
     path = Path(log.active.stored.path(names.TIME_INDEX))
     data = path.read_bytes()
-    assert len(data) == 4 * ENTRY_BYTES
+    assert len(data) == 4 * TIME_ENTRY_BYTES
     log.abandon()
     path.write_bytes(data + bytes(1200))
     assert TimeIndex(path.read_bytes(), 0).size_bytes == len(data)
@@ -157,7 +156,7 @@ def test_6Q_207_files_hold_their_entries_only(tmp_path: Path) -> None:
 
 def test_6Q_208_the_layout_of_an_entry() -> None:
     """6Q.208: An entry has 12 bytes: 8 of timestamp and 4 of relative offset."""
-    assert ENTRY_BYTES == 12
+    assert TIME_ENTRY_BYTES == 12
     data = bytes.fromhex("0000018bcfe56800000000050000018bcfe568090000000a")
     index = TimeIndex(data, 1000)
     assert list(index.entries()) == [TimeEntry(T, 1005), TimeEntry(T + 9, 1010)]

@@ -8,10 +8,9 @@ import pytest
 
 from lastword.files import DEFAULT
 from lastword.segment import Segment, names
-from lastword.segment.offset_index import OffsetIndex
+from lastword.segment.indexes import OffsetIndex, TimeIndex
 from lastword.segment.recover import inspect
 from lastword.segment.stored import SegmentFiles
-from lastword.segment.time_index import TimeIndex
 from tests.golden.loader import case
 from tests.golden.loader import names as case_names
 

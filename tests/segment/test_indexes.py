@@ -7,9 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.segment.index_builder import IndexBuilder
-from lastword.segment.offset_index import OffsetEntry, OffsetIndex
-from lastword.segment.time_index import TimeEntry, TimeIndex
+from lastword.segment.indexes import IndexBuilder, OffsetEntry, OffsetIndex, TimeEntry, TimeIndex
 
 T = 1_700_000_000_000
 OFFSETS = bytes.fromhex("00000005000010040000000a0000201e")

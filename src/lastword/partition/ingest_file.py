@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.files import Files
 from lastword.records.batch import read_header
-from lastword.segment import time_index
+from lastword.segment.indexes import TIME_ENTRY_BYTES
 from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
 
 if TYPE_CHECKING:
@@ -83,5 +83,5 @@ def write_offsets(files: Files, path: str, batches: Sequence[AssignedBatch], epo
 def fits_one_segment(rule: RollRule, config: TopicConfig, batches: Sequence[AssignedBatch]) -> bool:
     """Return whether appending the batches, if each is allowed, would make exactly one segment."""
     limit = min(config.max_message_bytes, config.segment_bytes)
-    indexed = time_index.ENTRY_BYTES * (len(batches) + 1) < config.segment_index_bytes
+    indexed = TIME_ENTRY_BYTES * (len(batches) + 1) < config.segment_index_bytes
     return indexed and max(batch.size for batch in batches) <= limit and rule.is_one_segment(config, batches)

@@ -1,8 +1,8 @@
-"""One base offset on disk: the batches from it on, with their sparse indexes.
+"""One segment: the batches from a base offset on, with their sparse indexes.
 
-Stands on `records` (headers and checksums) and `files`. A segment is a `.log` that is the truth and indexes
-that only say where to begin reading. Start reading at `names.py` (what all files are called), then
-`segment.py` (the facts of one), `append.py` and `recover.py` (how it grows, and how far it is sound).
+Stands on `records` (headers and checksums) and `files`. The `.log` is the truth; indexes only give positions
+to begin reading at. Start reading at `names.py` (all file names), then `stored.py` (where the bytes are),
+`segment.py` (one segment), `indexes.py`, `append.py` and `recover.py` (growth, and the valid part).
 """
 
 from lastword.segment.append import SegmentAppender

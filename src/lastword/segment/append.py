@@ -1,9 +1,8 @@
 """`SegmentAppender`: writes batches at the end of a segment and their index entries behind them.
 
-Order of the bytes: first the log, then the indexes, so that a reader beside the writer never finds an entry
-that points at nothing. Index files hold their entries and nothing else; they are not extended in advance
-(Kafka's way: 20 MiB of zeros for each active segment, which a crash leaves behind), and a broker reads them
-all the same.
+Bytes are written to the log first, then to the indexes: a reader beside the writer never finds an entry that
+points at nothing. Index files hold their entries and nothing else. Kafka extends them in advance (20 MiB of
+zeros for each active segment, which a crash leaves behind); a broker reads both.
 """
 
 from __future__ import annotations
@@ -15,12 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from lastword.errors import LastwordError
 from lastword.files import Handle
 from lastword.records.batch import BatchHeader
-from lastword.segment import names, offset_index, time_index
-from lastword.segment.index_builder import IndexBuilder
-from lastword.segment.offset_index import OffsetIndex
+from lastword.segment import names
+from lastword.segment.indexes import (
+    OFFSET_ENTRY_BYTES,
+    TIME_ENTRY_BYTES,
+    IndexBuilder,
+    OffsetIndex,
+    TimeIndex,
+)
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts, StoredSegment
-from lastword.segment.time_index import TimeIndex
 from lastword.segment.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
@@ -64,17 +67,17 @@ class SegmentAppender:
         self.file = segment.file
         self.aborted = TransactionIndex(segment.stored)
         self.end = SegmentEnd(segment.size, segment.next_offset, segment.largest_timestamp)
-        """Replaced as a whole when the bytes are in the file: no other thread finds half of an append."""
+        """Replaced as a whole when the bytes are in the log: no other thread finds half of an append."""
         self._segment = segment
         self._log = log
         self._index = index
         self._times = times
         self._builder = builder
-        self._index_bytes = len(segment.offset_index) * offset_index.ENTRY_BYTES
-        self._time_bytes = len(segment.time_index) * time_index.ENTRY_BYTES
+        self._index_bytes = len(segment.offset_index) * OFFSET_ENTRY_BYTES
+        self._time_bytes = len(segment.time_index) * TIME_ENTRY_BYTES
         self.rolling_timestamp = segment.first_timestamp
         """Largest timestamp of the first batch: rolling by time counts from it. -1 without one."""
-        self._ahead = segment.size  # up to here the drive was asked to begin
+        self._ahead = segment.size  # up to here the drive has begun to sync
         self._finished: tuple[int, int, int, int] | None = None  # the builder's state before `finish`
         self._final_entry = b""  # of the time index, written by `finish`
 
@@ -95,10 +98,9 @@ class SegmentAppender:
 
     @classmethod
     def resume(cls, segment: Segment, *, index_interval_bytes: int) -> SegmentAppender:
-        """Goes on with a segment that recovery found sound to its last byte, indexes included.
+        """Continue a segment that is valid to its last byte, with its indexes.
 
-        A last time entry that closing added is taken back, so that the index stays what the rule makes of the
-        log.
+        A last time entry, which closing added, is removed: so the index stays what the rule makes of the log.
         """
         stored = segment.stored
         offsets, times = segment.offset_index, segment.time_index
@@ -180,9 +182,9 @@ class SegmentAppender:
         return segment
 
     def append(self, data: bytes | bytearray | memoryview, batches: Sequence[BatchHeader]) -> None:
-        """Writes `data`, which is exactly these batches; their positions count from its beginning.
+        """Write `data`, which is exactly these batches; their positions count from its beginning.
 
-        All or nothing: when the indexes find no room, the log is cut back too.
+        All or nothing: if there is no room for the indexes, the log is cut back too.
         """
         if not batches:
             return
@@ -194,8 +196,8 @@ class SegmentAppender:
         self._append(data, index, batches[0].max_timestamp, batches[-1].next_offset)
 
     def append_table(self, data: memoryview, table: np.ndarray) -> None:
-        """The same for the rows of a batch table; file positions count from the first row's, and become those
-        in this segment.
+        """Write the batches of a table's rows. File positions count from the first row, and become those in
+        this segment.
         """
         from lastword.kernels import table as fields
         from lastword.segment.bulk_walk import BulkIndexer
@@ -212,7 +214,7 @@ class SegmentAppender:
     def _append(
         self, data: Buffer, index: Callable[[int], None], first_timestamp: int, next_offset: int
     ) -> None:
-        """`index` feeds the builder; it is told where in the file the data begins."""
+        """Write the data, and its index entries, which `index` adds for data at a position of the log."""
         if self._finished is not None:
             self._go_on()
         builder, start = self._builder, self.end.size
@@ -226,7 +228,7 @@ class SegmentAppender:
         self.end = SegmentEnd(start + len(data), next_offset, builder.largest_timestamp)
 
     def _append_entries(self, start: int, first_offset_byte: int, first_time_byte: int) -> None:
-        """The builder's entries from these bytes on, of what was written at `start` of the log."""
+        """Write the builder's entries from these bytes on. If that fails, cut the log back to `start`."""
         new_offsets = bytes(self._builder.offset_entries[first_offset_byte:])
         new_times = bytes(self._builder.time_entries[first_time_byte:])
         try:
@@ -256,32 +258,34 @@ class SegmentAppender:
             self._builder.seen(header.last_offset, header.max_timestamp)
 
     def is_full(self, max_index_bytes: int, more: int = 0) -> bool:
-        """Is there no room in an index for another entry (and the last time entry), after `more` of them?"""
-        offsets = self._index_bytes // offset_index.ENTRY_BYTES + more
-        times = self._time_bytes // time_index.ENTRY_BYTES + more
+        """Return whether an index is full after `more` entries and the last time entry."""
+        offsets = self._index_bytes // OFFSET_ENTRY_BYTES + more
+        times = self._time_bytes // TIME_ENTRY_BYTES + more
         return (
-            offsets >= max_index_bytes // offset_index.ENTRY_BYTES
-            or times >= max_index_bytes // time_index.ENTRY_BYTES - 1
+            offsets >= max_index_bytes // OFFSET_ENTRY_BYTES
+            or times >= max_index_bytes // TIME_ENTRY_BYTES - 1
         )
 
     def sync_log(self) -> None:
+        """Make the log durable."""
         self._log.fsync()
 
     def sync_ahead(self, least_bytes: int) -> None:
-        """A sync will follow: once so much is written since the last time, the drive may begin with it."""
+        """Let the drive begin with what was written, if that is `least_bytes`; a sync will follow."""
         size = self.end.size
         if size - self._ahead >= least_bytes:
             self._log.start_sync(self._ahead, size - self._ahead)
             self._ahead = size
 
     def sync_indexes(self) -> None:
+        """Make the indexes durable."""
         self._index.fsync()
         self._times.fsync()
         if self.aborted.entries:
             self.aborted.sync()
 
     def finish(self) -> None:
-        """No more batches: the time index gets its last entry. One more batch takes that entry back."""
+        """Add the last entry of the time index. Another append removes it again."""
         state, before = self._builder.state, len(self._builder.time_entries)
         self._builder.finish()
         new = bytes(self._builder.time_entries[before:])
@@ -295,7 +299,7 @@ class SegmentAppender:
             self._finished, self._final_entry = state, new
 
     def _go_on(self) -> None:
-        """The segment was finished for a roll that failed: without this it would have an entry too many."""
+        """Remove the last time entry: the segment was finished for a roll that failed."""
         assert self._finished is not None
         self._time_bytes -= len(self._final_entry)
         self._times.truncate(self._time_bytes)

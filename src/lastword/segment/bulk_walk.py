@@ -1,9 +1,7 @@
-"""The walk of recovery over a large file, by kernels: its sound batches from the beginning on, and their
-index entries.
+"""Walk a large file by kernels: its valid batches from the beginning on, and their index entries.
 
-It stops before the first batch that is not plainly sound, for whatever reason, and before one of magic 0 or
-1. `SoundWalk` goes on from there and says what it is. Imported only where a file is large enough to pay for
-loading the kernels.
+The walk stops before the first batch that is not valid, and before a batch of magic 0 or 1. `SoundWalk`
+continues there and has the reason. Imported only if a file is large enough to pay for loading the kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from lastword import kernels
 from lastword.files import Handle
 from lastword.kernels import table as fields
 from lastword.kernels.batches import valid_rows, walk_batches
-from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.indexes import IndexBuilder
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.scan import Gap
 from lastword.wire import HEADER_BYTES, LEADER_EPOCH_AT, LENGTH_AT, OVERHEAD_BYTES
@@ -28,7 +26,7 @@ _GOES_ON = (kernels.OK, kernels.MORE, kernels.FULL)
 
 @dataclass(slots=True)
 class BulkWalk:
-    """How far the walk came: `position` and `next_offset` behind the last sound batch, and what it saw."""
+    """Result of a walk: `position` and `next_offset` behind the last valid batch, and facts of all."""
 
     position: int
     next_offset: int
@@ -46,46 +44,47 @@ def walk(
     *,
     contiguous_from: int | None = None,
 ) -> BulkWalk:
-    """Walk the file from its first byte and feed `builder`, which must be new. `contiguous_from`: as of
-    `SoundWalk`.
+    """Walk the file from its first byte and give its batches to `builder`, which must be new.
+
+    `contiguous_from`: as in `SoundWalk`.
     """
-    found = BulkWalk(0, base_offset)
+    result = BulkWalk(0, base_offset)
     table = np.empty((_ROWS, fields.FIELDS), np.int64)
     indexer = BulkIndexer(builder)
     buffer = np.empty(min(_BLOCK_BYTES, end) + kernels.SLACK, np.uint8)
     limit = base_offset + MAX_RELATIVE_OFFSET
     status = kernels.OK
-    while found.position < end and status in _GOES_ON:
-        want = min(buffer.size - kernels.SLACK, end - found.position)
-        have = handle.pread_into(buffer.data[:want], found.position)
+    while result.position < end and status in _GOES_ON:
+        want = min(buffer.size - kernels.SLACK, end - result.position)
+        have = handle.pread_into(buffer.data[:want], result.position)
         rows, _used, _next, status = walk_batches(
-            buffer, 0, have, found.position, found.next_offset, False, table, 0
+            buffer, 0, have, result.position, result.next_offset, False, table, 0
         )
         good = valid_rows(buffer, table, _plain_rows(table, rows, limit))
         if good:
             indexer.take(table[:good])
-            if contiguous_from is not None and found.gap is None:
-                found.gap = _first_gap(table[:good], found.next_offset, contiguous_from)
-            _note(found, table[:good])
+            if contiguous_from is not None and result.gap is None:
+                result.gap = _first_gap(table[:good], result.next_offset, contiguous_from)
+            _note(result, table[:good])
         if good < rows or have < want:
             break
         if not rows:
             larger = _size_of_first(buffer, have) if status == kernels.MORE else 0
-            if larger <= have or larger > end - found.position:
+            if larger <= have or larger > end - result.position:
                 break
             buffer = np.empty(larger + kernels.SLACK, np.uint8)
     indexer.finish()
-    return found
+    return result
 
 
 def _plain_rows(table: np.ndarray, rows: int, limit: int) -> int:
-    """How many rows from the first on are of magic 2 and in the segment's range."""
+    """Return how many rows from the first on are of magic 2 and in the segment's range."""
     odd = np.flatnonzero((table[:rows, fields.MAGIC] != 2) | (table[:rows, fields.LAST_OFFSET] > limit))
     return int(odd[0]) if odd.size else rows
 
 
 def _first_gap(table: np.ndarray, next_offset: int, contiguous_from: int) -> Gap | None:
-    """As `SoundWalk` notes it; `next_offset`: of the batch before the first row."""
+    """Return the first gap, as `SoundWalk` does; `next_offset`: of the batch before the first row."""
     if int(table[-1, fields.LAST_OFFSET]) < contiguous_from:
         return None
     due = np.empty(table.shape[0], np.int64)
@@ -101,7 +100,7 @@ def _first_gap(table: np.ndarray, next_offset: int, contiguous_from: int) -> Gap
 
 
 class BulkIndexer:
-    """Feeds an `IndexBuilder` on the rows of batch tables, in file order; `finish` hands its state over."""
+    """Give the rows of batch tables to an `IndexBuilder`, in file order. `finish` is the last call."""
 
     def __init__(self, builder: IndexBuilder) -> None:
         self._builder = builder
@@ -109,6 +108,7 @@ class BulkIndexer:
         self._entries = np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
 
     def take(self, table: np.ndarray) -> None:
+        """Add the entries of these rows."""
         for first in range(0, table.shape[0], _ROWS):
             self._take(table[first : first + _ROWS])
 
@@ -128,21 +128,21 @@ class BulkIndexer:
         builder.time_entries += time_cells.tobytes()
 
     def finish(self) -> None:
-        """The builder is told how far the entries go; it can go on, or finish."""
+        """Set the state of the builder behind the last row."""
         self._builder.go_on(self._state.tolist())
 
 
-def _note(found: BulkWalk, table: np.ndarray) -> None:
+def _note(result: BulkWalk, table: np.ndarray) -> None:
     last = table[-1]
-    found.position = int(last[fields.FILE_POSITION] + last[fields.SIZE])
-    found.next_offset = int(last[fields.LAST_OFFSET]) + 1
-    found.batches += table.shape[0]
-    found.producers = found.producers or bool((table[:, fields.PRODUCER_ID] >= 0).any())
-    latest = found.epochs[-1][0] if found.epochs else -1
+    result.position = int(last[fields.FILE_POSITION] + last[fields.SIZE])
+    result.next_offset = int(last[fields.LAST_OFFSET]) + 1
+    result.batches += table.shape[0]
+    result.producers = result.producers or bool((table[:, fields.PRODUCER_ID] >= 0).any())
+    latest = result.epochs[-1][0] if result.epochs else -1
     if (table[:, fields.LEADER_EPOCH] > latest).any():
         for epoch, offset in table[:, (fields.LEADER_EPOCH, fields.BASE_OFFSET)].tolist():
             if epoch > latest:
-                found.epochs.append((epoch, offset))
+                result.epochs.append((epoch, offset))
                 latest = epoch
 
 

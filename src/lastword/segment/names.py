@@ -1,7 +1,7 @@
-"""Every file and directory name of a log directory, made and parsed here and nowhere else.
+"""Make and parse every file and directory name of a log directory. No other module does.
 
 ```
-<root>/.lock                                     held while somebody writes (POSIX record lock)
+<root>/.lock                                     held by the writer (POSIX record lock)
 <root>/meta.properties  .kafka_cleanshutdown     Kafka's
 <root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
 <root>/lastword.toml  lastword.partitions        ours
@@ -10,7 +10,7 @@
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
     <20 digits>.log .index .timeindex .txnindex  one segment; the number is its base offset
     <20 digits>.snapshot                         producer state of everything below that offset
-    <file of a segment>.cleaned .swap .deleted   a rewrite on its way (partition.swap)
+    <file of a segment>.cleaned .swap .deleted   a rewrite that is being published (partition.swap)
     leader-epoch-checkpoint  partition.metadata  Kafka's
     lastword/                                    ours: staging, quarantine, leases, notes, how far synced
 ```
@@ -64,18 +64,18 @@ ROOT_FILES = (
     FIRST_DIRTY,
     SETTINGS,
 )
-"""What only a log directory has in its root, besides the lock."""
+"""Names that only the root of a log directory has, besides the lock."""
 
 METADATA_DIR = "__cluster_metadata-0"
-"""The log of a KRaft cluster's metadata: no topic, but its records are batches as in every log."""
+"""The log of a KRaft cluster's metadata: not a topic, but its batches are those of every log."""
 BOOTSTRAP = "bootstrap.checkpoint"
 QUORUM_STATE = "quorum-state"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 PRIVATE = "lastword"
-"""The one directory of ours in a partition; brokers serve and clean a partition that has it."""
+"""Our only directory in a partition; brokers serve and clean a partition that has it."""
 REWRITE_PREFIX = "rewrite-"
-"""Of private directories in it that hold outputs on their way; nobody else's are touched."""
+"""Of private directories in it that hold unpublished outputs; no other directory is removed."""
 SYNCED = "synced"
 PRODUCERS = "producers"
 QUARANTINE = "quarantine"
@@ -88,7 +88,7 @@ MOVED_FROM = "moved-from"
 
 MAX_FILE_BYTES = INT32_MAX
 MAX_RELATIVE_OFFSET = INT32_MAX
-"""Offsets in a segment lie at most this far above its base: indexes hold them in four bytes."""
+"""Offsets in a segment are at most this far above its base: indexes hold them in four bytes."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SEGMENT_FILE = re.compile(
@@ -109,6 +109,7 @@ class SegmentFile:
 
     @property
     def name(self) -> str:
+        """The file name."""
         return segment_file(self.base_offset, self.extension, self.suffix)
 
 
@@ -122,13 +123,13 @@ class PartitionDir:
 
 
 def segment_file(base_offset: int, extension: str, suffix: str = "") -> str:
-    """The name of one file of the segment at `base_offset`."""
+    """Return the name of one file of the segment at `base_offset`."""
     return f"{base_offset:020d}{extension}{suffix}"
 
 
 @lru_cache(maxsize=16384)  # a directory of 2,000 segments is listed several times while it is opened
 def parse_segment_file(name: str) -> SegmentFile | None:
-    """The parts of a segment's or snapshot's file name, or None for any other file."""
+    """Return the parts of a segment's or snapshot's file name, or None for any other file."""
     match = _SEGMENT_FILE.fullmatch(name)
     if match is None:
         return None
@@ -139,21 +140,21 @@ def parse_segment_file(name: str) -> SegmentFile | None:
 
 
 def partition_dir(topic: str, partition: int) -> str:
-    """The name of a partition's directory, of a checked topic name."""
+    """Return the name of a partition's directory; checks topic and partition."""
     return f"{check_topic(topic)}-{check_partition(partition)}"
 
 
 def marked_partition_dir(topic: str, partition: int, marker: str, token: str) -> str:
-    """`<topic>-<partition>.<token>-<marker>`, at most 255 characters: the topic is cut if it must be.
+    """Return `<topic>-<partition>.<token>-<marker>`, at most 255 characters: a long topic is cut.
 
-    `token` is 32 hex digits that make the name unique.
+    `token`: 32 hex digits that make the name unique.
     """
     tail = f"-{partition}.{token}-{marker}"
     return topic[: 255 - len(tail)] + tail
 
 
 def parse_partition_dir(name: str) -> PartitionDir | None:
-    """What a directory name in the root says, or None if it is no partition's."""
+    """Return the parts of a partition directory's name, or None for any other name."""
     match = _MARKED.fullmatch(name)
     marker = match[4] if match is not None else ""
     if match is None:
@@ -167,7 +168,7 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
 
 
 def is_lease(name: str) -> bool:
-    """May a reader's lease have this name? What topics may, but shorter: a file's name is made of it."""
+    """Return whether a lease may have this name: that of a topic, but shorter, to fit a file name."""
     return isinstance(name, str) and _is_topic(name) and len(name) <= 200
 
 
@@ -176,7 +177,7 @@ def _is_topic(name: str) -> bool:
 
 
 def check_topic(name: str) -> str:
-    """The name itself, if Kafka accepts it; otherwise InvalidTopicError."""
+    """Return the name if Kafka accepts it; else raise InvalidTopicError."""
     if name == "__cluster_metadata":
         raise InvalidTopicError(
             f"{name!r} is the metadata of a Kafka cluster, not a topic",
@@ -191,14 +192,14 @@ def check_topic(name: str) -> str:
 
 
 def check_partition(partition: int) -> int:
-    """The number itself, if a partition can have it; otherwise InvalidTopicError."""
+    """Return the number if a partition can have it; else raise InvalidTopicError."""
     if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= INT32_MAX:
         raise InvalidTopicError(f"{partition!r} is no partition number", remedy="partitions count from 0")
     return partition
 
 
 def is_metadata_snapshot(name: str) -> bool:
-    """Return whether a file of this name holds batches of metadata records that stand for all before them."""
+    """Return whether a file of this name is a snapshot of the metadata log."""
     return name == BOOTSTRAP or metadata_snapshot(name) is not None
 
 

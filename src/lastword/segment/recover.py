@@ -1,11 +1,11 @@
-"""Recovering one segment: how far it is sound, and the indexes that belong to that.
+"""Recover one segment: find its valid part, and rebuild the indexes of that part.
 
-`inspect` only looks: it walks the batches with their checksums and builds both indexes in memory. `repair`
-makes the files agree with what was found: cuts the log, replaces index files that differ. Between the two the
-partition decides, because whether a tail may be cut depends on what lies behind it, in later segments too.
+`inspect` changes nothing: it walks the batches with their checksums and builds both indexes in memory.
+`repair` makes the files agree with the result: it cuts the log and replaces index files that differ. Between
+the two the partition decides, because later segments decide too whether a tail may be cut.
 
-A crash during `repair` leaves a state that the next `inspect` finds the same way: the cut comes first, and an
-index is removed before it is written again, so a half-written one is never older than the log it describes.
+After a crash during `repair` the next `inspect` has the same result: the cut is first, and an index is
+removed before it is written again, so a half-written index is never older than its log.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from dataclasses import dataclass, field
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
 from lastword.segment import names
-from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.indexes import IndexBuilder
 from lastword.segment.names import MAX_FILE_BYTES
 from lastword.segment.scan import Damage, Gap, SoundWalk, sound_batch_after
 
 BULK_BYTES = 256 << 10
-"""From here on kernels walk a file faster, once they are loaded."""
+"""From this size on kernels walk a file faster, if they are loaded."""
 LOADING_BYTES = 128 << 20
-"""And from here on even if they must be loaded for it (about 0.4 s, once a process)."""
+"""From this size on kernels are faster even if they must be loaded (about 0.4 s, once a process)."""
 
 
 def is_bulk(size_bytes: int) -> bool:
-    """Are so many bytes better walked by kernels?"""
+    """Return whether kernels walk this many bytes faster."""
     return size_bytes >= (BULK_BYTES if "lastword.kernels" in sys.modules else LOADING_BYTES)
-
-
-"""Of a segment's log, in Kafka too: positions in its index have four bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What `inspect` found. `size` and `next_offset` end the sound part; `damage` is None if that is the
-    whole file.
+    """Result of `inspect`.
 
-    `followed` is the position of a sound entry behind the damage. `gap`: see `inspect`. `epochs` are (leader
-    epoch, first offset) as they rise; `producers` tells whether any batch has a producer id.
+    Attributes:
+        size: End of the valid part; `next_offset`: the offset behind it.
+        damage: None if the whole file is valid.
+        followed: Position of a valid entry behind the damage.
+        gap: See `inspect`.
+        producers: A batch has a producer id.
+        epochs: (leader epoch, first offset) as they rise.
     """
 
     file: str
@@ -62,7 +63,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What `repair` changed: bytes cut off the log, and the index files written again."""
+    """Changes made by `repair`: bytes cut off the log, and the index files that were written."""
 
     file: str
     cut_bytes: int
@@ -80,10 +81,20 @@ def inspect(
     of_bytes: int = 0,
     contiguous_from: int | None = None,
 ) -> Inspection:
-    """Walk one segment with all checksums. An `active` one gets no last time entry: it goes on.
+    """Walk one segment with all checksums.
 
-    `of_bytes`: of how many bytes in all this file is a part, if more are to be walked. `contiguous_from`: the
-    batches that reach above this offset are known to leave no gap; the first one that does is reported.
+    Args:
+        files: The storage.
+        directory: Of the segment.
+        base_offset: Of the segment.
+        index_interval_bytes: For the indexes.
+        active: The segment gets no last time entry, because it gets more batches.
+        suffix: Of the file names.
+        of_bytes: Bytes of all segments that are walked, to choose between kernels and plain Python.
+        contiguous_from: Batches that reach above this offset leave no gap; the first gap is reported.
+
+    Raises:
+        CorruptBatchError: The file is larger than positions in an index can be.
     """
     file = os.path.join(directory, names.segment_file(base_offset, names.LOG, suffix))
     builder = IndexBuilder(base_offset, index_interval_bytes)
@@ -139,22 +150,22 @@ def inspect(
     )
 
 
-def repair(files: Files, found: Inspection) -> Repair:
-    """Cuts the log to its sound part and makes both index files what `inspect` built. Nothing is synced."""
-    cut = found.file_size - found.size
+def repair(files: Files, inspection: Inspection) -> Repair:
+    """Cut the log to its valid part and make both index files what `inspect` built. Syncs nothing."""
+    cut = inspection.file_size - inspection.size
     if cut:
-        files.truncate(found.file, found.size)
-    stem = found.file[: found.file.rindex(names.LOG)]
-    suffix = found.file[len(stem) + len(names.LOG) :]
+        files.truncate(inspection.file, inspection.size)
+    stem = inspection.file[: inspection.file.rindex(names.LOG)]
+    suffix = inspection.file[len(stem) + len(names.LOG) :]
     rebuilt = [
         path
         for path, data in (
-            (f"{stem}{names.INDEX}{suffix}", found.offset_entries),
-            (f"{stem}{names.TIME_INDEX}{suffix}", found.time_entries),
+            (f"{stem}{names.INDEX}{suffix}", inspection.offset_entries),
+            (f"{stem}{names.TIME_INDEX}{suffix}", inspection.time_entries),
         )
         if replace_index(files, path, data)
     ]
-    return Repair(found.file, cut, tuple(rebuilt))
+    return Repair(inspection.file, cut, tuple(rebuilt))
 
 
 def replace_index(files: Files, path: str, data: bytes, *, may_be_absent: bool = False) -> bool:
@@ -178,27 +189,29 @@ def replace_index(files: Files, path: str, data: bytes, *, may_be_absent: bool =
 def recover_segment(
     files: Files, directory: str, base_offset: int, *, index_interval_bytes: int, active: bool = False
 ) -> Inspection:
-    """`inspect` and `repair` in one: cuts whatever is behind the first damage. For files that nobody
-    acknowledged.
-    """
-    found = inspect(files, directory, base_offset, index_interval_bytes=index_interval_bytes, active=active)
-    repair(files, found)
-    return found
+    """Inspect and repair: cut the log at the first damage. For files with no acknowledged records."""
+    inspection = inspect(
+        files, directory, base_offset, index_interval_bytes=index_interval_bytes, active=active
+    )
+    repair(files, inspection)
+    return inspection
 
 
 def build_indexes(files: Files, file: str, base_offset: int, *, index_interval_bytes: int) -> Inspection:
-    """Writes and syncs the index files beside a finished log file, whose every batch must be sound.
+    """Write and sync the index files of a finished log file.
 
-    For segments built elsewhere (a rewrite, a staged write). The log itself is not changed; damage in it
-    shows in the returned `damage` and its indexes end before it.
+    The log is not changed. If it is damaged, the indexes end before the damage, which is in the result.
     """
-    found = inspect(files, os.path.dirname(file), base_offset, index_interval_bytes=index_interval_bytes)
+    inspection = inspect(files, os.path.dirname(file), base_offset, index_interval_bytes=index_interval_bytes)
     stem = file[: -len(names.LOG)]
-    for extension, data in ((names.INDEX, found.offset_entries), (names.TIME_INDEX, found.time_entries)):
+    for extension, data in (
+        (names.INDEX, inspection.offset_entries),
+        (names.TIME_INDEX, inspection.time_entries),
+    ):
         path = stem + extension
         files.unlink(path, missing_ok=True)
         with files.open_append(path, create=True, exclusive=True) as handle:
             if data:
                 handle.append(data)
             handle.fsync()
-    return found
+    return inspection

@@ -1,7 +1,7 @@
-"""Walking the batches of a file without decoding their records. Plain Python: no kernel is loaded for it.
+"""Walk the batches of a file without decoding their records. Plain Python: no kernel is loaded.
 
-Batches of any magic. `headers` reads headers only, and of large batches nothing else. `SoundWalk` also
-verifies every checksum and the order of the offsets; it is what recovery trusts. Neither changes anything.
+Batches of any magic. `headers` reads headers, and nothing else of large batches. `SoundWalk` also verifies
+every checksum and the order of the offsets; recovery relies on it. Neither changes anything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CANDIDATE = re.compile(rb"(?s)(?=\x00\x00.{6}[\x00-\x7f].{7}[\x00-\x02])")
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Where a file stops making sense, and why. `offset` is the first one that is not there."""
+    """Where the valid part of a file ends, and why. `offset`: the first one that is missing."""
 
     position: int
     offset: int
@@ -52,7 +52,7 @@ NO_OFFSET = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A batch at `position` that begins with `offset`, behind one that ends before `next_offset`."""
+    """A batch at `position` begins with `offset`; the batch before it ends before `next_offset`."""
 
     position: int
     offset: int
@@ -62,10 +62,10 @@ class Gap:
 def headers(
     handle: Handle, file: str, start: int, end: int, *, stop_at_partial_tail: bool = False
 ) -> Iterator[BatchHeader]:
-    """Headers of the batches in [start, end) bytes; `start` is a batch's first byte.
+    """Yield the headers of the batches in [start, end) bytes; `start` is a batch's first byte.
 
-    Checksums are not verified. A batch cut short by `end` ends the walk if `stop_at_partial_tail`, and is
-    CorruptBatchError otherwise; other nonsense always is.
+    Checksums are not verified. CorruptBatchError for bytes that are no batch. A batch that is cut off by
+    `end` ends the walk if `stop_at_partial_tail`.
     """
     position = start
     block, block_start, size = b"", start, 0
@@ -87,7 +87,7 @@ def headers(
 
 
 def _is_partial(block: bytes, at: int, left: int) -> bool:
-    """May what is left be the beginning of an entry whose rest was not written (yet)?"""
+    """Return whether the remaining bytes may begin an entry whose rest was not written (yet)."""
     if left < STEP_BYTES:
         return True
     length = int.from_bytes(block[at + 8 : at + 12], "big", signed=True)
@@ -95,13 +95,17 @@ def _is_partial(block: bytes, at: int, left: int) -> bool:
 
 
 class SoundWalk:
-    """Iterates over the sound batches of [start, end); afterwards says where and why it stopped.
+    """Iterate over the valid batches of [start, end), and keep where and why the walk stopped.
 
-    Sound: a whole batch with a right checksum, whose offsets follow those before it and lie in the segment's
-    range. The first batch that is not ends the walk; `damage` tells why, `position` and `next_offset` how far
-    the file is sound. What a compressed entry of magic 0 or 1 holds is not inflated: its checksum covers it.
+    A valid batch is whole, has the right checksum, and its offsets follow those before it and are in the
+    segment's range. The first other batch ends the walk. Compressed entries of magic 0 and 1 are not
+    decompressed: their checksum covers the contents.
 
-    `contiguous_from`: the batches that reach above this offset leave no gap; `gap` is the first that does.
+    Attributes:
+        position: End of the valid part.
+        next_offset: The offset behind it.
+        damage: Why the walk stopped; None at the end of the file.
+        gap: The first gap between batches that reach above `contiguous_from`.
     """
 
     def __init__(
@@ -150,16 +154,16 @@ class SoundWalk:
         return None
 
     def _follow(self, header: BatchHeader) -> None:
-        """Note a gap in front of a batch. (A compressed entry of magic 0 or 1 does not name its first
-        offset.)"""
+        """Note a gap in front of a batch. Compressed entries of magic 0 or 1 have no first offset."""
         expected = max(self.next_offset, self._contiguous_from)
         begins = self.next_offset if header.count == UNKNOWN_COUNT else header.base_offset
         if self.gap is None and not begins == self.next_offset == expected:
             self.gap = Gap(self.position, header.base_offset, self.next_offset)
 
     def _whole_size(self, block: bytes, at: int) -> int:
-        """Size of the entry at `at`; minus the bytes needed if the block has too few; 0 if no entry can be
-        there.
+        """Return the size of the entry at `at`.
+
+        Minus the bytes that are needed if the block has too few; 0 if no entry can be there.
         """
         left = self._end - self.position
         if left < STEP_BYTES:
@@ -203,10 +207,10 @@ class SoundWalk:
 
 
 def sound_batch_after(handle: Handle, file: str, damage: Damage, end: int, base_offset: int) -> int | None:
-    """Position of a sound entry behind `damage`, or None: then what follows is only a torn tail.
+    """Return the position of a valid entry behind `damage`; None if only a torn tail follows.
 
-    Every byte is tried as a first one: a length that was hit by the damage leads nowhere. An entry counts if
-    its checksum is right and its offsets belong behind the damage.
+    Every byte is tried as the first of an entry, because the damage may have changed a length. An entry is
+    valid if its checksum is right and its offsets are above the damage.
     """
     start = damage.position + 1
     overlap = b""

@@ -23,10 +23,9 @@ from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_records
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
-from lastword.segment.offset_index import OffsetEntry, OffsetIndex
+from lastword.segment.indexes import NO_TIMESTAMP, OffsetEntry, OffsetIndex, TimeIndex
 from lastword.segment.scan import headers
 from lastword.segment.stored import SegmentId, StoredFacts, StoredSegment
-from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
 
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
@@ -131,7 +130,7 @@ class Segment:
 
     @property
     def is_in_place(self) -> bool:
-        """Is the segment still the one that is stored under its base offset? It may have grown."""
+        """True if the segment is still the one that is stored under its base offset. It may have grown."""
         facts = self.stored.facts()
         return facts is not None and facts.id.number == self._stored_id.number
 
@@ -139,15 +138,15 @@ class Segment:
     def next_offset(self) -> int:
         """One above the last batch's last offset; the base offset of an empty segment."""
         if self._next_offset is None:
-            found = self.base_offset
+            next_offset = self.base_offset
             for header in self.headers(self._trusted(self.offset_index.last).position):
-                found = header.next_offset
-            self._next_offset = found
+                next_offset = header.next_offset
+            self._next_offset = next_offset
         return self._next_offset
 
     @property
     def largest_timestamp(self) -> int:
-        """The largest timestamp in ms; -1 if no record has one. Read from where the time index ends."""
+        """The largest timestamp in ms; -1 if no record has one. Reads from where the time index ends."""
         if self._largest_timestamp is None:
             last = self.time_index.last
             start, largest = 0, NO_TIMESTAMP
@@ -160,7 +159,7 @@ class Segment:
 
     @property
     def first_timestamp(self) -> int:
-        """Largest timestamp of the first batch (what rolling by time counts from); -1 if there is none."""
+        """Largest timestamp of the first batch, from which rolling by time counts; -1 if there is none."""
         for header in self.headers():
             return header.max_timestamp
         return NO_TIMESTAMP
@@ -206,14 +205,14 @@ class Segment:
     # -------------------------------------------------------------- reading
 
     def headers(self, start_position: int = 0, end_position: int | None = None) -> Iterator[BatchHeader]:
-        """Headers of the batches from `start_position` (the first byte of one) on, in order."""
+        """Yield the headers of the batches from `start_position`, the first byte of a batch, in order."""
         end = self.size if end_position is None else end_position
         if start_position >= end:
             return iter(())
         return headers(self.handle, self.file, start_position, end)
 
     def read_batch(self, header: BatchHeader) -> bytes:
-        """The bytes of a batch that `headers` gave; its header is at position 0 of them."""
+        """Return the bytes of a batch that `headers` yielded, from its header on."""
         return self.handle.pread(header.size, header.position)
 
     def chunk_reader(
@@ -226,8 +225,15 @@ class Segment:
         decompress: bool = True,
         skip_rows: SkipRows | None = None,
     ) -> Iterator[Chunk]:
-        """Chunks of whole batches, checksums verified; each is valid until the next one. Without `decompress`
-        they are good for their headers only; `skip_rows` names such batches by a chunk's table.
+        """Yield chunks of whole batches. A chunk is valid until the next one.
+
+        Args:
+            start_position: First byte of a batch.
+            end_position: End of a batch; None: the end of the segment.
+            chunk_bytes: Size of a chunk.
+            verify: Verify checksums.
+            decompress: False: only the headers of the batches can be used.
+            skip_rows: Returns, by a chunk's table, the batches of which only the headers are used.
         """
         from lastword.records.chunk import ChunkReader
 
@@ -246,19 +252,24 @@ class Segment:
         )
 
     def position_of(self, offset: int) -> int:
-        """Position of the first batch whose last offset is not below `offset`; `size` if there is none.
+        """Return the position of the first batch whose last offset is not below `offset`.
 
-        Where the index has an entry for each batch, and these were looked at before, no byte is read.
+        `size` if there is none. If the index has an entry for each batch, and these were read before, no byte
+        is read.
         """
         index = self.offset_index
-        found = index.find(offset)
-        end = self._end_of_indexed(index, found) if found >= 0 else 0
+        number = index.find(offset)
+        end = self._end_of_indexed(index, number) if number >= 0 else 0
         if end:
-            here = index.at(found)
-            if here.offset == offset:
-                return here.position
-            behind = index.at(found + 1) if found + 1 < len(index) else None
-            if behind is not None and behind.position == end and self._end_of_indexed(index, found + 1):
+            entry = index.at(number)
+            if entry.offset == offset:
+                return entry.position
+            following = index.at(number + 1) if number + 1 < len(index) else None
+            if (
+                following is not None
+                and following.position == end
+                and self._end_of_indexed(index, number + 1)
+            ):
                 return end
         for header in self.headers(end or self._trusted(index.lookup(offset)).position):
             if header.last_offset >= offset:
@@ -266,8 +277,8 @@ class Segment:
         return self.size
 
     def _end_of_indexed(self, index: OffsetIndex, number: int) -> int:
-        """Position behind the batch of an index entry; 0 if no sound batch lies there that ends with the
-        entry's offset. Looked at once: a segment's bytes do not change.
+        """Return the position behind the batch of an index entry; 0 if no valid batch there ends with the
+        entry's offset. Each batch is read once: a segment's bytes do not change.
         """
         ends = self._ends
         if number >= len(ends):
@@ -276,14 +287,14 @@ class Segment:
             entry = index.at(number)
             if entry.position >= self.size:
                 return 0  # of a batch behind this end of an active segment
-            header = self._sound_batch(entry.position)
+            header = self._valid_batch(entry.position)
             ends[number] = -1
             if header is not None and self.base_offset <= header.base_offset:
                 ends[number] = header.end if header.last_offset == entry.offset else -1
         return max(ends[number], 0)
 
     def end_position_of(self, offset: int) -> int:
-        """Position behind the last batch that may hold a record below `offset`."""
+        """Return the position behind the last batch that may hold a record below `offset`."""
         if offset >= self.next_offset:
             return self.size
         due = 0
@@ -294,7 +305,7 @@ class Segment:
         return self.size
 
     def end_before(self, offset: int) -> int:
-        """Next offset of the last batch that lies below `offset` as a whole; the base offset without one."""
+        """Return the next offset of the last batch that is wholly below `offset`; else the base offset."""
         end = self.base_offset
         for header in self.headers(self._trusted(self.offset_index.lookup(offset - 1)).position):
             if header.last_offset >= offset:
@@ -303,24 +314,26 @@ class Segment:
         return end
 
     def first_offset_of(self, header: BatchHeader) -> int:
-        """Offset of a batch's beginning. A compressed entry of magic 0 or 1 names only its last one: it is
-        decompressed. Raises CorruptBatchError if it cannot be.
+        """Return the first offset of a batch.
+
+        A compressed entry of magic 0 or 1 has only its last offset, and is decompressed: CorruptBatchError if
+        it cannot be.
         """
         if header.count != UNKNOWN_COUNT:
             return header.base_offset
         return next(read_records(self.read_batch(header), header, self.file, position=0)).offset
 
     def begins_below(self, header: BatchHeader, offset: int, due: int = 0) -> bool:
-        """May the batch hold something below `offset`? `due`: an offset that it cannot begin below."""
+        """Return whether the batch may hold a record below `offset`. It does not begin below `due`."""
         if header.base_offset < offset or header.count != UNKNOWN_COUNT or due >= offset:
             return header.base_offset < offset
         try:
             return self.first_offset_of(header) < offset
         except DataError:
-            return True  # it may: whoever reads it hears what is wrong
+            return True  # a read of the batch raises the error
 
     def position_of_timestamp(self, timestamp: int) -> int | None:
-        """Position of the first batch whose largest timestamp is not below `timestamp`, or None."""
+        """Return the position of the first batch whose largest timestamp reaches `timestamp`, or None."""
         times = self.time_index.lookup(timestamp - 1)
         start = 0
         if times.timestamp != NO_TIMESTAMP and self._reaches(times.timestamp, times.offset):
@@ -331,21 +344,19 @@ class Segment:
         return None
 
     def trusted_end(self) -> int:
-        """Position of the last batch that the offset index knows: where looking for the end may begin."""
+        """Return the position of the last batch in the offset index: a search for the end begins there."""
         return self._trusted(self.offset_index.last).position
 
     def _trusted(self, entry: OffsetEntry) -> OffsetEntry:
-        """The entry if a sound batch lies where it points and begins low enough; else the segment's
-        beginning.
-        """
+        """Return the entry if it points at a batch that begins low enough; else the segment's start."""
         if entry.position == 0:
             return entry
-        header = self._sound_batch(entry.position)
+        header = self._valid_batch(entry.position)
         if header is not None and self.base_offset <= header.base_offset <= entry.offset:
             return entry
         return OffsetEntry(self.base_offset, 0)
 
-    def _sound_batch(self, position: int) -> BatchHeader | None:
+    def _valid_batch(self, position: int) -> BatchHeader | None:
         if position >= self.size:
             return None
         try:
@@ -357,8 +368,8 @@ class Segment:
         return None
 
     def _reaches(self, timestamp: int, offset: int) -> bool:
-        """Is there a batch that holds `offset` and has this largest timestamp? Else the time index is not
-        this log's. (Brokers before 3.0 name the record with that timestamp, others the batch's last offset.)
+        """Return whether a batch holds `offset` and has this largest timestamp. If not, the time index is not
+        that of the log. (The offset is that of the record in brokers before 3.0, else the batch's last.)
         """
         for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
             if header.last_offset >= offset:

@@ -10,16 +10,16 @@ bytes  field
 ```
 
 One 34-byte entry per *aborted* transaction, big endian, in the segment that holds the marker, even if all
-its data lies in older ones; most segments have no such file. Last offsets rise from entry to entry. A
-fragment at the end (a torn append) is ignored and cut before the next append. What is lost with this file
-is found again by recovering the segment: it is written with its segment and synced with it.
+its data is in older segments; most segments have no such file. Last offsets rise from entry to entry. A
+fragment at the end (a torn append) is ignored, and cut before the next append. The file is written and synced
+with its segment; recovery of the segment rebuilds it.
 
-The file has no checksum. Reads of this package take the outcomes from the log (`partition.outcomes`); the
-file is kept for brokers, and `verify` compares it with the log.
+The file has no checksum. Reads take the outcomes of transactions from the log; the file is kept for brokers,
+and `verify` compares it with the log.
 
-A reader at offset x up to u needs every entry that ends at or above x and begins below u. It starts with
-the index of the segment that holds x and goes on to higher segments until an entry's last stable offset
-reaches u: from there on no transaction that began below u can be undecided any more.
+A reader of [x, u) needs every entry that ends at or above x and begins below u. It starts with the index of
+the segment that holds x and continues with higher segments until an entry's last stable offset reaches u:
+from there on every transaction that began below u is decided.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERSION = 0
 
 
 class AbortedTransaction(NamedTuple):
-    """One entry. The transaction's batches have this producer id and lie in [first_offset, last_offset)."""
+    """One entry. The transaction's batches have this producer id and are in [first_offset, last_offset)."""
 
     producer_id: int
     first_offset: int
@@ -47,18 +47,19 @@ class AbortedTransaction(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What one index adds to a read; `complete` if higher segments need not be asked."""
+    """Entries of one index for a read. `complete`: higher segments have no more of them."""
 
     entries: list[AbortedTransaction]
     complete: bool
 
 
 def encode_entries(entries: Iterable[AbortedTransaction]) -> bytes:
+    """Return the bytes of entries."""
     return b"".join(ENTRY.pack(VERSION, *entry) for entry in entries)
 
 
 def decode_entries(data: bytes, file: str) -> list[AbortedTransaction]:
-    """All whole entries of a file's bytes. Raises CorruptFileError for a version that is not 0."""
+    """Return all whole entries of a file's bytes. CorruptFileError for a version that is not 0."""
     entries = []
     for position in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
         version, *fields = ENTRY.unpack_from(data, position)
@@ -74,7 +75,7 @@ def decode_entries(data: bytes, file: str) -> list[AbortedTransaction]:
 
 
 def check_entries(entries: Sequence[AbortedTransaction], base_offset: int, file: str) -> None:
-    """Raises CorruptFileError for entries that this segment cannot have; its index must then be rebuilt."""
+    """Raise CorruptFileError for entries that this segment cannot have; its index must be rebuilt then."""
     before = base_offset - 1
     for number, entry in enumerate(entries):
         if (
@@ -94,28 +95,27 @@ def check_entries(entries: Sequence[AbortedTransaction], base_offset: int, file:
 
 
 def collect(entries: Iterable[AbortedTransaction], fetch_offset: int, upper_bound: int) -> Collected:
-    """Entries of one index that a read of [fetch_offset, upper_bound) must know."""
-    found = []
+    """Return the entries of one index that a read of [fetch_offset, upper_bound) needs."""
+    needed = []
     for entry in entries:
         if entry.last_offset >= fetch_offset and entry.first_offset < upper_bound:
-            found.append(entry)
+            needed.append(entry)
         if entry.last_stable_offset >= upper_bound:
-            return Collected(found, True)
-    return Collected(found, False)
+            return Collected(needed, True)
+    return Collected(needed, False)
 
 
 def collect_over(
     indexes: Iterable[Iterable[AbortedTransaction]], fetch_offset: int, upper_bound: int
 ) -> list[AbortedTransaction]:
-    """The same over the indexes of several segments in order, the first being that of the segment that
-    holds `fetch_offset`."""
-    found: list[AbortedTransaction] = []
+    """Collect over the indexes of segments in order, from the one that holds `fetch_offset` on."""
+    needed: list[AbortedTransaction] = []
     for entries in indexes:
         more, complete = collect(entries, fetch_offset, upper_bound)
-        found += more
+        needed += more
         if complete:
             break
-    return found
+    return needed
 
 
 class TransactionIndex:

@@ -280,7 +280,7 @@ def _base(path: str) -> int:
 
 
 def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    from lastword.segment.offset_index import OffsetIndex
+    from lastword.segment.indexes import OffsetIndex
 
     index = OffsetIndex(files.read_bytes(path), _base(path), 1 << 62)
     for entry in index.entries():
@@ -290,7 +290,7 @@ def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
 
 
 def _time_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    from lastword.segment.time_index import TimeIndex
+    from lastword.segment.indexes import TimeIndex
 
     index = TimeIndex(files.read_bytes(path), _base(path))
     for entry in index.entries():

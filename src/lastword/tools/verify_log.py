@@ -12,9 +12,8 @@ from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
-from lastword.segment.offset_index import OffsetIndex
+from lastword.segment.indexes import OffsetIndex, TimeIndex
 from lastword.segment.segment import Segment
-from lastword.segment.time_index import TimeIndex
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
 from lastword.segment.txn_index import AbortedTransaction, check_entries, decode_entries
 from lastword.tools.findings import BatchPositions, EpochRun, Findings, bad_records

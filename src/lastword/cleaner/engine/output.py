@@ -45,7 +45,7 @@ from lastword.records.legacy import filter_entry
 from lastword.records.uncompressed import header_of
 from lastword.resolve import DeadBitmaps
 from lastword.segment import names
-from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.indexes import IndexBuilder
 from lastword.segment.stored import StoredSegment
 from lastword.segment.txn_index import AbortedTransaction, encode_entries
 from lastword.wire import (

@@ -1,0 +1,340 @@
+"""The sparse indexes of a segment, and the rule which batches get an entry.
+
+```
+<base>.index       8 bytes    i32 last offset of a batch - base   i32 position of that batch in the .log
+<base>.timeindex   12 bytes   i64 timestamp (ms)                  i32 last offset of a batch - base
+```
+
+Big endian, no header. In the offset index, offsets and positions ascend strictly; an entry is valid if a
+batch that ends with its offset begins at its position. An entry (T, o) of the time index means: T was the
+largest timestamp of the segment when the entry was written, and the batch that ends with o was the first to
+reach it. Timestamps ascend strictly, offsets never fall; so no record before that batch is younger than T.
+
+Indexes are derived data: written after the bytes that they point at, synced before the recovery point passes
+these bytes, and rebuilt from the log if they do not fit. Kafka extends the files of an active segment with
+zeros. No batch is ever indexed at position 0, so a zero position ends the offset index; a zero entry that
+breaks the order ends the time index.
+
+An index is read into memory once. It is never mapped: a file that another process truncates would kill this
+one.
+
+**The rule** (`IndexBuilder`), the same for appending, rebuilding and cleaning, so that their files have the
+same bytes: a batch is indexed if it begins more than `index.interval.bytes` after the batch that was indexed
+before it. The first comparison is with position 0, so the first batch never is. With an offset entry goes a
+time entry, if the largest timestamp rose since the last one. A closed segment gets a last time entry with its
+largest timestamp.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import lt
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+OFFSET_ENTRY_BYTES = 8
+TIME_ENTRY_BYTES = 12
+NO_TIMESTAMP = -1
+_OFFSET_ENTRY = struct.Struct(">ii")
+_TIME_ENTRY = struct.Struct(">qi")
+
+
+# ---------------------------------------------------------------- offsets
+
+
+class OffsetEntry(NamedTuple):
+    """`offset` is the last offset of the batch that starts at `position`."""
+
+    offset: int
+    position: int
+
+
+def _ascending(offsets: array[int], positions: array[int], log_size: int) -> int:
+    """Return how many entries from the first on rise in both columns and point into the log."""
+    valid = len(offsets)
+    if valid and (offsets[0] < 0 or positions[0] <= 0):
+        return 0
+    for column in (offsets, positions):
+        if all(map(lt, column, column[1:valid])):
+            continue
+        for number, (value, following) in enumerate(pairwise(column[:valid])):
+            if following <= value:
+                valid = number + 1
+                break
+    return min(valid, bisect_left(positions, log_size, 0, valid))
+
+
+class OffsetIndex:
+    """The valid entries of an offset index.
+
+    Attributes:
+        base_offset: Of the segment.
+        damaged: The file has bytes behind the valid entries that are not zero.
+        zero_tail_bytes: Zeros behind the valid entries.
+    """
+
+    __slots__ = ("_offsets", "_positions", "base_offset", "damaged", "zero_tail_bytes")
+
+    def __init__(self, data: bytes, base_offset: int, log_size: int) -> None:
+        """Parse a file. Entries at or above position `log_size` belong to bytes that are gone."""
+        self.base_offset = base_offset
+        whole = len(data) - len(data) % OFFSET_ENTRY_BYTES
+        cells = array("i", data[:whole])
+        if sys.byteorder == "little":
+            cells.byteswap()
+        offsets, positions = cells[0::2], cells[1::2]
+        valid = _ascending(offsets, positions, log_size)
+        del offsets[valid:], positions[valid:]
+        self._offsets = offsets
+        self._positions = positions
+        tail = data[len(offsets) * OFFSET_ENTRY_BYTES :]
+        zero = not tail.strip(b"\0")
+        self.zero_tail_bytes = len(tail) if zero else 0
+        self.damaged = not zero
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries: the file without its zero tail."""
+        return len(self._offsets) * OFFSET_ENTRY_BYTES
+
+    def extend(self, entries: bytes) -> None:
+        """Add entries that were just appended to the file.
+
+        Safe beside readers, which search the offsets: these grow last.
+        """
+        cells = array("i", entries)
+        if sys.byteorder == "little":
+            cells.byteswap()
+        self._positions.extend(cells[1::2])
+        self._offsets.extend(cells[0::2])
+
+    def entries(self) -> Iterator[OffsetEntry]:
+        """Yield the entries, in order."""
+        for relative, position in zip(self._offsets, self._positions, strict=False):
+            yield OffsetEntry(self.base_offset + relative, position)
+
+    @property
+    def last(self) -> OffsetEntry:
+        """The last entry; (base, 0) for an empty index."""
+        if not self._offsets:
+            return OffsetEntry(self.base_offset, 0)
+        return OffsetEntry(self.base_offset + self._offsets[-1], self._positions[-1])
+
+    def lookup(self, offset: int) -> OffsetEntry:
+        """Return the entry with the largest offset not above `offset`; (base, 0) if there is none."""
+        number = self.find(offset)
+        return OffsetEntry(self.base_offset, 0) if number < 0 else self.at(number)
+
+    def find(self, offset: int) -> int:
+        """Return the number of the entry that `lookup` returns; -1 if there is none."""
+        return bisect_right(self._offsets, offset - self.base_offset) - 1
+
+    def at(self, number: int) -> OffsetEntry:
+        """Return the entry with this number."""
+        return OffsetEntry(self.base_offset + self._offsets[number], self._positions[number])
+
+    def positions(self) -> list[int]:
+        """Return all indexed positions, ascending: where a log may be cut into parts of whole batches."""
+        return list(self._positions)
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the entries as two int64 arrays: offsets less the base, and positions.
+
+        Copies, and both of one length even if another thread appends meanwhile.
+        """
+        import numpy as np
+
+        offsets = np.frombuffer(self._offsets[:], np.int32).astype(np.int64)
+        return offsets, np.frombuffer(self._positions[: offsets.size], np.int32).astype(np.int64)
+
+    def positions_of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return `lookup(offset).position` of each offset."""
+        import numpy as np
+
+        relative, positions = self.arrays()
+        numbers = np.searchsorted(relative, offsets - self.base_offset, "right")
+        return np.concatenate((np.zeros(1, np.int64), positions))[numbers]
+
+
+# ---------------------------------------------------------------- times
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEntry:
+    """`timestamp` (ms) was first reached by the batch whose last offset is `offset`."""
+
+    timestamp: int
+    offset: int
+
+
+class TimeIndex:
+    """The valid entries of a time index.
+
+    Attributes:
+        base_offset: Of the segment.
+        damaged: The file has bytes behind the valid entries that are not zero.
+        zero_tail_bytes: Zeros behind the valid entries.
+    """
+
+    __slots__ = ("_offsets", "_timestamps", "base_offset", "damaged", "zero_tail_bytes")
+
+    def __init__(self, data: bytes, base_offset: int) -> None:
+        self.base_offset = base_offset
+        timestamps: list[int] = []
+        offsets: list[int] = []
+        whole = len(data) - len(data) % TIME_ENTRY_BYTES
+        last_timestamp, last_offset = NO_TIMESTAMP, 0
+        zeros = len(data.rstrip(b"\0"))
+        for timestamp, relative in _TIME_ENTRY.iter_unpack(memoryview(data)[:whole]):
+            position = len(timestamps) * TIME_ENTRY_BYTES
+            if timestamp <= last_timestamp or relative < last_offset:
+                break
+            if timestamp == 0 and relative == 0 and position >= zeros and len(data) > TIME_ENTRY_BYTES:
+                break  # an entry (0 ms, first offset) is possible, but then it is the file's only one
+            timestamps.append(timestamp)
+            offsets.append(relative)
+            last_timestamp, last_offset = timestamp, relative
+        self._timestamps = timestamps
+        self._offsets = offsets
+        tail = data[len(timestamps) * TIME_ENTRY_BYTES :]
+        zero = not tail.strip(b"\0")
+        self.zero_tail_bytes = len(tail) if zero else 0
+        self.damaged = not zero
+
+    def __len__(self) -> int:
+        return len(self._timestamps)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries: the file without its zero tail."""
+        return len(self._timestamps) * TIME_ENTRY_BYTES
+
+    def extend(self, entries: bytes) -> None:
+        """Add entries that were just appended to the file.
+
+        Safe beside readers, which search the timestamps: these grow last.
+        """
+        for timestamp, relative in _TIME_ENTRY.iter_unpack(entries):
+            self._offsets.append(relative)
+            self._timestamps.append(timestamp)
+
+    def cut(self, offset: int) -> None:
+        """Drop the entries above `offset`, and what follows them in the file."""
+        kept = bisect_right(self._offsets, offset - self.base_offset)
+        del self._timestamps[kept:], self._offsets[kept:]
+        self.zero_tail_bytes, self.damaged = 0, False
+
+    def entries(self) -> Iterator[TimeEntry]:
+        """Yield the entries, in order."""
+        for timestamp, relative in zip(self._timestamps, self._offsets, strict=False):
+            yield TimeEntry(timestamp, self.base_offset + relative)
+
+    @property
+    def last(self) -> TimeEntry:
+        """The last entry; (-1, base) for an empty index."""
+        if not self._timestamps:
+            return TimeEntry(NO_TIMESTAMP, self.base_offset)
+        return TimeEntry(self._timestamps[-1], self.base_offset + self._offsets[-1])
+
+    def lookup(self, timestamp: int) -> TimeEntry:
+        """Return the entry with the largest timestamp not above `timestamp`; (-1, base) if there is none."""
+        number = bisect_right(self._timestamps, timestamp) - 1
+        if number < 0:
+            return TimeEntry(NO_TIMESTAMP, self.base_offset)
+        return TimeEntry(self._timestamps[number], self.base_offset + self._offsets[number])
+
+
+# ---------------------------------------------------------------- the rule
+
+
+class IndexBuilder:
+    """Make the entries of batches, given in file order.
+
+    A builder that continues an existing segment is made with the state after its last entry; `seen` adds the
+    batches from that entry's position on.
+
+    Attributes:
+        offset_entries: Bytes of the offset index; grows by whole entries.
+        time_entries: Bytes of the time index; grows by whole entries.
+        largest_timestamp: Of all batches, in ms; -1 if none has one.
+        largest_timestamp_offset: Last offset of the batch that has it.
+    """
+
+    __slots__ = (
+        "_entry_position",
+        "_time_entry",
+        "base_offset",
+        "interval_bytes",
+        "largest_timestamp",
+        "largest_timestamp_offset",
+        "offset_entries",
+        "time_entries",
+    )
+
+    def __init__(
+        self,
+        base_offset: int,
+        interval_bytes: int,
+        *,
+        entry_position: int = 0,
+        time_entry: int = NO_TIMESTAMP,
+    ) -> None:
+        self.base_offset = base_offset
+        self.interval_bytes = interval_bytes
+        self._entry_position = entry_position
+        self._time_entry = time_entry
+        self.largest_timestamp = NO_TIMESTAMP
+        self.largest_timestamp_offset = base_offset
+        self.offset_entries = bytearray()
+        self.time_entries = bytearray()
+
+    def seen(self, last_offset: int, max_timestamp: int) -> None:
+        """Add a batch that the file has already, with its entry if it gets one."""
+        if max_timestamp > self.largest_timestamp:
+            self.largest_timestamp = max_timestamp
+            self.largest_timestamp_offset = last_offset
+
+    def batch(self, position: int, last_offset: int, max_timestamp: int) -> bool:
+        """Add a batch at `position` of the file; return whether it got an entry."""
+        if max_timestamp > self.largest_timestamp:
+            self.largest_timestamp = max_timestamp
+            self.largest_timestamp_offset = last_offset
+        if position - self._entry_position <= self.interval_bytes:
+            return False
+        self.offset_entries += _OFFSET_ENTRY.pack(last_offset - self.base_offset, position)
+        self._entry_position = position
+        self._add_time_entry()
+        return True
+
+    @property
+    def state(self) -> tuple[int, int, int, int]:
+        """Position of the last entry, timestamp of the last time entry, the largest timestamp, the last
+        offset of its batch.
+        """
+        return self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset
+
+    def go_on(self, state: Sequence[int]) -> None:
+        """Continue after batches that were indexed elsewhere, from the state that they left."""
+        self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset = state
+
+    def finish(self) -> None:
+        """Add the last time entry of a segment that gets no more batches."""
+        self._add_time_entry()
+
+    def _add_time_entry(self) -> None:
+        if self.largest_timestamp > self._time_entry:
+            relative = self.largest_timestamp_offset - self.base_offset
+            self.time_entries += _TIME_ENTRY.pack(self.largest_timestamp, relative)
+            self._time_entry = self.largest_timestamp
