@@ -42,7 +42,7 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
     assert "first tombstone" in ledger.rebuilt_because
     assert told(log) == truth(log) and ledger.counts_copies and not ledger.tracking.uncounted
     on_disk = [(offset, key) for offset, key, _ in log.records()]
-    found = ledger.deletes.found()
+    found = ledger.deletes.live()
     copies = dict(zip(found.offset.tolist(), found.copies.tolist(), strict=True))
     by_key = {key: sum(one == key for _, one in on_disk) for key in (b"k1", b"k8")}
     deleted = {offset: key for offset, key in on_disk if offset in copies}

@@ -76,7 +76,7 @@ def steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> Callable[[],
                 for _ in range(1 + twice):
                     met = step(numbers[0])
                 if isinstance(met, sharded.TransactionMet):
-                    sharded.look(files, job.directory, met.offset)
+                    sharded.read_transactions(files, job.directory, met.offset)
                 return True
         if not Path(f"{job.scratch}/groups.json").exists():
             sharded.merge(files, job)

@@ -527,7 +527,7 @@ class Writer:
                 while numbers := left(files, job):
                     met = step(numbers[0])
                     if isinstance(met, sharded.TransactionMet):
-                        sharded.look(files, job.directory, met.offset)
+                        sharded.read_transactions(files, job.directory, met.offset)
             sharded.merge(files, job)
             while groups := jobs.groups_left(files, job):
                 sharded.rewrite_group(files, job.directory, groups[0], clock.now_ms(), clock)

@@ -72,18 +72,19 @@ class Survivorship:
             if total <= 0 or abs(total - wanted) <= 1e-9 * wanted:
                 break
             if total > wanted:
-                live = [one * wanted / total for one in live]
+                live = [live_bytes * wanted / total for live_bytes in live]
                 break
-            room = sum(one for one, size in zip(live, sizes, strict=True) if one < size)
+            room = sum(live_bytes for live_bytes, size in zip(live, sizes, strict=True) if live_bytes < size)
             if room <= 0:
                 live = [
-                    one + (size - one) * (wanted - total) / max(sum(sizes) - total, 1.0)
-                    for one, size in zip(live, sizes, strict=True)
+                    live_bytes + (size - live_bytes) * (wanted - total) / max(sum(sizes) - total, 1.0)
+                    for live_bytes, size in zip(live, sizes, strict=True)
                 ]
                 break
             factor = 1 + (wanted - total) / room
             live = [
-                min(one * factor, size) if one < size else one for one, size in zip(live, sizes, strict=True)
+                min(live_bytes * factor, size) if live_bytes < size else live_bytes
+                for live_bytes, size in zip(live, sizes, strict=True)
             ]
         return live
 
@@ -116,21 +117,21 @@ def dead_bytes(tracking: Tracking, write_clock: int, survivorship: Survivorship)
     """Garbage of each segment; of a sample as estimated."""
     facts = tracking.facts()
     if tracking.exact:
-        return [float(one.dead_bytes) for one in facts]
-    found = [
+        return [float(segment.dead_bytes) for segment in facts]
+    estimates = [
         min(
-            entry.own_dead_bytes + max(one.dead_bytes - entry.own_seen_bytes, 0) / tracking.share,
+            entry.own_dead_bytes + max(segment.dead_bytes - entry.own_seen_bytes, 0) / tracking.share,
             float(entry.size_bytes),
         )
-        for entry, one in zip(tracking.entries, facts, strict=True)
+        for entry, segment in zip(tracking.entries, facts, strict=True)
     ]
-    records = sum(one.records for one in facts)
+    records = sum(segment.records for segment in facts)
     if records and tracking.share * records / len(facts) < FEWEST_SAMPLED_KEYS:
         sizes = [entry.size_bytes for entry in tracking.entries]
         ages = [write_clock - entry.written_at for entry in tracking.entries]
-        live = survivorship.spread(sizes, ages, sum(sizes) - sum(found))
-        return [max(size - one, 0.0) for size, one in zip(sizes, live, strict=True)]
-    return found
+        live = survivorship.spread(sizes, ages, sum(sizes) - sum(estimates))
+        return [max(size - live_bytes, 0.0) for size, live_bytes in zip(sizes, live, strict=True)]
+    return estimates
 
 
 def indexed_bytes(config: TopicConfig) -> int:
@@ -151,20 +152,20 @@ def segment_accounts(
         dead, blocked_bytes: bytes of each segment.
     """
     share, segments = tracking.share, []
-    for entry, one, garbage, held in zip(
+    for entry, segment, garbage, held in zip(
         tracking.entries, tracking.facts(), dead, blocked_bytes, strict=True
     ):
-        died = max(one.dead_records - entry.own_seen_records, 0) / share
-        noise = math.sqrt((1 / share - 1) * died) / one.records if one.records else 0.0
+        died = max(segment.dead_records - entry.own_seen_records, 0) / share
+        noise = math.sqrt((1 / share - 1) * died) / segment.records if segment.records else 0.0
         segments.append(
             SegmentAccount(
-                base_offset=one.base_offset,
-                next_offset=one.next_offset,
+                base_offset=segment.base_offset,
+                next_offset=segment.next_offset,
                 size_bytes=entry.size_bytes,
-                records=one.records,
-                dead_records=one.dead_records if tracking.exact else min(round(died), one.records),
+                records=segment.records,
+                dead_records=segment.dead_records if tracking.exact else min(round(died), segment.records),
                 dead_bytes=round(garbage),
-                tombstones=round(one.tombstones / share),
+                tombstones=round(segment.tombstones / share),
                 blocked_tombstone_bytes=held,
                 garbage_age=entry.garbage_age,
                 garbage_age_at=entry.garbage_age_at,

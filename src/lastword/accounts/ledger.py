@@ -96,11 +96,11 @@ class Ledger:
         """What was saved, if it speaks of `segments` (all of the log, ascending) as they are; else a fresh
         one. Never raises for what the file holds. `scratch`: as of `Tracking`."""
         try:
-            found = snapshot.load_ledger(files, directory, map_bytes, scratch)
-            if found is None:
+            saved = snapshot.load_ledger(files, directory, map_bytes, scratch)
+            if saved is None:
                 return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
             ledger = cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
-            why = ledger._restore(found, segments)
+            why = ledger._restore(saved, segments)
         except CorruptFileError as error:
             why = f"damaged: {error.message}"
         except (KeyError, TypeError, ValueError, IndexError):
@@ -203,15 +203,17 @@ class Ledger:
         time; `bytes_above`: of the log above `limit`, so that the age of each segment can be told; `threads`:
         as for `resolve`.
         """
-        below = [one for one in segments if one.next_offset <= limit and one.base_offset < limit]
-        new = [one for one in below if one.base_offset >= self.limit]
+        below = [
+            segment for segment in segments if segment.next_offset <= limit and segment.base_offset < limit
+        ]
+        new = [segment for segment in below if segment.base_offset >= self.limit]
         self.write_clock = max(self.write_clock, write_clock)
         if not new:
             self._accrue(now_ms)
             return 0
         known, old = len(self.entries), list(self.entries)
         portions = _portions(new)
-        left_bytes = sum(one.size for one in new)
+        left_bytes = sum(segment.size for segment in new)
         read_bytes, because = 0, ""
 
         def tell(done_bytes: int, total_bytes: int) -> None:
@@ -220,7 +222,7 @@ class Ledger:
 
         while portions:
             portion = portions.popleft()
-            left_bytes -= sum(one.size for one in portion)
+            left_bytes -= sum(segment.size for segment in portion)
             self.invalid = True  # a scan that is given up in its middle leaves no account
             taken = self.tracking.take(
                 portion,
@@ -229,7 +231,7 @@ class Ledger:
                 tell,
                 chunk_bytes,
                 threads,
-                more=[one for each in portions for one in each],
+                more=[segment for each in portions for segment in each],
             )
             self.invalid = False
             read_bytes += taken.read_bytes
@@ -239,10 +241,10 @@ class Ledger:
                 self.deletes.remembered = remembered
                 known, because = 0, taken.reset_because
                 self.rebuilt_because = because
-                portions, left_bytes = _portions(below), sum(one.size for one in below)
+                portions, left_bytes = _portions(below), sum(segment.size for segment in below)
                 continue
             self._touched()
-            last = next((one for one in reversed(portion) if one.size), None)
+            last = next((segment for segment in reversed(portion) if segment.size), None)
             if last is not None:
                 self.deletes.ends_old = has_old(last)
             begin_ages(
@@ -316,7 +318,7 @@ class Ledger:
         """Base offsets of the segments that hold a tombstone which an older copy of its key holds back."""
         facts = self.facts()
         held = self.deletes.blocked_bytes(facts)
-        return frozenset(one.base_offset for one, size in zip(facts, held, strict=True) if size)
+        return frozenset(segment.base_offset for segment, size in zip(facts, held, strict=True) if size)
 
     # ---------------------------------------------------------------- rewrite
 
@@ -325,7 +327,7 @@ class Ledger:
         count. Then comes `swapped` or `give_up`."""
         if not self.exact or not self.counts_copies:
             return list(segments)
-        return [Watched(one, self.tracking.running, dead) for one in segments]
+        return [Watched(segment, self.tracking.running, dead) for segment in segments]
 
     def give_up(self) -> None:
         """The rewrite under way was not published: its sources stay as they are."""
@@ -334,7 +336,7 @@ class Ledger:
 
     def swapped(self, first_base: int, last_base: int, published: Segment, alpha: float) -> None:
         """Those segments, and all between, are one now, durably."""
-        bases = [one.base_offset for one in self.entries]
+        bases = [entry.base_offset for entry in self.entries]
         first, last = bases.index(first_base), bases.index(last_base)
         old = self.entries[first : last + 1]
         for entry, dead in zip(old, self._dead_bytes()[first : last + 1], strict=True):
@@ -373,7 +375,7 @@ class Ledger:
         """
         if self.invalid or not self._changed or not self.entries:
             return False
-        whole = self.memory_bytes <= 2 * sum(one.size_bytes for one in self.entries) + 65536
+        whole = self.memory_bytes <= 2 * sum(entry.size_bytes for entry in self.entries) + 65536
         if not whole and not (self.exact and self.deletes.running()[0].size):
             return False
         more = {"t": self.write_clock, "seen": list(self.reached)}
@@ -386,16 +388,16 @@ class Ledger:
         self.scanned_bytes = 0
         return True
 
-    def _restore(self, found: snapshot.SavedAccounts, segments: Sequence[Segment]) -> str:
+    def _restore(self, saved: snapshot.SavedAccounts, segments: Sequence[Segment]) -> str:
         """Take what was saved, if it is of these segments; else why not."""
         why = (
-            snapshot.restore_ledger(found, self.tracking, self.deletes)
+            snapshot.restore_ledger(saved, self.tracking, self.deletes)
             or self.tracking.misfit(segments)
             or snapshot.mismatch(self.tracking, segments)
         )
         if why:
             return why
-        header = found.header
+        header = saved.header
         self.write_clock = int(header["t"])
         self.reached = (int(header["seen"][0]), int(header["seen"][1]))
         if header["map"] is None:
@@ -427,12 +429,12 @@ class Watched(Segment):
 
 
 def _portions(segments: Sequence[Segment]) -> deque[list[Segment]]:
-    found: deque[list[Segment]] = deque()
+    portions: deque[list[Segment]] = deque()
     size = PORTION_BYTES
-    for one in segments:
+    for segment in segments:
         if size >= PORTION_BYTES:
-            found.append([])
+            portions.append([])
             size = 0
-        found[-1].append(one)
-        size += one.size
-    return found
+        portions[-1].append(segment)
+        size += segment.size
+    return portions

@@ -238,7 +238,7 @@ def save_ledger(
         "counts_copies": tracking.counts_copies,
         "uncounted": tracking.uncounted,
         "ends_old": deletes.ends_old,
-        "segments": [list(dataclasses.astuple(one)) for one in tracking.entries],
+        "segments": [list(dataclasses.astuple(entry)) for entry in tracking.entries],
     }
     clocks, due = (deletes.clocks.offset, deletes.clocks.since_ms), deletes.due
     plain: dict[str, Any] = {}
@@ -270,12 +270,12 @@ def load_ledger(
     return load(files, path, places={"map_arena": Spill(new_path(scratch))})
 
 
-def restore_ledger(found: SavedAccounts, tracking: Tracking, deletes: Deletes) -> str:
+def restore_ledger(saved: SavedAccounts, tracking: Tracking, deletes: Deletes) -> str:
     """Fill both from what was saved, without a map if there is none; else why it cannot be used. Whether the
     log lies there as it was left is another question."""
     from lastword.resolve.running import MapFull, RunningResolution
 
-    header, arrays = found.header, found.arrays
+    header, arrays = saved.header, saved.arrays
     if header["version"] != VERSION:
         return "saved by another version"
     entries = [SegmentEntry(*values) for values in header["segments"]]
@@ -307,8 +307,8 @@ def mismatch(tracking: Tracking, segments: Sequence[Segment]) -> str:
     for entry, segment in zip(tracking.entries, segments, strict=False):
         if tail_crc(segment) != entry.tail_crc:
             return f"{segment.file} ends otherwise than when it was accounted"
-    facts = [one.base_offset for one in tracking.facts()]
-    if facts and facts != [one.base_offset for one in tracking.entries]:
+    facts = [segment.base_offset for segment in tracking.facts()]
+    if facts and facts != [entry.base_offset for entry in tracking.entries]:
         return "its map is of other segments"
     return ""
 

@@ -69,9 +69,9 @@ class TombstoneClocks:
     def memory_bytes(self) -> int:
         return self.offset.nbytes + self.since_ms.nbytes
 
-    def update(self, found: LiveTombstones, now_ms: int) -> None:
+    def update(self, live: LiveTombstones, now_ms: int) -> None:
         """Start the clocks of those that became free, stop those of the ones that are gone."""
-        free = found.offset[found.copies == 1][: self._most]
+        free = live.offset[live.copies == 1][: self._most]
         since_ms = np.full(free.size, now_ms, np.int64)
         if self.offset.size and free.size:
             at = np.minimum(np.searchsorted(self.offset, free), self.offset.size - 1)
@@ -81,7 +81,7 @@ class TombstoneClocks:
 
     def due(
         self,
-        found: LiveTombstones,
+        live: LiveTombstones,
         now_ms: int,
         delete_retention_ms: int,
         *,
@@ -89,11 +89,11 @@ class TombstoneClocks:
         keep: int = -1,
     ) -> NDArray[np.int64]:
         """Return the offsets of the tombstones that may go now."""
-        return self.offset[self.held_by(found, now_ms, delete_retention_ms, floor=floor, keep=keep) == MAY_GO]
+        return self.offset[self.held_by(live, now_ms, delete_retention_ms, floor=floor, keep=keep) == MAY_GO]
 
     def held_by(
         self,
-        found: LiveTombstones,
+        live: LiveTombstones,
         now_ms: int,
         delete_retention_ms: int,
         *,
@@ -106,25 +106,25 @@ class TombstoneClocks:
             floor: the lowest offset that a reader with a lease has yet to read.
             keep: the offset at the log end, if no empty batch could take its place.
         """
-        due_ms = self.due_ms(found, delete_retention_ms)
-        has_older = found.copies[np.searchsorted(found.offset, self.offset)] > 1
+        due_ms = self.due_ms(live, delete_retention_ms)
+        has_older = live.copies[np.searchsorted(live.offset, self.offset)] > 1
         ends_file = self.offset == keep
         facts = TombstoneFacts(self.offset, due_ms, has_older=has_older, ends_file=ends_file)
         return held_by(facts, now_ms, floor)
 
-    def first_due(self, found: LiveTombstones, delete_retention_ms: int) -> tuple[int, int]:
+    def first_due(self, live: LiveTombstones, delete_retention_ms: int) -> tuple[int, int]:
         """(offset, ms) of the one that is due first; (-1, -1) if no clock runs."""
         if not self.offset.size:
             return -1, -1
-        due_ms = self.due_ms(found, delete_retention_ms)
+        due_ms = self.due_ms(live, delete_retention_ms)
         first = int(np.argmin(due_ms))
         return int(self.offset[first]), int(due_ms[first])
 
-    def due_ms(self, found: LiveTombstones, delete_retention_ms: int) -> NDArray[np.int64]:
+    def due_ms(self, live: LiveTombstones, delete_retention_ms: int) -> NDArray[np.int64]:
         """When each is due, in milliseconds since 1970."""
         if not self.offset.size:
             return np.empty(0, np.int64)
-        horizon_ms = found.horizon_ms[np.searchsorted(found.offset, self.offset)]
+        horizon_ms = live.horizon_ms[np.searchsorted(live.offset, self.offset)]
         room_ms = INT64_MAX - np.maximum(self.since_ms, 0)
         return np.maximum(self.since_ms + np.minimum(delete_retention_ms, room_ms), horizon_ms)
 
@@ -168,20 +168,20 @@ class Deletes:
         self.due: NDArray[np.int64] = np.empty(0, np.int64)
         self.ends_old = False
         self.remembered: Clocks | None = None
-        self._found: Any = None
+        self._live: Any = None
 
-    def found(self) -> Any:
+    def live(self) -> Any:
         """Live ones, ascending by offset, in segments that lie in the log; asked before `clocks`, which are
         of those."""
-        if self._found is None:
+        if self._live is None:
             running = self.tracking.running
-            self._found = found = running.tombstones().since(self.tracking.first_offset)
+            self._live = live = running.tombstones().since(self.tracking.first_offset)
             self._let_go_below(self.tracking.first_offset)
-            if self.tracking.exact and (found.copies > 1).any():
-                alone = (found.copies > 1) & self.tracking.alone(found.offset)
-                running.set_only_copies(found.offset[alone])
-                found.copies[alone] = 1
-        return self._found
+            if self.tracking.exact and (live.copies > 1).any():
+                alone = (live.copies > 1) & self.tracking.alone(live.offset)
+                running.set_only_copies(live.offset[alone])
+                live.copies[alone] = 1
+        return self._live
 
     def _let_go_below(self, offset: int) -> None:
         """Of what has left the log at its front."""
@@ -194,18 +194,18 @@ class Deletes:
 
     def touched(self) -> None:
         """The map has changed."""
-        self._found = None
+        self._live = None
 
     def mark(self, now_ms: int, delete_retention_ms: int, floor: int) -> int:
         """Those whose time has come are garbage from now on; returns how many became so."""
-        found, tracking = self.found(), self.tracking
-        self._renew(found, now_ms)
+        live, tracking = self.live(), self.tracking
+        self._renew(live, now_ms)
         due = self._over(now_ms, delete_retention_ms, floor)
         if due.size:
             tracking.running.mark_due(due)
             self.due = np.union1d(self.due, due)
             self.touched()
-            self._renew(self.found(), now_ms)
+            self._renew(self.live(), now_ms)
         return int(due.size)
 
     def revive(self, floor: int) -> None:
@@ -215,30 +215,30 @@ class Deletes:
         self.tracking.running.revive(self.due[self.due >= floor])
         self.due = self.due[self.due < floor]
         self.touched()
-        found = self.found()
-        free = np.isin(offset, found.offset[found.copies == 1])
+        live = self.live()
+        free = np.isin(offset, live.offset[live.copies == 1])
         self.clocks = copy(self.clocks)
         self.clocks.offset, self.clocks.since_ms = offset[free], since_ms[free]
 
-    def _renew(self, found: Any, now_ms: int) -> None:
+    def _renew(self, live: Any, now_ms: int) -> None:
         """Others may be looking at the clocks (`running`): they find all of the old ones, or of the new."""
         clocks = copy(self.clocks)
         if self.remembered is not None and not len(clocks):
             clocks.offset, clocks.since_ms = self.remembered
-        clocks.update(found, now_ms)
+        clocks.update(live, now_ms)
         self.clocks, self.remembered = clocks, None
 
     def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
         """Offsets of those below `floor`, in the log, whose clocks have come to their end."""
         keep = self.tracking.running.limit - 1 if self.ends_old else -1
-        found = self.found()
-        over = self.clocks.due(found, now_ms, delete_retention_ms, floor=floor, keep=keep)
+        live = self.live()
+        over = self.clocks.due(live, now_ms, delete_retention_ms, floor=floor, keep=keep)
         return over[over >= self.tracking.first_offset]
 
     def standing(self, now_ms: int, delete_retention_ms: int) -> Standing:
         """After `mark`."""
-        found = self.found()
-        due_ms = self.clocks.due_ms(found, delete_retention_ms)
+        live = self.live()
+        due_ms = self.clocks.due_ms(live, delete_retention_ms)
         later = due_ms[due_ms > now_ms]
         held = self._over(now_ms, delete_retention_ms, NO_FLOOR)
         return Standing(
@@ -260,7 +260,7 @@ class Deletes:
         """Offsets at or above `floor` that would be due by their clocks: a reader with a lease keeps them."""
         if not self.tracking.exact:
             return np.empty(0, np.int64)
-        held = self.clocks.held_by(self.found(), now_ms, delete_retention_ms, floor=floor)
+        held = self.clocks.held_by(self.live(), now_ms, delete_retention_ms, floor=floor)
         return self.clocks.offset[held == LEASE]
 
     def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
@@ -269,18 +269,18 @@ class Deletes:
         if (self.due == offset).any():
             return 0
         if self.remembered is not None:
-            since_ms = dict(zip(*(one.tolist() for one in self.remembered), strict=True)).get(offset)
+            since_ms = dict(zip(*(array.tolist() for array in self.remembered), strict=True)).get(offset)
             return None if since_ms is None else max(since_ms + delete_retention_ms, 0)
-        found = self.found()
+        live = self.live()
         at = int(np.searchsorted(self.clocks.offset, offset))
         if at == len(self.clocks) or self.clocks.offset[at] != offset:
             return None
-        return int(self.clocks.due_ms(found, delete_retention_ms)[at])
+        return int(self.clocks.due_ms(live, delete_retention_ms)[at])
 
     def next_due(self, delete_retention_ms: int) -> tuple[int, int]:
         """(offset, ms) of the one that is due next; (-1, -1) while no clock runs."""
-        found = self.found()
-        return self.clocks.first_due(found, delete_retention_ms)
+        live = self.live()
+        return self.clocks.first_due(live, delete_retention_ms)
 
     def due_between(self, first_offset: int, next_offset: int) -> int:
         """Highest offset of one that goes when this range is rewritten; -1: none does."""
@@ -293,10 +293,10 @@ class Deletes:
 
     def blocked_bytes(self, facts: Sequence[SegmentFacts]) -> list[int]:
         """Of each segment: its tombstones that an older copy of their key holds back."""
-        if not facts or not self.tracking.exact or not any(one.tombstones for one in facts):
+        if not facts or not self.tracking.exact or not any(segment.tombstones for segment in facts):
             return [0] * len(facts)
-        found = self.found()
-        held = (found.copies > 1) & (found.offset >= self.tracking.first_offset)
-        bases = np.array([one.base_offset for one in facts], np.int64)
-        at = np.searchsorted(bases, found.offset[held], side="right") - 1
-        return np.bincount(at, found.size_bytes[held], len(facts)).astype(np.int64).tolist()
+        live = self.live()
+        held = (live.copies > 1) & (live.offset >= self.tracking.first_offset)
+        bases = np.array([segment.base_offset for segment in facts], np.int64)
+        at = np.searchsorted(bases, live.offset[held], side="right") - 1
+        return np.bincount(at, live.size_bytes[held], len(facts)).astype(np.int64).tolist()

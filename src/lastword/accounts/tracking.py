@@ -141,7 +141,7 @@ def begin_ages(
 
 def keep_ages(entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry]) -> None:
     """Of a ledger that began anew: how old a segment is, keys do not say."""
-    known = {one.base_offset: one for one in old}
+    known = {entry.base_offset: entry for entry in old}
     for entry in entries:
         before = known.get(entry.base_offset)
         if before is not None and before.inode == entry.inode:
@@ -159,8 +159,8 @@ def tail_crc(segment: Segment) -> int:
 def has_old(segment: Segment) -> bool:
     """Are there messages of magic 0 or 1? Looks at the first batch and at the last one of the index."""
     places = (0, segment.offset_index.last.position)
-    found = [segment.handle.pread(1, position + _MAGIC_POSITION) for position in places]
-    return any(magic in (b"\0", b"\1") for magic in found)
+    magics = [segment.handle.pread(1, position + _MAGIC_POSITION) for position in places]
+    return any(magic in (b"\0", b"\1") for magic in magics)
 
 
 def private_path(directory: str, name: str) -> str:
@@ -233,8 +233,12 @@ class Tracking:
     def resolution(self) -> Resolution:
         if not self.exact:
             raise ValueError("a sample decides about no record")
-        found = self.running.resolution()
-        return dataclasses.replace(found, segments=found.segments[self.gone :]) if self.gone else found
+        resolution = self.running.resolution()
+        return (
+            dataclasses.replace(resolution, segments=resolution.segments[self.gone :])
+            if self.gone
+            else resolution
+        )
 
     def misfit(self, segments: Sequence[Segment]) -> str:
         """Drops what left at the front; else why the rest of the log is not what was taken."""
@@ -270,34 +274,34 @@ class Tracking:
         )
         fresh = SegmentEntry.of(published, write_clock)
         fresh.garbage_age_at = fresh.death_rate_at = write_clock
-        fresh.generation = max(one.generation for one in old) + 1
-        fresh.survived_ratio = published.size / max(sum(one.size_bytes for one in old), 1)
+        fresh.generation = max(entry.generation for entry in old) + 1
+        fresh.survived_ratio = published.size / max(sum(entry.size_bytes for entry in old), 1)
         self.entries[first : last + 1] = [fresh]
         self.uncounted |= not self.counts_copies
 
     def note_clear(self) -> None:
         """A segment without garbage holds no record that one below the limit has replaced, and never will."""
         if self.exact:
-            for entry, one in zip(self.entries, self.facts(), strict=True):
-                if not one.dead_records:
+            for entry, segment in zip(self.entries, self.facts(), strict=True):
+                if not segment.dead_records:
                     entry.clear_to = self.running.limit
 
     def alone(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these live tombstones, ascending, lie in the log and have no older copy of their key left,
         whatever was counted: every segment up to their own was clear of older copies since they came.
         """
-        if not self.entries or any(one.aborted_records for one in self.facts()):
+        if not self.entries or any(segment.aborted_records for segment in self.facts()):
             return np.zeros(offsets.size, np.bool_)  # an aborted copy may lie above
-        bases = np.array([one.base_offset for one in self.entries], np.int64)
-        clear_to = np.minimum.accumulate(np.array([one.clear_to for one in self.entries], np.int64))
+        bases = np.array([entry.base_offset for entry in self.entries], np.int64)
+        clear_to = np.minimum.accumulate(np.array([entry.clear_to for entry in self.entries], np.int64))
         at = np.searchsorted(bases, offsets, side="right") - 1
         return (at >= 0) & (clear_to[at] > offsets)
 
     def lowest_killer(self) -> int:
         """No record below this offset killed one that still is on disk."""
         lowest = self.running.limit
-        for index, one in enumerate(self.facts(), self.gone):
-            if one.dead_records:
+        for index, segment in enumerate(self.facts(), self.gone):
+            if segment.dead_records:
                 killer = self.running.lowest_superseding(index)
                 if killer is not None:
                     lowest = min(lowest, killer)
@@ -336,7 +340,7 @@ class Tracking:
         """Is there a tombstone, for the first time?"""
         if self.counts_copies or not self.exact:
             return False
-        self.counts_copies = any(one.tombstones or one.due_tombstones for one in self.facts())
+        self.counts_copies = any(segment.tombstones or segment.due_tombstones for segment in self.facts())
         return self.counts_copies
 
     def _scan(
@@ -375,17 +379,19 @@ class Tracking:
             if self.exact:
                 absorb(new, more)
                 self.uncounted |= self.running.forgot_copies
-                self.entries += [SegmentEntry.of(one, write_clock) for one in new]
-                return sum(one.size for one in new)
-            for number, one in enumerate(new, 1):
-                absorb([one], [*new[number:], *more])
-                read += one.size
-                self.entries.append(self._sampled_entry(one, write_clock, fates))
-                read += one.size
+                self.entries += [SegmentEntry.of(segment, write_clock) for segment in new]
+                return sum(segment.size for segment in new)
+            for number, segment in enumerate(new, 1):
+                absorb([segment], [*new[number:], *more])
+                read += segment.size
+                self.entries.append(self._sampled_entry(segment, write_clock, fates))
+                read += segment.size
             return read
         except MapFull:
-            taken = sum(one.size_bytes for one in self.entries)
-            coming = sum(one.size for one in (*new, *more) if one.base_offset >= self.running.limit)
+            taken = sum(entry.size_bytes for entry in self.entries)
+            coming = sum(
+                segment.size for segment in (*new, *more) if segment.base_offset >= self.running.limit
+            )
             self._sample((taken + done) / max(taken + coming, 1))
             return read + done
 
@@ -401,14 +407,14 @@ class Tracking:
         self.transactions_from = first
 
     def _sampled_entry(
-        self, one: Segment, write_clock: int, fates: TransactionOutcomes | None
+        self, segment: Segment, write_clock: int, fates: TransactionOutcomes | None
     ) -> SegmentEntry:
         """Duplicates within a segment are counted exactly, by a map of its own."""
         from lastword.resolve import resolve
 
-        entry = SegmentEntry.of(one, write_clock)
+        entry = SegmentEntry.of(segment, write_clock)
         seen = self.running.facts()[-1]
-        alone = resolve([one], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, outcomes=fates)
+        alone = resolve([segment], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, outcomes=fates)
         entry.own_dead_bytes = alone.segments[0].dead_bytes
         entry.own_seen_bytes, entry.own_seen_records = seen.dead_bytes, seen.dead_records
         return entry

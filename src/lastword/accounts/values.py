@@ -91,11 +91,11 @@ class PartitionAccount(Value):
 
     @property
     def dead_bytes(self) -> int:
-        return sum(one.dead_bytes for one in self.segments)
+        return sum(segment.dead_bytes for segment in self.segments)
 
     @property
     def exact(self) -> bool:
-        return all(one.exact for one in self.segments)
+        return all(segment.exact for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)

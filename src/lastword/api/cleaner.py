@@ -195,8 +195,8 @@ class Cleaner(Handle):
         from lastword.tools.verify import verify
 
         with home.claim(*tp):
-            found = verify(home.files, [home.path], [(*tp, directory)], clock=self._dirs.clock)
-            for problem in found.problems:
+            verification = verify(home.files, [home.path], [(*tp, directory)], clock=self._dirs.clock)
+            for problem in verification.problems:
                 # A damaged private file stops no cleaning: a lease holds tombstones back, and this note goes.
                 own = os.path.normpath(directory)
                 if not problem.repairable and own in (problem.file, os.path.dirname(problem.file)):
@@ -212,7 +212,7 @@ class Cleaner(Handle):
                 self._states.apply(tp, "retry")
         self._scheduler.forgive(tp)
         self._scheduler.wake()
-        return found
+        return verification
 
     def status(self) -> CleanerStatus:
         """What runs, on which drive, under which budget, and which partitions are held back."""

@@ -178,8 +178,8 @@ class Scheduler:
                 [drive for drive in drives if not busy[drive]],
                 [drive for drive in drives if busy[drive]],
             ):
-                found = [task for drive in some if (task := self._next(drive, held)) is not None]
-                for task in sorted(found, key=lambda task: task.urgency):
+                tasks = [task for drive in some if (task := self._next(drive, held)) is not None]
+                for task in sorted(tasks, key=lambda task: task.urgency):
                     if self._begin(task):
                         return task
             return None

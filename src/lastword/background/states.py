@@ -51,11 +51,11 @@ class PartitionState(Value):
 
     def after(self, event: Event) -> PartitionState:
         """The state that follows; IllegalState if none does."""
-        found = _TABLE.get((self.kind, event))
-        if found is None or (event == "resume" and self.pauses == 0):
+        transition = _TABLE.get((self.kind, event))
+        if transition is None or (event == "resume" and self.pauses == 0):
             held = f" with {self.pauses} pauses" if self.pauses else ""
             raise IllegalState(f"a partition that is {self.kind}{held} cannot {event}")
-        return found(self)
+        return transition(self)
 
 
 IDLE = PartitionState()

@@ -183,26 +183,26 @@ class DirectoryWork:
     def next(self, drive: str, held: Collection[TopicPartition]) -> CleaningTask | None:
         """The most urgent round on a drive. A look at many partitions finds many: they are given one after
         another, for a while."""
-        until, found = self._due.pop(drive, (0.0, []))
+        until, tasks = self._due.pop(drive, (0.0, []))
         now = self.clock.monotonic()
-        found = [one for one in found if one.partition not in held] if now < until else []
-        if not found:
-            found, until = self._find_due(drive, held), now + KEEP_SECONDS
-        if not found:
+        tasks = [task for task in tasks if task.partition not in held] if now < until else []
+        if not tasks:
+            tasks, until = self._find_due(drive, held), now + KEEP_SECONDS
+        if not tasks:
             return None
         # A run was the best before what goes first now was done: it is chosen anew then.
-        rest = list(takewhile(lambda one: not isinstance(one, RunTask), found[1:]))
+        rest = list(takewhile(lambda task: not isinstance(task, RunTask), tasks[1:]))
         self._due[drive] = until, rest
-        return found[0]
+        return tasks[0]
 
     def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
         """`max.compaction.lag.ms` beats everything: also what is under way. What was found is given next."""
         if task.urgency.rank == OVERDUE:
             return False
-        found = self._find_due(task.drive, held)
-        if not found or found[0].urgency.rank != OVERDUE:
+        tasks = self._find_due(task.drive, held)
+        if not tasks or tasks[0].urgency.rank != OVERDUE:
             return False
-        self._due[task.drive] = self.clock.monotonic() + KEEP_SECONDS, found[:1]
+        self._due[task.drive] = self.clock.monotonic() + KEEP_SECONDS, tasks[:1]
         return True
 
     def forget(self) -> None:
@@ -211,7 +211,7 @@ class DirectoryWork:
 
     def _find_due(self, drive: str, held: Collection[TopicPartition]) -> list[CleaningTask]:
         """All that could be done there now, the most urgent first."""
-        found: list[CleaningTask] = []
+        tasks: list[CleaningTask] = []
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
         kept = set(held)
         worth_it = False  # is there a closed segment to look at?
@@ -233,10 +233,10 @@ class DirectoryWork:
             if plan.action == "clean" and generational:
                 worth_it = True
             elif plan.action == "clean":
-                found.append(PartitionTask(self, tp, home, drive, urgency))
+                tasks.append(PartitionTask(self, tp, home, drive, urgency))
         if worth_it:
-            found += self._by_accounts(drive, accounted, kept)
-        return sorted(found, key=lambda one: (one.urgency, one.partition))
+            tasks += self._by_accounts(drive, accounted, kept)
+        return sorted(tasks, key=lambda task: (task.urgency, task.partition))
 
     def _wanted(self, tp: TopicPartition) -> bool:
         return self.only is None or self.only in ((tp.topic, None), (tp.topic, tp.partition))
@@ -324,7 +324,7 @@ class DirectoryWork:
         if config.lastword_strategy == "generational":
             return plan, Urgency(SCAN)
         late_ms = overdue_ms(
-            [one for one in segments if one.next_offset <= plan.limit],
+            [segment for segment in segments if segment.next_offset <= plan.limit],
             plan.start,
             plan.now_ms,
             config.max_compaction_lag_ms,
@@ -392,11 +392,11 @@ class DirectoryWork:
             if not mine:
                 return None
             try:
-                found = expire(home, *tp)
+                deletion = expire(home, *tp)
             except UnknownTopicError:  # deleted a moment ago
                 return None
             except LastwordError as error:
                 return Done(*tp, drive, "failed", self.clock.now_ms(), error=error.message)
-        if not found.removes:
+        if not deletion.removes:
             return None
-        return Done(*tp, drive, "expired", self.clock.now_ms(), deletion=found)
+        return Done(*tp, drive, "expired", self.clock.now_ms(), deletion=deletion)

@@ -153,25 +153,25 @@ def plan(
     directory = LogDirectory.open(path, "r")
     chosen = _chosen(directory, topic, partition)
     accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
-    found: dict[TopicPartition, Plan] = {}
+    plans: dict[TopicPartition, Plan] = {}
     tasks, giants = [], []
-    for tp in _largest_first(directory, [one for one in chosen if one not in accounted]):
+    for tp in _largest_first(directory, [choice for choice in chosen if choice not in accounted]):
         config, view = directory.topic_config(tp.topic), directory.view(*tp)
         request = _request(directory, tp, config, due, strategy)
         if sum(segment.size for segment in view.segments) > task_bytes:
             giants.append((tp, view, config, request))
         else:
             tasks.append((tp, PlanTask(directory.directory(*tp), config, request)))
-    for number, one in as_answered(spark, clean_tasks.plan, [task for _, task in tasks]):
-        found[tasks[number][0]] = one
+    for number, answer in as_answered(spark, clean_tasks.plan, [task for _, task in tasks]):
+        plans[tasks[number][0]] = answer
     for tp, view, config, request in giants:
-        found[tp] = _plan_giant(spark, view, config, request, scratch, progress)
+        plans[tp] = _plan_giant(spark, view, config, request, scratch, progress)
     if accounted:
         cleaner, others = _drive_cleaner(spark, directory, accounted, strategy, dry=True)
-        found.update((TopicPartition(plan.topic, plan.partition), plan) for plan in cleaner.plan(others))
+        plans.update((TopicPartition(plan.topic, plan.partition), plan) for plan in cleaner.plan(others))
         for error in cleaner.errors.values():
             raise error
-    return frame_of(spark, Plan, [found[tp] for tp in chosen])
+    return frame_of(spark, Plan, [plans[tp] for tp in chosen])
 
 
 class SparkExecutor:
@@ -388,7 +388,7 @@ def _prepared(
         plan = prepare(log, config, _request(directory, tp, config, due, strategy))
         if plan.action != "clean":
             continue
-        if sum(one.size for one in below(log.segments, plan.limit)) > task_bytes:
+        if sum(segment.size for segment in below(log.segments, plan.limit)) > task_bytes:
             job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
             giants.append((job, plan.now_ms))
             continue
@@ -397,14 +397,14 @@ def _prepared(
 
 
 def _noted(tasks: Iterator[CleanTask], noted: list[CleanTask]) -> Iterator[CleanTask]:
-    for one in tasks:
-        noted.append(one)
-        yield one
+    for task in tasks:
+        noted.append(task)
+        yield task
 
 
 def _largest_first(directory: LogDirectory, chosen: list[TopicPartition]) -> list[TopicPartition]:
     """Spark starts tasks in order, so the last to start are short ones."""
-    sizes = {tp: sum(one.size for one in directory.view(*tp).segments) for tp in chosen}
+    sizes = {tp: sum(segment.size for segment in directory.view(*tp).segments) for tp in chosen}
     return sorted(chosen, key=lambda tp: -sizes[tp])
 
 

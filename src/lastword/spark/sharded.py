@@ -74,9 +74,9 @@ def _map(spark: SparkSession, job: ShardedJob) -> LastwordError | None:
     while left := jobs.units_left(DEFAULT, job):
         answers = _run(spark, _extract, job, left)
         fault = _first_fault(answers)
-        met = [one.offset for one in answers if isinstance(one, sharded.TransactionMet)]
+        met = [answer.offset for answer in answers if isinstance(answer, sharded.TransactionMet)]
         if fault is None and met:
-            fault = _first_fault(_run(spark, _look, job, [min(met)]))
+            fault = _first_fault(_run(spark, _read_transactions, job, [min(met)]))
         if fault is not None:
             return fault
     fault = _first_fault(_run(spark, _resolve, job, jobs.shards_left(DEFAULT, job)))
@@ -100,7 +100,7 @@ def _run(spark: SparkSession, step: Callable[..., Any], job: ShardedJob, numbers
 
 
 def _first_fault(answers: Sequence[Any]) -> LastwordError | None:
-    return next((one for one in answers if isinstance(one, LastwordError)), None)
+    return next((answer for answer in answers if isinstance(answer, LastwordError)), None)
 
 
 # ---------------------------------------------------------------- on an executor
@@ -126,11 +126,11 @@ def _extract(directory: str, number: int) -> Any:
     return sharded.extract(DEFAULT, directory, number)
 
 
-def _look(directory: str, first_offset: int) -> None:
+def _read_transactions(directory: str, first_offset: int) -> None:
     from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
 
-    sharded.look(DEFAULT, directory, first_offset)
+    sharded.read_transactions(DEFAULT, directory, first_offset)
 
 
 def _resolve(directory: str, number: int) -> None:

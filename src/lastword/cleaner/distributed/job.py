@@ -89,7 +89,7 @@ class ShardedJob(Value):
 
     @property
     def source_bytes(self) -> int:
-        return sum(one.size_bytes for one in self.sources)
+        return sum(segment.size_bytes for segment in self.sources)
 
 
 def start(
@@ -109,7 +109,7 @@ def start(
 
     token = os.urandom(8).hex()
     sources = below(segments, plan.limit)
-    total_bytes = sum(one.size for one in sources)
+    total_bytes = sum(segment.size for segment in sources)
     if unit_bytes is None:
         unit_bytes = min(max(total_bytes // _UNITS, SMALLEST_UNIT_BYTES), UNIT_BYTES)
     private = f"{partition}/{names.PRIVATE}"
@@ -125,10 +125,10 @@ def start(
         salt=(os.urandom(16) if salt is None else salt).hex(),
         due_below=leases.load(files, partition, plan.now_ms).floor,
         sources=tuple(
-            JobSource(one.base_offset, one.next_offset, one.size, one.id.number, due)
-            for one, due in zip(sources, old_due(sources, plan), strict=True)
+            JobSource(segment.base_offset, segment.next_offset, segment.size, segment.id.number, due)
+            for segment, due in zip(sources, old_due(sources, plan), strict=True)
         ),
-        units=_units([one.size for one in sources], unit_bytes),
+        units=_units([segment.size for segment in sources], unit_bytes),
         shards=shards or _shards(sources, total_bytes, plan.map_bytes),
         rewrites=rewrites,
     )
@@ -219,13 +219,13 @@ def load(files: Files, directory: str) -> ShardedJob:
     """CorruptFileError if its description cannot be read."""
     path = f"{directory}/{_JOB}"
     try:
-        found = read_json(files, path)
-        plan = found["plan"]
-        plan["reasons"] = tuple(Reason(**one) for one in plan["reasons"])
-        found["plan"] = Plan(**plan)
-        found["sources"] = tuple(JobSource(**one) for one in found["sources"])
-        found["units"] = tuple((first, end) for first, end in found["units"])
-        return ShardedJob(**found)
+        fields = read_json(files, path)
+        plan = fields["plan"]
+        plan["reasons"] = tuple(Reason(**reason) for reason in plan["reasons"])
+        fields["plan"] = Plan(**plan)
+        fields["sources"] = tuple(JobSource(**segment) for segment in fields["sources"])
+        fields["units"] = tuple((first, end) for first, end in fields["units"])
+        return ShardedJob(**fields)
     except (ValueError, KeyError, TypeError) as error:
         raise unreadable(path) from error
 
@@ -252,7 +252,9 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
     from lastword.resolve.shards import MAX_SHARDS
 
     taken = records = key_bytes = 0
-    looked_at = {one.base_offset: one for one in (sources[0], sources[len(sources) // 2], sources[-1])}
+    looked_at = {
+        segment.base_offset: segment for segment in (sources[0], sources[len(sources) // 2], sources[-1])
+    }
     for source in looked_at.values():
         with suppress(LastwordError):  # damage is for the steps to tell
             chunk = next(iter(source.chunk_reader(chunk_bytes=1 << 18)), None)
@@ -291,7 +293,7 @@ def done_bytes(files: Files, job: ShardedJob) -> tuple[int, int]:
     """
     there = set(files.listdir(job.scratch))
     done = sum(
-        sum(one.size_bytes for one in job.sources[first:end])
+        sum(segment.size_bytes for segment in job.sources[first:end])
         for number, (first, end) in enumerate(job.units)
         if f"unit-{number:05d}.npz" in there
     )
@@ -300,8 +302,8 @@ def done_bytes(files: Files, job: ShardedJob) -> tuple[int, int]:
     groups = groups_of(files, job)
     total = 3 * job.source_bytes
     if groups is not None:
-        total = 2 * job.source_bytes + sum(one.size_bytes for one in groups)
-        done += sum(one.size_bytes for i, one in enumerate(groups) if f"built-{i:05d}.json" in there)
+        total = 2 * job.source_bytes + sum(group.size_bytes for group in groups)
+        done += sum(group.size_bytes for i, group in enumerate(groups) if f"built-{i:05d}.json" in there)
     return min(done, total), total
 
 
@@ -314,7 +316,7 @@ def groups_of(files: Files, job: ShardedJob) -> tuple[SegmentGroup, ...] | None:
     path = f"{job.scratch}/{GROUPS}"
     if not files.exists(path):
         return None
-    return tuple(SegmentGroup(**one) for one in read_json(files, path))
+    return tuple(SegmentGroup(**group) for group in read_json(files, path))
 
 
 def load_note(files: Files, job: ShardedJob, number: int) -> dict[str, Any] | None:
@@ -324,7 +326,7 @@ def load_note(files: Files, job: ShardedJob, number: int) -> dict[str, Any] | No
 
 def built_of(known: dict[str, Any]) -> BuiltGroup:
     fields = dict(known["group"])
-    fields["sources"] = tuple(SourceFacts(**one) for one in fields["sources"])
+    fields["sources"] = tuple(SourceFacts(**segment) for segment in fields["sources"])
     fields["output"] = OutputFacts(**fields["output"])
     fields["removed"] = Removed(**fields["removed"])
     fields["tombstones"] = TombstonesWaiting(**fields["tombstones"])
@@ -333,15 +335,15 @@ def built_of(known: dict[str, Any]) -> BuiltGroup:
 
 def published(files: Files, job: ShardedJob) -> dict[int, int]:
     """Groups whose outputs have been swapped in already: number to base offset."""
-    found = {}
+    published_bases = {}
     for number, _ in enumerate(groups_of(files, job) or ()):
         known = load_note(files, job, number)
         if known is not None:
             output = known["group"]["output"]
             facts = SegmentFiles(files, job.partition, output["base_offset"]).facts()
             if facts is not None and facts.id == (known["inode"], output["size_bytes"]):
-                found[number] = output["base_offset"]
-    return found
+                published_bases[number] = output["base_offset"]
+    return published_bases
 
 
 def log_file(partition: str, base_offset: int) -> str:
@@ -373,8 +375,8 @@ def write_arrays(files: Files, path: str, parts: dict[str, Any]) -> None:
 def read_arrays(files: Files, path: str) -> dict[str, Any]:
     """Its own checksums are looked at."""
     try:
-        with np.load(BytesIO(files.read_bytes(path)), allow_pickle=False) as found:
-            return dict(found)
+        with np.load(BytesIO(files.read_bytes(path)), allow_pickle=False) as arrays:
+            return dict(arrays)
     except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
         raise unreadable(path) from error
 

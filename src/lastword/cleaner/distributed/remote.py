@@ -163,8 +163,8 @@ def publish(
     """Publish one cleaning after another, then save the accounts. A lease that comes in between ends it, and
     with it what was built for later ones."""
     try:
-        for one in built.cleanings:
-            done = Publisher(log, one.plan, record_first_dirty).publish(one)
+        for cleaning in built.cleanings:
+            done = Publisher(log, cleaning.plan, record_first_dirty).publish(cleaning)
             yield done
             if not done.complete:
                 return

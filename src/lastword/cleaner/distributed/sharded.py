@@ -102,7 +102,7 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
                 salt=bytes.fromhex(job.salt),
                 rules=_rules(job),
                 outcomes=_Unknown() if decided is None else decided[0],
-                old_due=[one.old_due for one in job.sources[first:end]],
+                old_due=[segment.old_due for segment in job.sources[first:end]],
             )
         files.rename(aside, f"{path}.data")
     except _Met as met:
@@ -116,22 +116,22 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
     return None
 
 
-def look(files: Files, directory: str, first_offset: int) -> None:
+def read_transactions(files: Files, directory: str, first_offset: int) -> None:
     """What became of every transaction, from the first batch of any on."""
     job = _loaded(files, directory)
     view = PartitionView.load(DirectorySegments(files, job.partition))
     plan = job.plan
-    walk = Transactions(view.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
+    transactions = Transactions(view.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     with _on_damage(files, job):
-        decisions, found = walk.look(first_offset), walk.found
+        decisions, facts = transactions.walk(first_offset), transactions.facts
     known = {
-        "aborted": [tuple(one) for one in decisions.aborted],
+        "aborted": [tuple(entry) for entry in decisions.aborted],
         "undecided": list(decisions.undecided.items()),
-        "due": sorted(found.due),
-        "unclocked": sorted(found.without_horizon),
-        "below": [tuple(one) for one in found.aborted],
-        "segments": sorted(found.segments),
-        "spoke_ms": list(found.spoke_ms.items()),
+        "due": sorted(facts.due),
+        "unclocked": sorted(facts.without_horizon),
+        "below": [tuple(entry) for entry in facts.aborted],
+        "segments": sorted(facts.segments),
+        "spoke_ms": list(facts.spoke_ms.items()),
     }
     write_json(files, f"{job.scratch}/{_TRANSACTIONS}", known)
 
@@ -142,12 +142,14 @@ def resolve_shard(files: Files, directory: str, number: int) -> None:
 
     job = _loaded(files, directory)
     extents = [
-        shards.Extent(one.base_offset, one.next_offset, one.size_bytes, log_file("", one.base_offset))
-        for one in job.sources
+        shards.Extent(
+            segment.base_offset, segment.next_offset, segment.size_bytes, log_file("", segment.base_offset)
+        )
+        for segment in job.sources
     ]
     units = [files.open_read(f"{job.scratch}/unit-{i:05d}.data") for i in range(len(job.units))]
     try:
-        found = shards.resolve_shard(
+        shard = shards.resolve_shard(
             extents,
             units,
             number,
@@ -160,20 +162,20 @@ def resolve_shard(files: Files, directory: str, number: int) -> None:
         for unit in units:
             unit.close()
     path = f"{job.scratch}/shard-{number:05d}"
-    edges = _edges(found.dead, job)
-    checks = [crc32c(found.dead[a:b].tobytes()) for a, b in pairwise(edges)]
-    write_whole(files, f"{path}.dead", found.dead.tobytes())
-    numbers = (found.distinct_keys, found.passes, found.probes, found.map_bytes_used)
+    edges = _edges(shard.dead, job)
+    checks = [crc32c(shard.dead[a:b].tobytes()) for a, b in pairwise(edges)]
+    write_whole(files, f"{path}.dead", shard.dead.tobytes())
+    numbers = (shard.distinct_keys, shard.passes, shard.probes, shard.map_bytes_used)
     write_arrays(
         files,
         f"{path}.npz",
         {
-            "stats": found.stats,
-            "digests": found.digests,
+            "stats": shard.stats,
+            "digests": shard.digests,
             "edges": np.array(edges, np.int64),
             "checks": np.array(checks, np.int64),
             "numbers": np.array(numbers, np.int64),
-            "ratios": np.array([found.map_used_ratio, found.seconds]),
+            "ratios": np.array([shard.map_used_ratio, shard.seconds]),
         },
     )
 
@@ -186,7 +188,7 @@ def merge(files: Files, job: ShardedJob) -> None:
     tally = shards.merge_counts(units, [_shard(files, job, i) for i in range(job.shards)])
     write_arrays(files, f"{job.scratch}/{_FACTS}", tally.to_parts())
     groups = group(tally.facts(), limits_of(job.plan), _found(files, job).segments)
-    write_json(files, f"{job.scratch}/{GROUPS}", [asdict(one) for one in groups])
+    write_json(files, f"{job.scratch}/{GROUPS}", [asdict(group) for group in groups])
 
 
 def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
@@ -333,13 +335,13 @@ class Sources(Sequence[Segment]):
         number = range(len(self))[index]
         if number not in self._loaded:
             wanted = self._job.sources[number]
-            found = Segment.load(
+            segment = Segment.load(
                 SegmentFiles(self._files, self._job.partition, wanted.base_offset),
                 next_offset=wanted.next_offset,
             )
-            if found.id != wanted.id:
-                raise BusyError(f"{found.file} changed while it was cleaned", remedy="clean again")
-            self._loaded[number] = found
+            if segment.id != wanted.id:
+                raise BusyError(f"{segment.file} changed while it was cleaned", remedy="clean again")
+            self._loaded[number] = segment
         return self._loaded[number]
 
 
@@ -371,11 +373,11 @@ def _transactions(files: Files, job: ShardedJob) -> tuple[Decisions, Transaction
         return None
     known = read_json(files, path)
     aborted, below_limit = (
-        tuple(AbortedTransaction(*one) for one in known[name]) for name in ("aborted", "below")
+        tuple(AbortedTransaction(*fields) for fields in known[name]) for name in ("aborted", "below")
     )
     sets = (frozenset(known["due"]), frozenset(known["unclocked"]))
-    found = TransactionFacts(*sets, below_limit, frozenset(known["segments"]), dict(known["spoke_ms"]))
-    return Decisions(aborted, undecided=dict(known["undecided"])), found
+    facts = TransactionFacts(*sets, below_limit, frozenset(known["segments"]), dict(known["spoke_ms"]))
+    return Decisions(aborted, undecided=dict(known["undecided"])), facts
 
 
 def _found(files: Files, job: ShardedJob) -> TransactionFacts:
@@ -404,7 +406,7 @@ def _on_damage(files: Files, job: ShardedJob) -> AbstractContextManager[None]:
 
 def _edges(dead: NDArray[np.int64], job: ShardedJob) -> list[int]:
     """Where each segment's dead offsets begin, and where the last one's end."""
-    bases = np.array([one.base_offset for one in job.sources], np.int64)
+    bases = np.array([segment.base_offset for segment in job.sources], np.int64)
     return [*np.searchsorted(dead, bases).tolist(), dead.size]
 
 
@@ -418,7 +420,9 @@ def _shard(files: Files, job: ShardedJob, number: int) -> Any:
     return ShardResult(nothing, parts["stats"], parts["digests"], keys, passes, probes, used, ratio, seconds)
 
 
-def _resolution(files: Files, job: ShardedJob, one: SegmentGroup | None, seconds: float = 0.0) -> Resolution:
+def _resolution(
+    files: Files, job: ShardedJob, group: SegmentGroup | None, seconds: float = 0.0
+) -> Resolution:
     """With the bits of a group's segments, or with none."""
     from lastword.resolve import DeadBitmaps
     from lastword.resolve.bitmaps import join_bitmaps
@@ -426,10 +430,10 @@ def _resolution(files: Files, job: ShardedJob, one: SegmentGroup | None, seconds
     from lastword.resolve.shards import merge_resolutions
 
     facts = SegmentCounts.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
-    if one is None:
+    if group is None:
         shards, dead = [_shard(files, job, number) for number in range(job.shards)], DeadBitmaps.of([])
     else:
-        shards, dead = [], join_bitmaps(_bits(files, job, facts, one))
+        shards, dead = [], join_bitmaps(_bits(files, job, facts, group))
     return merge_resolutions(
         facts,
         dead,
@@ -441,7 +445,7 @@ def _resolution(files: Files, job: ShardedJob, one: SegmentGroup | None, seconds
 
 
 def _bits(
-    files: Files, job: ShardedJob, facts: Sequence[SegmentFacts], one: SegmentGroup
+    files: Files, job: ShardedJob, facts: Sequence[SegmentFacts], group: SegmentGroup
 ) -> Iterator[DeadBitmaps]:
     """The bits of a group, segment by segment: a group of segments without survivors may be most of the log,
     and its dead offsets take 64 times what the bits take."""
@@ -449,8 +453,8 @@ def _bits(
 
     known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
     edges, checks = [each["edges"] for each in known], [each["checks"] for each in known]
-    for i in range(one.first, one.last + 1):
-        end = facts[i].next_offset if i == one.last else max(facts[i].next_offset, facts[i + 1].base_offset)
+    for i in range(group.first, group.last + 1):
+        end = facts[i].next_offset if i == group.last else max(facts[i].next_offset, facts[i + 1].base_offset)
         dead = [
             _dead(files, job, number, int(edges[number][i]), int(edges[number][i + 1]), checks[number][i])
             for number in range(job.shards)

@@ -84,9 +84,11 @@ def built_group(
     facts = resolution.segments[group.first : group.last + 1]
     chosen = sources[group.first : group.last + 1]
     return BuiltGroup(
-        sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.id.number) for one in chosen),
+        sources=tuple(
+            SourceFacts(choice.file, choice.base_offset, choice.size, choice.id.number) for choice in chosen
+        ),
         output=OutputFacts(directory, group.base_offset, certified.next_offset, rewritten.size_bytes),
-        records_read=sum(one.records for one in facts),
+        records_read=sum(segment.records for segment in facts),
         records_kept=certified.records,
         removed=report.removable(facts, rewritten.markers),
         key_offset_digest=certified.key_offset_digest,

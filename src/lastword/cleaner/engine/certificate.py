@@ -68,21 +68,21 @@ def certify(
     """Read `output` back and compare; CertificateError if anything differs. Fills `output.indexes` on the
     way. `check` is asked after every chunk, and may raise to stop; `second`: a thread that helps.
     """
-    found = _read_back(output, rewritten.edges, resolution.digest_seed, check, second)
+    certified = _read_back(output, rewritten.edges, resolution.digest_seed, check, second)
     facts = resolution.segments[group.first : group.last + 1]
     expected = Certified(
-        records=sum(one.live_records for one in facts),
-        key_offset_digest=sum(one.live_digest for one in facts) & _MASK,
+        records=sum(segment.live_records for segment in facts),
+        key_offset_digest=sum(segment.live_digest for segment in facts) & _MASK,
         content_digest=rewritten.content_digest,
         batch_digest=rewritten.batch_digest,
         next_offset=rewritten.next_offset,
         control_digest=rewritten.control_digest,
     )
-    if found != expected:
+    if certified != expected:
         raise _refusal(
-            output, found, expected, [source.file for source in sources[group.first : group.last + 1]]
+            output, certified, expected, [source.file for source in sources[group.first : group.last + 1]]
         )
-    return found
+    return certified
 
 
 @dataclass(slots=True)
@@ -105,29 +105,29 @@ def _read_back(
     def read(slots: int) -> Iterator[_Summed]:
         return map(_Summed, in_slots(reader, slots, verify_later=True))
 
-    def sum_up(one: _Summed) -> None:
-        chunk = one.chunk
+    def sum_up(summed: _Summed) -> None:
+        chunk = summed.chunk
         chunk.verify()
         chunk.decompress()
         pairs, records, row, status = sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *seeds)
         if status != kernels.OK:
             chunk.raise_status(row, status)
-        one.records, one.pairs = int(records), int(pairs)
-        one.sums = sums_of(chunk, _NOTHING_DEAD, np.full(chunk.rows, RETAIN, np.uint8), -1)
+        summed.records, summed.pairs = int(records), int(pairs)
+        summed.sums = sums_of(chunk, _NOTHING_DEAD, np.full(chunk.rows, RETAIN, np.uint8), -1)
 
     pairs = contents = records = batches = controls = strange_ends = strange_timestamps = 0
     indexer = BulkIndexer(output.indexes)
     with closing(prepared(read, sum_up, second)) as chunks:
-        for one in chunks:
-            records += one.records
-            pairs += one.pairs
-            contents += one.sums.contents
-            batches += one.sums.batches
-            controls += one.sums.controls
-            ends, timestamps = edges.strange(one.chunk.table, one.sums.ends, one.sums.largest)
+        for summed in chunks:
+            records += summed.records
+            pairs += summed.pairs
+            contents += summed.sums.contents
+            batches += summed.sums.batches
+            controls += summed.sums.controls
+            ends, timestamps = edges.strange(summed.chunk.table, summed.sums.ends, summed.sums.largest)
             strange_ends += ends
             strange_timestamps += timestamps
-            indexer.take(one.chunk.table)
+            indexer.take(summed.chunk.table)
             check()
     indexer.finish()
     return Certified(
@@ -143,25 +143,30 @@ def _read_back(
 
 
 def _refusal(
-    output: OutputSegment, found: Certified, expected: Certified, files: list[str]
+    output: OutputSegment, certified: Certified, expected: Certified, files: list[str]
 ) -> CertificateError:
     differences = []
-    if found.records != expected.records:
-        differences.append(f"{found.records} records instead of {expected.records}")
-    if found.key_offset_digest != expected.key_offset_digest:
+    if certified.records != expected.records:
+        differences.append(f"{certified.records} records instead of {expected.records}")
+    if certified.key_offset_digest != expected.key_offset_digest:
         differences.append("other keys or offsets than the live ones of the sources")
-    if found.content_digest != expected.content_digest:
+    if certified.content_digest != expected.content_digest:
         differences.append("other contents than those records have in the sources")
-    if found.content_digest == expected.content_digest and found.batch_digest != expected.batch_digest:
+    if (
+        certified.content_digest == expected.content_digest
+        and certified.batch_digest != expected.batch_digest
+    ):
         differences.append("other epochs, producers, flags or horizons of batches than they must have")
-    if found.strange_ends:
-        differences.append(f"{found.strange_ends} last offsets that no batch of the sources has")
-    if found.strange_timestamps:
-        differences.append(f"{found.strange_timestamps} largest timestamps that no record of the batch has")
-    if found.control_digest != expected.control_digest:
+    if certified.strange_ends:
+        differences.append(f"{certified.strange_ends} last offsets that no batch of the sources has")
+    if certified.strange_timestamps:
+        differences.append(
+            f"{certified.strange_timestamps} largest timestamps that no record of the batch has"
+        )
+    if certified.control_digest != expected.control_digest:
         differences.append("other transaction markers than those that stay")
-    if found.next_offset != expected.next_offset:
-        differences.append(f"next offset {found.next_offset} instead of {expected.next_offset}")
+    if certified.next_offset != expected.next_offset:
+        differences.append(f"next offset {certified.next_offset} instead of {expected.next_offset}")
     return CertificateError(
         f"the rewrite of {', '.join(files)} holds {'; '.join(differences)}. Nothing was published",
         remedy="keep the files named here and report: a bug of lastword's",

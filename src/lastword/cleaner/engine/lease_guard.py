@@ -44,15 +44,15 @@ def highest_due(scan: ScanResult, group: SegmentGroup, now_ms: int, floor: int) 
     """
     dead = scan.resolution.dead
     for number in range(group.last, group.first - 1, -1):
-        source, one = scan.sources[number], scan.resolution.segments[number]
-        if one.due_tombstones and one.base_offset < floor:
-            found = NONE_DROPPED
+        source, facts = scan.sources[number], scan.resolution.segments[number]
+        if facts.due_tombstones and facts.base_offset < floor:
+            highest = NONE_DROPPED
             for chunk in source.chunk_reader(verify=True):
                 offsets = _held_by(MAY_GO, chunk, now_ms, floor, old_due=True)
                 offsets = offsets[dead.mask(offsets)]
-                found = max(found, int(offsets.max()) if offsets.size else NONE_DROPPED)
-            if found != NONE_DROPPED:
-                return found
+                highest = max(highest, int(offsets.max()) if offsets.size else NONE_DROPPED)
+            if highest != NONE_DROPPED:
+                return highest
     return NONE_DROPPED
 
 
@@ -61,13 +61,13 @@ def held_back(scan: ScanResult, now_ms: int) -> NDArray[np.int64]:
     import numpy as np
 
     dead, floor = scan.resolution.dead, scan.leases.floor
-    found = [np.empty(0, np.int64)]
-    for source, one in zip(scan.sources, scan.resolution.segments, strict=True):
-        if one.tombstones and one.next_offset > floor:
+    parts = [np.empty(0, np.int64)]
+    for source, segment in zip(scan.sources, scan.resolution.segments, strict=True):
+        if segment.tombstones and segment.next_offset > floor:
             for chunk in source.chunk_reader(verify=True):
                 offsets = _held_by(LEASE, chunk, now_ms, floor, old_due=False)
-                found.append(offsets[~dead.mask(offsets)])
-    return np.concatenate(found)
+                parts.append(offsets[~dead.mask(offsets)])
+    return np.concatenate(parts)
 
 
 def reason(held: Leases, offsets: NDArray[np.int64]) -> Reason | None:

@@ -89,14 +89,14 @@ class FullScan:
                 threads=threads,
                 scratch=context.scratch,
             )
-        found = transactions.found
+        facts = transactions.facts
         stats = report.scan_stats(plan, resolution)
         if self._run is None:
-            groups = group(resolution.segments, limits_of(plan), found.segments)
+            groups = group(resolution.segments, limits_of(plan), facts.segments)
         else:
-            groups, resolution, found = restrict_to_run(resolution, found, limits_of(plan), self._run)
+            groups, resolution, facts = restrict_to_run(resolution, facts, limits_of(plan), self._run)
         self._plan = plan
-        self._scan = ScanResult(sources, resolution, groups, found, stats, held, threads)
+        self._scan = ScanResult(sources, resolution, groups, facts, stats, held, threads)
         return self._scan
 
     def highest_due(self, group: SegmentGroup) -> int:
@@ -161,7 +161,9 @@ class KeptAccounts:
     def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
         if not self.refreshes:
             return 0
-        return sum(one.size for one in segments if self.ledger.limit <= one.base_offset < plan.limit)
+        return sum(
+            segment.size for segment in segments if self.ledger.limit <= segment.base_offset < plan.limit
+        )
 
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
@@ -197,14 +199,16 @@ class KeptAccounts:
         transactions = transactions_of(ledger, log, plan)
         runs: Sequence[SegmentRun | None] = [None] if self._runs is None else self._runs
         groups = tuple(
-            one for run in runs for one in groups_of(resolution, transactions, limits_of(plan), run)
+            group for run in runs for group in groups_of(resolution, transactions, limits_of(plan), run)
         )
         stats = report.accounted_stats(plan, resolution, groups, read_bytes=read_bytes, seconds=seconds)
-        rewrite_bytes = sum(one.size_bytes for one in groups)
+        rewrite_bytes = sum(group.size_bytes for group in groups)
         steps.expect(rewrite_bytes)
         resolution, transactions = defer_horizons(ledger, resolution, transactions)
         sources = below(segments, plan.limit)
-        if [one.base_offset for one in sources] != [one.base_offset for one in resolution.segments]:
+        if [segment.base_offset for segment in sources] != [
+            segment.base_offset for segment in resolution.segments
+        ]:
             raise AssertionError("accounts of other segments than those below the limit")
         held = leases.load(context.files, log.directory, plan.now_ms) if context.dry else Leases()
         if not context.dry:
@@ -246,7 +250,7 @@ class KeptAccounts:
             return None
         # Starts the clocks of those that were freed just now.
         ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=0)
-        count = sum(one.tombstones for one in ledger.facts())
+        count = sum(segment.tombstones for segment in ledger.facts())
         offset, due_ms = ledger.deletes.next_due(plan.delete_retention_ms)
         return TombstonesWaiting(count, offset, due_ms)
 
@@ -276,12 +280,12 @@ def refresh(
     if ledger.entries and ledger.entries[-1].base_offset >= plan.limit:
         ledger.reset("min.compaction.lag.ms was raised: younger records have no say any more")
     transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
-    above = sum(one.size for one in segments if one.base_offset >= plan.limit)
+    above = sum(segment.size for segment in segments if segment.base_offset >= plan.limit)
     floor = leases.load(context.files, log.directory, plan.now_ms).floor
     ledger.hold_back(floor)
     with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
         read_bytes = ledger.add_segments(
-            [one for one in segments if one.base_offset < plan.limit],
+            [segment for segment in segments if segment.base_offset < plan.limit],
             plan.limit,
             write_clock=ledger.write_clock,
             now_ms=plan.now_ms,
@@ -327,9 +331,9 @@ def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> Transactio
     """Return what a rewrite needs to know of transactions: a walk over headers, if the log has any."""
     if ledger.transactions_from < 0:
         return NOTHING
-    walk = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
-    walk.look(ledger.transactions_from)
-    return walk.found
+    transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
+    transactions.walk(ledger.transactions_from)
+    return transactions.facts
 
 
 # ---------------------------------------------------------------- what accounts say
@@ -375,12 +379,14 @@ def not_worth_it(plan: Plan, ledger: Ledger, choice: Choice, held: Leases) -> Pl
 def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[SegmentRun] | None) -> Plan:
     """Return the plan by a sample of the keys: about. Such a cleaning scans the log as a whole."""
     if runs is None and own.dead_bytes == 0:
-        return replace(plan, exact=False).only_newest(sum(one.tombstones for one in ledger.facts()), None)
+        return replace(plan, exact=False).only_newest(
+            sum(segment.tombstones for segment in ledger.facts()), None
+        )
     taken = all_garbage(own) if runs is None else runs
     return replace(
         plan,
         segments=sum(run.files_in for run in taken),
-        read_bytes=sum(one.size_bytes for one in own.segments) + sum(run.read_bytes for run in taken),
+        read_bytes=sum(segment.size_bytes for segment in own.segments) + sum(run.read_bytes for run in taken),
         write_bytes=sum(run.write_bytes for run in taken),
         free_bytes=sum(run.free_bytes for run in taken),
         exact=False,
@@ -397,19 +403,21 @@ def groups_of(
     facts = resolution.segments
     if run is None:
         return group(
-            [replace(one, tombstones_without_horizon=0) for one in facts], limits, transactions.segments
+            [replace(segment, tombstones_without_horizon=0) for segment in facts],
+            limits,
+            transactions.segments,
         )
     within = [
         number
-        for number, one in enumerate(facts)
-        if run.base_offset <= one.base_offset and one.next_offset <= run.next_offset
+        for number, segment in enumerate(facts)
+        if run.base_offset <= segment.base_offset and segment.next_offset <= run.next_offset
     ]
     if not within or facts[within[0]].base_offset != run.base_offset:
         return ()
     return tuple(
-        one
-        for one in cut(facts, within[0], within[-1], limits)
-        if one.count > 1 or one.first in transactions.segments or needs_rewrite(facts[one.first])
+        segment
+        for segment in cut(facts, within[0], within[-1], limits)
+        if segment.count > 1 or segment.first in transactions.segments or needs_rewrite(facts[segment.first])
     )
 
 
@@ -422,15 +430,19 @@ def restrict_to_run(
     among it (`partition.tombstones.OLDER_RECORD`): then no tombstone gets a horizon, and if one goes, all
     garbage below goes first.
     """
-    found, facts = groups_of(resolution, transactions, limits, run), resolution.segments
-    first = found[0].first if found else 0
-    if not any(one.dead_records for one in facts[:first]):
-        return found, resolution, transactions
-    if any(one.due_tombstones for each in found for one in facts[each.first : each.last + 1]):
-        return (*group(facts[:first], limits, transactions.segments), *found), resolution, transactions
-    without_horizon = tuple(replace(one, tombstones_without_horizon=0) for one in facts)
+    groups, facts = groups_of(resolution, transactions, limits, run), resolution.segments
+    first = groups[0].first if groups else 0
+    if not any(segment.dead_records for segment in facts[:first]):
+        return groups, resolution, transactions
+    if any(
+        segment.due_tombstones
+        for run_group in groups
+        for segment in facts[run_group.first : run_group.last + 1]
+    ):
+        return (*group(facts[:first], limits, transactions.segments), *groups), resolution, transactions
+    without_horizon = tuple(replace(segment, tombstones_without_horizon=0) for segment in facts)
     without = replace(transactions, without_horizon=frozenset(), segments=frozenset())
-    return found, replace(resolution, segments=without_horizon), without
+    return groups, replace(resolution, segments=without_horizon), without
 
 
 def defer_horizons(
@@ -442,7 +454,7 @@ def defer_horizons(
     if not blocked:
         return resolution, transactions
     facts = resolution.segments
-    held = {number for number, one in enumerate(facts) if one.base_offset in blocked}
+    held = {number for number, segment in enumerate(facts) if segment.base_offset in blocked}
     ranges = [(facts[number].base_offset, facts[number].next_offset) for number in held]
     without_horizon = frozenset(
         offset
@@ -450,8 +462,8 @@ def defer_horizons(
         if not any(first <= offset < end for first, end in ranges)
     )
     segments = tuple(
-        replace(one, tombstones_without_horizon=0) if number in held else one
-        for number, one in enumerate(facts)
+        replace(segment, tombstones_without_horizon=0) if number in held else segment
+        for number, segment in enumerate(facts)
     )
-    found = replace(transactions, without_horizon=without_horizon, segments=transactions.segments - held)
-    return replace(resolution, segments=segments), found
+    kept = replace(transactions, without_horizon=without_horizon, segments=transactions.segments - held)
+    return replace(resolution, segments=segments), kept

@@ -250,10 +250,10 @@ _MASK = (1 << 64) - 1
 
 def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
     """What a rewrite of these segments drops, by rule; `markers` of them are control records."""
-    due = sum(one.due_tombstones for one in facts)
-    keyless = sum(one.keyless for one in facts)
-    aborted = sum(one.aborted_records for one in facts)
-    dead = sum(one.dead_records for one in facts)
+    due = sum(segment.due_tombstones for segment in facts)
+    keyless = sum(segment.keyless for segment in facts)
+    aborted = sum(segment.aborted_records for segment in facts)
+    dead = sum(segment.dead_records for segment in facts)
     return Removed(
         superseded=dead - due - keyless - aborted,
         tombstone=due,
@@ -265,18 +265,18 @@ def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
 
 def scan_stats(plan: Plan, resolution: Resolution) -> ScanStats:
     """Add up what the scan of a whole log met."""
-    dirty = [one for one in resolution.segments if one.next_offset > plan.start]
+    dirty = [segment for segment in resolution.segments if segment.next_offset > plan.start]
     return ScanStats(
         segments=len(resolution.segments),
-        bytes=sum(one.size_bytes for one in resolution.segments),
-        records=sum(one.records for one in resolution.segments),
-        dirty_bytes=sum(one.size_bytes for one in dirty),
-        dirty_live_bytes=sum(one.live_bytes for one in dirty),
-        tombstones=sum(one.tombstones for one in resolution.segments),
+        bytes=sum(segment.size_bytes for segment in resolution.segments),
+        records=sum(segment.records for segment in resolution.segments),
+        dirty_bytes=sum(segment.size_bytes for segment in dirty),
+        dirty_live_bytes=sum(segment.live_bytes for segment in dirty),
+        tombstones=sum(segment.tombstones for segment in resolution.segments),
         passes=resolution.passes,
         used_ratio=resolution.map_used_ratio,
         seconds=resolution.seconds,
-        read_bytes=resolution.passes * sum(one.size_bytes for one in resolution.segments),
+        read_bytes=resolution.passes * sum(segment.size_bytes for segment in resolution.segments),
     )
 
 
@@ -290,11 +290,11 @@ def accounted_stats(
 ) -> ScanStats:
     """Add up the same for a cleaning by garbage accounts: the bytes that were scanned for it, and as dirty
     bytes those that it rewrites."""
-    chosen = [one for each in groups for one in resolution.segments[each.first : each.last + 1]]
+    chosen = [segment for each in groups for segment in resolution.segments[each.first : each.last + 1]]
     return replace(
         scan_stats(plan, resolution),
-        dirty_bytes=sum(one.size_bytes for one in chosen),
-        dirty_live_bytes=sum(one.live_bytes for one in chosen),
+        dirty_bytes=sum(segment.size_bytes for segment in chosen),
+        dirty_live_bytes=sum(segment.live_bytes for segment in chosen),
         passes=1 if read_bytes else 0,
         seconds=seconds,
         read_bytes=read_bytes,
@@ -303,7 +303,7 @@ def accounted_stats(
 
 def report(
     plan: Plan,
-    found: ScanStats,
+    stats: ScanStats,
     done: Sequence[BuiltGroup],
     *,
     stopped_by: StoppedBy,
@@ -311,15 +311,15 @@ def report(
 ) -> CleanRound:
     """Return the report of a cleaning whose groups `done` were published. `stopped_by`: empty, it ended."""
     removed = Removed(
-        superseded=sum(one.removed.superseded for one in done),
-        tombstone=sum(one.removed.tombstone for one in done),
-        marker=sum(one.removed.marker for one in done),
-        aborted=sum(one.removed.aborted for one in done),
-        keyless=sum(one.removed.keyless for one in done),
+        superseded=sum(group.removed.superseded for group in done),
+        tombstone=sum(group.removed.tombstone for group in done),
+        marker=sum(group.removed.marker for group in done),
+        aborted=sum(group.removed.aborted for group in done),
+        keyless=sum(group.removed.keyless for group in done),
     )
-    source_bytes = sum(one.read_bytes for one in done)
-    written_bytes = sum(one.output.size_bytes for one in done)
-    rewrite_seconds = sum(one.seconds for one in done)
+    source_bytes = sum(group.read_bytes for group in done)
+    written_bytes = sum(group.output.size_bytes for group in done)
+    rewrite_seconds = sum(group.seconds for group in done)
     return CleanRound(
         topic=plan.topic,
         partition=plan.partition,
@@ -327,21 +327,21 @@ def report(
         start=plan.start,
         end=plan.limit,
         complete=not stopped_by,
-        records_read=found.records,
-        records_kept=found.records - (removed.total - removed.marker),
+        records_read=stats.records,
+        records_kept=stats.records - (removed.total - removed.marker),
         removed=removed,
-        read_bytes=found.read_bytes + source_bytes,
+        read_bytes=stats.read_bytes + source_bytes,
         written_bytes=written_bytes,
         freed_bytes=source_bytes - written_bytes,
-        seconds=found.seconds + rewrite_seconds + swap_seconds,
-        phases=Phases(map=found.seconds, rewrite=rewrite_seconds, swap=swap_seconds),
-        map_used_ratio=found.used_ratio,
-        survivorship=found.dirty_live_bytes / found.dirty_bytes if found.dirty_bytes else 1.0,
+        seconds=stats.seconds + rewrite_seconds + swap_seconds,
+        phases=Phases(map=stats.seconds, rewrite=rewrite_seconds, swap=swap_seconds),
+        map_used_ratio=stats.used_ratio,
+        survivorship=stats.dirty_live_bytes / stats.dirty_bytes if stats.dirty_bytes else 1.0,
         certificate=_certificate(done),
-        tombstones=found.waiting or _waiting(found.tombstones, [one.tombstones for one in done]),
-        segments_before=found.segments,
-        segments_after=found.segments - sum(len(one.sources) - 1 for one in done),
-        map_passes=found.passes,
+        tombstones=stats.waiting or _waiting(stats.tombstones, [group.tombstones for group in done]),
+        segments_before=stats.segments,
+        segments_after=stats.segments - sum(len(group.sources) - 1 for group in done),
+        map_passes=stats.passes,
         now_ms=plan.now_ms,
         stopped_by=stopped_by,
     )
@@ -378,16 +378,16 @@ def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:
     if not done:
         return None
     return Certificate(
-        records=sum(one.records_kept for one in done),
-        key_offset_digest=f"{sum(one.key_offset_digest for one in done) & _MASK:016x}",
-        content_digest=f"{sum(one.content_digest for one in done) & _MASK:016x}",
+        records=sum(group.records_kept for group in done),
+        key_offset_digest=f"{sum(group.key_offset_digest for group in done) & _MASK:016x}",
+        content_digest=f"{sum(group.content_digest for group in done) & _MASK:016x}",
     )
 
 
 def _waiting(count: int, rewritten: Sequence[TombstonesWaiting]) -> TombstonesWaiting:
     """All live tombstones are counted; which is due first is known of those that were rewritten."""
-    seen = [one for one in rewritten if one.count]
-    if not count or sum(one.count for one in seen) < count:
+    seen = [waiting for waiting in rewritten if waiting.count]
+    if not count or sum(waiting.count for waiting in seen) < count:
         return TombstonesWaiting(count)
-    first = min(seen, key=lambda one: (one.first_due_ms, one.first_offset))
+    first = min(seen, key=lambda waiting: (waiting.first_due_ms, waiting.first_offset))
     return TombstonesWaiting(count, first.first_offset, first.first_due_ms)

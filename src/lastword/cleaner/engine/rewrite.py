@@ -191,30 +191,30 @@ def rewrite(
         return marks
 
     def read(slots: int) -> Iterator[_Looked]:
-        for number, one in enumerate(facts, group.first):
-            clocks = one.tombstones_without_horizon or number in transactions.segments
+        for number, segment in enumerate(facts, group.first):
+            clocks = segment.tombstones_without_horizon or number in transactions.segments
             horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
             reader = sources[number].chunk_reader(verify=True, skip_rows=wholly_dead)
             for chunk in in_slots(reader, slots, verify_later=True):
                 yield _Looked(chunk, horizon_ms)
 
-    def look(one: _Looked) -> None:
-        chunk = one.chunk
+    def look(looked: _Looked) -> None:
+        chunk = looked.chunk
         chunk.verify()
         chunk.decompress()
-        one.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
-        one.sums = sums_of(chunk, resolution.dead, one.retain, one.horizon_ms)
+        looked.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
+        looked.sums = sums_of(chunk, resolution.dead, looked.retain, looked.horizon_ms)
 
     with closing(prepared(read, look, second)) as chunks:
         writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.defer)
-        for one in chunks:
-            chunk = one.chunk
-            contents += one.sums.contents
-            batches += one.sums.batches
-            controls += one.sums.controls
-            edges.add(chunk.table, one.sums.ends, one.sums.largest)
-            markers += int(chunk.table[one.retain == DROP, fields.COUNT].sum())
-            writer.take(chunk, one.retain, one.horizon_ms)
+        for looked in chunks:
+            chunk = looked.chunk
+            contents += looked.sums.contents
+            batches += looked.sums.batches
+            controls += looked.sums.controls
+            edges.add(chunk.table, looked.sums.ends, looked.sums.largest)
+            markers += int(chunk.table[looked.retain == DROP, fields.COUNT].sum())
+            writer.take(chunk, looked.retain, looked.horizon_ms)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
         writer.flush()
@@ -234,8 +234,8 @@ def rewrite(
 def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
     """Of each producer below the limit, the last offset of its last data batch."""
     last: dict[int, int] = {}
-    for one in facts:
-        last.update(one.last_of_producers)
+    for segment in facts:
+        last.update(segment.last_of_producers)
     return last
 
 

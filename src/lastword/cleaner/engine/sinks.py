@@ -269,5 +269,5 @@ def exact_plan(
     """
     counted = replace(counted, exact=True)
     if not counted.segments:
-        return counted.only_newest(sum(one.tombstones for one in facts), held, held_count)
+        return counted.only_newest(sum(segment.tombstones for segment in facts), held, held_count)
     return counted if held is None else replace(counted, reasons=(*counted.reasons, held))

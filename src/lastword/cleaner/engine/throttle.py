@@ -164,16 +164,16 @@ class Drives:
 
     def budget(self, drive: str) -> DriveBudget:
         """The budget of a drive: by its name, or by any path on it. UsageError if no directory lies there."""
-        found = self._budgets.get(drive)
-        if found is None:
+        budget = self._budgets.get(drive)
+        if budget is None:
             name = self._find(drive)
             if name is None:
                 raise UsageError(
                     f"no log directory lies on the drive of {drive!r}",
                     remedy=f"one of {', '.join(self._budgets)}",
                 )
-            found = self._budgets[name]
-        return found
+            budget = self._budgets[name]
+        return budget
 
     def _find(self, path: str) -> str | None:
         try:

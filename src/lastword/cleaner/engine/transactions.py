@@ -75,7 +75,7 @@ class Transactions:
         self._now_ms = now_ms
         self._expiration_ms = expiration_ms
         self._decisions: Decisions | None = None
-        self.found = NOTHING
+        self.facts = NOTHING
 
     def fates(
         self,
@@ -84,14 +84,14 @@ class Transactions:
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
-        decisions = self._decisions or self.look(int(base_offsets[0]))
+        decisions = self._decisions or self.walk(int(base_offsets[0]))
         return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
 
-    def look(self, first_offset: int) -> Decisions:
+    def walk(self, first_offset: int) -> Decisions:
         """Make the walk, from the batch of this offset on: the first of any transaction."""
         walk = _Walk(self._segments, self._limit)
         walk.run(first_offset)
-        self._decisions, self.found = walk.decisions(), walk.found(self._now_ms, self._expiration_ms)
+        self._decisions, self.facts = walk.decisions(), walk.facts(self._now_ms, self._expiration_ms)
         return self._decisions
 
 
@@ -168,24 +168,26 @@ class _Walk:
     def decisions(self) -> Decisions:
         return Decisions(self.aborted, undecided=self.open.first_offsets())
 
-    def found(self, now_ms: int, expiration_ms: int) -> TransactionFacts:
+    def facts(self, now_ms: int, expiration_ms: int) -> TransactionFacts:
         due, without_horizon, worth = set(), set(), set()
-        for one in self.may_go:
+        for control in self.may_go:
             marker = TombstoneFacts(
-                one.offset,
-                now_ms if one.horizon_ms is None else one.horizon_ms,
-                has_horizon=one.horizon_ms is not None,
-                last_of_producer=self.last.get(one.producer_id) == one.offset
-                and not is_forgotten(one.producer_id, self.spoke_ms[one.producer_id], now_ms, expiration_ms),
+                control.offset,
+                now_ms if control.horizon_ms is None else control.horizon_ms,
+                has_horizon=control.horizon_ms is not None,
+                last_of_producer=self.last.get(control.producer_id) == control.offset
+                and not is_forgotten(
+                    control.producer_id, self.spoke_ms[control.producer_id], now_ms, expiration_ms
+                ),
             )
             held = held_by(marker, now_ms)
             if held == MAY_GO:  # `ends_file` is known only when the output is written (`rewrite`)
-                due.add(one.offset)
-                if self.ends[one.segment] != one.offset:
-                    worth.add(one.segment)
+                due.add(control.offset)
+                if self.ends[control.segment] != control.offset:
+                    worth.add(control.segment)
             elif held == NO_HORIZON:
-                without_horizon.add(one.offset)
-                worth.add(one.segment)
+                without_horizon.add(control.offset)
+                worth.add(control.segment)
         for number, offset, producer_id in self.emptied:
             if offset not in (self.last_data[producer_id], self.ends[number]):
                 worth.add(number)  # no longer its producer's last: as long as it is there, its marker is
@@ -201,12 +203,12 @@ def is_forgotten(producer_id: int, spoke_ms: int, now_ms: int, expiration_ms: in
 
 
 def index_entries(
-    found: TransactionFacts, sources: Sequence[Segment], first_offset: int, next_offset: int
+    facts: TransactionFacts, sources: Sequence[Segment], first_offset: int, next_offset: int
 ) -> list[AbortedTransaction]:
     """The transaction index of an output: what the sources' own say of the transactions that still need an
     entry, or else what the walk found out.
     """
-    wanted = [entry for entry in found.aborted if first_offset <= entry.last_offset < next_offset]
+    wanted = [entry for entry in facts.aborted if first_offset <= entry.last_offset < next_offset]
     if not wanted:
         return []
     known: dict[tuple[int, int], AbortedTransaction] = {}

@@ -327,26 +327,27 @@ def _cleanable(
             reasons.append(Reason(ACTIVE_SEGMENT, held))
     elif segments and segments[-1].size == 0:
         count -= 1  # an empty active segment has nothing to close
-    decided = sum(one.next_offset <= ends.stable_offset for one in segments[:count])
+    decided = sum(segment.next_offset <= ends.stable_offset for segment in segments[:count])
     if decided < count:
         count = decided
         held = f"a transaction at {ends.stable_offset} is undecided: records from there on may not count"
         reasons.insert(0, Reason(UNDECIDED_TRANSACTION, held))
-    complete = sum(one.next_offset <= ends.cleanable_offset for one in segments[:count])
+    complete = sum(segment.next_offset <= ends.cleanable_offset for segment in segments[:count])
     if complete < count:
         count = complete
         held = f"a commit that begins at {ends.cleanable_offset} is incomplete"
         reasons.insert(0, Reason(UNFINISHED_COMMIT, held))
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
-        for i, one in enumerate(segments[:count]):
-            if one.next_offset <= plan.start:
+        for i, segment in enumerate(segments[:count]):
+            if segment.next_offset <= plan.start:
                 continue
-            stamp = one.largest_timestamp if one.largest_timestamp >= 0 else one.mtime_ms
+            stamp = segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.mtime_ms
             if stamp > plan.now_ms - lag_ms:
                 wait = format_duration(stamp + lag_ms - plan.now_ms)
                 reasons.insert(
-                    0, Reason(COMPACTION_LAG, f"records from {one.base_offset} on may be cleaned in {wait}")
+                    0,
+                    Reason(COMPACTION_LAG, f"records from {segment.base_offset} on may be cleaned in {wait}"),
                 )
                 count = i
                 break
@@ -358,12 +359,12 @@ def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int, *, to_the_byte: 
     segments, for where nothing depends on it and looking the position up would cost a read at every look.
     """
     dirty = 0
-    for one in closed:
-        if one.next_offset <= first_dirty:
+    for segment in closed:
+        if segment.next_offset <= first_dirty:
             continue
-        dirty += one.size
-        if to_the_byte and one.base_offset < first_dirty:
-            dirty -= one.position_of(first_dirty)
+        dirty += segment.size
+        if to_the_byte and segment.base_offset < first_dirty:
+            dirty -= segment.position_of(first_dirty)
     return dirty
 
 
@@ -372,10 +373,10 @@ def overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_l
     if now_ms <= max_lag_ms:
         return None  # no record is as old as that, and nothing need be read to know it
     stamps = []
-    for one in closed:
-        if one.next_offset <= first_dirty or one.size == 0:
+    for segment in closed:
+        if segment.next_offset <= first_dirty or segment.size == 0:
             continue
-        header = next(iter(one.headers()), None)
+        header = next(iter(segment.headers()), None)
         if header is not None and header.max_timestamp > 0:
             stamps.append(header.max_timestamp)
     if not stamps or min(stamps) >= now_ms - max_lag_ms:

@@ -130,20 +130,22 @@ class Columns:
         columns = np.array(
             [
                 (
-                    one.size_bytes,
-                    one.dead_bytes,
-                    one.garbage_age_at,
-                    one.written_at,
-                    one.oldest_dead_ms,
-                    one.base_offset,
-                    one.next_offset,
+                    segment.size_bytes,
+                    segment.dead_bytes,
+                    segment.garbage_age_at,
+                    segment.written_at,
+                    segment.oldest_dead_ms,
+                    segment.base_offset,
+                    segment.next_offset,
                 )
-                for one in segments
+                for segment in segments
             ],
             np.int64,
         ).reshape(-1, 7)
         size, dead, garbage_age_at, written_at, oldest, base, end = columns.T
-        paid = np.array([(one.garbage_age, one.death_rate) for one in segments], np.float64).reshape(-1, 2)
+        paid = np.array(
+            [(segment.garbage_age, segment.death_rate) for segment in segments], np.float64
+        ).reshape(-1, 2)
         garbage_age = paid[:, 0] + dead * np.maximum(write_clock - garbage_age_at, 0).astype(np.float64)
         age = np.maximum(write_clock - written_at, 1).astype(np.float64)
         death_rate = np.maximum(paid[:, 1], LOWEST_DEATH_RATE * (size - dead) / age)
@@ -183,7 +185,7 @@ def best_runs(
 
     overdue_ms: only runs that hold garbage which died at or before this time
     """
-    found: list[tuple[float, int, int, int]] = []
+    scored: list[tuple[float, int, int, int]] = []
     wanted = columns.dead > 0
     if overdue_ms is not None:
         wanted &= (columns.oldest_dead_ms >= 0) & (columns.oldest_dead_ms <= overdue_ms)
@@ -202,11 +204,11 @@ def best_runs(
         if starts.size > BEST:
             top = np.lexsort((starts, -dead[starts], -score))[:BEST]
             starts, score = starts[top], score[top]
-        found += [
-            (-one, -int(dead[start]), int(start), int(start) + length - 1)
-            for one, start in zip(score.tolist(), starts, strict=True)
+        scored += [
+            (-negative, -int(dead[start]), int(start), int(start) + length - 1)
+            for negative, start in zip(score.tolist(), starts, strict=True)
         ]
-    return [columns.run(partition, first, last, -score) for score, _, first, last in sorted(found)[:BEST]]
+    return [columns.run(partition, first, last, -score) for score, _, first, last in sorted(scored)[:BEST]]
 
 
 def merge(partition: PartitionAccount, columns: Columns) -> SegmentRun | None:
@@ -257,12 +259,12 @@ def _windows(
 
 def disjoint(runs: Sequence[SegmentRun]) -> list[SegmentRun]:
     """The runs by offset; one that takes in what an earlier one made covers it."""
-    found: list[SegmentRun] = []
-    for run in sorted(runs, key=lambda one: (one.base_offset, -one.next_offset)):
-        if found and run.base_offset < found[-1].next_offset:
+    kept: list[SegmentRun] = []
+    for run in sorted(runs, key=lambda run: (run.base_offset, -run.next_offset)):
+        if kept and run.base_offset < kept[-1].next_offset:
             continue
-        found.append(run)
-    return found
+        kept.append(run)
+    return kept
 
 
 Obligation = Literal["overdue", "ceiling", "target", "files", "none"]
@@ -292,7 +294,7 @@ class Choice(Value):
 def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
     """The next rewrite on a drive: its best run under the first obligation that holds."""
     wanted = sorted(
-        (_Part(one, drive) for one in drive.partitions if _ours(one)),
+        (_Part(partition, drive) for partition in drive.partitions if _ours(partition)),
         key=lambda part: (part.account.topic, part.account.partition),
     )
     reasons: list[str] = []
@@ -321,8 +323,8 @@ class _Part:
     def __init__(self, account: PartitionAccount, drive: DriveAccount) -> None:
         self.account = account
         self._drive = drive
-        self.blocked_bytes = sum([one.blocked_tombstone_bytes for one in account.segments])
-        self.garbage_bytes = sum([one.dead_bytes for one in account.segments]) + self.blocked_bytes
+        self.blocked_bytes = sum([segment.blocked_tombstone_bytes for segment in account.segments])
+        self.garbage_bytes = sum([segment.dead_bytes for segment in account.segments]) + self.blocked_bytes
 
     @cached_property
     def columns(self) -> Columns:
@@ -351,8 +353,8 @@ class _Part:
 
 def _best(parts: Sequence[tuple[_Part, int | None]]) -> tuple[SegmentRun, ...]:
     """`overdue_ms` of each part, or None: all of its garbage."""
-    found = [run for part, ms in parts for run in best_runs(part.account, part.columns, overdue_ms=ms)]
-    return tuple(sorted(found, key=lambda run: run.order)[:BEST])
+    runs = [run for part, ms in parts for run in best_runs(part.account, part.columns, overdue_ms=ms)]
+    return tuple(sorted(runs, key=lambda run: run.order)[:BEST])
 
 
 def _overdue(drive: DriveAccount, parts: Sequence[_Part], now_ms: int) -> Choice | None:
@@ -361,13 +363,13 @@ def _overdue(drive: DriveAccount, parts: Sequence[_Part], now_ms: int) -> Choice
         due_ms = now_ms - part.account.max_compaction_lag_ms
         if due_ms <= 0:
             continue
-        died_ms = [one.oldest_dead_ms for one in part.account.segments if one.dead_bytes]
+        died_ms = [segment.oldest_dead_ms for segment in part.account.segments if segment.dead_bytes]
         late_ms = due_ms - min((ms for ms in died_ms if ms >= 0), default=due_ms)
         if late_ms > 0:
             late.append((late_ms, part))
     if not late:
         return None
-    late_ms, part = max(late, key=lambda one: one[0])
+    late_ms, part = max(late, key=lambda item: item[0])
     best = _best([(part, now_ms - part.account.max_compaction_lag_ms - 1)])
     text = f"{part.name} holds garbage {format_duration(late_ms)} past its max.compaction.lag.ms"
     return Choice(drive.drive, "overdue", best[0], best, text) if best else None
@@ -387,12 +389,12 @@ def _space_limit(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]
 
 
 def _target(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]) -> Choice | None:
-    held = sum(one.total_bytes for one in drive.partitions)
+    held = sum(partition.total_bytes for partition in drive.partitions)
     garbage = sum(part.garbage_bytes for part in parts)
     share = held / max(held - garbage, 1)
     holds = f"the drive holds {share:.2f} times its live bytes"
     if garbage <= (1 - 1 / drive.space_target) * held:
-        closed = sum(segment.size_bytes for one in drive.partitions for segment in one.segments)
+        closed = sum(segment.size_bytes for partition in drive.partitions for segment in partition.segments)
         rest = "" if held == closed else f" ({format_bytes(held - closed)} not closed yet count as live)"
         reasons.append(f"{holds}{rest}, within its target of {drive.space_target:g}")
         return None

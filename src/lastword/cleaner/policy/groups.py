@@ -113,7 +113,7 @@ def group(
 
     worth: indexes of segments that need a rewrite for more than their facts tell.
     """
-    total_bytes = sum(one.size_bytes for one in facts)
+    total_bytes = sum(segment.size_bytes for segment in facts)
     crowded = is_crowded(len(facts), total_bytes, limits.segment_bytes)
     small_bytes = int(limits.segment_bytes * (SMALL_RATIO_WHEN_CROWDED if crowded else SMALL_RATIO))
     groups: list[SegmentGroup] = []
@@ -128,11 +128,11 @@ def group(
             groups.append(_group(facts, run))
         run.clear()
 
-    for i, one in enumerate(facts):
-        if not needs(i) and one.live_bytes > small_bytes:
+    for i, segment in enumerate(facts):
+        if not needs(i) and segment.live_bytes > small_bytes:
             close()
             continue
-        if run and not _fits(facts, run, one, limits):
+        if run and not _fits(facts, run, segment, limits):
             close()
         run.append(i)
     close()
@@ -141,7 +141,7 @@ def group(
 
 def cut(facts: Sequence[GroupFacts], first: int, last: int, limits: OutputLimits) -> tuple[SegmentGroup, ...]:
     """A run that was chosen, as groups that fit: as few as there can be, and about equal."""
-    live = sum(one.live_bytes for one in facts[first : last + 1])
+    live = sum(segment.live_bytes for segment in facts[first : last + 1])
     fewest = _filled(facts, first, last, limits, limits.segment_bytes)
     for slack in (1.0, 1.1, 1.25, 1.5):
         even = _filled(facts, first, last, limits, int(slack * live / len(fewest)) + 1)
@@ -165,11 +165,11 @@ def _filled(
     return tuple(groups)
 
 
-def _fits(facts: Sequence[GroupFacts], run: Sequence[int], one: GroupFacts, limits: OutputLimits) -> bool:
-    if one.next_offset - 1 - facts[run[0]].base_offset > MAX_RELATIVE_OFFSET:
+def _fits(facts: Sequence[GroupFacts], run: Sequence[int], segment: GroupFacts, limits: OutputLimits) -> bool:
+    if segment.next_offset - 1 - facts[run[0]].base_offset > MAX_RELATIVE_OFFSET:
         return False
-    return limits.fit(sum(facts[i].live_bytes for i in run) + one.live_bytes) and limits.hold(
-        sum(facts[i].size_bytes for i in run) + one.size_bytes
+    return limits.fit(sum(facts[i].live_bytes for i in run) + segment.live_bytes) and limits.hold(
+        sum(facts[i].size_bytes for i in run) + segment.size_bytes
     )
 
 

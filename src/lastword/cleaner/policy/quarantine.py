@@ -81,7 +81,7 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
     there = load(files, directory)
     if there is not None:
         return there
-    found = Quarantine(
+    quarantine = Quarantine(
         reason=error.message,
         time_ms=now_ms,
         error=type(error).__name__,
@@ -93,8 +93,8 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
     if not files.exists(ours):
         files.mkdir(ours)
         files.fsync_dir(directory)
-    FORM.save(files, _path(directory), found.to_dict())
-    return found
+    FORM.save(files, _path(directory), quarantine.to_dict())
+    return quarantine
 
 
 @contextmanager
