@@ -1,16 +1,15 @@
-"""The cleaner on Spark: the driver chooses and swaps, one task for each partition of the log scans and
-rewrites.
+"""The cleaner on Spark: the driver plans and swaps, and a task for each partition scans and rewrites.
 
-Where it runs. `clean` in the caller's process: it opens the directory for writing (so the lock is held from
-the choice to the last swap), rolls and syncs, and makes a plan for each partition, by the strategy that the
-library would take. Each plan is a task on an executor, which reads segments and writes certified outputs into
-`<partition>/lastword/`, under a name of its own (`clean_tasks`). Back in the caller's process they are
-swapped in, those of one partition while tasks of others run. What is due by garbage accounts is chosen for
-the drive as a whole, by `cleaner.drive.DriveCleaner` with a `SparkExecutor`; a partition that is too large
-for one task is cleaned in many steps (`sharded`).
+Where it runs. `clean` runs in the caller's process. It opens the directory to append (so it holds the lock
+from the plan to the last swap), rolls and syncs, and makes a plan for each partition, by the strategy of the
+library. Each plan is a task on an executor, which reads segments and writes certified outputs into
+`<partition>/lastword/`, below a private name (`clean_tasks`). The caller's process swaps the outputs of a
+partition in while tasks of others run. Partitions that are due by their garbage index are chosen for the
+drive as a whole, by `cleaner.drive.DriveCleaner` with a `SparkExecutor`. A partition that is too large for
+one task is cleaned in many steps (`sharded`).
 
-What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error.
-No record. Garbage accounts are files of the partition; the task opens and saves them.
+What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error;
+no record. The garbage index is a file of the partition; the task opens and saves it.
 
 When tasks fail. Only the driver publishes, so a lost task leaves files that the next cleaning removes. Damage
 in one partition quarantines that partition and leaves the others to be cleaned; it is raised at the end.
@@ -59,26 +58,34 @@ def clean(
     task_bytes: int = TASK_BYTES,
     progress: ProgressLike | None = None,
 ) -> DataFrame:
-    """Clean now, and return one row for each round: the columns of `CleanRound`.
+    """Clean partitions with tasks, at the call, and return a row for each cleaning, as local rows.
 
-    path       a log directory that this process and all executors see under this name
-    topic      None: every topic whose cleanup.policy is known to compact
-    partition  None: all of the topic's
-    due        only what the settings make due, as `LogDir.clean(due=True)`: in as many rounds as it takes;
-               otherwise all garbage goes that may go
-    strategy   which segments a round takes; None: the setting lastword.strategy. `generational` starts from
-               the accounts that were saved, and saves them for the next round, of whichever engine
-    scratch    a directory that all executors see, for the files of a round that is shared out; None: the
-               partition's own. A round needs there a third to two thirds of the partition's bytes
-    task_bytes a partition with more bytes than this to clean is shared out over tasks (`cleaner.sharded`),
-               which resolves the log as a whole; what is due by accounts never is, for it is a part of the
-               log
-    progress   hears how far a round that is shared out is
+    Each task takes `log.cleaner.dedupe.buffer.size` of memory for its map.
 
-    Runs at the call, once; the rows are local. Each task takes `log.cleaner.dedupe.buffer.size` of memory
-    for its map. A shared-out round that was killed is gone on with by the next call, for a day.
-    LogDirLockedError, UnknownTopicError, NoPolicyError (of a topic that was named); the first error of a
-    partition is raised when the others are done.
+    Args:
+        spark: The session.
+        path: A log directory that this process and all executors see under this name.
+        topic: None: every topic whose cleanup.policy is known to compact.
+        partition: None: all partitions of the topic.
+        due: Clean only what the settings make due, as `LogDir.clean(due=True)`, in as many cleanings as that
+            takes. Otherwise remove all garbage that may be removed.
+        strategy: Chooses the segments; None: the setting lastword.strategy. `generational` starts from the
+            saved garbage index and saves it for the next cleaning, by Spark or by the library.
+        scratch: A directory that all executors see, for the files of a divided cleaning; None: the directory
+            of the partition. The files take a third to two thirds of the partition's bytes.
+        task_bytes: A partition with more bytes than this to clean is divided over tasks (`sharded`) and
+            cleaned as a whole. A partition that is due by its garbage index is never divided.
+        progress: Called with the progress of divided cleanings. The next call continues a killed divided
+            cleaning, for a day.
+
+    Returns:
+        The columns of `CleanRound`.
+
+    Raises:
+        LogDirLockedError: Another process has the directory open to append.
+        UnknownTopicError: There is no such topic or partition.
+        NoPolicyError: The named topic has no known cleanup.policy.
+        PartialFailure: Some partitions failed; the others were cleaned.
     """
     from lastword.spark.bootstrap import need_pyspark
 
@@ -94,7 +101,7 @@ def clean(
 
     with ExitStack() as held:
         directory = held.enter_context(open_to_append(path))
-        held.callback(Watch(directory).close)  # writers go on while this holds the lock
+        held.callback(Watch(directory).close)  # commits of writers are ingested meanwhile
         outcomes: list[Outcome] = []
         chosen = _chosen(directory, topic, partition)
         accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
@@ -133,11 +140,25 @@ def plan(
     task_bytes: int = TASK_BYTES,
     progress: ProgressLike | None = None,
 ) -> DataFrame:
-    """What `clean` would do now, to the byte, and why: one row for each partition, the columns of `Plan`.
+    """Return the plan of `clean` for each partition, exact to the byte, with its reasons.
 
-    Takes no lock and changes no segment: each task resolves its partition, or opens its accounts and scans
-    what is new, and rewrites it into nothing. One that `clean` would share out over tasks is shared out here
-    too, with scratch files meanwhile.
+    This takes no lock and changes no segment. Each task scans its partition, or opens its garbage index and
+    scans new records, and counts the bytes of the rewrite. A partition that `clean` would divide is divided
+    here too, with scratch files meanwhile.
+
+    Args:
+        spark: The session.
+        path: As in `clean`.
+        topic: As in `clean`.
+        partition: As in `clean`.
+        due: As in `clean`.
+        strategy: As in `clean`.
+        scratch: As in `clean`.
+        task_bytes: As in `clean`.
+        progress: As in `clean`.
+
+    Returns:
+        The columns of `Plan`.
     """
     from lastword.spark.bootstrap import need_pyspark
 
@@ -155,15 +176,15 @@ def plan(
     accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
     plans: dict[TopicPartition, Plan] = {}
     tasks, giants = [], []
-    for tp in _largest_first(directory, [choice for choice in chosen if choice not in accounted]):
+    for tp in _largest_first(directory, [tp for tp in chosen if tp not in accounted]):
         config, view = directory.topic_config(tp.topic), directory.view(*tp)
         request = _request(directory, tp, config, due, strategy)
         if sum(segment.size for segment in view.segments) > task_bytes:
             giants.append((tp, view, config, request))
         else:
             tasks.append((tp, PlanTask(directory.directory(*tp), config, request)))
-    for number, answer in as_answered(spark, clean_tasks.plan, [task for _, task in tasks]):
-        plans[tasks[number][0]] = answer
+    for number, planned in as_answered(spark, clean_tasks.plan, [task for _, task in tasks]):
+        plans[tasks[number][0]] = planned
     for tp, view, config, request in giants:
         plans[tp] = _plan_giant(spark, view, config, request, scratch, progress)
     if accounted:
@@ -175,8 +196,7 @@ def plan(
 
 
 class SparkExecutor:
-    """Scans and rewrites of a drive as Spark tasks, for a `DriveCleaner`: all that are due at the same
-    time."""
+    """The executor of a `DriveCleaner` that scans and rewrites all due partitions in Spark tasks."""
 
     parallel = True
 
@@ -370,8 +390,10 @@ def _prepared(
     held: ExitStack,
     giants: list[tuple[ShardedJob, int]],
 ) -> Iterator[CleanTask]:
-    """A task for each partition that is to be cleaned, each made when the ones before it run already; what is
-    too large for one goes to `giants`."""
+    """Yield a task for each partition to clean, while earlier tasks run.
+
+    A partition that is too large for one task is added to `giants`.
+    """
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.distributed.remote import LedgerParams
     from lastword.cleaner.engine.cleaning import below
@@ -381,7 +403,7 @@ def _prepared(
     for tp in _largest_first(directory, chosen):
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
         held.enter_context(alone(log.directory))
-        job = _left_behind(log)
+        job = _unfinished(log)
         if job is not None:
             giants.append((job, log.clock.now_ms()))
             continue
@@ -403,13 +425,13 @@ def _noted(tasks: Iterator[CleanTask], noted: list[CleanTask]) -> Iterator[Clean
 
 
 def _largest_first(directory: LogDirectory, chosen: list[TopicPartition]) -> list[TopicPartition]:
-    """Spark starts tasks in order, so the last to start are short ones."""
+    """Order partitions by size: Spark starts tasks in order, so the last tasks are short."""
     sizes = {tp: sum(segment.size for segment in directory.view(*tp).segments) for tp in chosen}
     return sorted(chosen, key=lambda tp: -sizes[tp])
 
 
-def _left_behind(log: PartitionLog) -> ShardedJob | None:
-    """A shared-out round whose driver died, made ready to go on."""
+def _unfinished(log: PartitionLog) -> ShardedJob | None:
+    """Return a divided cleaning whose driver died, ready to continue; None without one."""
     from lastword.cleaner.distributed import job as jobs
 
     job = jobs.unfinished(log.files, log.directory, log.clock)
@@ -420,7 +442,7 @@ def _left_behind(log: PartitionLog) -> ShardedJob | None:
 
 
 def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -> list[TopicPartition]:
-    """The partitions that were asked for; of topics that nobody named, those that may be cleaned."""
+    """Return the requested partitions; without a topic, the partitions of all topics that compact."""
     if topic is None:
         compacting = {name for name in directory.topics() if directory.topic_config(name).compacts}
         return [tp for tp in directory.topic_partitions() if tp.topic in compacting]

@@ -1,7 +1,7 @@
-"""What executors do for `clean` and `plan`: one partition each, on a view and without a lock.
+"""The tasks of `clean` and `plan`: each works on one partition, on a view and without a lock.
 
-A fault of the data is an answer, and other partitions go on; anything else fails the task, so that Spark
-tries it again.
+A fault of the data is returned as a result, and other partitions are cleaned. Any other error fails the task,
+so that Spark starts it again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class CleanTask:
-    """One partition's round, or by accounts one for each of `runs` (None: one over all garbage)."""
+    """The input of `build`: one cleaning of a partition, or with `params` one for each of `runs`.
+
+    `runs` None: one cleaning of all garbage.
+    """
 
     directory: str
     plan: Plan
@@ -39,7 +42,7 @@ class CleanTask:
 
 @dataclass(frozen=True, slots=True)
 class RemoteScanTask:
-    """A scan of what is new in one partition. `dry`: nothing of it is saved."""
+    """The input of `scan`: a partition with new records. `dry`: nothing is saved."""
 
     directory: str
     plan: Plan
@@ -50,7 +53,7 @@ class RemoteScanTask:
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """One partition's plan."""
+    """The input of `plan`: one partition."""
 
     directory: str
     config: TopicConfig
@@ -59,7 +62,7 @@ class PlanTask:
 
 @dataclass(frozen=True, slots=True)
 class ChosenTask:
-    """What the choices for a drive mean for one of its partitions."""
+    """The input of `plan_chosen`: the choices for a drive that concern one of its partitions."""
 
     directory: str
     plan: Plan
@@ -69,6 +72,7 @@ class ChosenTask:
 
 
 def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
+    """Rewrite the segments of a partition; publish nothing."""
     from lastword.cleaner.distributed import remote
     from lastword.cleaner.engine.cleaning import clean
     from lastword.cleaner.engine.liveness import FullScan
@@ -80,26 +84,29 @@ def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
             return clean(view, task.plan, FullScan(), Collector(task.plan), context)
         return remote.build(view, task.config, task.plan, task.params, task.runs, context)
 
-    return _faults_kept(built)
+    return _return_faults(built)
 
 
 def scan(task: RemoteScanTask) -> RemoteScan | LastwordError:
+    """Scan the new records of a partition."""
     from lastword.cleaner.distributed import remote
 
     def scanned() -> RemoteScan:
         view = _view(task.directory)
         return remote.scan(view, task.config, task.plan, task.params, _context(dry=task.dry))
 
-    return _faults_kept(scanned)
+    return _return_faults(scanned)
 
 
 def plan(task: PlanTask) -> Plan:
+    """Plan the cleaning of a partition and count its bytes."""
     from lastword.cleaner.engine.partition import plan_partition
 
     return plan_partition(_view(task.directory), task.config, task.request, _context(dry=True))
 
 
 def plan_chosen(task: ChosenTask) -> Plan:
+    """Plan the chosen runs of a partition and count their bytes."""
     from lastword.cleaner.distributed import remote
     from lastword.cleaner.drive import planned
 
@@ -121,7 +128,7 @@ def _context(*, dry: bool) -> CleanContext:
     return CleanContext(DEFAULT, SystemClock(), dry=dry)
 
 
-def _faults_kept(work: Callable[[], _T]) -> _T | LastwordError:
+def _return_faults(work: Callable[[], _T]) -> _T | LastwordError:
     try:
         return work()
     except StorageError:

@@ -1,14 +1,14 @@
-"""One giant partition on many executors: the steps of `cleaner.sharded` as Spark jobs, one after another.
+"""One giant partition on many executors: the steps of `cleaner.distributed.sharded` as Spark jobs, in order.
 
-Where it runs. `build` in the process that holds the log open: it starts a job per step and waits. Each task
-does one unit, shard or group; all that is large passes through files that all tasks see.
+Where it runs. `build` runs in the process that has the log open. It starts a Spark job for each step and
+waits. Each task does one unit, shard or group. Large data passes through files that all tasks see.
 
-What travels. The name of the job's directory and a number; back comes nothing, or the error. No record, no
-key.
+What travels. The name of the job's directory and a number go to a task; nothing, or the error, comes back. No
+record and no key travels.
 
-When tasks fail. A step's file has its name only when it is whole, so an attempt that died left nothing that
-counts and a second one starts anew; two at once write the same. When the driver dies, the next `clean` of the
-partition finds the job and does what is left.
+When tasks fail. The file of a step gets its name only when it is complete. So a dead attempt leaves no
+result, the next attempt starts again, and two attempts at the same time write the same file. When the driver
+dies, the next `clean` of the partition finds the job and runs the remaining steps.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
     from lastword.values import ProgressLike
 
 TASK_BYTES = 1 << 30
-"""A partition with more bytes than this below its limit is worked on by many tasks. Up to there one task,
-which needs no scratch files, is fast enough."""
+"""A partition with more bytes than this below its limit is divided over tasks. Up to this size, one task is
+fast enough, and it needs no scratch files.
+"""
 
-_TOLD_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 
 
 def build(
     spark: SparkSession, job: ShardedJob, now_ms: int, progress: ProgressLike | None = None
 ) -> PreparedCleaning | LastwordError:
-    """Every step that is left, and what was built; or the first fault of the data."""
+    """Run the remaining steps and return the outputs, or the first fault of the data."""
     from lastword.cleaner.distributed import sharded
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
 
     clock = SystemClock()
     started = clock.monotonic()
-    with _telling(job, progress):
+    with _reporting(job, progress):
         fault = _map(spark, job)
         seconds = clock.monotonic() - started
         if fault is None:
@@ -55,11 +56,11 @@ def build(
 
 
 def plan(spark: SparkSession, job: ShardedJob, progress: ProgressLike | None = None) -> Plan:
-    """The same steps, written into nothing: the exact plan."""
+    """Run the same steps, but count bytes instead of writing segments. Return the exact plan."""
     from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
 
-    with _telling(job, progress):
+    with _reporting(job, progress):
         fault = _map(spark, job) or _rewrite(spark, job, job.plan.now_ms)
     if fault is not None:
         raise fault
@@ -72,11 +73,11 @@ def _map(spark: SparkSession, job: ShardedJob) -> LastwordError | None:
     from lastword.files import DEFAULT
 
     while left := jobs.units_left(DEFAULT, job):
-        answers = _run(spark, _extract, job, left)
-        fault = _first_fault(answers)
-        met = [answer.offset for answer in answers if isinstance(answer, sharded.TransactionMet)]
-        if fault is None and met:
-            fault = _first_fault(_run(spark, _read_transactions, job, [min(met)]))
+        results = _run(spark, _extract, job, left)
+        fault = _first_fault(results)
+        offsets = [result.offset for result in results if isinstance(result, sharded.TransactionMet)]
+        if fault is None and offsets:
+            fault = _first_fault(_run(spark, _read_transactions, job, [min(offsets)]))
         if fault is not None:
             return fault
     fault = _first_fault(_run(spark, _resolve, job, jobs.shards_left(DEFAULT, job)))
@@ -96,18 +97,18 @@ def _rewrite(spark: SparkSession, job: ShardedJob, now_ms: int) -> LastwordError
 def _run(spark: SparkSession, step: Callable[..., Any], job: ShardedJob, numbers: Sequence[int]) -> list[Any]:
     from lastword.spark.tasks import run_tasks
 
-    return run_tasks(spark, partial(_faults_kept, step, job.directory), numbers)
+    return run_tasks(spark, partial(_return_faults, step, job.directory), numbers)
 
 
-def _first_fault(answers: Sequence[Any]) -> LastwordError | None:
-    return next((answer for answer in answers if isinstance(answer, LastwordError)), None)
+def _first_fault(results: Sequence[Any]) -> LastwordError | None:
+    return next((result for result in results if isinstance(result, LastwordError)), None)
 
 
 # ---------------------------------------------------------------- on an executor
 
 
-def _faults_kept(step: Callable[..., Any], directory: str, number: int) -> Any:
-    """A fault of the data is an answer; anything else fails the task, so that Spark tries it again."""
+def _return_faults(step: Callable[..., Any], directory: str, number: int) -> Any:
+    """Return a fault of the data. Any other error fails the task, so that Spark starts it again."""
     from lastword.spark.bootstrap import need_directory
 
     need_directory(directory)
@@ -152,8 +153,8 @@ def _rewrite_one(now_ms: int, directory: str, number: int) -> None:
 
 
 @contextmanager
-def _telling(job: ShardedJob, progress: ProgressLike | None) -> Iterator[None]:
-    """Tell how far a job is, from the files that are there, while its steps run."""
+def _reporting(job: ShardedJob, progress: ProgressLike | None) -> Iterator[None]:
+    """Report the progress of a job, from its files, while its steps run."""
     if progress is None:
         yield
         return
@@ -166,19 +167,19 @@ def _telling(job: ShardedJob, progress: ProgressLike | None) -> Iterator[None]:
     started = clock.monotonic()
     verb = "clean" if job.rewrites else "plan"
 
-    def tell() -> None:
+    def report() -> None:
         done, total = jobs.done_bytes(DEFAULT, job)
         progress(Progress.at(verb, done, total, clock.monotonic() - started))
 
-    def keep_telling() -> None:
-        while not ended.wait(_TOLD_EVERY_S):
-            tell()
+    def keep_reporting() -> None:
+        while not ended.wait(_REPORT_EVERY_S):
+            report()
 
-    thread = threading.Thread(target=keep_telling, name="lastword-progress", daemon=True)
+    thread = threading.Thread(target=keep_reporting, name="lastword-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-    tell()
+    report()
