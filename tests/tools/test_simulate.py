@@ -18,9 +18,8 @@ from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
 from lastword.tools.overwrites import OverwriteTrace, _Sampler, trace_log, trace_of_keys
-from lastword.tools.picture import picture
-from lastword.tools.replay import SimulatedLog, closings
-from lastword.tools.simulate import TracedPartition, simulate
+from lastword.tools.simulate import TracedPartition, picture, simulate
+from lastword.tools.simulated_log import SimulatedLog, closings
 from lastword.units import NEVER
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder

@@ -79,7 +79,7 @@ def simulate(
         if simulation.topic and simulation.records and simulation.idle:
             out.line(f"no round: {_name(simulation)}: {simulation.idle}")
     if picture is not None:
-        from lastword.tools.picture import picture as draw
+        from lastword.tools.simulate import picture as draw
 
         shown = [simulation for simulation in simulations if not simulation.topic] or simulations
         DEFAULT.write_atomic(picture, draw(shown, [_name(simulation) for simulation in shown]).encode())

@@ -31,8 +31,7 @@ from lastword.records.internal import METADATA, InternalRecord, UndecodableError
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.txn_index import decode_entries
-from lastword.tools.findings import Problem, bad_records
-from lastword.tools.walk import LenientWalk
+from lastword.tools.findings import LenientWalk, Problem, bad_records
 from lastword.values import Value
 
 

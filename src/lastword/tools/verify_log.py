@@ -16,8 +16,7 @@ from lastword.segment.indexes import OffsetIndex, TimeIndex
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
 from lastword.segment.txn_index import AbortedTransaction, check_entries, decode_entries
-from lastword.tools.findings import BatchPositions, EpochRun, Findings, bad_records
-from lastword.tools.walk import LenientWalk
+from lastword.tools.findings import BatchPositions, EpochRun, Findings, LenientWalk, bad_records
 
 NO_LEADER_EPOCH = -1
 KERNEL_BYTES = 4 << 20  # above this size, loading the kernels costs less than decoding records in Python
