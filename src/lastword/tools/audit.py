@@ -93,8 +93,13 @@ class Delivered(Protocol):
     """The delivered side. `rows` is called once per share; `count` is an upper bound of its keys."""
 
     @property
-    def count(self) -> int: ...
-    def rows(self) -> Iterator[DeliveredKey]: ...
+    def count(self) -> int:
+        """Return an upper bound of the keys."""
+        ...
+
+    def rows(self) -> Iterator[DeliveredKey]:
+        """Yield the delivered keys."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,7 @@ class Logged:
 
     @property
     def view(self) -> PartitionView:
+        """Return the view of the partition."""
         return self.range.view
 
 

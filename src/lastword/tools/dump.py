@@ -1,7 +1,7 @@
-"""Any file of a log directory, decoded: segments, indexes, snapshots, checkpoints, properties, private files.
+"""Decode any file of a log directory: segments, indexes, snapshots, checkpoints, properties, private files.
 
-`dump(file)` is lazy, takes no lock and reads the file as it is. Damage is an entry too (`Problem`), and
-what is sound behind it still comes.
+`dump(file)` is lazy, takes no lock and reads the file as it is. Damage is an entry, too (`Problem`); the
+valid entries after it follow.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class DumpedRecord(Value):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Value):
-    """One batch of a segment file: its header's fields, and its records if they were asked for and can be
-    read.
+    """One batch of a segment file: its header's fields, and its records if they were read.
 
-    How many records a compressed entry of magic 0 or 1 holds, and its first offset, lie inside: without its
-    records `count` is None and `base_offset` the last one."""
+    The number of records in a compressed entry of magic 0 or 1, and its first offset, are inside: without
+    its records `count` is None and `base_offset` is the last offset.
+    """
 
     file: str
     position: int
@@ -89,8 +89,10 @@ class Batch(Value):
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry(Value):
-    """One entry of an .index (position), .timeindex (timestamp) or .txnindex (fields); what a kind lacks
-    is None."""
+    """One entry of an .index (position), .timeindex (timestamp) or .txnindex (fields).
+
+    Fields that a kind does not have are None.
+    """
 
     file: str
     kind: str
@@ -102,8 +104,10 @@ class IndexEntry(Value):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry(Value):
-    """One line of a checkpoint: topic and partition with an offset, or a leader epoch with its start
-    offset."""
+    """One line of a checkpoint.
+
+    Topic and partition with an offset, or a leader epoch with its start offset.
+    """
 
     file: str
     topic: str | None
@@ -166,8 +170,10 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
 
 
 def dumper_of(path: str) -> Dumper | None:
-    """Return the function that decodes the file at `path`; None if it is no file of a log directory. Files of
-    an unfinished swap are decoded as what they will be."""
+    """Return the function that decodes the file at `path`; None if it is no file of a log directory.
+
+    Files of an unfinished swap are decoded as what they will be.
+    """
     name = os.path.basename(path)
     parsed = names.parse_segment_file(name)
     if parsed is not None:
@@ -204,7 +210,7 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
             rows: tuple[DumpedRecord, ...] = ()
             header = step.header
             base_offset, count = header.base_offset, header.count
-            if records and step.sound:
+            if records and step.valid:
                 try:
                     rows = tuple(_records(step.data, header, path, topic))
                     if count == UNKNOWN_COUNT:
@@ -221,7 +227,7 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
                 magic=header.magic,
                 codec=codec_name(header.codec),
                 crc=header.crc,
-                crc_ok=step.sound,
+                crc_ok=step.valid,
                 leader_epoch=header.leader_epoch,
                 timestamp_type=_timestamp_type(header),
                 base_timestamp=None if header.delete_horizon_ms is not None else header.base_timestamp,
@@ -266,6 +272,7 @@ def _timestamp_type(header: BatchHeader) -> str:
 
 
 def codec_name(codec: int) -> str:
+    """Return the name of a codec, or its number."""
     return CODEC_NAMES[codec] if codec < len(CODEC_NAMES) else str(codec)
 
 

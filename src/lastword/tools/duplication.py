@@ -2,8 +2,18 @@
 
 There are two methods. `estimated` reads the log once and keeps a `Sketch` for each partition, in a fixed
 amount of memory; each row states its error. `counted` is exact, in the memory of a key map: it resolves each
-partition, and for a topic with several partitions also all of them concatenated (`concatenated`). Takes no
-lock and changes nothing. Start reading at `Duplication`.
+partition, and for a topic with several partitions also all of them concatenated. Takes no lock and changes
+nothing. Start reading at `Duplication`.
+
+Concatenated partitions are one log, so that one key map finds the keys that are in several partitions:
+
+                         P0         P1         P2
+    forwards    a key's newest record in P0 is dead there if P1 or P2 has the key, in P1 if P2 has it
+    backwards   (P2, P1, P0)        in P2 if P1 or P0 has it, in P1 if P0 has it
+
+A record that is the newest of its key in its partition, alive forwards and dead backwards, is the last
+record of a key in several partitions; each such key has exactly one such record. Dead in either direction
+means that another partition has the key, too. Both are counts of bits; only the map holds keys.
 """
 
 from __future__ import annotations
@@ -42,8 +52,10 @@ _BLOCK_PAGES = 1024
 
 
 class ConcatenatedLog:
-    """Partitions as one log: the offsets of each are shifted above those of the previous partition, by whole
-    pages of bits."""
+    """Partitions as one log.
+
+    The offsets of each are shifted above those of the previous partition, by whole pages of bits.
+    """
 
     def __init__(self, views: Sequence[PartitionView]) -> None:
         self._views = views
@@ -100,8 +112,7 @@ class _ShiftedSegment:
 
 
 def shared_keys(own: DeadBitmaps, forward: DeadBitmaps, backward: DeadBitmaps) -> tuple[int, int]:
-    """Count the keys of a partition that are also in another one, and those of them whose last partition it
-    is."""
+    """Count the keys of a partition that are also in another, and those whose last partition it is."""
     if not (own.page_ids.size == forward.page_ids.size == backward.page_ids.size):
         raise AssertionError("other pages than before")
     shared = last = 0
@@ -197,8 +208,7 @@ def estimated(
 
 
 def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: bool) -> list[Duplication]:
-    """Return rows by topic or partition from one sketch per partition, which may be made elsewhere and
-    merged.
+    """Return rows by topic or partition from one sketch per partition; a sketch may be merged from others.
 
     Args:
         topic: The topic.
@@ -329,8 +339,10 @@ def _union_of_others(keys: Sequence[KeySet]) -> list[KeySet]:
 def counted(
     topic: str, views: Mapping[int, PartitionView], by: str, stage: Stage, *, whole: bool, map_bytes: int
 ) -> list[Duplication]:
-    """Return exact rows for these partitions, in the memory of one key map. `whole`: these are all partitions
-    of the topic."""
+    """Return exact rows for these partitions, in the memory of one key map.
+
+    `whole`: these are all partitions of the topic.
+    """
     chosen = [view for _, view in sorted(views.items())]
     return _repeated(chosen, lambda: _counted(topic, chosen, by, stage, whole, map_bytes))
 

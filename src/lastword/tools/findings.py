@@ -1,6 +1,6 @@
-"""Walk all batches of a file, damaged ones included: damage is reported, and the walk continues after it.
+"""Problems and counts of a verification, and the walk over all batches of a file, damaged ones included.
 
-`segment.scan.SoundWalk`, which recovery uses, stops at the first damage. This walk does not: after a bad
+`segment.scan.SoundWalk`, which recovery uses, stops at the first damage. `LenientWalk` does not: after a bad
 checksum it continues at the position that the length gives; after a bad length it searches the next valid
 batch.
 """
@@ -83,9 +83,10 @@ class Problem(Value):
 
 
 def bad_records(file: str, header: BatchHeader, error: DataError) -> Problem:
-    """Return the problem of a batch whose records cannot be read. A batch above the decompression limit may
-    be
-    valid: the remedy raises the limit."""
+    """Return the problem of a batch whose records cannot be read.
+
+    A batch above the decompression limit may be valid: the remedy raises the limit.
+    """
     code, remedy = "bad-record", ""
     if isinstance(error, DecompressionLimitError):
         code, remedy = error.code, error.remedy or ""
@@ -108,32 +109,40 @@ class Findings:
     """Counts and problems of one check.
 
     Attributes:
-        sound: Identity and time (ms) of the logs that were checked with their indexes and have no problem.
-            A later check skips them. None of them ends inside a transaction.
-        epochs: of each log, which batches have which leader epoch.
+        batches: Batches read.
+        records: Records read.
+        read_bytes: Bytes read.
+        problems: The problems, at most `MAX_PROBLEMS`.
+        valid: Identity and time (ms) of the logs that were checked with their indexes and have no problem. A
+            later check skips them. None of them ends inside a transaction.
+        epochs: For each log, which batches have which leader epoch.
     """
 
     batches: int = 0
     records: int = 0
     read_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
-    sound: set[tuple[SegmentId, int]] = field(default_factory=set)
+    valid: set[tuple[SegmentId, int]] = field(default_factory=set)
     epochs: dict[tuple[SegmentId, int], list[EpochRun]] = field(default_factory=dict)
 
     def report(self, problem: Problem) -> None:
+        """Add a problem, if there is room."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
     def add(
         self, file: str, position: int | None, offset: int | None, code: str, text: str, repairable: bool
     ) -> None:
+        """Add a problem from its fields."""
         self.report(Problem(file, position, offset, code, text, repairable))
 
 
 @dataclass(slots=True)
 class BatchPositions:
     """Positions, last offsets and running largest timestamps of a segment's batches, to check its indexes.
-    `old`: positions of messages of magic 0 and 1."""
+
+    `old`: positions of messages of magic 0 and 1.
+    """
 
     positions: dict[int, int] = field(default_factory=dict)
     old: set[int] = field(default_factory=set)
@@ -141,6 +150,7 @@ class BatchPositions:
     running: int = -1
 
     def add(self, header: BatchHeader) -> None:
+        """Add a batch."""
         self.positions[header.position] = header.last_offset
         if header.magic < 2:
             self.old.add(header.position)
@@ -166,7 +176,7 @@ class Step:
 
     header: BatchHeader
     data: bytes
-    sound: bool
+    valid: bool
 
 
 class LenientWalk:
@@ -237,15 +247,15 @@ class LenientWalk:
         except DataError as error:
             self._problem(error.code, error.message, False, int.from_bytes(data[:8], "big", signed=True))
             return None
-        sound = crc_ok(data, header, 0)
-        if not sound:
+        valid = crc_ok(data, header, 0)
+        if not valid:
             self._problem(
                 "bad-crc",
                 f"the checksum of the batch at offset {header.base_offset} is wrong",
                 False,
                 header.base_offset,
             )
-        return Step(header, data, sound)
+        return Step(header, data, valid)
 
     def _skip(self, length: int, bytes_left: int) -> bool:
         """Report invalid bytes at the position and move after them. False if no valid batch follows."""

@@ -32,8 +32,10 @@ _ALL = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Md5Collision(Value):
-    """Keys of one partition with one MD5 (hex digits), by offset; `offsets` are those of their newest
-    records."""
+    """Keys of one partition with one MD5 (hex digits), by offset.
+
+    `offsets` are those of their newest records.
+    """
 
     topic: str
     partition: int
@@ -157,7 +159,7 @@ def _shared_prefixes(walk: _Live, first: int, end: int) -> set[int]:
 
 
 def _compared(walk: _Live, shared_prefixes: set[int]) -> dict[bytes, dict[bytes, int]]:
-    """Digest to its keys, each with the offset of its newest record, of digests whose prefix met."""
+    """Return the keys of each digest whose prefix is shared, with the offsets of their newest records."""
     keys_by_digest: dict[bytes, dict[bytes, int]] = {}
     for keys in walk.chunks():
         for offset, key in keys:

@@ -123,8 +123,10 @@ def trace_log(
 
 
 class _Sampler:
-    """Records whose hash lies in the first `share` of all hashes, a share that is halved when they are too
-    many; and of each chunk, how many bytes all of its records take."""
+    """A sample of records whose hash is in the first `share` of all hashes.
+
+    The share is halved when the records are too many. Also the bytes that all records of each chunk take.
+    """
 
     def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
@@ -134,7 +136,10 @@ class _Sampler:
         self.chunks: list[tuple[int, int, float]] = []  # first and last offset, bytes
 
     def take(self, *columns: NDArray[Any]) -> None:
-        """hashes uint64, offsets int64, times int64, sizes float64, tombstones bool; of one chunk."""
+        """Add the records of a chunk.
+
+        The columns are hashes uint64, offsets int64, times int64, sizes float64, tombstones bool.
+        """
         if not columns[0].size:
             return
         self.chunks.append((int(columns[1][0]), int(columns[1][-1]), float(columns[3].sum())))
@@ -201,14 +206,14 @@ def _with_hot_keys(columns: _Rows, share: float, chunks: list[tuple[int, int, fl
         nearest = np.minimum(np.searchsorted(offsets, more_offsets), sizes.size - 1)
     offsets = np.concatenate((offsets, more_offsets))
     order = np.argsort(offsets, kind="stable")
-    found = (
+    columns = (
         np.concatenate((hashes, np.full(more_sizes.size, _HOT, np.uint64))),
         offsets,
         np.concatenate((times[: hashes.size], times[nearest])),
         np.concatenate((sizes, more_sizes)),
         np.concatenate((tombstones, np.zeros(more_sizes.size, bool))),
     )
-    return tuple(column[order] for column in found)
+    return tuple(column[order] for column in columns)
 
 
 def _rows(chunk: Chunk, salt: bytes, outcomes: TransactionOutcomes | None) -> _Rows:

@@ -1,9 +1,10 @@
 """Simulate the cost of cleaning under given settings, by replaying an overwrite trace.
 
 The cleaner's own functions decide: `choose_drive` for strategy `generational`, `choose` and `group` for
-`kafka`, on the statistics of simulated partitions (`replay.SimulatedLog`). `broker` is Kafka's own cleaner
-with the choice of `kafka`: it rewrites every segment below the limit, with garbage or without. The simulation
-cleans as soon as a cleaning is due, after each closed segment: the most work that a real cleaner would do.
+`kafka`, on the statistics of simulated partitions (`simulated_log.SimulatedLog`). `broker` is Kafka's own
+cleaner with the choice of `kafka`: it rewrites every segment below the limit, with garbage or without. The
+simulation cleans as soon as a cleaning is due, after each closed segment: the most work that a real cleaner
+would do. `picture` draws simulations.
 """
 
 from __future__ import annotations
@@ -43,17 +44,21 @@ class Point(Value):
 
 @dataclass(frozen=True, slots=True)
 class Simulation(Value):
-    """What a replay cost, for one partition or (topic "", partition -1) for the drive.
+    """The cost of a replay, for one partition or (topic "", partition -1) for the drive.
 
-    settings             those that were asked for, or `{}`: today's
-    share                of the keys that were looked at; below 1 all figures are estimates
-    rounds               rewrites of a run of segments, or of a log
-    read_bytes           by looking at keys and by rewriting; written_bytes: survivors
-    write_amplification  written_bytes per byte appended; read_amplification: read_bytes
-    space_amplification  bytes on disk per live byte: the mean over what was appended; _peak: the most;
-                         _end: at the end
-    segments             at the end
-    idle                 why there was no round, as of the last look; empty: there was one
+    Attributes:
+        settings: The settings that are tried, or `{}`: the present ones.
+        share: Share of the keys in the sample; below 1 all figures are estimates.
+        rounds: Rewrites of a run of segments, or of a log.
+        read_bytes: Bytes read by scanning keys and by rewriting.
+        written_bytes: Bytes of survivors.
+        write_amplification: `written_bytes` per byte appended.
+        read_amplification: `read_bytes` per byte appended.
+        space_amplification: Bytes on disk per live byte: the mean over the bytes appended.
+        space_amplification_peak: The maximum.
+        space_amplification_end: At the end.
+        segments: Segments at the end.
+        idle: Why the last check rewrote nothing; empty if there was a rewrite.
     """
 
     topic: str
@@ -390,8 +395,10 @@ _TEXT = "font-family:sans-serif;font-size:12px;fill:#333"
 
 
 def picture(simulations: Sequence[Simulation], names: Sequence[str]) -> str:
-    """Draw simulations, with `names` for the legend. The dashed line shows the live bytes: no log is
-    smaller."""
+    """Draw simulations as an SVG of two panels: bytes on disk above, bytes written below.
+
+    `names` are for the legend. The dashed line shows the live bytes: no log is smaller.
+    """
     points = [point for simulation in simulations for point in simulation.curve]
     first = min((p.appended_bytes for p in points), default=0)
     last = max((p.appended_bytes for p in points), default=1)

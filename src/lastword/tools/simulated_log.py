@@ -26,8 +26,11 @@ SEEN_RATIO = 4  # the average of the death rate has a time constant of a quarter
 
 @dataclass(slots=True)
 class SimulatedSegment:
-    """A closed segment. `rows` are the rows that it still contains. The other fields are as in
-    `accounts.SegmentAccount`; `dead_before` and `rated_at` are from the last update of its death rate."""
+    """A closed segment.
+
+    `rows` are the rows that it still contains. The other fields are as in `accounts.SegmentAccount`;
+    `dead_before` and `rated_at` are from the last update of its death rate.
+    """
 
     rows: Ints
     base_offset: int
@@ -51,34 +54,44 @@ class SimulatedSegment:
 
     @property
     def size(self) -> int:
+        """Return the bytes of the segment."""
         return self.size_bytes
 
     @property
     def largest_timestamp(self) -> int:
+        """Return the largest timestamp."""
         return self.largest_ms
 
     @property
     def mtime_ms(self) -> int:
+        """Return the time of the last write."""
         return self.largest_ms
 
     @property
     def live_bytes(self) -> int:
+        """Return the bytes of live rows."""
         return self.size_bytes - self.dead_bytes
 
     @property
     def max_timestamp(self) -> int:
+        """Return the largest timestamp, as of a batch."""
         return self.largest_ms
 
     def position_of(self, offset: int) -> int:
+        """Return the position of an offset: the start or the end."""
         return 0 if offset <= self.base_offset else self.size_bytes
 
     def headers(self) -> Iterator[SimulatedSegment]:
+        """Yield the segment as its only batch."""
         yield self
 
 
 class SimulatedLog:
-    """One partition. A segment is closed (`close`) before its keys are read (`scan`): between both is
-    min.compaction.lag.ms, or with strategy `kafka` the time up to the next cleaning."""
+    """One simulated partition.
+
+    A segment is closed (`close`) before its keys are read (`scan`): between both is min.compaction.lag.ms,
+    or with strategy `kafka` the time up to the next cleaning.
+    """
 
     def __init__(self, topic: str, partition: int, trace: OverwriteTrace, config: TopicConfig) -> None:
         self.topic = topic
@@ -172,8 +185,10 @@ class SimulatedLog:
         self._accounts = None
 
     def expire_tombstones_as_kafka(self, write_clock: int, now_ms: int) -> None:
-        """Apply Kafka's rule: the first cleaning of a tombstone starts its clock, a cleaning when it is due
-        drops it."""
+        """Apply Kafka's rule to tombstones.
+
+        The first cleaning of a tombstone starts its clock; a cleaning when it is due drops it.
+        """
         if not self._deletes:
             return
         self._mark_dead(self._due(self._live_tombstones(), now_ms), write_clock, now_ms)
@@ -264,6 +279,7 @@ class SimulatedLog:
         return SimulatedSegment(held, self.closed_rows, rows, size, largest, 0, 0)
 
     def account(self, drive: str, active_bytes: int, strategy: str) -> PartitionAccount:
+        """Return the statistics of the partition."""
         if self._accounts is None:
             self._accounts = tuple(_account(segment) for segment in self.segments[: self.scanned])
         below = self._accounts

@@ -46,11 +46,12 @@ class Estimate:
 
     @property
     def rounded(self) -> int:
+        """Return the estimate as a whole number."""
         return max(0, round(self.keys))
 
 
 class KeySet:
-    """The keys of one part: a theta sketch. Immutable; `KeySet.union` and its like make new ones."""
+    """The keys of one part: a theta sketch. Immutable; `KeySet.union` and the like return new sets."""
 
     __slots__ = ("_sketch",)
 
@@ -59,6 +60,7 @@ class KeySet:
 
     @property
     def estimate(self) -> Estimate:
+        """Return the estimated number of keys."""
         keys = self._sketch.get_estimate()
         if not self._sketch.is_estimation_mode():
             return Estimate(keys, 0.0)
@@ -85,10 +87,12 @@ class KeySet:
         return KeySet(_theta().theta_a_not_b().compute(self._sketch, other._sketch))
 
     def to_bytes(self) -> bytes:
+        """Return the serialized sketch."""
         return bytes(self._sketch.serialize())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> KeySet:
+        """Return the set of a serialized sketch."""
         return cls(_theta().compact_theta_sketch.deserialize(data))
 
 
@@ -217,8 +221,10 @@ class Sketcher:
 
 
 def theta_hashes(values: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Hash 64-bit integers as a theta sketch does: the upper 63 bits of the first half of their 128-bit
-    Murmur3 hash. A sketch keeps the hashes below its threshold.
+    """Hash 64-bit integers as a theta sketch does.
+
+    The hash is the upper 63 bits of the first half of their 128-bit Murmur3 hash. A sketch keeps the hashes
+    below its threshold.
     """
     with np.errstate(over="ignore"):
         word = values.view(np.uint64) * np.uint64(0x87C37B91114253D5)

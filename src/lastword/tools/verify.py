@@ -187,14 +187,14 @@ def _verify_partition(
         directory: The partition's directory.
         view: A view of the partition; None: load it.
         quick: Read headers and indexes only.
-        account: gets the counts of the first check and the problems that remained.
+        findings: Gets the counts of the first check and the problems that remained.
         clock: The clock.
         advance: Called with the bytes of each segment of the first check.
 
     Returns:
         The last checked view; None if the partition cannot be listed, or was deleted meanwhile.
     """
-    sound: set[tuple[SegmentId, int]] = set()
+    valid: set[tuple[SegmentId, int]] = set()
     epochs: dict[tuple[SegmentId, int], list[EpochRun]] = {}
     repetitions: dict[tuple[str, str, int | None, int | None], int] = {}
     problems: list[Problem] = []
@@ -204,7 +204,7 @@ def _verify_partition(
             before = _listing(files, directory)
             clock.sleep(_PAUSE_SECONDS)
             view = _load(files, directory)
-        check = Findings(sound=sound, epochs=epochs)
+        check = Findings(valid=valid, epochs=epochs)
         view, complete = _check_partition(files, directory, view, quick, check, advance)
         if attempt == 0:
             findings.batches += check.batches
@@ -274,8 +274,10 @@ def _ignore(size_bytes: int) -> None:
 
 
 def _is_out_of_range(files: Files, path: str, row: tuple[str, int, int], clock: Clock) -> bool:
-    """Read a checkpoint and the log end again; a truncation, or a new topic of the same name, lowers both,
-    one after the other."""
+    """Read a checkpoint and the log end again.
+
+    A truncation, or a new topic of the same name, lowers both, one after the other.
+    """
     topic, partition, _ = row
     directory = os.path.join(os.path.dirname(path), names.partition_dir(topic, partition))
     for _ in range(_CONFIRMED):
@@ -336,8 +338,10 @@ def _rows(files: Files, path: str, findings: Findings) -> list[tuple[str, int, i
 
 
 def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
-    """Report bytes after the last valid batch: an unfinished append of a killed process, unless a writer
-    appends them now."""
+    """Report bytes after the last valid batch.
+
+    They are an unfinished append of a killed process, unless a writer appends them now.
+    """
     last = view.active
     facts = last.stored.facts() if last is not None else None
     if last is None or facts is None or facts.id.size <= last.size or facts.id.number != last.id.number:
@@ -376,8 +380,10 @@ def _verify_end(view: PartitionView, findings: Findings) -> None:
 
 
 def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None:
-    """Report indexes of a segment without its log. Opening to append removes them, and with them the
-    trace."""
+    """Report indexes of a segment without its log.
+
+    Opening to append removes them, and with them the trace.
+    """
     parsed = [p for p in map(names.parse_segment_file, files.listdir(view.directory)) if p is not None]
     logs = {p.base_offset for p in parsed if p.extension == names.LOG}
     orphans: dict[int, str] = {}

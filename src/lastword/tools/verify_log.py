@@ -25,7 +25,7 @@ KERNEL_BYTES = 4 << 20  # above this size, loading the kernels costs less than d
 def verify_log(
     files: Files, view: PartitionView, quick: bool, findings: Findings, advance: Callable[[int], None]
 ) -> bool:
-    """Check the segments of a view with their indexes, except those in `account.sound`.
+    """Check the segments of a view with their indexes, except those in `findings.valid`.
 
     Args:
         files: The storage.
@@ -53,7 +53,7 @@ def verify_log(
             )
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
         identity = segment.id, segment.mtime_ms
-        if identity in findings.sound:
+        if identity in findings.valid:
             transactions = OpenTransactions()
             next_offset = following or next_offset
             continue
@@ -63,7 +63,7 @@ def verify_log(
             if (
                 len(findings.problems) == before and not transactions
             ):  # or the next one lacks their beginnings
-                findings.sound.add(identity)
+                findings.valid.add(identity)
         except FileVanishedError:
             complete = False
             next_offset = following or next_offset
@@ -80,8 +80,10 @@ def _verify_segment(
     findings: Findings,
     transactions: OpenTransactions,
 ) -> int:
-    """Check a segment and its indexes, and return the offset after its last. `transactions`: the open ones at
-    its start; the call updates them to its end."""
+    """Check a segment and its indexes, and return the offset after its last.
+
+    `transactions`: those that are open at its start; the call updates them to its end.
+    """
     batches = BatchPositions()
     epochs: list[EpochRun] = []
     findings.epochs[segment.id, segment.mtime_ms] = epochs
@@ -91,7 +93,7 @@ def _verify_segment(
     walked = (
         _quick_headers(segment, findings)
         if quick
-        else _sound_headers(segment, findings, transactions, aborted, is_last=following is None)
+        else _valid_headers(segment, findings, transactions, aborted, is_last=following is None)
     )
     for header in walked:
         if header.base_offset < next_offset or header.last_offset < header.base_offset:
@@ -150,7 +152,7 @@ def _quick_headers(segment: Segment, findings: Findings) -> Iterable[BatchHeader
         findings.add(segment.file, error.position, error.offset, error.code, error.message, False)
 
 
-def _sound_headers(
+def _valid_headers(
     segment: Segment,
     findings: Findings,
     transactions: OpenTransactions,
@@ -164,7 +166,7 @@ def _sound_headers(
     )
     large = segment.size > KERNEL_BYTES
     for step in walk:
-        if step.sound:
+        if step.valid:
             count = _decoded(step.data, segment.file) if large else None
             if count is None:
                 count = _verify_records(step.data, step.header, segment.file, findings)
@@ -193,8 +195,10 @@ def _decided(
 
 
 def _decoded(data: bytes, file: str) -> int | None:
-    """Count the records of a batch with the kernels; None if that fails: then Python decodes the batch and
-    reports the problem."""
+    """Count the records of a batch with the kernels; None if that fails.
+
+    Python then decodes the batch and reports the problem.
+    """
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns
 
