@@ -222,7 +222,7 @@ def clean_here(root: Path, task_bytes: int) -> None:
             step, value = pickle.loads(pickle.dumps((function, given)))
             yield number, pickle.loads(pickle.dumps(step(value)))
 
-    lastword.spark.tasks.as_answered = here
+    lastword.spark.tasks.results_as_completed = here
     lastword.spark.result_frames.frame_of = lambda spark, kind, values: values
     lastword.spark.clean(None, str(root), "t", task_bytes=task_bytes)
 

@@ -20,7 +20,7 @@ import lastword.spark
 from lastword.accounts.snapshot import saved_entries
 from lastword.files import DEFAULT
 from lastword.logdir.ledgers import Ledgers
-from lastword.spark.tasks import as_answered, run_tasks
+from lastword.spark.tasks import results_as_completed, run_tasks
 from tests.spark.conftest import append, create, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -193,7 +193,7 @@ def test_answers_come_while_others_run(spark: SparkSession, tmp_path: Path) -> N
             yield str(tmp_path / "go"), name
 
     order = []
-    for number, _ in as_answered(spark, waits, values()):
+    for number, _ in results_as_completed(spark, waits, values()):
         order.append(number)
         if number == 1:
             (tmp_path / "go").touch()

@@ -97,7 +97,7 @@ def clean(
     from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark import sharded as distributed
     from lastword.spark.result_frames import frame_of
-    from lastword.spark.tasks import as_answered
+    from lastword.spark.tasks import results_as_completed
 
     with ExitStack() as held:
         directory = held.enter_context(open_to_append(path))
@@ -109,7 +109,7 @@ def clean(
         giants: list[tuple[ShardedJob, int]] = []
         rest = [tp for tp in chosen if tp not in accounted]
         prepared = _prepared(directory, rest, due, strategy, scratch, task_bytes, held, giants)
-        for number, built in as_answered(spark, clean_tasks.build, _noted(prepared, tasks)):
+        for number, built in results_as_completed(spark, clean_tasks.build, _noted(prepared, tasks)):
             outcomes.append(_publish(directory, tasks[number].plan, built))
         for job, now_ms in giants:
             built = distributed.build(spark, job, now_ms, progress)
@@ -169,7 +169,7 @@ def plan(
     from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.result_frames import frame_of
-    from lastword.spark.tasks import as_answered
+    from lastword.spark.tasks import results_as_completed
 
     directory = LogDirectory.open(path, "r")
     chosen = _chosen(directory, topic, partition)
@@ -183,7 +183,7 @@ def plan(
             giants.append((tp, view, config, request))
         else:
             tasks.append((tp, PlanTask(directory.directory(*tp), config, request)))
-    for number, planned in as_answered(spark, clean_tasks.plan, [task for _, task in tasks]):
+    for number, planned in results_as_completed(spark, clean_tasks.plan, [task for _, task in tasks]):
         plans[tasks[number][0]] = planned
     for tp, view, config, request in giants:
         plans[tp] = _plan_giant(spark, view, config, request, scratch, progress)
@@ -210,7 +210,7 @@ class SparkExecutor:
         """Scan the new segments of each partition in a task, the largest first."""
         from lastword.cleaner.distributed import remote
         from lastword.cleaner.inspection import scan_plan
-        from lastword.spark.tasks import as_answered
+        from lastword.spark.tasks import results_as_completed
 
         tasks = []
         order = _largest_first(self._directory, [each.partition for each in partitions])
@@ -221,7 +221,7 @@ class SparkExecutor:
             tasks.append(
                 RemoteScanTask(log.directory, plan, partition.config, params, not partition.ledgers.saves)
             )
-        for number, scanned in as_answered(self._spark, clean_tasks.scan, tasks):
+        for number, scanned in results_as_completed(self._spark, clean_tasks.scan, tasks):
             partition = partitions[number]
             if isinstance(scanned, LastwordError):
                 yield partition, scanned
@@ -235,7 +235,7 @@ class SparkExecutor:
         from lastword.cleaner.distributed.remote import LedgerParams
         from lastword.cleaner.drive import Outcome
         from lastword.cleaner.engine.partition import alone, prepare
-        from lastword.spark.tasks import as_answered
+        from lastword.spark.tasks import results_as_completed
 
         tasks: list[CleanTask] = []
         with ExitStack() as held:
@@ -249,7 +249,7 @@ class SparkExecutor:
                 params = LedgerParams.of(partition)
                 tasks.append(CleanTask(log.directory, plan, partition.config, params, tuple(chosen)))
             tasks.sort(key=lambda task: -sum(run.read_bytes for run in task.runs or ()))
-            for number, built in as_answered(self._spark, clean_tasks.build, tasks):
+            for number, built in results_as_completed(self._spark, clean_tasks.build, tasks):
                 yield _publish(self._directory, tasks[number].plan, built)
 
     def plan(

@@ -44,11 +44,11 @@ enough to keep them busy, and to make Spark request more executors if it may.
 
 def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
     """Return function(value) for each value, computed on executors, in the order of the values."""
-    results = dict(as_answered(spark, function, values))
+    results = dict(results_as_completed(spark, function, values))
     return [results[number] for number in range(len(values))]
 
 
-def as_answered(
+def results_as_completed(
     spark: SparkSession, function: Callable[[Any], Any], values: Iterable[Any]
 ) -> Iterator[tuple[int, Any]]:
     """Yield (number of the value, function(value)) as each result becomes available.
