@@ -276,7 +276,7 @@ class SparkExecutor:
 def _drive_cleaner(
     spark: SparkSession,
     directory: LogDirectory,
-    wanted: Sequence[TopicPartition],
+    selected: Sequence[TopicPartition],
     strategy: str | None,
     *,
     dry: bool = False,
@@ -300,7 +300,7 @@ def _drive_cleaner(
         space_target=directory.settings.instance.lastword_space_target,
         clock=directory.clock,
     )
-    return cleaner, {each.partition for each in partitions if each.partition not in wanted}
+    return cleaner, {each.partition for each in partitions if each.partition not in selected}
 
 
 def _publish(

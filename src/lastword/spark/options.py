@@ -455,8 +455,8 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
     )
     chosen = [name for name in CHOICES if name in values]
     if len(chosen) != 1 and not problems:
-        said = f"{' and '.join(chosen)} are both given" if chosen else "no topic is chosen"
-        problems.append(f"{said}: give exactly one of subscribe, assign, subscribePattern")
+        problem = f"{' and '.join(chosen)} are both given" if chosen else "no topic is chosen"
+        problems.append(f"{problem}: give exactly one of subscribe, assign, subscribePattern")
     limits = BatchLimits(
         max_offsets=values.get("maxOffsetsPerTrigger"),
         max_bytes=values.get("maxBytesPerTrigger"),
@@ -560,8 +560,8 @@ def _parse(
     problems: list[str] = []
     unused: list[str] = []
     topic_settings: dict[str, str] = {}
-    for given, text in options.items():
-        name = given.lower()
+    for spelling, text in options.items():
+        name = spelling.lower()
         if name in canonical:
             try:
                 value = known[canonical[name]](text)
@@ -581,11 +581,11 @@ def _parse(
         elif name == "paths":
             problems.append("one path at a time: load each directory by itself and union the frames")
         elif name.startswith("kafka.") or name in NO_CLIENT or name in STREAM_ONLY:
-            unused.append(given)
+            unused.append(spelling)
         elif name in for_other:
             problems.append(f"option '{for_other[name]}' is not for {direction}")
         else:
-            problems.append(f"unknown option '{given}'{hint(given, [*known, *settings])}")
+            problems.append(f"unknown option '{spelling}'{hint(spelling, [*known, *settings])}")
     if "path" not in values and "path" not in options and not any("path" in problem for problem in problems):
         problems.append("no log directory is given: load(path), save(path) or option 'path'")
         if not options:

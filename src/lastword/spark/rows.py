@@ -131,11 +131,11 @@ def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig)
     wrong = []
     if options.partitions is not None and options.partitions != target.partitions:
         wrong.append(f"has {target.partitions} partitions, not {options.partitions}")
-    for name, wanted in parse_topic_settings(options.settings).items():
-        has = getattr(config, name.replace(".", "_"))
-        if has != wanted:
+    for name, expected in parse_topic_settings(options.settings).items():
+        actual = getattr(config, name.replace(".", "_"))
+        if actual != expected:
             setting = TOPIC_SETTINGS[name]
-            wrong.append(f"has {name} = {setting.show(has)}, not {setting.show(wanted)}")
+            wrong.append(f"has {name} = {setting.show(actual)}, not {setting.show(expected)}")
     if wrong:
         raise SparkOptionError(
             f"topic {target.topic} is there already and {'; '.join(wrong)}",
