@@ -6,7 +6,7 @@ import lastword
 from lastword import metrics
 from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, UsageError
 from lastword.files import DEFAULT
-from lastword.partition import losses
+from lastword.partition import removal_log
 
 DAY = 86_400_000
 
@@ -85,7 +85,7 @@ def test_one_that_comes_too_late_is_told_how_to_go_on(logs, clock):
     lease = topic.lease("r", position=2, max_age="1d")
     clock.advance(2 * DAY)
     directory = logs.dirs.log_dir("users", 0).directory("users", 0)
-    losses.note_dropped(DEFAULT, directory, 5)
+    removal_log.note_dropped(DEFAULT, directory, 5)
     with pytest.raises(LeaseRefusedError, match="tombstones up to 5 are gone") as caught:
         lease.advance(9)
     assert '"earliest"' in caught.value.remedy

@@ -10,7 +10,7 @@ from lastword.clock import ManualClock
 from lastword.errors import LeaseRefusedError
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.partition import leases, lessee, losses
+from lastword.partition import leases, removal_log
 from tests.cleaner.test_accounted import Log as Accounted
 
 BEGIN = 1_795_168_800_000
@@ -181,14 +181,14 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"1")
     directory = logs.dirs.log_dir("users", 0).directory("users", 0)
-    note = losses.note_dropped
+    note = removal_log.note_dropped
 
     def racing(files, place, offset):
         # The reader has looked at the note before it was written, and writes its lease now.
         leases.write(files, place, leases.LeaseFacts("racer", 2, clock.now_ms(), DAY, 0))
         return note(files, place, offset)
 
-    monkeypatch.setattr(losses, "note_dropped", racing)
+    monkeypatch.setattr(removal_log, "note_dropped", racing)
     (done,) = topic.clean()
     assert not done.complete
     assert 2 in offsets(topic)
@@ -255,7 +255,7 @@ def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(tmp_path, mon
 
     def late_lease(position):
         arguments = {"log_start": 0, "log_end": 6, "now_ms": log.clock.now_ms()}
-        return lessee.register(DEFAULT, log.log.directory, "late", position, **arguments)
+        return leases.register(DEFAULT, log.log.directory, "late", position, **arguments)
 
     check = lease_guard.check
 
@@ -366,13 +366,13 @@ def test_our_own_rounds_are_no_other_cleaner(logs, clock, strategy):
         topic.append(b"ada", b"%d" % number)
         topic.clean()
         topic.lease(f"r{number}", position=number)
-    assert losses.load(DEFAULT, directory).elsewhere == 0
+    assert removal_log.load(DEFAULT, directory).elsewhere == 0
     assert home.first_dirty("users", 0) == 3
     topic.append(b"ada", b"3")
     topic.append(b"ada", b"4")
     home.checkpoints.first_dirty.update({TopicPartition("users", 0): 5})  # as a broker leaves it
     topic.append(b"ada", b"5")
     topic.clean()
-    assert losses.load(DEFAULT, directory).elsewhere_up_to == 5 < home.first_dirty("users", 0)
+    assert removal_log.load(DEFAULT, directory).elsewhere_up_to == 5 < home.first_dirty("users", 0)
     with pytest.raises(LeaseRefusedError, match="another cleaner"):
         topic.lease("new", position=4)

@@ -19,7 +19,7 @@ from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.engine.sinks import Publisher
 from lastword.cleaner.policy.plan import Request
 from lastword.errors import CorruptBatchError, CorruptFileError
-from lastword.partition import lessee
+from lastword.partition import leases
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
 
@@ -265,7 +265,7 @@ def other_segments(log: LogBuilder, job: ShardedJob) -> None:
 
 
 def lease(log: LogBuilder, job: ShardedJob) -> None:
-    lessee.register(
+    leases.register(
         log.files, log.directory, "late", 3, log_start=0, log_end=log.log.log_end, now_ms=log.clock.now_ms()
     )
 

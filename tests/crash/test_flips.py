@@ -9,7 +9,7 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError
 from lastword.partition import damage as damage_module
-from lastword.partition.synced import LogEnd, Mark
+from lastword.partition.durability import LogEnd, Mark
 from lastword.segment import names, txn_index
 from lastword.tools.verify import verify
 from tests.crash.flips import (

@@ -18,14 +18,13 @@ from lastword.clock import Clock, ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, FileVanishedError
 from lastword.files import FileFacts, Files, Handle
-from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.ingest_file import AssignedBatch
 from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
-from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.segment_store import PrivateSegment, SegmentStore, Version
-from lastword.partition.snapshots import Snapshots
+from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.truncate import empty_batch
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender

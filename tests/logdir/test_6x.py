@@ -17,7 +17,7 @@ from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint
 from lastword.logdir.identity import check_topic_id, format_partition_metadata
-from lastword.partition.epochs import EpochEntry, LeaderEpochs
+from lastword.partition.checkpoint_file import EpochEntry, LeaderEpochs
 from lastword.segment import names
 from tests.partition.logs import NOW, one
 from tests.partition.nosync import UNSYNCED

@@ -9,7 +9,7 @@ from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint, TopicPartition, read_offsets
 from lastword.logdir.identity import format_partition_metadata, new_id, read_topic_id
-from lastword.partition.epochs import EpochEntry, LeaderEpochs
+from lastword.partition.checkpoint_file import EpochEntry, LeaderEpochs
 from tests.fakes.recording import RecordingFiles
 from tests.partition.nosync import UNSYNCED
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.segment import names
 from tests.partition.logs import at_offset, make, one, opened
 from tests.partition.nosync import UNSYNCED

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lastword.errors import LastwordError, LeaseRefusedError, OffsetOutOfRangeError, UsageError
 from lastword.files import DEFAULT
-from lastword.partition import leases, lessee, losses
+from lastword.partition import leases, removal_log
 from tests.fakes.forgetful import ForgetfulFiles
 
 NOW = 1_795_168_800_000
@@ -17,7 +17,7 @@ DAY = 86_400_000
 
 
 def take(directory, name, position=None, *, now_ms=NOW, log_start=0, log_end=1000, max_age_ms=7 * DAY):
-    return lessee.register(
+    return leases.register(
         DEFAULT,
         str(directory),
         name,
@@ -30,7 +30,7 @@ def take(directory, name, position=None, *, now_ms=NOW, log_start=0, log_end=100
 
 
 def go_on(directory, name, position, *, now_ms=NOW, log_start=0, log_end=1000):
-    return lessee.advance(
+    return leases.advance(
         DEFAULT, str(directory), name, position, log_start=log_start, log_end=log_end, now_ms=now_ms
     )
 
@@ -67,7 +67,7 @@ def test_it_lapses_by_the_clock_and_stays_listed(tmp_path):
 
 
 def test_below_what_was_dropped_it_is_refused_and_nothing_is_left(tmp_path):
-    losses.note_dropped(DEFAULT, str(tmp_path), 100)
+    removal_log.note_dropped(DEFAULT, str(tmp_path), 100)
     assert leases.dropped_up_to(DEFAULT, str(tmp_path)) == 101
     with pytest.raises(LeaseRefusedError, match="up to 100 are gone") as caught:
         take(tmp_path, "a", 100)
@@ -80,7 +80,7 @@ def test_below_what_was_dropped_it_is_refused_and_nothing_is_left(tmp_path):
 
 def test_a_lapsed_lease_comes_back_only_if_nothing_above_it_went(tmp_path):
     take(tmp_path, "a", 5, max_age_ms=DAY)
-    losses.note_dropped(DEFAULT, str(tmp_path), 100)
+    removal_log.note_dropped(DEFAULT, str(tmp_path), 100)
     with pytest.raises(LeaseRefusedError, match="lapsed 24 h ago"):
         go_on(tmp_path, "a", 6, now_ms=NOW + 2 * DAY)
     with pytest.raises(LeaseRefusedError):
@@ -92,7 +92,7 @@ def test_a_lapsed_lease_comes_back_only_if_nothing_above_it_went(tmp_path):
 
 def test_a_live_lease_goes_forward_but_not_back_below_what_was_dropped(tmp_path):
     take(tmp_path, "a", 20)
-    losses.note_dropped(DEFAULT, str(tmp_path), 10)
+    removal_log.note_dropped(DEFAULT, str(tmp_path), 10)
     go_on(tmp_path, "a", 30)
     assert go_on(tmp_path, "a", 12).position == 12
     with pytest.raises(LeaseRefusedError):
@@ -139,12 +139,12 @@ def test_a_damaged_lease_holds_everything_back_until_it_lapses(tmp_path):
 
 
 def test_a_damaged_note_refuses_all_but_new_readers(tmp_path):
-    losses.note_dropped(DEFAULT, str(tmp_path), 3)
+    removal_log.note_dropped(DEFAULT, str(tmp_path), 3)
     (tmp_path / "lastword" / "dropped-tombstones").write_text("x")
     with pytest.raises(LeaseRefusedError):
         take(tmp_path, "a", 900)
     assert take(tmp_path, "a").position == 0
-    losses.note_dropped(DEFAULT, str(tmp_path), 4)
+    removal_log.note_dropped(DEFAULT, str(tmp_path), 4)
     assert leases.dropped_up_to(DEFAULT, str(tmp_path)) == leases.NO_FLOOR
 
 
@@ -153,7 +153,7 @@ def test_a_drop_noted_while_a_lease_is_taken_refuses_it(tmp_path, monkeypatch):
     write = leases.write
 
     def meanwhile(files, directory, one, **more):
-        losses.note_dropped(files, directory, 50)
+        removal_log.note_dropped(files, directory, 50)
         return write(files, directory, one, **more)
 
     monkeypatch.setattr(leases, "write", meanwhile)
@@ -165,8 +165,8 @@ def test_a_drop_noted_while_a_lease_is_taken_refuses_it(tmp_path, monkeypatch):
 
 def test_the_note_only_rises(tmp_path):
     for offset in (5, 3, 9, 9):
-        losses.note_dropped(DEFAULT, str(tmp_path), offset)
-    assert losses.load(DEFAULT, str(tmp_path)) == losses.Losses(up_to=10, drops=4)
+        removal_log.note_dropped(DEFAULT, str(tmp_path), offset)
+    assert removal_log.load(DEFAULT, str(tmp_path)) == removal_log.RemovalLog(up_to=10, drops=4)
 
 
 def test_a_power_cut_leaves_a_whole_lease(tmp_path):
@@ -175,9 +175,9 @@ def test_a_power_cut_leaves_a_whole_lease(tmp_path):
     root.mkdir()
     files = ForgetfulFiles(root)
     for position in (1, 20, 300):
-        lessee.register(files, str(root), "a", position, log_start=0, log_end=1000, now_ms=NOW)
+        leases.register(files, str(root), "a", position, log_start=0, log_end=1000, now_ms=NOW)
         files.mark(str(position))
-    losses.note_dropped(files, str(root), 250)
+    removal_log.note_dropped(files, str(root), 250)
     files.mark("noted")
     count = 0
     for image in files.images(seeds=range(3)):
@@ -215,7 +215,7 @@ def test_a_tombstone_never_goes_while_an_accepted_reader_has_not_met_it(tmp_path
             now += number * DAY
         elif what == "drop":
             if number < leases.load(DEFAULT, directory, now).floor:
-                losses.note_dropped(DEFAULT, directory, number)
+                removal_log.note_dropped(DEFAULT, directory, number)
                 for reader, position in accepted.items():
                     if position <= number:
                         known[reader].add(number)
@@ -225,9 +225,9 @@ def test_a_tombstone_never_goes_while_an_accepted_reader_has_not_met_it(tmp_path
             arguments = {"log_start": 0, "log_end": 100, "now_ms": now}
             try:
                 if what == "take":
-                    done = lessee.register(DEFAULT, directory, name, number, **arguments)
+                    done = leases.register(DEFAULT, directory, name, number, **arguments)
                 else:
-                    done = lessee.advance(DEFAULT, directory, name, number, **arguments)
+                    done = leases.advance(DEFAULT, directory, name, number, **arguments)
             except LastwordError:
                 continue
             # It was let through at this position: nothing may be gone that it says it has yet to meet,
@@ -256,7 +256,7 @@ def test_a_cut_takes_leases_back_and_their_readers_are_told(tmp_path):
     directory = str(tmp_path)
     take(directory, "ahead", 90)
     take(directory, "behind", 40)
-    losses.note_cut(DEFAULT, directory, 50)
+    removal_log.note_cut(DEFAULT, directory, 50)
     held = leases.load(DEFAULT, directory, NOW)
     assert [(one.name, one.position, one.cut_from) for one in held.live] == [
         ("ahead", 50, 90),
@@ -283,7 +283,7 @@ def test_a_log_that_is_found_shorter_than_a_lease_says_was_cut(tmp_path):
     leases.log_found(DEFAULT, directory, 60, 0)
     assert leases.read(DEFAULT, directory, "a").position == 60
     leases.log_found(DEFAULT, directory, 60, 0)
-    assert losses.load(DEFAULT, directory).cuts == (60,)
+    assert removal_log.load(DEFAULT, directory).cuts == (60,)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def beside_a_broker(tmp_path):
 
 def test_a_new_lease_below_what_a_broker_cleaned_is_refused(beside_a_broker):
     directory, cleaned_to = beside_a_broker
-    losses.note_cleaned(DEFAULT, directory, 0, 30)
+    removal_log.note_cleaned(DEFAULT, directory, 0, 30)
     cleaned_to(30)
     take(directory, "ours", 10)
     cleaned_to(50)
@@ -307,7 +307,7 @@ def test_a_new_lease_below_what_a_broker_cleaned_is_refused(beside_a_broker):
         take(directory, "new", 49)
     take(directory, "new", 50)
     take(directory, "holds-nothing")
-    losses.note_cleaned(DEFAULT, directory, 50, 70)  # a round of ours writes over what the broker left
+    removal_log.note_cleaned(DEFAULT, directory, 50, 70)  # a round of ours writes over what the broker left
     cleaned_to(70)
     with pytest.raises(LeaseRefusedError, match="came up to 50"):
         take(directory, "other", 49)
@@ -328,4 +328,4 @@ def test_a_reader_that_stood_below_when_a_broker_had_the_log_is_told(beside_a_br
             back(directory, "low", 100 if back is go_on else 10)
     assert go_on(directory, "high", 100).position == go_on(directory, "since", 100).position == 100
     leases.log_found(DEFAULT, directory, 1000, 50)
-    assert losses.load(DEFAULT, directory).elsewhere == 1
+    assert removal_log.load(DEFAULT, directory).elsewhere == 1

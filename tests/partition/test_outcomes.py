@@ -8,10 +8,9 @@ import pytest
 
 from lastword.errors import DataError
 from lastword.files import DEFAULT
-from lastword.partition import outcomes, replay, scan
+from lastword.partition import scan, transactions
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.outcomes import Outcomes
-from lastword.partition.transactions import Fate
+from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.transactions import scan as scan_batches
 from lastword.partition.view import PartitionView
 from lastword.segment import names
@@ -56,7 +55,7 @@ def directory(tmp_path: Path) -> Path:
 
 def _walk_by_kernels(yes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KERNEL_BYTES", "KERNEL_BYTES_LOADED"):
-        monkeypatch.setattr(replay, name, 0 if yes else 1 << 30)
+        monkeypatch.setattr(transactions, name, 0 if yes else 1 << 30)
 
 
 @pytest.fixture(params=["a reader", "a reader with kernels", "the writer"])
@@ -94,7 +93,7 @@ def test_above_the_stable_offset_transactions_are_undecided(view: PartitionView)
 
 
 def test_nothing_is_looked_up_without_a_transaction(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "scan", None)
+    monkeypatch.setattr(transactions, "scan", None)
     view = PartitionView.load(DirectorySegments(DEFAULT, str(directory)))
     assert read(view, 0, 1) == [0]
     with pytest.raises(TypeError):
@@ -106,7 +105,7 @@ def test_the_walk_ends_once_everything_asked_for_is_decided(directory: Path) -> 
     met = []
 
     def batches(view: PartitionView):  # type: ignore[no-untyped-def]
-        for batch in outcomes._special_batches(view.segments, 0, view.log_end):
+        for batch in transactions._special_batches(view.segments, 0, view.log_end):
             met.append(batch[0].base_offset)
             yield batch
 

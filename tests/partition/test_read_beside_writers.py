@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lastword.files import OsFiles
-from lastword.partition import leases, lessee, scan
+from lastword.partition import leases, scan
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.build import LogBuilder
@@ -48,8 +48,8 @@ def test_a_lease_whose_scratch_file_was_swept_away(tmp_path: Path, times: int) -
     log = LogBuilder(tmp_path)
     log.put("k", 1)
     files = Swept(log, times)
-    lessee.register(files, log.directory, "sink", 0, max_age_ms=1000, now_ms=0, log_start=0, log_end=1)
-    lessee.advance(files, log.directory, "sink", 1, now_ms=0, log_start=0, log_end=1)
+    leases.register(files, log.directory, "sink", 0, max_age_ms=1000, now_ms=0, log_start=0, log_end=1)
+    leases.advance(files, log.directory, "sink", 1, now_ms=0, log_start=0, log_end=1)
     one = leases.read(files, log.directory, "sink")
     assert one is not None and one.position == 1 and files.times == 0
     log.close()

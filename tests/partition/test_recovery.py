@@ -12,8 +12,8 @@ import pytest
 from lastword.errors import CorruptBatchError
 from lastword.partition import PartitionView, scan
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.durability import read_synced
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots
-from lastword.partition.synced import read_synced
 from lastword.records.legacy import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from lastword.segment import names

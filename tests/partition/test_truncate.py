@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lastword.errors import StorageError
 from lastword.partition import PartitionLog, PartitionView
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.durability import read_synced
 from lastword.partition.snapshots import Snapshots
-from lastword.partition.synced import read_synced
 from lastword.segment import names
 from tests.fakes import ForgetfulFiles
 from tests.partition.logs import batch, fill, indexes_fit, make, one, opened, pair, records

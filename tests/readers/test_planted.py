@@ -13,9 +13,8 @@ from lastword.api.restore import SnapshotFile
 from lastword.errors import FileVanishedError
 from lastword.partition import directory_segments, moment, swap
 from lastword.partition.log import PartitionLog
-from lastword.partition.outcomes import Outcomes
 from lastword.partition.segment_set import SegmentSet
-from lastword.partition.transactions import Fate
+from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.segment.segment import Segment

@@ -15,7 +15,7 @@ import lastword
 from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition import losses
+from lastword.partition import removal_log
 from lastword.records.builder import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
@@ -366,7 +366,7 @@ def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root:
     with lastword.open(root) as logs:
         logs.topic("t").lease("query").release()
     for number in (0, 1):
-        losses.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
+        removal_log.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
     again = reader(root, startingOffsets="earliest", lease="query")
     with pytest.raises(LeaseRefusedError):
         again.partitions(start, end)
@@ -374,7 +374,7 @@ def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root:
 
 def test_a_new_query_holds_nothing_that_a_dropped_tombstone_could_have_ended(root: Path) -> None:
     for number in (0, 1):
-        losses.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
+        removal_log.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
     one = reader(root, startingOffsets="earliest", lease="query")
     one.latestOffset(one.initialOffset(), ReadAllAvailable())
     with lastword.open(root) as logs:

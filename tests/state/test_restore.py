@@ -311,10 +311,10 @@ def test_a_file_of_the_older_form_is_refused(logs, tmp_path):
 
 
 def test_many_cuts_are_kept_as_their_number_and_the_lowest():
-    from lastword.partition.losses import EVERYTHING, Losses
+    from lastword.partition.removal_log import EVERYTHING, RemovalLog
 
     cuts = [(n * 7919) % 1000 for n in range(300)]
-    known = Losses()
+    known = RemovalLog()
     for cut in cuts:
         known = known.with_cut(cut)
     assert known.cut_count == 300 and len(known.cuts) == 64

@@ -28,7 +28,7 @@ from lastword.files import DEFAULT
 from lastword.ingest import manifest as manifests
 from lastword.ingest import staging
 from lastword.logdir.identity import write_move_note
-from lastword.partition import incomplete_commit, losses, prefix
+from lastword.partition import incomplete_commit, prefix, removal_log
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
@@ -60,7 +60,7 @@ def build(root: Path) -> None:
             topic.append(b"key %d" % (number % 7), b"w" * 40, partition=0)
         topic.lease("replica", position=0)
     first, second, third = (root / f"t-{number}" for number in range(3))
-    losses.note_dropped(DEFAULT, str(first), 3)
+    removal_log.note_dropped(DEFAULT, str(first), 3)
     prefix.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
     write_move_note(DEFAULT, str(second), "elsewhere", 17)
     quarantine.put(DEFAULT, str(second), CorruptBatchError("a batch", file="f", position=1, offset=2), NOW_MS)

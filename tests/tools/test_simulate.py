@@ -14,7 +14,7 @@ import lastword
 from lastword.config import TopicConfig
 from lastword.errors import UnknownSettingError, UsageError
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.outcomes import Outcomes
+from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
 from lastword.tools.overwrites import OverwriteTrace, _Sampler, trace_log, trace_of_keys

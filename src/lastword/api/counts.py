@@ -19,7 +19,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.errors import DataError, FileVanishedError, LastwordError, StorageError, UsageError
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.partition.outcomes import Outcomes
+from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.values import ProgressLike
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
 from lastword.parse import parse_duration_ms
-from lastword.partition import leases, lessee
+from lastword.partition import leases
 from lastword.units import format_duration, format_time
 from lastword.values import Handle, Value
 
@@ -100,7 +100,7 @@ class Lease(Handle):
             known = leases.read(home.files, directory, self.name)
             target = wanted.get(number, known.position if known is not None else 0)
             view = self._dirs.view(self.topic, number)
-            lessee.advance(
+            leases.advance(
                 home.files,
                 directory,
                 self.name,
@@ -128,7 +128,7 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
             directory = home.directory(topic, number)
             known = leases.read(home.files, directory, name)
             view = dirs.view(topic, number)
-            lessee.register(
+            leases.register(
                 home.files,
                 directory,
                 name,

@@ -22,7 +22,7 @@ from lastword.api.json_form import bytes_json, field_bytes, field_json
 from lastword.api.progress import Meter
 from lastword.api.ranges import Bounds, ranges
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
-from lastword.partition import losses
+from lastword.partition import removal_log
 from lastword.partition.moment import Range
 from lastword.state.newest import Pairs, newest_parts
 from lastword.state.snapshot_file import (
@@ -70,7 +70,7 @@ def restore(
     form = ArrowForm(topic, config.lastword_key_serializer, config.lastword_value_serializer)
     for attempt in range(1, _ATTEMPTS + 1):
         # How often the log was cut is read before the files are listed: a later cut then refuses the file.
-        cuts = {n: losses.load(dirs.files, view.directory).cut_count for n, view in views.items()}
+        cuts = {n: removal_log.load(dirs.files, view.directory).cut_count for n, view in views.items()}
         for view in views.values():
             view.refresh()
         try:
@@ -205,7 +205,7 @@ class SnapshotFile:
                 self._refuse(
                     f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {one.end}"
                 )
-            known = losses.load(dirs.files, view.directory)
+            known = removal_log.load(dirs.files, view.directory)
             cut = known.cut_since(reach.cuts[number])
             if offset > cut:
                 self._refuse(
@@ -220,7 +220,7 @@ class SnapshotFile:
     def _check_age(self, dirs: OpenDirs, topic: str, number: int, offset: int, now_ms: int) -> None:
         """A broker's cleaner leaves no note of what it drops, but nothing that was appended after the file
         was made goes before `delete.retention.ms` is over."""
-        cleaned = losses.first_dirty(dirs.files, dirs.partitions(topic)[number].directory(topic, number))
+        cleaned = removal_log.first_dirty(dirs.files, dirs.partitions(topic)[number].directory(topic, number))
         if cleaned <= offset:
             return
         keeps_ms = dirs.config(topic).delete_retention_ms

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.progress import Meter
 from lastword.errors import DataError, FileVanishedError, PartialFailure, StorageError, UsageError
-from lastword.partition.outcomes import Outcomes
+from lastword.partition.transactions import Outcomes
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:

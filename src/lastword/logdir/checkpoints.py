@@ -24,7 +24,7 @@ from typing import NamedTuple
 from lastword.clock import Clock
 from lastword.errors import BusyError, CorruptFileError, OffsetOutOfRangeError
 from lastword.files import FileFacts, Files
-from lastword.partition import losses, prefix
+from lastword.partition import prefix, removal_log
 from lastword.partition.checkpoint_file import format_lines, number, read_lines
 from lastword.partition.log import PartitionLog
 from lastword.segment import names
@@ -167,10 +167,10 @@ class PartitionCheckpoints:
 
     def _note_cleaned(self, log: PartitionLog, offset: int) -> None:
         """Note how far this cleaner got. From the note, readers detect that another cleaner has moved the
-        checkpoint (`losses`).
+        checkpoint (`removal_log`).
         """
         before = self._checkpoints.first_dirty.read_sound().get(_name(log), 0)
-        losses.note_cleaned(self._files, log.directory, before, offset)
+        removal_log.note_cleaned(self._files, log.directory, before, offset)
 
     def raise_log_start(self, log: PartitionLog, offset: int, reason: str) -> bool:
         """Raise the log start durably. False if the log starts at `offset` or above already.

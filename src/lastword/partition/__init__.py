@@ -10,8 +10,8 @@ rewritten segments and lists what every crash of that leaves.
 Reading. `view.py` shows a partition without a lock, `reads.py` reads ranges of it, `moment.py` reads newest
 values, `lookups.py` single records.
 
-Opening. `open.py` has the rules; `recovery.py`, `damage.py` and `split.py` repair, `synced.py` says where a
-log must end, `replay.py` computes the producer state (`producer_state.py`, on disk `snapshots.py`).
+Opening. `open.py` has the rules; `recovery.py`, `damage.py` and `split.py` repair, `durability.py` says where
+a log must end, `snapshots.py` computes the producer state (`producer_state.py`).
 
 Beside the log. `leases.py`: positions of readers that hold tombstones back. `named.py`: the journal of
 producers with names. `incomplete_commit.py`: where a commit begins, until it is complete.

@@ -8,8 +8,8 @@ import os
 
 from lastword.errors import CorruptBatchError
 from lastword.files import Files
+from lastword.partition.durability import RESTORE, LogEnd, wrong_end
 from lastword.partition.recovery import Repairs, log_bases
-from lastword.partition.synced import RESTORE, LogEnd, wrong_end
 from lastword.partition.truncate import forget_accounts
 from lastword.segment import names
 from lastword.segment.recover import Inspection, inspect, is_bulk, repair

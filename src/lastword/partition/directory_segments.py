@@ -28,9 +28,9 @@ from lastword.errors import (
 from lastword.files import FileFacts, Files
 from lastword.partition import prefix, swap, truncate
 from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.durability import read_log_end, wrong_end
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.segment_store import PrivateSegment, Version
-from lastword.partition.synced import read_log_end, wrong_end
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
 from lastword.segment import names

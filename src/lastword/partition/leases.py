@@ -1,36 +1,36 @@
-"""Leases: how far a reader has come, so that no tombstone goes before the reader has met it.
+"""Leases: positions of readers, so that no tombstone is removed before the reader has read it.
 
 ```
 <partition>/lastword/lease-<name>          framed JSON: {"position": 120, "advanced_ms": ..., ...}
-<partition>/lastword/dropped-tombstones    what readers may have missed: see `losses`
+<partition>/lastword/dropped-tombstones    what readers may have missed (`removal_log`)
 ```
 
 A replica, a restoring state or a query holds the newest values below its *position*, the next offset that it
-will read. If a tombstone at or above the position went, the reader would never learn of the delete and keep
-the old value for ever. So the cleaner drops a tombstone at offset o only if o < `Leases.floor`, the lowest
-live position. A lease that was not advanced for `max_age_ms` has lapsed: it holds nothing back any more, and
-stays listed as lapsed until it is advanced, registered again or released.
+will read. If a tombstone at or above the position were removed, the reader would never read the delete and
+would keep the old value for ever. So the cleaner drops a tombstone at offset o only if o < `Leases.floor`,
+the lowest live position. A lease that was not advanced for `max_age_ms` has lapsed: it holds nothing back,
+and is listed as lapsed until it is advanced, registered again or released.
 
-Readers (`lessee`) take no lock, and neither does this: each file is replaced as a whole. Two sides could miss
-each other, so each writes first and looks afterwards:
+Neither readers nor the cleaner take a lock for a lease: each file is replaced as a whole. Two sides could
+miss each other, so each writes first and reads afterwards:
 
-    reader      writes its lease, then reads what was dropped    refused: takes the lease back
-    cleaner     notes what it will drop, then reads the leases   one is below: drops nothing
+    reader      writes its lease, then reads the removal log    refused: takes the lease back
+    cleaner     notes what it will drop, then reads the leases  one is below: drops nothing
 
-Whichever comes second sees the other; at worst both stand back. What was noted is never lowered: a note that
+Whichever is second reads what the other wrote; at worst both stand back. A note is never lowered: a note that
 is too high refuses a lease that could have been taken, one that is too low would bring a deleted key back.
 
-A log that loses its end (`partition.truncate`, or a recovery that finds it shorter than a lease says) takes
-every lease above back to where it was cut: there the next records come that its reader has not seen. The cut
-is noted before the log is cut, and a lease that was written before counts as lowered, whoever wrote it last.
-Its reader holds records that the log has no more, and is told when it goes on above the cut; to take the
-lease again, where it stands now, says that the reader will read from there.
+A log that loses its end (`partition.truncate`, or a recovery that finds the log shorter than a lease says)
+lowers every lease above to the cut, because the next records there are new to its reader. The cut is noted
+before the log is cut, and a lease that was written before the note counts as lowered, even if its reader
+wrote it last. The reader holds records that the log no longer has, and is refused when it advances above the
+cut. To register the lease again, at its present position, says that the reader will read from there.
 
-What a broker's cleaner did while it had the log (`losses`) is told likewise, to who stood below: it asks no
-lease.
+What a broker's cleaner removed while it had the log (`removal_log`) refuses readers below in the same way,
+since that cleaner reads no leases.
 
-A lease whose file cannot be understood holds back every tombstone from the log start on, until it lapses by
-the file's time: it may have stood anywhere.
+A lease whose file is damaged holds back every tombstone from the log start on, until it lapses by the file's
+time: its position is not known.
 """
 
 from __future__ import annotations
@@ -38,14 +38,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lastword.errors import CorruptFileError, FileVanishedError, UsageError
+from lastword.errors import (
+    CorruptFileError,
+    FileVanishedError,
+    LeaseRefusedError,
+    OffsetOutOfRangeError,
+    UsageError,
+)
 from lastword.files import Files
 from lastword.files.framed import Framed
-from lastword.partition import losses
-from lastword.partition.losses import Losses, make_private, whole
+from lastword.partition import removal_log
+from lastword.partition.removal_log import RemovalLog, make_private, whole
 from lastword.segment import names
+from lastword.units import format_duration
 from lastword.values import Value
 from lastword.wire import INT64_MAX
 
@@ -136,7 +143,7 @@ def load(files: Files, directory: str, now_ms: int) -> Leases:
     there = [name.removeprefix(names.LEASE) for name in listing if _is_lease(name)]
     if not there:
         return Leases()
-    known = losses.load(files, directory)
+    known = removal_log.load(files, directory)
     each = [_read(files, directory, name, known) for name in there]
     found = [one for one in each if one is not None]
     return Leases(
@@ -147,10 +154,10 @@ def load(files: Files, directory: str, now_ms: int) -> Leases:
 
 def read(files: Files, directory: str, name: str) -> LeaseFacts | None:
     """One lease, or None if there is none of that name."""
-    return _read(files, directory, name, losses.load(files, directory))
+    return _read(files, directory, name, removal_log.load(files, directory))
 
 
-def _read(files: Files, directory: str, name: str, known: Losses) -> LeaseFacts | None:
+def _read(files: Files, directory: str, name: str, known: RemovalLog) -> LeaseFacts | None:
     path = _path(directory, name)
     facts = files.stat(path)
     if facts is None:
@@ -178,7 +185,7 @@ def _read(files: Files, directory: str, name: str, known: Losses) -> LeaseFacts 
 
 def dropped_up_to(files: Files, directory: str) -> int:
     """One past the highest offset of a tombstone that a cleaning dropped; 0 if none was."""
-    return losses.load(files, directory).up_to
+    return removal_log.load(files, directory).up_to
 
 
 def any_there(files: Files, directory: str) -> bool:
@@ -201,9 +208,9 @@ def log_found(files: Files, directory: str, log_end: int, first_dirty: int) -> N
     that says more has read what a power cut has taken, or was of another copy."""
     there = load(files, directory, 0)
     if any(one.position > log_end for one in (*there.live, *there.lapsed)):
-        losses.note_cut(files, directory, log_end)
+        removal_log.note_cut(files, directory, log_end)
     if there != Leases():
-        losses.note_elsewhere(files, directory, first_dirty)
+        removal_log.note_elsewhere(files, directory, first_dirty)
 
 
 # ---------------------------------------------------------------- files
@@ -261,3 +268,203 @@ def release(files: Files, directory: str, name: str) -> bool:
 
 def _path(directory: str, name: str) -> str:
     return os.path.join(directory, names.PRIVATE, names.LEASE + name)
+
+
+# ---------------------------------------------------------------- the reader's side
+
+
+def register(
+    files: Files,
+    directory: str,
+    name: str,
+    position: int | None,
+    *,
+    log_start: int,
+    log_end: int,
+    max_age_ms: int = DEFAULT_MAX_AGE_MS,
+    now_ms: int,
+    holds_nothing: bool = False,
+) -> LeaseFacts:
+    """Take a lease, or take it up again; durable when it returns.
+
+    position       offset that the reader will read next. None: where the lease of that name stands, and for
+                   a new one `log_start`, for a reader that holds nothing yet
+    holds_nothing  this reader has nothing from below `position` either: a new lease is taken whatever
+                   tombstones are gone, for it knows no old value that one of them ended
+
+    LeaseRefusedError if tombstones above the position may be gone already; OffsetOutOfRangeError outside the
+    log. Nothing was changed then.
+    """
+    check_name(name)
+    if max_age_ms <= 0:
+        raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration above 0: max_age="7d"')
+    before = _sound(read(files, directory, name))
+    new = before is None and (position is None or holds_nothing)
+    if position is None:
+        position = log_start if before is None else before.position
+    _check_range(directory, position, log_start, log_end)
+    if new:
+        known = removal_log.load(files, directory)
+        return write(files, directory, _now(files, directory, name, position, max_age_ms, known, now_ms))
+    return _go_on(files, directory, name, position, position, before, max_age_ms, now_ms)
+
+
+def advance(
+    files: Files, directory: str, name: str, position: int, *, log_start: int, log_end: int, now_ms: int
+) -> LeaseFacts:
+    """Its reader has read up to `position` (exclusive); durable when it returns. Also says that it lives.
+
+    LeaseRefusedError for a lease that is gone, or that lapsed while tombstones above it went, or where the
+    log was cut below `position` or cleaned by somebody else since.
+    """
+    before = read(files, directory, check_name(name))
+    if before is None:
+        raise LeaseRefusedError(
+            f"{_name_of(directory)} has no lease {name!r}: it was released, or its topic was made anew",
+            remedy='take it again; what was read before it went may hold deleted keys: read from "earliest"',
+        )
+    _check_range(directory, position, log_start, log_end)
+    sound = _sound(before)
+    # It read on from where the lease stood, so nothing may have gone from there on: while a lease lives
+    # nothing does, and one that lapsed is judged by the place that it left.
+    stood = position if sound is None else min(position, sound.position)
+    # Where a cut has left it, it only lives on: whether its reader went back, too, is not said.
+    stays = sound is not None and sound.cut_from is not None and position == sound.position
+    return _go_on(files, directory, name, position, stood, sound, before.max_age_ms, now_ms, stays=stays)
+
+
+def _go_on(
+    files: Files,
+    directory: str,
+    name: str,
+    position: int,
+    stood: int,
+    before: LeaseFacts | None,
+    max_age_ms: int,
+    now_ms: int,
+    *,
+    stays: bool = False,
+) -> LeaseFacts:
+    """Write the lease, looked at before and after. `stood`: from where on its reader must not have missed
+    anything; `stays`: what it knows of cuts stays as it was."""
+    known = removal_log.load(files, directory)
+    _check(files, directory, name, stood, before, known, now_ms)
+    taken = _now(files, directory, name, position, max_age_ms, known, now_ms)
+    if before is not None:
+        if position > known.cut_since(before.cuts):
+            raise _was_cut(directory, name, position, known.cut_since(before.cuts))
+        if stays:
+            taken = replace(taken, cuts=before.cuts, cut_from=before.cut_from)
+    write(files, directory, taken)
+    try:
+        _check(files, directory, name, stood, before, removal_log.load(files, directory), now_ms)
+    except LeaseRefusedError:
+        if before is None:
+            release(files, directory, name)
+        else:
+            write(files, directory, before)
+        raise
+    return taken
+
+
+def _now(
+    files: Files, directory: str, name: str, position: int, max_age_ms: int, known: RemovalLog, now_ms: int
+) -> LeaseFacts:
+    """A lease of a reader that knows of all that was lost so far."""
+    cleaned_to = removal_log.first_dirty(files, directory)
+    return LeaseFacts(
+        name,
+        position,
+        now_ms,
+        max_age_ms,
+        known.drops,
+        cuts=known.cut_count,
+        elsewhere=known.elsewhere,
+        cleaned_to=0 if known.is_ours(cleaned_to) else cleaned_to,
+    )
+
+
+def _check_range(directory: str, position: int, log_start: int, log_end: int) -> None:
+    where = _name_of(directory)
+    if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+        raise UsageError(f"{position!r} is no offset", remedy="give the next offset that will be read")
+    if position < log_start:
+        raise OffsetOutOfRangeError.below(where, position, log_start)
+    if position > log_end:
+        raise OffsetOutOfRangeError.above(where, position, log_end)
+
+
+def _check(
+    files: Files,
+    directory: str,
+    name: str,
+    stood: int,
+    before: LeaseFacts | None,
+    known: RemovalLog,
+    now_ms: int,
+) -> None:
+    """May a reader that stood at `stood` go on from there?
+
+    A live lease may always go forward: what went while it lived lay below it. Any other reader must have
+    nothing dropped above it; a lapsed lease also goes on if nothing was dropped since it was last advanced.
+    A cleaner that asks no lease must have come nowhere above either, since the lease was last written.
+    """
+    elsewhere = _elsewhere_up_to(files, directory, before, known)
+    if stood < elsewhere:
+        raise _refused(
+            directory,
+            name,
+            stood,
+            f"another cleaner, which knows no lease, came up to {elsewhere}, and tombstones below may be "
+            "gone, so its reader may keep deleted keys",
+            elsewhere,
+        )
+    if stood >= known.up_to:
+        return
+    because = ""
+    if before is not None and stood >= before.position:
+        if not before.lapsed(now_ms) or before.drops == known.drops:
+            return
+        because = f"it lapsed {format_duration(now_ms - before.lapses_ms)} ago, and "
+    why = f"{because}tombstones up to {known.up_to - 1} are gone, so its reader would keep deleted keys"
+    raise _refused(directory, name, stood, why, known.up_to)
+
+
+def _elsewhere_up_to(files: Files, directory: str, before: LeaseFacts | None, known: RemovalLog) -> int:
+    """Up to where somebody else has cleaned without this reader's knowledge; 0: nowhere.
+
+    Of a new reader, what the cleaner checkpoint says now counts, too. One that was taken while a broker had
+    the log knows how far that had come."""
+    if before is None:
+        now = removal_log.first_dirty(files, directory)
+        return max(known.elsewhere_up_to, 0 if known.is_ours(now) else now)
+    if known.elsewhere == before.elsewhere or before.cleaned_to == known.elsewhere_up_to:
+        return 0
+    return known.elsewhere_up_to
+
+
+def _refused(directory: str, name: str, stood: int, why: str, up_to: int) -> LeaseRefusedError:
+    return LeaseRefusedError(
+        f"{_name_of(directory)}: lease {name!r} at {stood} is refused: {why}",
+        remedy='begin with nothing, from "earliest" (release the lease and take it without a position), or '
+        f"restore a copy of offset {up_to} or later and take it from there",
+        offset=stood,
+    )
+
+
+def _was_cut(directory: str, name: str, position: int, cut: int) -> LeaseRefusedError:
+    return LeaseRefusedError(
+        f"{_name_of(directory)}: lease {name!r} cannot go to {position}: the log was cut at {cut} since, so "
+        "its reader may hold records that are no more, and lack others",
+        remedy='begin with nothing, from "earliest" (release the lease and take it without a position), or '
+        f"go back to what was true at offset {cut}, take the lease again and read from there",
+        offset=position,
+    )
+
+
+def _sound(one: LeaseFacts | None) -> LeaseFacts | None:
+    return None if one is None or one.damaged else one
+
+
+def _name_of(directory: str) -> str:
+    return os.path.basename(os.path.normpath(directory))

@@ -21,8 +21,8 @@ from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.partition import prefix
 from lastword.partition.appending import Pending
+from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.durability import Durability, FailureLatch
-from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.rolling import RollRule
 from lastword.partition.segment_set import SegmentSet
 from lastword.segment.append import SegmentAppender

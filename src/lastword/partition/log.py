@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import incomplete_commit, ingest_file, losses, truncate
+from lastword.partition import incomplete_commit, ingest_file, removal_log, truncate
 from lastword.partition.appending import (
     AppendedBatch,
     Batch,
@@ -42,14 +42,13 @@ from lastword.partition.appending import (
     repeated,
 )
 from lastword.partition.block import Block
-from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.local_log import LocalLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState, SequencedBatch
 from lastword.partition.reads import Reads
-from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.segment_store import Version
-from lastword.partition.snapshots import Snapshots
+from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.transactions import control_of
 from lastword.segment.segment import Segment
 
@@ -105,7 +104,7 @@ class PartitionLog(Reads):
         self._expired_ms = self.clock.now_ms()  # opening left out the producers that were idle for too long
         self._incomplete_commit_offset = incomplete_commit_offset
         self._recovered_to = recovered_to
-        """The log end after a stop that was not clean, until it is noted (`losses`); None: no note is due."""
+        """The log end after an unclean stop, until it is noted (`removal_log`); None: no note is due."""
         self._plain_bytes = 0  # appended one by one because the kernels are not loaded
         self._update_stable_offset()
 
@@ -363,7 +362,7 @@ class PartitionLog(Reads):
 
     def _note_recovery(self, log_end: int) -> None:
         """A power cut may have taken records above: note that before others take their offsets."""
-        losses.note_cut(self.files, self.directory, log_end)
+        removal_log.note_cut(self.files, self.directory, log_end)
         self._recovered_to = None
 
     def ingest_file(self, file: str) -> bool:
@@ -527,7 +526,7 @@ class PartitionLog(Reads):
 
     def _truncate_to(self, offset: int) -> None:
         files, directory = self.files, self.directory
-        losses.note_cut(files, directory, offset)
+        removal_log.note_cut(files, directory, offset)
         truncate.forget_accounts(files, directory)
         self._local.truncate_to(offset, self._epochs.at(offset))
         segments = self.segment_set
@@ -535,7 +534,7 @@ class PartitionLog(Reads):
             files.fsync_dir(directory)
         self._epochs.truncate_from_end(offset)
         self._producers = replay(self._snapshots, segments, offset).state
-        losses.note_cut(files, directory, offset)
+        removal_log.note_cut(files, directory, offset)
         self._log_start = min(self._log_start, offset)
         self._update_stable_offset()
 
@@ -552,14 +551,14 @@ class PartitionLog(Reads):
 
     def _start_at(self, offset: int) -> None:
         files, directory, first = self.files, self.directory, self._log_start
-        losses.note_cut(files, directory, first)
+        removal_log.note_cut(files, directory, first)
         truncate.forget_accounts(files, directory)
         self._local.remove_all()
         self._epoch = self._epochs.latest or self._epoch
         self._snapshots.remove_outside(-1, -1)
         self._epochs.truncate_from_end(0)
         self._local.start_at(offset)
-        losses.note_cut(files, directory, first)
+        removal_log.note_cut(files, directory, first)
         self._producers = ProducerState(offset)
         self._log_start = offset
         self._update_stable_offset()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
-from lastword.partition import losses
+from lastword.partition import removal_log
 from lastword.partition.reads import check_reached
 from lastword.records.legacy import UNKNOWN_COUNT
 
@@ -151,9 +151,9 @@ def check_answerable(view: PartitionView, end: int) -> None:
     active = view.active
     if active is None or end >= active.base_offset or end >= view.stable_offset:
         return
-    known = losses.load(view.files, view.directory)
+    known = removal_log.load(view.files, view.directory)
     lowest = min(active.base_offset, view.stable_offset)
-    if known.knows_history(losses.first_dirty(view.files, view.directory)):
+    if known.knows_history(removal_log.first_dirty(view.files, view.directory)):
         lowest = min(lowest, known.cleaned_knowing)
     if end < lowest and not is_whole(view, end):
         raise OffsetOutOfRangeError.cleaned(_name(view), end, lowest)

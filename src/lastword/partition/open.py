@@ -11,7 +11,7 @@
    behind it.
    Otherwise it is damage by the drive or by somebody: CorruptBatchError, no log is changed, this partition
    stays closed. So is a log that ends elsewhere than the clean stop says, or below a current synced mark, or
-   one with a gap above that mark: no checksum covers base offsets. `synced.LogEnd` has the rules.
+   one with a gap above that mark: no checksum covers base offsets. `durability.LogEnd` has the rules.
 5. The log end and the leader epochs are made to agree with what is left.
 6. The producer state is that of the newest sound snapshot, and of the batches behind it. After a stop that
    was not clean, replay begins below the first segment that was walked, and the transaction indexes of these
@@ -33,9 +33,10 @@ from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DataError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
+from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.damage import Damage
 from lastword.partition.directory_segments import DirectorySegments, check_directory
-from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.durability import LogEnd, SyncedMark, read_mark
 from lastword.partition.incomplete_commit import incomplete_commit_offset
 from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
@@ -48,10 +49,8 @@ from lastword.partition.recovery import (
     remove_leftovers,
     split_overflowed,
 )
-from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
-from lastword.partition.snapshots import Snapshots, snapshot_offsets
-from lastword.partition.synced import LogEnd, SyncedMark, read_mark
+from lastword.partition.snapshots import Snapshots, replay
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
@@ -123,7 +122,7 @@ class _Opening:
             self.clean,
             self.recovery_point,
             read_mark(files, directory),
-            snapshot_offsets(files.listdir(directory)),
+            names.snapshot_offsets(files.listdir(directory)),
         )
         damage = Damage(
             files, directory, self.repairs, known=known, parts=parts, index_interval_bytes=interval

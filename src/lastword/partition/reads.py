@@ -23,7 +23,7 @@ from lastword.records.batch import BatchHeader
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 
 if TYPE_CHECKING:
-    from lastword.partition.outcomes import Outcomes
+    from lastword.partition.transactions import Outcomes
     from lastword.records.chunk import Chunk
 
 _TRIES = 100

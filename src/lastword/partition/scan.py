@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.metrics import READ_BYTES
-from lastword.partition.outcomes import Outcomes
 from lastword.partition.reads import read_batches, read_chunks
-from lastword.partition.transactions import Fate
+from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.formats import check_crc, read_records
 from lastword.records.record import RawRecord

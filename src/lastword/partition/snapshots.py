@@ -1,4 +1,6 @@
-"""Producer snapshots, `<offset>.snapshot`: the producer state of all batches below that offset.
+"""Producer snapshots, `<offset>.snapshot`, and the replay of a log from the newest usable snapshot.
+
+A snapshot is the producer state of all batches below its offset:
 
 ```
 position  bytes  field
@@ -10,15 +12,23 @@ position  bytes  field
                  8 timestamp, ms · 4 coordinator epoch · 8 first offset of the open transaction, -1 none
 ```
 
-Big endian. Only a producer's newest batch is in it; last data offset -1: it has none. A snapshot is valid
-as a whole or not at all, and derived: a damaged one is removed, an older one read and the batches behind it
-replayed. So losing one costs time, and nothing else: the cleaner keeps the last batch of each producer that
-the log remembers, or else its last marker.
+Big endian. An entry holds only the newest batch of its producer; last data offset -1: none. A snapshot is
+valid as a whole or not at all. It is derived data: a damaged one is removed, and the batches behind an older
+one are replayed. So losing a snapshot costs only time, since the cleaner keeps the last batch of each
+producer, or its last marker.
 
-Written aside, synced, renamed, directory synced: a reader never sees half of one. Kafka writes in place.
+A snapshot is written to a temporary file, synced and renamed, and the directory is synced: a reader never
+reads half of one. Kafka writes in place.
 
-Taken at each roll (offset = base of the new segment), at a clean close (log end), after recovering a
-segment. Kept: those at segment bases, and the largest one if it lies above them.
+Snapshots are taken at each roll (offset = base of the new segment), at a clean close (log end), and after a
+segment was recovered. Those at segment bases are kept, and the largest one if it is above them.
+
+`replay` computes, for opening, the state at the log end, the aborted transactions of segments whose
+transaction index must be built again, and the state at segment bases that lack a snapshot. `Stability`
+computes, for a reader without a lock, the last stable offset. Replay begins at the newest valid snapshot at
+or below `limit` (without one, at the first segment) and reads headers and markers only. A newer snapshot on
+the way overrides the replayed state, because it includes batches that cleaning has removed since
+(`ProducerState.learn`).
 """
 
 from __future__ import annotations
@@ -26,14 +36,22 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import google_crc32c
 
-from lastword.errors import CorruptFileError
+from lastword.errors import BusyError, CorruptFileError, FileVanishedError, StorageError
 from lastword.files import Files
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
+from lastword.partition.segment_set import SegmentSet
+from lastword.partition.transactions import producer_batches
+from lastword.records.batch import BatchHeader
+from lastword.records.control import ControlRecord
 from lastword.segment import names
+from lastword.segment.segment import Segment
+from lastword.segment.txn_index import AbortedTransaction
 
 HEADER = struct.Struct(">hIi")
 ENTRY = struct.Struct(">qhiqiqiq")
@@ -95,19 +113,9 @@ def decode(data: bytes, file: str) -> list[Producer]:
 EMPTY_SNAPSHOT = encode(())
 
 
-def snapshot_path(directory: str, offset: int) -> str:
-    return os.path.join(directory, names.segment_file(offset, names.SNAPSHOT))
-
-
-def snapshot_offsets(listing: Iterable[str]) -> list[int]:
-    """Offsets of the snapshots among a directory's names, ascending."""
-    parsed = (names.parse_segment_file(name) for name in listing)
-    return sorted(f.base_offset for f in parsed if f and f.extension == names.SNAPSHOT and not f.suffix)
-
-
 def write_empty_snapshot(files: Files, directory: str, offset: int) -> None:
     """For a partition that is just being made: nothing is known at `offset`. Its name is not durable yet."""
-    path = snapshot_path(directory, offset)
+    path = os.path.join(directory, names.segment_file(offset, names.SNAPSHOT))
     files.unlink(path, missing_ok=True)
     with files.open_append(path, create=True, exclusive=True) as handle:
         handle.append(EMPTY_SNAPSHOT)
@@ -123,11 +131,11 @@ class Snapshots:
         self._current = -1  # the offset of the snapshot last taken or loaded: known to hold what it should
 
     def path(self, offset: int) -> str:
-        return snapshot_path(self.directory, offset)
+        return os.path.join(self.directory, names.segment_file(offset, names.SNAPSHOT))
 
     def offsets(self) -> list[int]:
         """Offsets of all snapshot files, ascending."""
-        return snapshot_offsets(self.files.listdir(self.directory))
+        return names.snapshot_offsets(self.files.listdir(self.directory))
 
     def take(self, state: ProducerState) -> bool:
         """Writes the state at its end offset, durably. False, and nothing done, if that was the last one
@@ -212,3 +220,146 @@ class Snapshots:
             return None
         self.files.rename(path, path + names.DELETED)
         return path + names.DELETED
+
+
+# ---------------------------------------------------------------- replay
+
+
+_TRIES = 100
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What `replay` found. `aborted`: by base of the segment that holds the marker; `at_bases`: the producers
+    as of a segment's base; `damaged`: offsets of snapshots that are none; `exact`: the snapshot at the log
+    end says all there is to say."""
+
+    state: ProducerState
+    aborted: dict[int, list[AbortedTransaction]] = field(default_factory=dict)
+    at_bases: dict[int, list[Producer]] = field(default_factory=dict)
+    damaged: list[int] = field(default_factory=list)
+    exact: bool = False
+
+
+def replay(
+    store: Snapshots,
+    segments: SegmentSet,
+    log_end: int,
+    *,
+    limit: int | None = None,
+    barren: Collection[int] = (),
+    bases: Collection[int] = (),
+    is_expired: Callable[[Producer], bool] = lambda producer: False,
+) -> Replayed:
+    """State at `log_end`. Changes nothing on disk.
+
+    `limit`: replay must begin at or below it, for the sake of `aborted`; None: as late as possible.
+    `barren`: bases of segments known to hold no batch with a producer id; they are not read. `bases`: those
+    whose producers are wanted.
+    `is_expired`: producers of snapshots that are left out.
+    """
+    first = segments[0].base_offset if len(segments) else log_end
+    offsets = [offset for offset in store.offsets() if first <= offset <= log_end]
+    found = Replayed(ProducerState(first))
+
+    def producers_at(offset: int) -> list[Producer] | None:
+        if offset in found.damaged:
+            return None
+        try:
+            return [p for p in store.read(offset) if not is_expired(p)]
+        except CorruptFileError:
+            found.damaged.append(offset)
+        except StorageError:  # removed since the listing
+            pass
+        return None
+
+    start = log_end if limit is None else limit
+    for offset in reversed([offset for offset in offsets if offset <= start]):
+        producers = producers_at(offset)
+        if producers is not None:
+            found.state = ProducerState(offset, producers)
+            found.exact = offset == log_end
+            break
+    state = found.state
+    later = [offset for offset in offsets if offset > state.end_offset]
+
+    def pass_snapshots(offset: int) -> None:
+        while later and later[0] <= offset:
+            producers = producers_at(later.pop(0))
+            if producers is not None:
+                state.learn(producers)
+
+    for segment in segments.starting_at(state.end_offset) if state.end_offset < log_end else ():
+        pass_snapshots(segment.base_offset)
+        if segment.base_offset in bases and segment.base_offset >= state.end_offset:
+            found.at_bases[segment.base_offset] = state.producers
+        if segment.base_offset in barren:
+            continue
+        aborted = found.aborted.setdefault(segment.base_offset, [])
+        for header, marker in producer_batches_between(segment, state.end_offset, log_end):
+            pass_snapshots(header.base_offset)
+            entry = state.update(header, marker)
+            if entry is not None:
+                aborted.append(entry)
+    pass_snapshots(log_end)
+    state.end_offset = log_end
+    return found
+
+
+class Readable(Protocol):
+    @property
+    def files(self) -> Files: ...
+
+    directory: str
+    log_start: int
+    log_end: int
+
+    @property
+    def segment_set(self) -> SegmentSet: ...
+    def refresh(self) -> None: ...
+
+
+class Stability:
+    """The last stable offset of a log that others may be changing. Asked again when it has grown, it reads
+    only what was added.
+    """
+
+    def __init__(self) -> None:
+        self._state: ProducerState | None = None
+
+    def offset(self, log: Readable) -> int:
+        """For the log as it is seen now; it is refreshed if its files vanish."""
+        for _ in range(_TRIES):
+            try:
+                if not len(log.segment_set):
+                    return log.log_end
+                self._state = self._at_end(log)
+                first = self._state.open_since()
+                return log.log_end if first is None else max(first, log.log_start)
+            except FileVanishedError:
+                self._state = None  # it may have taken in a part
+                log.refresh()
+        raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
+
+    def _at_end(self, log: Readable) -> ProducerState:
+        state = self._state
+        if state is None or state.end_offset > log.log_end:
+            return replay(Snapshots(log.files, log.directory), log.segment_set, log.log_end).state
+        if state.end_offset < log.log_end:
+            for segment in log.segment_set.starting_at(state.end_offset):
+                for header, marker in producer_batches_between(segment, state.end_offset, log.log_end):
+                    state.update(header, marker)
+            state.end_offset = log.log_end
+        return state
+
+
+def producer_batches_between(
+    segment: Segment, start: int, end: int
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """Yield the headers in [start, end) offsets that have a producer id, markers with their content."""
+    position = segment.position_of(start) if start > segment.base_offset else 0
+    for header, marker in producer_batches(segment, position, verify=False):
+        if header.last_offset >= end:
+            return
+        if header.producer_id >= 0 and header.base_offset >= start:
+            yield header, marker

@@ -43,7 +43,6 @@ from dataclasses import dataclass, field
 
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Files
-from lastword.partition.snapshots import snapshot_offsets, snapshot_path
 from lastword.segment import names
 from lastword.segment.names import CLEANED, DELETED, LOG, SEGMENT_EXTENSIONS, SWAP, SegmentFile
 from lastword.segment.segment import Segment
@@ -112,11 +111,12 @@ def _check(sources: Sequence[Segment], output: Segment) -> None:
 
 def _drop_inner_snapshots(files: Files, directory: str, sources: Sequence[Segment]) -> None:
     """Producer snapshots at bases that are gone are of no use while a newer one is there."""
-    offsets = snapshot_offsets(files.listdir(directory))
+    offsets = names.snapshot_offsets(files.listdir(directory))
     gone = {source.base_offset for source in sources[1:]}
     for offset in offsets[:-1]:
         if offset in gone:
-            files.unlink(snapshot_path(directory, offset), missing_ok=True)
+            name = names.segment_file(offset, names.SNAPSHOT)
+            files.unlink(os.path.join(directory, name), missing_ok=True)
 
 
 def _move(files: Files, directory: str, base: int, extension: str, old: str, new: str) -> None:

@@ -1,43 +1,63 @@
-"""What became of transactions: which batches were committed, which were aborted, which markers nobody needs
-any more.
+"""Transactions of a log: which batches were committed or aborted, and which markers may be removed.
 
-A transaction in one partition is the batches of one producer id from its first transactional batch up to
-the next marker of that producer id, COMMIT or ABORT. A decision is bound to that range of offsets and not
-to the producer id alone: an entry of an aborted transaction never touches a batch outside [first offset,
-marker], wherever reading began. (Kafka's cleaner binds it to the producer id, and skips committed batches
-when it starts to map behind a marker.)
+A transaction in one partition is the batches of one producer id from its first transactional batch up to the
+next marker of that producer id, COMMIT or ABORT. A decision is bound to that range of offsets and not only to
+the producer id: an entry of an aborted transaction never applies to a batch outside [first offset, marker],
+wherever reading began. (Kafka's cleaner binds it to the producer id, and skips committed batches when its
+scan begins behind a marker.)
 
     data  data  data  COMMIT   data  data  ABORT   data  data
     |---- committed ------|    |--- aborted ---|   |undecided|   <- the last stable offset is its first
 
-Three users, three classes, none of which opens a file:
-
-- `Decisions`: the fate of each batch, from the entries of transaction indexes or from a scan of the batches
-  (`scan`);
-- `OpenTransactions`: what is undecided while a log is written or replayed, and with it the last stable
+- `Decisions`: the outcome of each batch, from the entries of transaction indexes or from a scan of the
+  batches (`scan`);
+- `OpenTransactions`: the undecided transactions while a log is written or replayed, and so the last stable
   offset;
-- `MarkerTracker`: one pass of the cleaner, which tells what markers and which index entries may go.
+- `MarkerTracker`: in one pass of the cleaner, the markers and index entries that may be removed;
+- `Outcomes`: the decisions of a range of a log, looked up for a committed read.
 
-A marker may go only if a pass that would have met all data of its transaction met none. "Met" means a data
-*batch*, even one that is already empty: so a marker stays for at least one round longer than its last
-batch. A pass that begins above the log start has not met what lies below, so it keeps every marker whose
-transaction may begin there.
+A marker may be removed only if a pass that would have met all data of its transaction met none. An empty data
+*batch* counts as data: so a marker stays for at least one cleaning longer than its last batch. A pass that
+begins above the log start has not met the data below, so it keeps every marker whose transaction may begin
+there.
+
+A committed read below the last stable offset meets decided transactions only. Most logs have none, so nothing
+is looked up before the first transactional batch. Then one scan finds the outcomes. It reads the headers and
+markers of the range, and of the log behind it until the transactions of the range are decided.
+
+Reads do not use the transaction indexes. These have no checksum, and a reader cannot see whether one is
+complete: a segment without aborted transactions has none. One wrong bit would show aborted records. They are
+kept for brokers, and `verify` compares them with the log.
+
+Outcomes stay valid when segments are rewritten later, because a decision is bound to offsets. The reverse
+does not hold: a batch of an old file must not be judged by files from which a rewrite has removed the
+markers. So after the scan every file must still be the listed one (FileVanishedError otherwise; the read
+continues from its position with a new list). Files that are held open need no such check.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from lastword.errors import CorruptBatchError, FileVanishedError
+from lastword.files import Files
+from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader, read_records
 from lastword.records.control import ControlRecord, parse_control
+from lastword.records.formats import check_crc
+from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction
 from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
+
+    from lastword.records.chunk import Chunk
 
 
 class Fate(IntEnum):
@@ -269,3 +289,161 @@ class MarkerTracker:
         if not gone:
             self.kept_entries.append(entry)
         return gone
+
+
+# ---------------------------------------------------------------- outcomes of a range of a log
+
+
+KERNEL_BYTES = 8 << 20
+"""Kernels are faster from this size on, even if they must be loaded (about 0.4 s, once a process)."""
+KERNEL_BYTES_LOADED = 256 << 10
+
+
+class Readable(Protocol):
+    @property
+    def files(self) -> Files: ...
+
+    is_held: bool
+
+    @property
+    def segment_set(self) -> SegmentSet: ...
+    @property
+    def log_end(self) -> int: ...
+
+
+class Outcomes:
+    """Of the transactions that touch [start, end) offsets of a log. `end` above the stable offset: what is
+    there and not known as aborted counts as undecided.
+
+    `fates` is what `resolve` asks. Every question may raise FileVanishedError, and DataError for damage.
+    """
+
+    def __init__(self, log: Readable, end: int) -> None:
+        self._log = log
+        self._end = end
+        self._decisions: Decisions | None = None
+
+    def fate(self, header: BatchHeader) -> Fate:
+        if header.control:
+            return Fate.CONTROL
+        if not header.transactional:
+            return Fate.COMMITTED
+        return self._known(header.base_offset).fate(header)
+
+    def fates(
+        self,
+        attributes: NDArray[np.int64],
+        producer_ids: NDArray[np.int64],
+        base_offsets: NDArray[np.int64],
+        last_offsets: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        """As `Decisions.fates`."""
+        data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
+        decisions = self._known(int(base_offsets[data][0])) if data.any() else Decisions()
+        return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
+
+    def hidden(self, chunk: Chunk) -> NDArray[np.bool_] | None:
+        """Which batches of a chunk a committed read leaves out; None: none of those with data."""
+        from lastword.kernels import table as fields
+
+        attributes = chunk.table[:, fields.ATTRIBUTES]
+        if not (attributes & TRANSACTIONAL_BIT).any():
+            return None
+        columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
+        found = self.fates(*(chunk.table[:, column] for column in columns))
+        return found != Fate.COMMITTED
+
+    def _known(self, offset: int) -> Decisions:
+        """Decisions about batches from `offset` on; asked for in rising order."""
+        if self._decisions is None:
+            log = self._log
+            segments = log.segment_set.starting_at(offset)
+            found = scan(_special_batches(segments, offset, log.log_end), until=self._end)
+            if not log.is_held:
+                for segment in segments:
+                    if segment.base_offset < self._end and not segment.is_in_place:
+                        raise FileVanishedError(
+                            f"{segment.file} was replaced since it was listed", file=segment.file
+                        )
+            self._decisions = found
+        return self._decisions
+
+
+def _special_batches(
+    segments: tuple[Segment, ...], start: int, end: int
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """Transactional and control batches from the batch that holds `start` on, markers with their content.
+
+    Checksums and the order of offsets are verified: a damaged marker must not decide anything, nor one be
+    missed.
+    """
+    for at, segment in enumerate(segments):
+        due = segment.base_offset
+        bound = segments[at + 1].base_offset if at + 1 < len(segments) else 1 << 63
+        first = segment.position_of(start) if start > segment.base_offset else 0
+        for header, marker in producer_batches(segment, first, verify=True):
+            if header.base_offset < due or header.last_offset >= bound:
+                raise CorruptBatchError(
+                    f"offsets {header.base_offset}-{header.last_offset} do not lie in [{due}, {bound})",
+                    code="offsets-fall",
+                    remedy="restore the file from a copy; `lastword verify` lists all damage",
+                    file=segment.file,
+                    position=header.position,
+                    offset=header.base_offset,
+                )
+            due = header.next_offset
+            if header.base_offset >= end:
+                return
+            if header.transactional or header.control:
+                yield header, marker
+
+
+def producer_batches(
+    segment: Segment, first: int, *, verify: bool
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """Yield the batches of producers and transactions from position `first` on, markers with their content.
+
+    They have a producer id, are transactional, or control batches; others may be among them. Kernels do
+    it where there is so much to read that loading them pays: a small batch costs Python several microseconds.
+
+    Args:
+        segment: The segment to read.
+        first: Position of a batch.
+        verify: Check the checksum of every batch, also of those that are not yielded.
+
+    Raises:
+        DataError: A batch is damaged.
+    """
+    loaded = "lastword.kernels" in sys.modules
+    many = segment.size - first > (KERNEL_BYTES_LOADED if loaded else KERNEL_BYTES)
+    return (_by_kernels if many else _plainly)(segment, first, verify)
+
+
+def _plainly(
+    segment: Segment, first: int, verify: bool
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    for header in segment.headers(first):
+        marker = None
+        if verify or header.control:
+            data = segment.read_batch(header)
+            if verify:
+                check_crc(data, header, segment.file, position=0)
+            marker = control_of(data, header, segment.file, position=0)
+        yield header, marker
+
+
+def _by_kernels(
+    segment: Segment, first: int, verify: bool
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    from lastword.kernels import table as fields
+
+    for chunk in segment.chunk_reader(first, verify=verify, decompress=False):
+        wanted = (chunk.table[:, fields.ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)) != 0
+        wanted |= chunk.table[:, fields.PRODUCER_ID] >= 0
+        for row in wanted.nonzero()[0].tolist():
+            header = chunk.header(row)
+            marker = None
+            if header.control:
+                at = int(chunk.table[row, fields.POSITION])
+                marker = control_of(chunk.raw.data, header, chunk.file, position=at)
+            yield header, marker

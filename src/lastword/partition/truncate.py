@@ -1,7 +1,7 @@
 """Cutting the end off a log, so that every crash leaves a beginning of it.
 
 ```
-0  the cut is noted (losses), synced    leases and snapshot files that reach above are refused from then on
+0  removal log: cut noted, synced       leases and snapshot files that reach above are refused from then on
    lastword/accounts removed, synced    what grows in place of what is cut may look like it
 1  lastword/synced lowered, synced      what lies above may be given again and is not "known to be durable"
 2  higher segments, the newest first    each name is gone for good before the next: never a hole

@@ -16,8 +16,8 @@ from lastword.errors import FileVanishedError
 from lastword.partition import incomplete_commit
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.reads import Reads
-from lastword.partition.replay import Stability
 from lastword.partition.segment_store import SegmentStore, Version
+from lastword.partition.snapshots import Stability
 from lastword.segment import names
 from lastword.segment.segment import Segment
 

@@ -22,6 +22,7 @@ stops a broker from starting.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -137,6 +138,12 @@ def parse_segment_file(name: str) -> SegmentFile | None:
     if base_offset > INT64_MAX:
         return None
     return SegmentFile(base_offset, match[2], match[3] or "")
+
+
+def snapshot_offsets(listing: Iterable[str]) -> list[int]:
+    """Return the offsets of the producer snapshots among a directory's names, ascending."""
+    parsed = map(parse_segment_file, listing)
+    return sorted(f.base_offset for f in parsed if f and f.extension == SNAPSHOT and not f.suffix)
 
 
 def partition_dir(topic: str, partition: int) -> str:

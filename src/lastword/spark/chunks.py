@@ -36,8 +36,7 @@ from lastword.kernels import table as fields
 from lastword.logdir.identity import read_topic_id
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.moment import Range
-from lastword.partition.outcomes import Outcomes
-from lastword.partition.transactions import Decisions
+from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.bootstrap import need_directory

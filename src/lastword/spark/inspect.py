@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.errors import UsageError
-from lastword.partition import losses
+from lastword.partition import removal_log
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.wire import INT64_MAX
 
@@ -234,7 +234,7 @@ def restore(
         numbers = dirs.select_by_topic(topic, partition)[topic]
         views = {number: dirs.view(topic, number) for number in numbers}
         # Read before the files are listed: a truncation after that invalidates the copy.
-        cuts = {n: losses.load(dirs.files, view.directory).cut_count for n, view in views.items()}
+        cuts = {n: removal_log.load(dirs.files, view.directory).cut_count for n, view in views.items()}
         for view in views.values():
             view.refresh()
         settled = [range_.settled() for range_ in ranges(views, "earliest", end)]

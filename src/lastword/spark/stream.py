@@ -49,7 +49,7 @@ from lastword.errors import LastwordError, OffsetOutOfRangeError, UnknownTopicEr
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition import lessee
+from lastword.partition import leases
 from lastword.partition.view import PartitionView
 from lastword.spark.bootstrap import Shipped
 from lastword.spark.hide_traceback import hide_traceback
@@ -415,7 +415,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         now_ms = int(time.time() * 1000)
         for tp, view in views.items():
             if tp in offsets:
-                lessee.register(
+                leases.register(
                     DEFAULT,
                     view.directory,
                     self.options.lease,

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lastword.partition import scan
 from lastword.partition.moment import Range, at_one_moment
-from lastword.partition.outcomes import Outcomes
-from lastword.partition.transactions import Decisions
+from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment

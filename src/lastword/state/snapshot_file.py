@@ -51,7 +51,8 @@ class Reach(Value):
         end_offsets: For each partition, the offset below which its newest values are in the file.
         complete_ms: Time when these offsets were the log ends; -1: they were not, so tombstones above them
             may be older than the file.
-        cuts: For each partition, how often the log had been truncated (`partition.losses`) before the read.
+        cuts: For each partition, how often the log had been truncated before the read
+            (`partition.removal_log`).
     """
 
     topic: str

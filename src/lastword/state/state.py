@@ -29,9 +29,9 @@ from lastword.errors import (
 )
 from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.parse import parse_duration_ms
-from lastword.partition import losses
-from lastword.partition.losses import Losses
+from lastword.partition import removal_log
 from lastword.partition.moment import Range
+from lastword.partition.removal_log import RemovalLog
 from lastword.partition.view import PartitionView
 from lastword.records.record import Header
 from lastword.state.newest import Pairs, ValueBuffer, newest, newest_pairs
@@ -201,7 +201,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         self._map_bytes = source.map_bytes
         self._data: dict[bytes, bytes] = {}
         self._bytes = 0
-        self._losses: dict[int, Losses] = {}  # as of the last read of each partition
+        self._losses: dict[int, RemovalLog] = {}  # as of the last read of each partition
         self._lock = threading.RLock()
         self._closed = False
         self._ttl_ms = -1 if self._ranges is not None else source.ttl_ms
@@ -274,8 +274,8 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             return self._ranges(views)
         return [Range.of(view, lambda view: (view.log_start, view.stable_offset)) for view in views.values()]
 
-    def _losses_of(self, view: PartitionView) -> Losses:
-        return losses.load(view.files, view.directory)
+    def _losses_of(self, view: PartitionView) -> RemovalLog:
+        return removal_log.load(view.files, view.directory)
 
     def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
         """Put the values of a snapshot into the mapping, and return the statistics of each partition.

@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from lastword.errors import FileVanishedError
 from lastword.kernels import table as fields
 from lastword.kernels.pages import PAGE_BITS
-from lastword.partition.outcomes import Outcomes
-from lastword.partition.transactions import Fate
+from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns

@@ -34,10 +34,9 @@ from lastword.config import TopicConfig
 from lastword.errors import FileVanishedError
 from lastword.partition import leases, scan, tombstones
 from lastword.partition.leases import Leases
-from lastword.partition.outcomes import Outcomes
 from lastword.partition.reads import read_batches, read_chunks
 from lastword.partition.tombstones import HORIZON, MAY_GO, OLDER_RECORD, TombstoneFacts, held_by
-from lastword.partition.transactions import Fate
+from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import check_crc, read_records

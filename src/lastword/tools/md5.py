@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword.config.instance import DEFAULT_MAP_BYTES
-from lastword.partition.outcomes import Outcomes
+from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.columns import decode_columns
 from lastword.resolve import Resolution, resolve

@@ -23,9 +23,9 @@ from lastword.ingest.manifest import REFUSED_FORM, WRITERS_FORM, Manifest
 from lastword.ingest.staging import COMMITTED, OPEN
 from lastword.logdir.identity import MOVE_NOTE
 from lastword.logdir.log_dir_set import read_partition_list
-from lastword.partition import incomplete_commit, leases, losses, prefix
+from lastword.partition import incomplete_commit, leases, prefix, removal_log
+from lastword.partition.durability import decode_mark
 from lastword.partition.named import read_journal
-from lastword.partition.synced import decode_mark
 from lastword.segment import names
 from lastword.tools.findings import Problem
 
@@ -116,7 +116,7 @@ def _lease(files: Files, path: str) -> object:
 
 
 def _losses(files: Files, path: str) -> object:
-    if losses.load(files, _partition(path)).unknown:
+    if removal_log.load(files, _partition(path)).unknown:
         raise ValueError("a field is missing, or no number")
     return None
 
@@ -228,7 +228,7 @@ _job = _framed(job.FORM)
 _NAMES: dict[str, Reader] = {
     names.ACCOUNTS: _accounts,
     names.SURVIVORSHIP: _framed(estimates.FORM),
-    names.DROPPED_TOMBSTONES: _typed(losses.FORM, _losses),
+    names.DROPPED_TOMBSTONES: _typed(removal_log.FORM, _losses),
     names.QUARANTINE: _framed(quarantine.FORM),
     names.SYNCED: _synced,
     names.PRODUCERS: _journal,

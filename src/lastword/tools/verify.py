@@ -37,7 +37,7 @@ from lastword.files import FileFacts, Files
 from lastword.logdir.identity import read_topic_id
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.directory_segments import DirectorySegments, read_log_start
-from lastword.partition.synced import read_synced
+from lastword.partition.durability import read_synced
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.segment.stored import SegmentId

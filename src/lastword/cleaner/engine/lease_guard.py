@@ -15,7 +15,7 @@ from lastword.cleaner.policy import plan as codes
 from lastword.cleaner.policy.plan import Reason
 from lastword.clock import Clock
 from lastword.files import Files
-from lastword.partition import leases, losses
+from lastword.partition import leases, removal_log
 from lastword.partition.leases import Leases
 from lastword.partition.tombstones import LEASE, MAY_GO, TombstoneFacts, held_by
 from lastword.units import format_time
@@ -112,7 +112,7 @@ def check(files: Files, directory: str, clock: Clock, dropped_tombstone: int) ->
     if dropped_tombstone == NONE_DROPPED:
         return
     if leases.load(files, directory, clock.now_ms()).floor > dropped_tombstone:
-        losses.note_dropped(files, directory, dropped_tombstone)
+        removal_log.note_dropped(files, directory, dropped_tombstone)
         if leases.load(files, directory, clock.now_ms()).floor > dropped_tombstone:
             return
     raise LeaseCame

@@ -26,7 +26,7 @@ from lastword.cleaner.engine.report import (
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.errors import BusyError, LastwordError
-from lastword.partition import losses
+from lastword.partition import removal_log
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Publisher:
                     started = log.clock.monotonic()
                     if not done:  # before the first swap, so that no reader meets files that no note covers
                         limit, active_base = self._plan.limit, log.active.base_offset
-                        losses.note_knowledge(log.files, log.directory, limit, active_base)
+                        removal_log.note_knowledge(log.files, log.directory, limit, active_base)
                     lease_guard.check(log.files, log.directory, log.clock, group.dropped_tombstone)
                     if group.output.base_offset not in self._published:
                         publish(group, partial(swap_group, log, group))

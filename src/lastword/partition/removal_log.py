@@ -67,7 +67,7 @@ FORM = Framed(
 
 
 @dataclass(frozen=True, slots=True)
-class Losses(Value):
+class RemovalLog(Value):
     """What was noted of one partition; the fields of the file."""
 
     up_to: int = 0
@@ -98,7 +98,7 @@ class Losses(Value):
         older = self.lowest_older_cut if seen < self.older_cuts else EVERYTHING
         return min((older, *self.cuts[max(0, seen - self.older_cuts) :]))
 
-    def with_cut(self, offset: int) -> Losses:
+    def with_cut(self, offset: int) -> RemovalLog:
         """Add a cut; the oldest ones are kept as their number and the lowest of them."""
         gone, kept = self.cuts[: -(_MOST_CUTS - 1)], self.cuts[-(_MOST_CUTS - 1) :]
         return replace(
@@ -118,7 +118,7 @@ class Losses(Value):
         cleaned?"""
         return first_dirty == 0 or first_dirty in self.cleaned_to
 
-    def with_elsewhere(self, first_dirty: int) -> Losses:
+    def with_elsewhere(self, first_dirty: int) -> RemovalLog:
         """The same, with a cleaning up to there that was not ours noted."""
         if self.unknown or self.is_ours(first_dirty):
             return self
@@ -130,14 +130,14 @@ class Losses(Value):
         )
 
 
-def load(files: Files, directory: str) -> Losses:
+def load(files: Files, directory: str) -> RemovalLog:
     """What was lost so far; everything, where the note cannot be understood."""
     path = _path(directory)
     try:
         fields = FORM.load(files, path)
         if fields is None:
-            return Losses()
-        return Losses(
+            return RemovalLog()
+        return RemovalLog(
             up_to=whole(fields["up_to"]),
             drops=whole(fields["drops"]),
             cuts=tuple(whole(cut) for cut in fields.get("cuts", ())),
@@ -149,7 +149,7 @@ def load(files: Files, directory: str) -> Losses:
             cleaned_knowing=whole(fields.get("cleaned_knowing", 0)),
         )
     except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
-        return Losses(EVERYTHING, EVERYTHING)
+        return RemovalLog(EVERYTHING, EVERYTHING)
 
 
 def first_dirty(files: Files, directory: str) -> int:
@@ -168,7 +168,7 @@ def first_dirty(files: Files, directory: str) -> int:
 # ---------------------------------------------------------------- of who holds the lock
 
 
-def note_dropped(files: Files, directory: str, offset: int) -> Losses:
+def note_dropped(files: Files, directory: str, offset: int) -> RemovalLog:
     """Before a swap that drops the tombstone at `offset` and maybe others below it; durable when it returns,
     and the leases are read afterwards."""
     known = load(files, directory)
@@ -177,14 +177,14 @@ def note_dropped(files: Files, directory: str, offset: int) -> Losses:
     )
 
 
-def note_cut(files: Files, directory: str, offset: int) -> Losses:
+def note_cut(files: Files, directory: str, offset: int) -> RemovalLog:
     """Note a cut before the log loses the records from `offset` on, or after it may have lost them and before
     others take their place; durable when it returns."""
     known = load(files, directory)
     return _noted(files, directory, known, known.with_cut(offset))
 
 
-def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -> Losses:
+def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -> RemovalLog:
     """Note, before the first swap of a cleaning, that it used records below `limit`; durable when it returns.
 
     active_base   base offset of the active segment: cleanings of which nothing was noted used no more
@@ -196,13 +196,13 @@ def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -
     return _noted(files, directory, known, noted)
 
 
-def note_elsewhere(files: Files, directory: str, first_dirty: int) -> Losses:
+def note_elsewhere(files: Files, directory: str, first_dirty: int) -> RemovalLog:
     """The log is in our hands, and the cleaner checkpoint says `first_dirty`: if that was not us, note it."""
     known = load(files, directory)
     return _noted(files, directory, known, known.with_elsewhere(first_dirty))
 
 
-def note_cleaned(files: Files, directory: str, before: int, first_dirty: int) -> Losses:
+def note_cleaned(files: Files, directory: str, before: int, first_dirty: int) -> RemovalLog:
     """Before our own round moves the cleaner checkpoint from `before` to `first_dirty`."""
     known = load(files, directory)
     noted = known.with_elsewhere(before)
@@ -211,7 +211,7 @@ def note_cleaned(files: Files, directory: str, before: int, first_dirty: int) ->
     return _noted(files, directory, known, noted)
 
 
-def _noted(files: Files, directory: str, known: Losses, noted: Losses) -> Losses:
+def _noted(files: Files, directory: str, known: RemovalLog, noted: RemovalLog) -> RemovalLog:
     if known.unknown or noted == known:
         return known
     make_private(files, directory)
