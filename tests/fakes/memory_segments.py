@@ -19,15 +19,13 @@ from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, FileVanishedError
 from lastword.files import FileFacts, Files, Handle
 from lastword.partition.checkpoint_file import LeaderEpochs
-from lastword.partition.ingest_file import AssignedBatch
+from lastword.partition.cut import empty_batch
 from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
-from lastword.partition.segment_set import SegmentSet
-from lastword.partition.segment_store import PrivateSegment, SegmentStore, Version
+from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet, SegmentStore
 from lastword.partition.snapshots import Snapshots, replay
-from lastword.partition.truncate import empty_batch
 from lastword.segment import names
-from lastword.segment.append import SegmentAppender
+from lastword.segment.append import BatchSpan, SegmentAppender
 from lastword.segment.indexes import IndexBuilder
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentId, StoredFacts
@@ -253,10 +251,10 @@ class MemorySegments:
 
     # ---- read
 
-    def load(self) -> Version:
+    def load(self) -> LogVersion:
         return self.load_at(self._current)
 
-    def load_at(self, now: Callable[[], State]) -> Version:
+    def load_at(self, now: Callable[[], State]) -> LogVersion:
         state = now()
         last = len(state.listed) - 1
         segments = SegmentSet(
@@ -269,12 +267,12 @@ class MemorySegments:
         )
         log_end = segments.active.next_offset if len(segments) else state.log_start
         first = segments[0].base_offset if len(segments) else log_end
-        return Version(segments, max(state.log_start, first), log_end, token=_newest(state))
+        return LogVersion(segments, max(state.log_start, first), log_end, token=_newest(state))
 
-    def is_current(self, version: Version) -> bool:
+    def is_current(self, version: LogVersion) -> bool:
         return self.is_current_at(version, self.now)
 
-    def is_current_at(self, version: Version, state: State) -> bool:
+    def is_current_at(self, version: LogVersion, state: State) -> bool:
         if version.token is not None:
             return version.token == _newest(state)
         active = version.segments.active
@@ -299,7 +297,7 @@ class MemorySegments:
         self._swap(state, replace(state, listed=(*state.listed, listed)), label)
 
     def ingest(
-        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
+        self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
     ) -> SegmentAppender:
         builder = IndexBuilder(batches[0].base_offset, index_interval_bytes)
         for batch in batches:
@@ -406,7 +404,7 @@ class EarlierSegments:
         self._store = store
         self._now = now
 
-    def load(self) -> Version:
+    def load(self) -> LogVersion:
         state = self._now()  # all of it of one version
         version = self._store.load_at(lambda: state)
         segments = [
@@ -419,7 +417,7 @@ class EarlierSegments:
         ]
         return replace(version, segments=SegmentSet(segments))
 
-    def is_current(self, version: Version) -> bool:
+    def is_current(self, version: LogVersion) -> bool:
         return self._store.is_current_at(version, self._now())
 
     def pin(self, segments: Sequence[Segment]) -> None:

@@ -22,7 +22,7 @@ from lastword.ingest.apply import open_to_append
 from lastword.ingest.manifest import Manifest, next_number, pending
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.move import move
-from lastword.partition import block, ingest_file
+from lastword.partition import staged_batches
 from lastword.records.builder import BatchBuilder
 from lastword.retention.expire import expire
 from tests.fakes.forgetful import ForgetfulFiles
@@ -30,7 +30,7 @@ from tests.fakes.recording import RecordingFiles, Stopped
 
 NOW_MS = 1_795_168_800_000
 EVERY_FILE = 0.0
-"""For `ingest_file.MIN_SIZE_RATIO`: none is too small to become a segment."""
+"""For `staged_batches.MIN_SIZE_RATIO`: none is too small to become a segment."""
 
 
 def make(root: Path, partitions: int = 2, files: Files = DEFAULT) -> None:
@@ -171,11 +171,11 @@ def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path:
     assert values(tmp_path) == {0: ["a"], 1: []}  # all files are looked at before the first is taken in
 
 
-@pytest.mark.parametrize("ratio", [ingest_file.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
+@pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
 def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float
 ) -> None:
-    monkeypatch.setattr(ingest_file, "MIN_SIZE_RATIO", ratio)
+    monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
     make(tmp_path)
     first = Manifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
     commit(tmp_path, first)
@@ -241,7 +241,7 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ratio", [ingest_file.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
+@pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
 @pytest.mark.parametrize(("writer", "much_bytes"), [(None, 16 << 20), ("q", 16 << 20), ("q", 0)])
 def test_killed_at_every_step_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int, ratio: float
@@ -250,7 +250,7 @@ def test_killed_at_every_step_and_run_again(
     directory; a stream runs its batch again. All of it is there once, or nothing is and nothing was
     committed."""
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
-    monkeypatch.setattr(ingest_file, "MIN_SIZE_RATIO", ratio)
+    monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
     sequence = None if writer is None else 7
     outcomes = set()
     for step, torn in itertools.product(range(200), (False, True) if much_bytes else (True,)):
@@ -288,7 +288,7 @@ def test_killed_at_every_step_and_run_again(
 def large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of two batches and more become segments."""
     monkeypatch.setattr(
-        ingest_file, "is_worth_a_segment", lambda config, size_bytes: size_bytes > 2 * len(batch("a")) - 1
+        staged_batches, "is_worth_a_segment", lambda config, size_bytes: size_bytes > 2 * len(batch("a")) - 1
     )
 
 
@@ -371,10 +371,10 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ratio", [ingest_file.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
+@pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
 def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     """What had returned is there afterwards, whatever was not synced; and what is there is whole."""
-    monkeypatch.setattr(ingest_file, "MIN_SIZE_RATIO", ratio)
+    monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
     root = tmp_path / "data"
     make(root)
     files = ForgetfulFiles(root)
@@ -500,7 +500,7 @@ def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> No
         grows = "append" in str(call) and ".log" in str(call)
         return DiskFullError("full") if grows and next(room) >= 3 else None
 
-    monkeypatch.setattr(block, "BLOCK_BYTES", 20)
+    monkeypatch.setattr(staged_batches, "BLOCK_BYTES", 20)
     open_to_append(str(root), RecordingFiles(OsFiles(), fail=full), ManualClock(NOW_MS)).close()
     monkeypatch.setattr(apply, "ingest_pending", lambda directory: 0)
 

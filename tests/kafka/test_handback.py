@@ -30,7 +30,7 @@ from lastword.ingest import commit as committing
 from lastword.ingest import staging
 from lastword.ingest.manifest import Manifest
 from lastword.logdir import TopicPartition
-from lastword.partition import ingest_file
+from lastword.partition import staged_batches
 from lastword.records.builder import BatchBuilder
 from tests.support.drives import inspected, rewritten
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
@@ -189,7 +189,7 @@ def job_commits(root: Path, told: Story) -> None:
     manifest = Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)
     before = len(list((root / "life1-0").glob("*.log")))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ingest_file, "MIN_SIZE_RATIO", 0.0)
+        patched.setattr(staged_batches, "MIN_SIZE_RATIO", 0.0)
         committing.commit(
             str(root),
             manifest,

@@ -19,7 +19,7 @@ from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DiskFullError, LastwordError
 from lastword.partition import appending
 from lastword.partition import log as log_module
-from lastword.partition.block import SLACK_BYTES, Block
+from lastword.partition.staged_batches import SLACK_BYTES, Block
 from lastword.records.builder import BatchBuilder
 from tests.fakes.failing import FailingFiles
 from tests.fakes.hasty import HastyFiles

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lastword import kernels
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.files import DEFAULT
-from lastword.partition import block
-from lastword.partition.block import blocks_of
+from lastword.partition import staged_batches
+from lastword.partition.staged_batches import blocks_of
 from tests.partition.logs import batch
 
 ANY_TMP = settings(
@@ -32,7 +32,7 @@ def test_all_batches_in_their_order(tmp_path: Path, sizes: list[int], block_byte
     """Also those that are larger than a block. Slices are what a list would give."""
     (tmp_path / "f").write_bytes(b"".join(made(sizes)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block, "BLOCK_BYTES", block_bytes)
+        patch.setattr(staged_batches, "BLOCK_BYTES", block_bytes)
         found = []
         for one in blocks_of(DEFAULT, str(tmp_path / "f")):
             assert one.size_bytes == sum(map(len, one)) and list(one[1:]) == list(one)[1:]
@@ -69,4 +69,4 @@ def test_each_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_kernels_have_the_room_they_want() -> None:
-    assert block.SLACK_BYTES >= kernels.SLACK
+    assert staged_batches.SLACK_BYTES >= kernels.SLACK

@@ -13,9 +13,9 @@ from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, CorruptFileError, LastwordError, RecordTooLargeError
 from lastword.files import DEFAULT, Files
 from lastword.ingest import apply, staging
-from lastword.partition import ingest_file
-from lastword.partition.incomplete_commit import BEGUN
+from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
+from lastword.partition.staged_batches import BEGUN
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.fakes.recording import RecordingFiles
 from tests.partition.logs import NOW, SMALL, Pair, batch, fill, indexes_fit, make, one, opened, pair, records
@@ -124,7 +124,8 @@ def test_a_damaged_file_is_told_and_not_touched(tmp_path: Path) -> None:
 )
 def test_which_files_are_worth_it(settings: dict, size_bytes: int, expected: bool) -> None:
     assert (
-        ingest_file.is_worth_a_segment(TopicConfig(segment_bytes=1 << 30, **settings), size_bytes) is expected
+        staged_batches.is_worth_a_segment(TopicConfig(segment_bytes=1 << 30, **settings), size_bytes)
+        is expected
     )
 
 

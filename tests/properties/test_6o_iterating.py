@@ -11,9 +11,9 @@ import pytest
 from lastword.errors import CorruptBatchError, UnknownMagicError
 from lastword.files import DEFAULT
 from lastword.partition import PartitionView
+from lastword.partition.cut import cut_segments
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.segment_set import SegmentSet
-from lastword.partition.truncate import cut_segments
+from lastword.partition.segment_store import SegmentSet
 from lastword.records.chunk import BytesSource, ChunkReader
 from lastword.segment import names
 from lastword.segment.recover import inspect

@@ -14,7 +14,7 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import EpochEntry
-from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import SegmentSet
 from lastword.records.builder import BatchBuilder
 from lastword.segment import Segment, build_indexes, names
 from lastword.segment.recover import inspect

@@ -13,7 +13,7 @@ from lastword.api.restore import SnapshotFile
 from lastword.errors import FileVanishedError
 from lastword.partition import directory_segments, moment, swap
 from lastword.partition.log import PartitionLog
-from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import SegmentSet
 from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment import names

@@ -9,8 +9,8 @@ import pytest
 from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptBatchError, OffsetOutOfRangeError
 from lastword.logdir import LogDirectory
+from lastword.partition.cut import read_note
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.prefix import read_note
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from tests.golden.loader import case

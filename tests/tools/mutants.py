@@ -28,7 +28,7 @@ from lastword.files import DEFAULT
 from lastword.ingest import manifest as manifests
 from lastword.ingest import staging
 from lastword.logdir.identity import write_move_note
-from lastword.partition import incomplete_commit, prefix, removal_log
+from lastword.partition import cut, removal_log, staged_batches
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
@@ -61,7 +61,7 @@ def build(root: Path) -> None:
         topic.lease("replica", position=0)
     first, second, third = (root / f"t-{number}" for number in range(3))
     removal_log.note_dropped(DEFAULT, str(first), 3)
-    prefix.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
+    cut.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
     write_move_note(DEFAULT, str(second), "elsewhere", 17)
     quarantine.put(DEFAULT, str(second), CorruptBatchError("a batch", file="f", position=1, offset=2), NOW_MS)
     survivorship = Survivorship()
@@ -77,8 +77,8 @@ def build(root: Path) -> None:
     writer.write(builder.build(0), 1)
     file = writer.close(sync=True)
     assert file is not None
-    begun = Path(incomplete_commit.staging_dir(str(third), "load")) / incomplete_commit.BEGUN
-    incomplete_commit.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
+    begun = Path(staged_batches.staging_dir(str(third), "load")) / staged_batches.BEGUN
+    staged_batches.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
     manifest = manifests.Manifest("load", (file,), sync=True, writer="w", sequence=4)
     (root / f"{names.INBOX}{NOW_MS:020d}-load").write_bytes(manifest.encoded())
     writers = manifests.Writers({})
@@ -140,7 +140,7 @@ def excused(mutant: Mutant) -> str | None:
             return None
         if name.endswith(".batches"):
             return "its commit was begun: a file that is gone is a segment, which taking in makes sure of"
-        if name in (incomplete_commit.BEGUN,) or mutant.path.parent.name.startswith("sharded-"):
+        if name in (staged_batches.BEGUN,) or mutant.path.parent.name.startswith("sharded-"):
             return "a step that was not done: it is done again"
         return "absence is a valid state of this file" if parsed is None or _is_optional(mutant) else None
     if name == names.SETTINGS:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
 from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
-from lastword.partition.prefix import read_note
 from lastword.partition.view import LatestView
 
 if TYPE_CHECKING:

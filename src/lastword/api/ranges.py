@@ -9,8 +9,8 @@ from typing import Any
 
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.parse import to_ms
+from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
-from lastword.partition.prefix import read_note
 from lastword.partition.view import PartitionView
 
 Bound = str | int | datetime

@@ -8,9 +8,9 @@ The order in one partition: note the log end (`PartitionLog.begin_commit`); appe
 write the `committed` mark; remove the staged files and the note. Repeated after a stop at any point, it
 appends what is missing and nothing twice: a batch checksum covers neither base offset nor leader epoch, so
 the batches above the noted log end can be compared with the staged batches. A small file's batches are
-appended; a large file becomes a segment by a rename (`partition.ingest_file`), and is then found in the log
-as the beginning of a segment. No other process appends in between: the log's lock is held, and after a crash
-commits are finished before anything else is appended.
+appended; a large file becomes a segment by a rename (`partition.staged_batches`), and is then found in the
+log as the beginning of a segment. No other process appends in between: the log's lock is held, and after a
+crash commits are finished before anything else is appended.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from lastword.ingest import staging
 from lastword.ingest.manifest import REFUSED_FORM, Manifest, Writers, entries, pending, pending_commits
 from lastword.ingest.staging import StagedFile
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition import ingest_file
-from lastword.partition.block import Block, blocks_of
-from lastword.partition.incomplete_commit import discard, staging_dir
+from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
+from lastword.partition.staged_batches import Block, blocks_of, discard, staging_dir
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES
 
@@ -220,7 +219,7 @@ def ingest(
             path = os.path.join(folder, file.name)
             if appended.as_segment(file, path) or (
                 appended.is_over
-                and ingest_file.is_worth_a_segment(log.config, file.size_bytes)
+                and staged_batches.is_worth_a_segment(log.config, file.size_bytes)
                 and log.ingest_file(path)
             ):
                 continue

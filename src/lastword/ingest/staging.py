@@ -3,7 +3,7 @@
 Below <partition>/lastword/:
 
     staging-<commit>/<order>-<copy>.batches   whole batches, base offset 0 in each
-    staging-<commit>/begun.json               the log end when ingestion began (`partition.incomplete_commit`)
+    staging-<commit>/begun.json               the log end when ingestion began (`partition.staged_batches`)
     committed-<commit>                        this partition has ingested the commit
     open-<commit>                             writers may still stage (in one partition of the commit)
 
@@ -26,8 +26,7 @@ from typing import Any
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
-from lastword.partition.block import blocks_of
-from lastword.partition.incomplete_commit import BEGUN, STAGING, staging_dir
+from lastword.partition.staged_batches import BEGUN, STAGING, blocks_of, staging_dir
 from lastword.segment import names
 
 COMMITTED, OPEN = "committed-", "open-"

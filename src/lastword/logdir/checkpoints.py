@@ -24,7 +24,7 @@ from typing import NamedTuple
 from lastword.clock import Clock
 from lastword.errors import BusyError, CorruptFileError, OffsetOutOfRangeError
 from lastword.files import FileFacts, Files
-from lastword.partition import prefix, removal_log
+from lastword.partition import cut, removal_log
 from lastword.partition.checkpoint_file import format_lines, number, read_lines
 from lastword.partition.log import PartitionLog
 from lastword.segment import names
@@ -191,7 +191,7 @@ class PartitionCheckpoints:
                 raise part_of_a_commit(log, f"cannot begin at {offset}")
             with self._lock:
                 self._checkpoints.log_starts.update({_name(log): offset})
-                prefix.write_note(self._files, log.directory, offset, reason, self._clock.now_ms())
+                cut.write_note(self._files, log.directory, offset, reason, self._clock.now_ms())
                 return log.raise_log_start(offset)
 
     def truncate(self, log: PartitionLog, offset: int, *, fully: bool) -> None:

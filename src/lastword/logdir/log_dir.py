@@ -56,7 +56,7 @@ from lastword.logdir.identity import (
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.open_partitions import DirRecovery, LogGauges, OpenPartitions, PartitionLocks
 from lastword.logdir.topics import make_partitions, mark_deleted, partition_numbers
-from lastword.partition import prefix
+from lastword.partition import cut
 from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
@@ -92,7 +92,7 @@ class LogDirectory:
         self._partition_checkpoints = PartitionCheckpoints(files, clock, self.checkpoints)
         self._locks = PartitionLocks(self.lock)
         self._known: set[str] = set()  # names of directories that were found to be partitions
-        self._deferred_deletes = prefix.DeferredDeletes(files, clock)
+        self._deferred_deletes = cut.DeferredDeletes(files, clock)
         self._topic_ids: dict[str, str | None] = {}
         self._checked: set[TopicPartition] = set()  # partitions whose topic id was checked
         self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None

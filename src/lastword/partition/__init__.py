@@ -2,10 +2,14 @@
 
 Stands on `segment`. Start reading at `log.py`.
 
+Segments. `segment_store.py` is the interface of a set of segments and how it changes. `directory_segments.py`
+implements it by a directory: `swap.py` publishes rewritten segments, `cut.py` cuts either end; both list what
+every crash leaves.
+
 Writing. `log.py` is `PartitionLog`: producers, transactions, leader epochs, and the promises at each level;
-`appending.py` checks and numbers batches. It stands on `local_log.py`, which has the files: `rolling.py`
-decides when a segment ends, `durability.py` syncs, `prefix.py` and `truncate.py` cut, `swap.py` publishes
-rewritten segments and lists what every crash of that leaves.
+`appending.py` checks and numbers batches. It stands on `local_log.py`, which has the segments and decides
+when a segment ends; `durability.py` syncs. `staged_batches.py`: batches of a commit, and where it begins
+until it is complete.
 
 Reading. `view.py` shows a partition without a lock, `reads.py` reads ranges of it, `moment.py` reads newest
 values, `lookups.py` single records.
@@ -14,7 +18,7 @@ Opening. `open.py` has the rules; `recovery.py`, `damage.py` and `split.py` repa
 a log must end, `snapshots.py` computes the producer state (`producer_state.py`).
 
 Beside the log. `leases.py`: positions of readers that hold tombstones back. `named.py`: the journal of
-producers with names. `incomplete_commit.py`: where a commit begins, until it is complete.
+producers with names.
 """
 
 from lastword.partition.appending import AppendedBatch

@@ -12,8 +12,8 @@ import google_crc32c
 
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, RecordTooLargeError
-from lastword.partition.block import Block
 from lastword.partition.producer_state import ProducerState, SequencedBatch
+from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchHeader, computed_crc, read_header, set_base_offset
 from lastword.wire import ATTRIBUTES_AT, CRC_AT, LOG_APPEND_BIT

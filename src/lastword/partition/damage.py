@@ -8,9 +8,9 @@ import os
 
 from lastword.errors import CorruptBatchError
 from lastword.files import Files
+from lastword.partition.cut import forget_accounts
 from lastword.partition.durability import RESTORE, LogEnd, wrong_end
 from lastword.partition.recovery import Repairs, log_bases
-from lastword.partition.truncate import forget_accounts
 from lastword.segment import names
 from lastword.segment.recover import Inspection, inspect, is_bulk, repair
 from lastword.segment.segment import Segment

@@ -7,7 +7,7 @@ the log. But damage with valid batches behind it is no torn tail: it stays in th
 CorruptBatchError.
 
 Changing is for the process that holds the lock of the log directory. Each change is an order of writes and
-syncs that a crash may interrupt anywhere: `swap` replaces segments, `prefix` and `truncate` cut the log.
+syncs that a crash may interrupt anywhere: `swap` replaces segments, `cut` removes either end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from lastword.errors import (
     BusyError,
@@ -26,21 +25,17 @@ from lastword.errors import (
     NotAPartitionError,
 )
 from lastword.files import FileFacts, Files
-from lastword.partition import prefix, swap, truncate
+from lastword.partition import cut, swap
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.durability import read_log_end, wrong_end
-from lastword.partition.segment_set import SegmentSet
-from lastword.partition.segment_store import PrivateSegment, Version
+from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
 from lastword.segment import names
-from lastword.segment.append import SegmentAppender
+from lastword.segment.append import BatchSpan, SegmentAppender
 from lastword.segment.scan import Damage, headers, sound_batch_after
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
-
-if TYPE_CHECKING:
-    from lastword.partition.ingest_file import AssignedBatch
 
 _TRIES = 1000
 
@@ -57,7 +52,7 @@ class DirectorySegments:
 
     # -------------------------------------------------------------- read
 
-    def load(self) -> Version:
+    def load(self) -> LogVersion:
         """As `SegmentStore.load`.
 
         Two listings, and the log start checkpoint before and after, must agree: then no segment was added or
@@ -83,14 +78,16 @@ class DirectorySegments:
                 _log_files(files.listdir(directory)) == log_files
                 and _log_start_file(files, directory) == checkpoint
             ):
-                version = Version(SegmentSet(segments), *_range(log_start, segments), token=listed_bytes)
+                version = LogVersion(SegmentSet(segments), *_range(log_start, segments), token=listed_bytes)
                 with suppress(FileVanishedError):
                     checked = self._with_end_checked(version, listed_bytes, listing)
                     if checked is not None:
                         return checked
         raise BusyError(f"{directory} kept changing while it was listed", remedy="try again", file=directory)
 
-    def _with_end_checked(self, version: Version, listed_bytes: int, listing: list[str]) -> Version | None:
+    def _with_end_checked(
+        self, version: LogVersion, listed_bytes: int, listing: list[str]
+    ) -> LogVersion | None:
         """Compare the log end with the one that must be there (`synced.LogEnd`).
 
         If they differ, the version ends where the log must end, and a read that reaches the end raises its
@@ -114,9 +111,9 @@ class DirectorySegments:
             return None
         position = last.size if log_end < expected else last.position_of(expected)
         damage = wrong_end(last.file, position, log_end, expected, clean=known.clean)
-        return Version(version.segments, version.log_start, expected, damage, listed_bytes)
+        return LogVersion(version.segments, version.log_start, expected, damage, listed_bytes)
 
-    def is_current(self, version: Version) -> bool:
+    def is_current(self, version: LogVersion) -> bool:
         """As `SegmentStore.is_current`: the newest segment is the listed file, and none follows."""
         segments = version.segments
         active = segments.active if len(segments) else None
@@ -145,7 +142,7 @@ class DirectorySegments:
         )
 
     def ingest(
-        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
+        self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
     ) -> SegmentAppender:
         """As `SegmentStore.ingest`: the file is renamed, and must be on the same drive."""
         stored = SegmentFiles(self.files, self.directory, batches[0].base_offset)
@@ -230,20 +227,20 @@ class DirectorySegments:
         return SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
 
     def remove_front(self, gone: Sequence[Segment]) -> list[str]:
-        """As `SegmentStore.remove_front`; see `prefix`."""
-        return prefix.set_aside(self.files, self.directory, gone, self.files.listdir(self.directory))
+        """As `SegmentStore.remove_front`; see `cut`."""
+        return cut.set_aside(self.files, self.directory, gone, self.files.listdir(self.directory))
 
     def truncate(
         self, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int
     ) -> SegmentSet:
-        """As `SegmentStore.truncate`; see `truncate`, steps 2 to 4."""
-        return truncate.cut_segments(
+        """As `SegmentStore.truncate`; see `cut`, steps 2 to 4."""
+        return cut.cut_segments(
             self.files, self.directory, segments, offset, epoch, index_interval_bytes=index_interval_bytes
         )
 
     def remove_all(self, segments: SegmentSet) -> None:
         """As `SegmentStore.remove_all`."""
-        truncate.remove_segments(self.files, self.directory, list(segments))
+        cut.remove_segments(self.files, self.directory, segments)
 
 
 def _created(stored: SegmentFiles, create: Callable[[], SegmentAppender]) -> SegmentAppender:

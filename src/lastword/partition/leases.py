@@ -20,7 +20,7 @@ miss each other, so each writes first and reads afterwards:
 Whichever is second reads what the other wrote; at worst both stand back. A note is never lowered: a note that
 is too high refuses a lease that could have been taken, one that is too low would bring a deleted key back.
 
-A log that loses its end (`partition.truncate`, or a recovery that finds the log shorter than a lease says)
+A log that loses its end (`partition.cut`, or a recovery that finds the log shorter than a lease says)
 lowers every lease above to the cut, because the next records there are new to its reader. The cut is noted
 before the log is cut, and a lease that was written before the note counts as lowered, even if its reader
 wrote it last. The reader holds records that the log no longer has, and is refused when it advances above the

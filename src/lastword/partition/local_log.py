@@ -19,22 +19,115 @@ from typing import TYPE_CHECKING
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
-from lastword.partition import prefix
+from lastword.partition import cut
 from lastword.partition.appending import Pending
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.durability import Durability, FailureLatch
-from lastword.partition.rolling import RollRule
-from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import SegmentSet
 from lastword.segment.append import SegmentAppender
+from lastword.segment.indexes import TIME_ENTRY_BYTES
+from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from lastword.partition.ingest_file import AssignedBatch
     from lastword.partition.segment_store import SegmentStore
+    from lastword.partition.staged_batches import AssignedBatch
     from lastword.records.batch import BatchHeader
+
+
+class RollRule:
+    """Decide when the active segment is closed. `begin_segment` draws its jitter and starts its clock.
+
+    A batch begins a new segment if it would make the active one larger than `segment.bytes`, its offsets do
+    not fit into four bytes from the base, the segment is older than `segment.ms` (by the first batch's
+    timestamp; without one by the clock), or an index is full.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._created_ms = 0
+        self._roll_ms = 0
+
+    def begin_segment(self, config: TopicConfig) -> None:
+        """Draw the jitter of a segment that begins now."""
+        self._created_ms = self._clock.now_ms()
+        limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
+        jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
+        self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
+
+    def must_roll(
+        self, config: TopicConfig, appender: SegmentAppender, header: BatchHeader, pending: Pending
+    ) -> bool:
+        """Return whether the last pending batch begins a new segment, if the others are in the active one."""
+        size = appender.end.size
+        before = size + header.position  # bytes of the segment in front of this batch
+        if before + header.size > min(config.segment_bytes, MAX_FILE_BYTES):
+            return before > 0
+        if header.last_offset - appender.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if before == 0:
+            return False
+        began = pending.first_timestamp if size == 0 else appender.rolling_timestamp
+        if began is not None and began >= 0:
+            waited = header.max_timestamp - began
+        else:
+            waited = self._clock.now_ms() - self._created_ms
+        if waited > self._roll_ms:
+            return True
+        return appender.is_full(config.segment_index_bytes)
+
+    def rows_before(
+        self, config: TopicConfig, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int
+    ) -> int:
+        """Return the row (exclusive) up to which a batch table's rows from `first` on go into the active
+        segment, the first `unasked` of them in any case. Its indexes have room for all of them.
+        """
+        from lastword.kernels import table as fields
+
+        size = appender.end.size
+        began = int(table[first, fields.MAX_TIMESTAMP]) if not size else appender.rolling_timestamp
+        by_clock = began < 0
+        return int(
+            fields.rows_before_roll(
+                table,
+                first,
+                unasked,
+                table.shape[0],
+                size,
+                min(config.segment_bytes, MAX_FILE_BYTES),
+                min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX),
+                0 if by_clock else min(began + self._roll_ms, INT64_MAX),
+                by_clock and self._clock.now_ms() - self._created_ms > self._roll_ms,
+                by_clock,
+            )
+        )
+
+    def makes_one_segment(self, config: TopicConfig, batches: Sequence[AssignedBatch]) -> bool:
+        """Return whether appending the batches would make exactly one new segment.
+
+        Their positions count from its beginning; each of them alone may be appended.
+        """
+        first, last = batches[0], batches[-1]
+        if (
+            last.position + last.size > min(config.segment_bytes, MAX_FILE_BYTES)
+            or last.last_offset - first.base_offset > MAX_RELATIVE_OFFSET
+            or TIME_ENTRY_BYTES * (len(batches) + 1) >= config.segment_index_bytes
+            or max(batch.size for batch in batches) > min(config.max_message_bytes, config.segment_bytes)
+        ):
+            return False
+        latest = max(batch.max_timestamp for batch in batches)
+        return first.max_timestamp < 0 or latest - first.max_timestamp <= self._roll_ms
+
+    def is_due(self, appender: SegmentAppender) -> bool:
+        """Return whether the active segment is older than `segment.ms`, by the clock."""
+        began = appender.rolling_timestamp
+        began = began if began >= 0 else self._created_ms
+        return appender.end.size > 0 and self._clock.now_ms() - began > self._roll_ms
 
 
 class LocalLog:
@@ -66,7 +159,7 @@ class LocalLog:
             synced_to=synced_to,
             recovery_point=recovery_point,
         )
-        self._deferred = prefix.DeferredDeletes(store.files, clock)
+        self._deferred = cut.DeferredDeletes(store.files, clock)
         self._closed = False
         self._begin(
             segments,
@@ -238,7 +331,7 @@ class LocalLog:
         """Remove the segments that lie below the log start as a whole. Their files are renamed when it
         returns, and unlinked after `file.delete.delay.ms` (`remove_deferred`)."""
         segments = self.segment_set
-        gone = prefix.below_start(segments, log_start)
+        gone = cut.below_start(segments, log_start)
         if not gone:
             return []
         with self.durability.group_commit.turn():  # no sync of a file that loses its name
@@ -271,7 +364,7 @@ class LocalLog:
 
     def truncate_to(self, offset: int, epoch: int) -> None:
         """Remove the batches that reach `offset`, which the log holds; see steps 1 to 4 of
-        `partition.truncate`."""
+        `partition.cut`."""
         segments = self.segment_set
         self.durability.mark.lower(segments[segments.floor(offset)].end_before(offset))
         self.appender.close()

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import incomplete_commit, ingest_file, removal_log, truncate
+from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
     AppendedBatch,
     Batch,
@@ -41,14 +41,13 @@ from lastword.partition.appending import (
     gathered,
     repeated,
 )
-from lastword.partition.block import Block
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.local_log import LocalLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState, SequencedBatch
 from lastword.partition.reads import Reads
-from lastword.partition.segment_set import SegmentSet
-from lastword.partition.segment_store import Version
+from lastword.partition.segment_store import LogVersion, SegmentSet
 from lastword.partition.snapshots import Snapshots, replay
+from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.segment.segment import Segment
 
@@ -189,13 +188,13 @@ class PartitionLog(Reads):
     def cleanable_offset(self) -> int:
         """Nothing at or above may be cleaned: the last stable offset, or where an incomplete commit begins,
         if that is lower."""
-        return incomplete_commit.below(self.stable_offset, self._incomplete_commit_offset)
+        return staged_batches.below(self.stable_offset, self._incomplete_commit_offset)
 
     @property
     def removable_offset(self) -> int:
         """No segment that ends above may be removed: the high watermark, or the beginning of an incomplete
         commit."""
-        return incomplete_commit.below(self.high_watermark, self._incomplete_commit_offset)
+        return staged_batches.below(self.high_watermark, self._incomplete_commit_offset)
 
     def producer(self, producer_id: int) -> Producer | None:
         """Return the state of a producer id: its epoch, its last sequence, its open transaction."""
@@ -372,7 +371,8 @@ class PartitionLog(Reads):
 
         Returns:
             True: The file is a segment, and its batches are durable. False: The file is unchanged, because
-            appending its batches would give another result (`ingest_file`), or the active segment is empty.
+            appending its batches would give another result (`staged_batches`), or the active segment is
+            empty.
 
         Raises:
             CorruptBatchError: The file holds bytes that do not begin a whole batch.
@@ -384,11 +384,11 @@ class PartitionLog(Reads):
                 return False
             if self._recovered_to is not None:
                 self._note_recovery(self._recovered_to)
-            batches = ingest_file.assign_offsets(self.files, file, self.log_end)
-            if batches is None or not ingest_file.fits_one_segment(local.roll_rule, self.config, batches):
+            batches = staged_batches.assign_offsets(self.files, file, self.log_end)
+            if batches is None or not local.roll_rule.makes_one_segment(self.config, batches):
                 return False
             with local.failure.latching_if_offline():
-                ingest_file.write_offsets(self.files, file, batches, self._leader_epoch)
+                staged_batches.write_offsets(self.files, file, batches, self._leader_epoch)
             self._assign_epoch()
             self._take_snapshot()
             local.ingest_file(file, batches)
@@ -404,18 +404,18 @@ class PartitionLog(Reads):
         Until `end_commit`, nothing above that offset is cleaned, trimmed or moved.
         """
         with self.lock:
-            began = incomplete_commit.begin(self.files, self.directory, commit_id, self.log_end)
+            began = staged_batches.begin(self.files, self.directory, commit_id, self.log_end)
             self._find_incomplete_commit()
             return began
 
     def end_commit(self, commit_id: str) -> None:
         """Remove what was staged for a commit, which is complete or refused, and release the log above it."""
-        incomplete_commit.discard(self.files, self.directory, commit_id)
+        staged_batches.discard(self.files, self.directory, commit_id)
         with self.lock:
             self._find_incomplete_commit()
 
     def _find_incomplete_commit(self) -> None:
-        found = incomplete_commit.incomplete_commit_offset(self.files, self.directory)
+        found = staged_batches.incomplete_commit_offset(self.files, self.directory)
         self._incomplete_commit_offset = found
 
     # -------------------------------------------------------------- roll
@@ -475,7 +475,7 @@ class PartitionLog(Reads):
 
     def raise_log_start(self, offset: int) -> bool:
         """Make the log start at `offset`; False if it starts there or above already. The caller has made it
-        durable in the log-start checkpoint before: see `partition.prefix`.
+        durable in the log-start checkpoint before: see `partition.cut`.
 
         OffsetOutOfRangeError above the log end.
         """
@@ -507,7 +507,7 @@ class PartitionLog(Reads):
 
     def truncate_to(self, offset: int) -> None:
         """Remove everything from `offset` on; the next record gets exactly this offset. See
-        `partition.truncate` for every crash of it. The caller lowers the checkpoints of the directory.
+        `partition.cut` for every crash of it. The caller lowers the checkpoints of the directory.
 
         Below the first segment: `truncate_fully_and_start_at`. At the log end or above only leader epochs
         that begin there go. After a failure the log takes no more until it is opened again.
@@ -527,7 +527,7 @@ class PartitionLog(Reads):
     def _truncate_to(self, offset: int) -> None:
         files, directory = self.files, self.directory
         removal_log.note_cut(files, directory, offset)
-        truncate.forget_accounts(files, directory)
+        cut.forget_accounts(files, directory)
         self._local.truncate_to(offset, self._epochs.at(offset))
         segments = self.segment_set
         if self._snapshots.remove_outside(segments[0].base_offset - 1, offset):
@@ -552,7 +552,7 @@ class PartitionLog(Reads):
     def _start_at(self, offset: int) -> None:
         files, directory, first = self.files, self.directory, self._log_start
         removal_log.note_cut(files, directory, first)
-        truncate.forget_accounts(files, directory)
+        cut.forget_accounts(files, directory)
         self._local.remove_all()
         self._epoch = self._epochs.latest or self._epoch
         self._snapshots.remove_outside(-1, -1)
@@ -593,7 +593,7 @@ class PartitionLog(Reads):
             segments = segments.with_last(segments.active.with_mtime_now())
             return PartitionView(
                 self.store,
-                Version(segments, self.log_start, self.log_end),
+                LogVersion(segments, self.log_start, self.log_end),
                 stable_offset=self._stable_offset,
                 incomplete_commit_offset=self._incomplete_commit_offset,
                 trusted=True,

@@ -37,7 +37,6 @@ from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.damage import Damage
 from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.durability import LogEnd, SyncedMark, read_mark
-from lastword.partition.incomplete_commit import incomplete_commit_offset
 from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
@@ -49,8 +48,9 @@ from lastword.partition.recovery import (
     remove_leftovers,
     split_overflowed,
 )
-from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import SegmentSet
 from lastword.partition.snapshots import Snapshots, replay
+from lastword.partition.staged_batches import incomplete_commit_offset
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET

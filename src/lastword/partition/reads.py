@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition.prefix import read_note
-from lastword.partition.segment_set import SegmentSet
+from lastword.partition.cut import read_note
+from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 

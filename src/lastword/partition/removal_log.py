@@ -3,7 +3,7 @@
 ```
 <partition>/lastword/dropped-tombstones    framed JSON, version 2
     up_to, drops          tombstones below `up_to` went by rounds that asked the leases; how often
-    cuts                  where the log was cut, one offset for each time (`partition.truncate`), and where it
+    cuts                  where the log was cut, one offset for each time (`partition.cut`), and where it
                           ended after a stop that was not clean, noted before the first append after it
     older_cuts, lowest_older_cut
                           how many cuts came before those in `cuts`, and the lowest of them

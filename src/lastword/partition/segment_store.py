@@ -1,4 +1,4 @@
-"""`SegmentStore`: a set of segments and how it changes.
+"""`SegmentSet`, the segments of a log, and `SegmentStore`: how the set changes.
 
 Readers, plans, cleanings, states and the open log stand above this interface and do not depend on its
 implementation. `DirectorySegments` is the directory of a partition: segments are files, and a change is a
@@ -11,23 +11,88 @@ part of the set. They are small files of `directory` in `files`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lastword.partition.segment_set import SegmentSet
+from lastword.segment.segment import Segment
 from lastword.segment.stored import StoredSegment
 
 if TYPE_CHECKING:
     from lastword.errors import CorruptBatchError
     from lastword.files import Files
-    from lastword.partition.ingest_file import AssignedBatch
-    from lastword.segment.append import SegmentAppender
-    from lastword.segment.segment import Segment
+    from lastword.segment.append import BatchSpan, SegmentAppender
+
+
+class SegmentSet(Sequence[Segment]):
+    """The segments of a log in order of their base offsets. Immutable: a change of the log makes another set.
+
+    So a reader keeps its set, and never sees half of a change.
+    """
+
+    __slots__ = ("_bases", "_segments")
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self._segments = tuple(sorted(segments, key=lambda s: s.base_offset))
+        self._bases = [s.base_offset for s in self._segments]
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._segments[index]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments as a tuple."""
+        return self._segments
+
+    @property
+    def active(self) -> Segment:
+        """The last segment, to which records are appended."""
+        return self._segments[-1]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all log files."""
+        return sum(s.size for s in self._segments)
+
+    def floor(self, offset: int) -> int:
+        """Return the index of the last segment that begins at or below `offset`; -1 if all begin above."""
+        return bisect_right(self._bases, offset) - 1
+
+    def starting_at(self, offset: int) -> tuple[Segment, ...]:
+        """Return the segments that hold `offset` and everything above."""
+        return self._segments[max(self.floor(offset), 0) :]
+
+    def below(self, offset: int) -> tuple[Segment, ...]:
+        """Return the segments that begin below `offset`."""
+        return self._segments[: bisect_left(self._bases, offset)]
+
+    def with_last(self, segment: Segment) -> SegmentSet:
+        """Return the set with another state of its last segment."""
+        if segment is self._segments[-1]:
+            return self
+        changed = SegmentSet.__new__(SegmentSet)
+        changed._segments, changed._bases = (*self._segments[:-1], segment), self._bases
+        return changed
+
+    def with_added(self, segment: Segment) -> SegmentSet:
+        """Return the set with one more segment."""
+        return SegmentSet((*self._segments, segment))
+
+    def with_replaced(self, old: Sequence[Segment], new: Sequence[Segment]) -> SegmentSet:
+        """Return the set with `new` in the place of `old`, which are its own segments."""
+        gone = {id(segment) for segment in old}
+        return SegmentSet([*(s for s in self._segments if id(s) not in gone), *new])
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class LogVersion:
     """The segments of a log at one moment.
 
     Attributes:
@@ -69,7 +134,7 @@ class SegmentStore(Protocol):
 
     # -------------------------------------------------------------- read
 
-    def load(self) -> Version:
+    def load(self) -> LogVersion:
         """Return the segments of now: one version, never parts of two.
 
         Raises:
@@ -77,7 +142,7 @@ class SegmentStore(Protocol):
             BusyError: The log changed again and again.
         """
 
-    def is_current(self, version: Version) -> bool:
+    def is_current(self, version: LogVersion) -> bool:
         """Return whether the log still ends as in `version`. Segments before the last may be others."""
 
     def pin(self, segments: Sequence[Segment]) -> None:
@@ -97,7 +162,7 @@ class SegmentStore(Protocol):
         """
 
     def ingest(
-        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
+        self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
     ) -> SegmentAppender:
         """Make a file of `files`, which holds these batches, the last segment; durable when it returns."""
 

@@ -45,7 +45,7 @@ import google_crc32c
 from lastword.errors import BusyError, CorruptFileError, FileVanishedError, StorageError
 from lastword.files import Files
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
-from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import SegmentSet
 from lastword.partition.transactions import producer_batches
 from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord

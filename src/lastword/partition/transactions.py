@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
-from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader, read_records
 from lastword.records.control import ControlRecord, parse_control
 from lastword.records.formats import check_crc

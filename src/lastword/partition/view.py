@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lastword.errors import FileVanishedError
-from lastword.partition import incomplete_commit
+from lastword.partition import staged_batches
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.reads import Reads
-from lastword.partition.segment_store import SegmentStore, Version
+from lastword.partition.segment_store import LogVersion, SegmentStore
 from lastword.partition.snapshots import Stability
 from lastword.segment import names
 from lastword.segment.segment import Segment
@@ -34,7 +34,7 @@ class PartitionView(Reads):
     def __init__(
         self,
         store: SegmentStore,
-        version: Version,
+        version: LogVersion,
         *,
         stable_offset: int | None = None,
         incomplete_commit_offset: int | None = None,
@@ -62,7 +62,7 @@ class PartitionView(Reads):
         self.grows = False
         """What was seen ends where it ended then."""
 
-    def _take(self, version: Version) -> None:
+    def _take(self, version: LogVersion) -> None:
         self._version = version
         self.segment_set = version.segments
         self.log_start = version.log_start
@@ -85,17 +85,17 @@ class PartitionView(Reads):
         """As in `PartitionLog`. Reads the directory each time if another process may be writing it."""
         if self.trusted:
             return self._incomplete_commit_offset
-        return incomplete_commit.incomplete_commit_offset(self.files, self.directory)
+        return staged_batches.incomplete_commit_offset(self.files, self.directory)
 
     @property
     def cleanable_offset(self) -> int:
         """As in `PartitionLog`."""
-        return incomplete_commit.below(self.stable_offset, self.incomplete_commit_offset)
+        return staged_batches.below(self.stable_offset, self.incomplete_commit_offset)
 
     @property
     def removable_offset(self) -> int:
         """As in `PartitionLog`."""
-        return incomplete_commit.below(self.log_end, self.incomplete_commit_offset)
+        return staged_batches.below(self.log_end, self.incomplete_commit_offset)
 
     @classmethod
     def load(cls, store: SegmentStore) -> PartitionView:

@@ -1,6 +1,6 @@
 """Carry out retention on one partition, and compute the log start of a trim.
 
-The order is that of `partition.prefix`: the log start is durable before a file is renamed or removed.
+The order is that of `partition.cut`: the log start is durable before a file is renamed or removed.
 Retention also applies to a partition in quarantine.
 """
 

@@ -46,7 +46,7 @@ from lastword.ingest.commit import commit
 from lastword.ingest.manifest import Manifest, Writers, pending_commits
 from lastword.ingest.staging import StagedFile
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition.incomplete_commit import discard
+from lastword.partition.staged_batches import discard
 from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory
 from lastword.spark.hide_traceback import hide_traceback
 from lastword.spark.options import WriteOptions

@@ -23,7 +23,7 @@ from lastword.ingest.manifest import REFUSED_FORM, WRITERS_FORM, Manifest
 from lastword.ingest.staging import COMMITTED, OPEN
 from lastword.logdir.identity import MOVE_NOTE
 from lastword.logdir.log_dir_set import read_partition_list
-from lastword.partition import incomplete_commit, leases, prefix, removal_log
+from lastword.partition import cut, leases, removal_log, staged_batches
 from lastword.partition.durability import decode_mark
 from lastword.partition.named import read_journal
 from lastword.segment import names
@@ -167,7 +167,7 @@ def _synced(files: Files, path: str) -> Fields:
 
 
 def _begun(files: Files, path: str) -> Fields:
-    yield "log_end", str(incomplete_commit.read_begun(files, path))
+    yield "log_end", str(staged_batches.read_begun(files, path))
 
 
 def _manifest(files: Files, path: str) -> Fields:
@@ -232,7 +232,7 @@ _NAMES: dict[str, Reader] = {
     names.QUARANTINE: _framed(quarantine.FORM),
     names.SYNCED: _synced,
     names.PRODUCERS: _journal,
-    names.LOG_START_NOTE: _framed(prefix.NOTE),
+    names.LOG_START_NOTE: _framed(cut.LOG_START_FORM),
     names.MOVED_FROM: _framed(MOVE_NOTE),
 }
 _PREFIXES: dict[str, Reader] = {
@@ -240,7 +240,7 @@ _PREFIXES: dict[str, Reader] = {
     COMMITTED: _marker,
     OPEN: _marker,
 }
-_NAMES_BELOW: dict[str, Reader] = {incomplete_commit.BEGUN: _begun}
+_NAMES_BELOW: dict[str, Reader] = {staged_batches.BEGUN: _begun}
 _EXTENSIONS_BELOW: dict[str, Reader] = {
     ".json": _job,
     ".npz": _arrays,

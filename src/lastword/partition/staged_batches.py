@@ -1,0 +1,269 @@
+"""Staged batches of a commit on their way into a log: read in blocks, or taken as a whole segment.
+
+A commit is appended in several steps, and a stop between two steps leaves a part of its batches in the log.
+`<partition>/lastword/staging-<commit>/begun.json` (framed JSON) holds the log end before the first append.
+A second try compares the batches above that offset with the staged batches and appends what is missing. So
+nothing above that offset is cleaned, trimmed or moved meanwhile: a rewritten batch would not be recognized,
+and its records would be appended twice.
+
+**In blocks.** Whole batches are read into one buffer, to check and append them without copying each batch.
+The kernels are used if they are loaded. Without them it is nearly as fast: the batches of a staged file are
+large and therefore few.
+
+**As a segment**, so that a bulk load is written once and not copied. This is worth it for files that are
+large compared with `segment.bytes`, because each file becomes one segment, however small. The result must
+equal that of appending the batches: within `segment.bytes` and `segment.ms`, only batches that may be
+appended, and no batch of a producer, because producers are not checked here. The order: offsets and leader
+epoch are written into the batches, where no checksum covers them, and the file is synced. The active segment
+is closed and synced, as in every roll. The file gets its indexes and its name (`SegmentAppender.from_file`),
+and the name is durable before anything is appended behind it. A crash before the rename leaves a staged
+file, which gets its offsets again. A crash after it leaves a segment, whose batches the next try of the
+commit finds in the log like batches that were copied.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+from lastword.errors import CorruptFileError, FileVanishedError
+from lastword.files import Files
+from lastword.files.framed import Framed
+from lastword.records.batch import check_crc, read_header
+from lastword.segment import names
+from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    from lastword.config import TopicConfig
+
+STAGING = "staging-"
+BEGUN = "begun.json"
+BEGUN_FORM = Framed(
+    "begun",
+    1,
+    "bad-begun",
+    "restore the file from a copy; without one the commit is refused when the directory is next opened to "
+    "write, and its batches that are in the log stay",
+)
+
+BLOCK_BYTES = 8 << 20
+SLACK_BYTES = 64
+"""Bytes behind the last batch that kernels may read."""
+_LENGTH_END = 12
+"""End of a batch's first two fields: base offset, and the length of the rest."""
+
+MIN_SIZE_RATIO, MIN_SIZE_RATIO_IF_KEPT = 1 / 32, 1 / 8
+"""The smallest file that becomes a segment, relative to `segment.bytes`. The second value applies to a topic
+that is not compacted: no cleaner joins its small segments."""
+
+_OFFSET_FIELDS = struct.Struct(">qii")  # base offset, length of what follows, leader epoch
+
+
+# ---------------------------------------------------------------- the note of an incomplete commit
+
+
+def staging_dir(directory: str, commit_id: str) -> str:
+    """Return the directory of a commit's staged files in one partition."""
+    return os.path.join(directory, names.PRIVATE, STAGING + commit_id)
+
+
+def begin(files: Files, directory: str, commit_id: str, log_end: int) -> int:
+    """Return the log end at which the commit began. The first call notes `log_end` durably.
+
+    CorruptFileError if the note is damaged: batches that are in the log could not be recognized.
+    """
+    path = os.path.join(staging_dir(directory, commit_id), BEGUN)
+    if files.exists(path):
+        return read_begun(files, path)
+    BEGUN_FORM.save(files, path, {"log_end": log_end})
+    return log_end
+
+
+def discard(files: Files, directory: str, commit_id: str) -> None:
+    """Remove what was staged for a commit in one partition, and the note of its beginning."""
+    folder = staging_dir(directory, commit_id)
+    if files.exists(folder):
+        files.remove_tree(folder)
+
+
+def incomplete_commit_offset(files: Files, directory: str) -> int | None:
+    """Return the lowest offset at which an incomplete commit begins; None if all commits are complete.
+
+    An unreadable note counts as 0.
+    """
+    private = os.path.join(directory, names.PRIVATE)
+    offsets: list[int] = []
+    try:
+        for name in files.listdir(private):
+            path = os.path.join(private, name, BEGUN)
+            if name.startswith(STAGING) and files.exists(path):
+                offsets.append(_read_or_0(files, path))
+    except FileVanishedError:  # no private directory, or a commit was completed meanwhile
+        pass
+    return min(offsets, default=None)
+
+
+def below(offset: int, incomplete: int | None) -> int:
+    """Return `offset`, lowered to where an incomplete commit begins."""
+    return offset if incomplete is None else min(offset, incomplete)
+
+
+def read_begun(files: Files, path: str) -> int:
+    """Return the log end that a note holds. CorruptFileError if the note is damaged."""
+    log_end = BEGUN_FORM.decode(files.read_bytes(path), path).get("log_end")
+    if not isinstance(log_end, int) or isinstance(log_end, bool) or log_end < 0:
+        raise BEGUN_FORM.damaged(path, "it names no log end")
+    return log_end
+
+
+def _read_or_0(files: Files, path: str) -> int:
+    try:
+        return read_begun(files, path)
+    except CorruptFileError:
+        return 0
+
+
+# ---------------------------------------------------------------- in blocks
+
+
+class Block(Sequence[memoryview]):
+    """Batches of one buffer, from its beginning. Valid until `blocks_of` yields the next block."""
+
+    def __init__(self, buffer: bytearray, sizes: list[int]) -> None:
+        self.buffer = buffer
+        self.sizes = sizes
+        self._view = memoryview(buffer)
+        self._ends = list(accumulate(sizes))
+
+    @property
+    def size_bytes(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, which: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[memoryview]: ...
+    def __getitem__(self, which: int | slice) -> memoryview | list[memoryview]:
+        if isinstance(which, slice):
+            return [self[number] for number in range(*which.indices(len(self)))]
+        end = self._ends[which]
+        return self._view[end - self.sizes[which] : end]
+
+    def check(self, file: str) -> None:
+        """Verify the checksum of each batch. CorruptBatchError for the first wrong one.
+
+        Changes offsets and epochs in the buffer, which no checksum covers.
+        """
+        if "lastword.kernels" in sys.modules and self._is_valid():
+            return
+        for batch in self:
+            check_crc(batch, read_header(batch, 0, len(batch), file), file)
+
+    def _is_valid(self) -> bool:
+        """Verify with a kernel, which releases the interpreter's lock and assigns offsets.
+
+        False may also mean a kind of batch that the kernel does not support.
+        """
+        import numpy as np
+
+        from lastword.kernels import table as fields
+        from lastword.kernels.batches import assign_offsets
+
+        table = np.empty((len(self), fields.FIELDS), np.int64)
+        sizes = np.array(self.sizes, np.int64)
+        return bool(assign_offsets(np.frombuffer(self.buffer, np.uint8), sizes, 0, 0, table) == sizes.size)
+
+
+def blocks_of(files: Files, path: str) -> Iterator[Block]:
+    """Yield all batches of a file, BLOCK_BYTES at a time, or a single larger batch. Verifies no checksum.
+
+    CorruptFileError if the remaining bytes do not begin with a whole batch.
+    """
+    with files.open_read(path) as handle:
+        size, position = handle.size(), 0
+        buffer = bytearray(max(min(BLOCK_BYTES, size), _LENGTH_END) + SLACK_BYTES)
+        while position < size:
+            have = handle.pread_into(memoryview(buffer)[:-SLACK_BYTES], position)
+            sizes, end = _whole_batches(buffer, have)
+            if not sizes:
+                wanted = _size_at(buffer, 0)
+                if have < _LENGTH_END or wanted > size - position or wanted <= have:
+                    raise CorruptFileError(
+                        f"{path} position {position}: no whole batch", file=path, position=position
+                    )
+                buffer = bytearray(wanted + SLACK_BYTES)
+                continue
+            yield Block(buffer, sizes)
+            position += end
+
+
+def _whole_batches(buffer: bytearray, have: int) -> tuple[list[int], int]:
+    """Return the sizes of the whole batches in the first `have` bytes, and the end of the last."""
+    sizes, end = [], 0
+    while have - end >= _LENGTH_END:
+        size = _size_at(buffer, end)
+        if size > have - end:
+            break
+        sizes.append(size)
+        end += size
+    return sizes, end
+
+
+def _size_at(buffer: bytearray, position: int) -> int:
+    return int.from_bytes(buffer[position + 8 : position + _LENGTH_END], "big") + _LENGTH_END
+
+
+# ---------------------------------------------------------------- as a segment
+
+
+def is_worth_a_segment(config: TopicConfig, size_bytes: int) -> bool:
+    """Return whether a file of this size becomes a segment. Never if the log sets the batches' timestamps."""
+    stamped = config.message_timestamp_type == "LogAppendTime"
+    ratio = MIN_SIZE_RATIO if config.compacts else MIN_SIZE_RATIO_IF_KEPT
+    return not stamped and ratio * config.segment_bytes <= size_bytes <= config.segment_bytes
+
+
+class AssignedBatch(NamedTuple):
+    """A batch of the file with its assigned offsets. `position` and `size` are in bytes of the file."""
+
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+
+
+def assign_offsets(files: Files, path: str, next_offset: int) -> list[AssignedBatch] | None:
+    """Assign offsets from `next_offset` on to the file's batches. None if a batch has a producer.
+
+    Reads the headers and changes nothing. CorruptBatchError where no whole batch begins.
+    """
+    batches: list[AssignedBatch] = []
+    position = 0
+    with files.open_read(path) as handle:
+        size = handle.size()
+        while position < size:
+            data = handle.pread(HEADER_BYTES, position)
+            header = read_header(data, 0, size - position, path, file_position=position)
+            if header.producer_id >= 0 or header.control:
+                return None
+            last = next_offset + header.last_offset - header.base_offset
+            batches.append(AssignedBatch(position, header.size, next_offset, last, header.max_timestamp))
+            position, next_offset = position + header.size, last + 1
+    return batches
+
+
+def write_offsets(files: Files, path: str, batches: Sequence[AssignedBatch], epoch: int) -> None:
+    """Write the offsets and a leader epoch into the file, and sync it, before the log has it."""
+    with files.open_append(path) as handle:
+        for batch in batches:
+            fields = _OFFSET_FIELDS.pack(batch.base_offset, batch.size - OVERHEAD_BYTES, epoch)
+            handle.pwrite(fields, batch.position)
+        handle.fsync()
