@@ -84,7 +84,7 @@ def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:
             return clean(view, task.plan, FullScan(), Collector(task.plan), context)
         return remote.build(view, task.config, task.plan, task.params, task.runs, context)
 
-    return _return_faults(built)
+    return return_faults(built)
 
 
 def scan(task: RemoteScanTask) -> RemoteScan | LastwordError:
@@ -95,7 +95,7 @@ def scan(task: RemoteScanTask) -> RemoteScan | LastwordError:
         view = _view(task.directory)
         return remote.scan(view, task.config, task.plan, task.params, _context(dry=task.dry))
 
-    return _return_faults(scanned)
+    return return_faults(scanned)
 
 
 def plan(task: PlanTask) -> Plan:
@@ -128,7 +128,8 @@ def _context(*, dry: bool) -> CleanContext:
     return CleanContext(DEFAULT, SystemClock(), dry=dry)
 
 
-def _return_faults(work: Callable[[], _T]) -> _T | LastwordError:
+def return_faults(work: Callable[[], _T]) -> _T | LastwordError:
+    """Return a fault of the data as the result. Any other error fails the task, which Spark repeats."""
     try:
         return work()
     except StorageError:

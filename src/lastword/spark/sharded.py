@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lastword.errors import LastwordError, StorageError
+from lastword.errors import LastwordError
+from lastword.spark.clean_tasks import return_faults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +98,7 @@ def _rewrite(spark: SparkSession, job: ShardedJob, now_ms: int) -> LastwordError
 def _run(spark: SparkSession, step: Callable[..., Any], job: ShardedJob, numbers: Sequence[int]) -> list[Any]:
     from lastword.spark.tasks import run_tasks
 
-    return run_tasks(spark, partial(_return_faults, step, job.directory), numbers)
+    return run_tasks(spark, partial(_run_step, step, job.directory), numbers)
 
 
 def _first_fault(results: Sequence[Any]) -> LastwordError | None:
@@ -107,17 +108,11 @@ def _first_fault(results: Sequence[Any]) -> LastwordError | None:
 # ---------------------------------------------------------------- on an executor
 
 
-def _return_faults(step: Callable[..., Any], directory: str, number: int) -> Any:
-    """Return a fault of the data. Any other error fails the task, so that Spark starts it again."""
+def _run_step(step: Callable[..., Any], directory: str, number: int) -> Any:
     from lastword.spark.bootstrap import need_directory
 
     need_directory(directory)
-    try:
-        return step(directory, number)
-    except StorageError:
-        raise
-    except LastwordError as error:
-        return error
+    return return_faults(partial(step, directory, number))
 
 
 def _extract(directory: str, number: int) -> Any:
