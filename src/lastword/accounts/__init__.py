@@ -1,9 +1,9 @@
-"""Garbage accounts: what each closed segment holds of dead records, kept between cleanings.
+"""Garbage accounts: the dead records of each closed segment, kept between cleanings.
 
-Stands on `resolve`, whose running map and bits it keeps, saves and throws away. It knows the files of one
-partition and no policy: what is worth cleaning `cleaner.generational` decides from the values here. All of it
-is derived from the log: discarded and made anew whenever anything does not fit. Start reading at `values.py`
-(what an account says), then `ledger.py`.
+Uses `resolve`, whose running map and bitmaps it keeps, saves and discards. It reads the files of one
+partition and has no policy: `cleaner.policy.generational` decides from the values here what is worth
+cleaning. All of it is derived from the log, and is made again if it does not fit. Start with `values.py` (an
+account), then `ledger.py`.
 """
 
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount

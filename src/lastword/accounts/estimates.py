@@ -36,18 +36,18 @@ FORM = Framed(
 
 
 def age_class(age_bytes: int) -> int:
-    """Which power of two an age lies in; 0 below a KiB."""
+    """Return the power of two that an age is in; 0 below a KiB."""
     return min((max(age_bytes, 0) // _AGE_UNIT).bit_length(), _CLASSES - 1)
 
 
 class Survivorship:
-    """Shares by age, from 0 to 1."""
+    """Live shares of segments by age, from 0 to 1."""
 
     def __init__(self, live_ratio: dict[int, float] | None = None) -> None:
         self.live_ratio = {} if live_ratio is None else dict(live_ratio)
 
     def observe(self, age_bytes: int, size_bytes: int, live_bytes: int, alpha: float) -> None:
-        """A rewrite met a segment of this age."""
+        """Update the share of an age with a segment that a rewrite read."""
         if size_bytes <= 0:
             return
         seen = min(max(live_bytes / size_bytes, 0.0), 1.0)
@@ -56,14 +56,14 @@ class Survivorship:
         self.live_ratio[age] = seen if old is None else alpha * seen + (1 - alpha) * old
 
     def expected(self, age_bytes: int) -> float | None:
-        """The share at an age: that of the nearest class that was seen; None before the first."""
+        """Return the share at an age: that of the nearest known class; None if no class is known."""
         if not self.live_ratio:
             return None
         wanted = age_class(age_bytes)
         return self.live_ratio[min(self.live_ratio, key=lambda age: (abs(age - wanted), age))]
 
     def spread(self, sizes: Sequence[int], ages: Sequence[int], live_bytes: float) -> list[float]:
-        """Live bytes of each of some segments, `live_bytes` in all: by their ages, none above its size."""
+        """Return the live bytes of each segment, `live_bytes` in all: by their ages, none above its size."""
         weights = [self.expected(age) for age in ages]
         live = [float(s) * (1.0 if w is None else max(w, 1e-3)) for s, w in zip(sizes, weights, strict=True)]
         wanted = min(max(live_bytes, 0.0), float(sum(sizes)))
@@ -92,6 +92,7 @@ class Survivorship:
 
     @classmethod
     def load(cls, files: Files, path: str) -> Survivorship:
+        """Return the saved shares; none if the file is absent or damaged."""
         try:
             fields = FORM.load(files, path)
             if fields is None:
@@ -103,18 +104,19 @@ class Survivorship:
         return cls(ratios) if sound else cls()
 
     def save(self, files: Files, path: str) -> None:
-        """Its directory exists."""
+        """Save the shares. The directory of `path` exists."""
         ratios = {str(age): round(self.live_ratio[age], 6) for age in sorted(self.live_ratio)}
         FORM.save(files, path, {"live_ratio": ratios})
 
 
 TIME_INDEX_ENTRY_BYTES = 12
 FEWEST_SAMPLED_KEYS = 250
-"""Below this a segment thought clean may stay so for long: then the estimate of the whole is spread."""
+"""With fewer sampled keys per segment, a dirty segment may look clean for long: then the estimate is
+spread."""
 
 
 def dead_bytes(tracking: Tracking, write_clock: int, survivorship: Survivorship) -> list[float]:
-    """Garbage of each segment; of a sample as estimated."""
+    """Return the garbage of each segment, exact or estimated."""
     facts = tracking.facts()
     if tracking.exact:
         return [float(segment.dead_bytes) for segment in facts]
@@ -135,7 +137,10 @@ def dead_bytes(tracking: Tracking, write_clock: int, survivorship: Survivorship)
 
 
 def indexed_bytes(config: TopicConfig) -> int:
-    """What a segment may hold for its time index to fit: an entry for each interval, and one more."""
+    """Return the bytes that a segment may hold for its time index to fit.
+
+    The index has an entry for each interval, and one more.
+    """
     entries = config.segment_index_bytes // TIME_INDEX_ENTRY_BYTES
     return max(entries * max(config.index_interval_bytes, 1) - 1, 1)
 
@@ -145,11 +150,13 @@ def segment_accounts(
 ) -> tuple[SegmentAccount, ...]:
     """Return the account of each segment.
 
-    Of a sample all figures are estimates; the standard deviation of `error_ratio` is that of a sum over a
+    In a sample all figures are estimates. The standard deviation of `error_ratio` is that of a sum over a
     share of the keys.
 
     Args:
-        dead, blocked_bytes: bytes of each segment.
+        tracking: The tracked keys with their segments.
+        dead: Garbage of each segment, in bytes.
+        blocked_bytes: Bytes of blocked tombstones in each segment.
     """
     share, segments = tracking.share, []
     for entry, segment, garbage, held in zip(

@@ -1,19 +1,18 @@
-"""The garbage accounts of one partition: kept in memory between rounds, saved over restarts, never believed
-when anything does not fit.
+"""The garbage accounts of one partition: kept in memory between cleanings, saved over restarts.
 
-A ledger holds the running map and bits of `resolve.running` up to its limit (`tracking.py`), and for each
-segment below it what choosing asks for: rent, rate, age, generation (`entries.py`). Each closed segment is
-scanned once, when it falls below the limit; from then on its garbage is known exactly, or, where the keys do
-not fit the memory, estimated from a sample of them.
+A ledger holds the running map and bitmaps of `resolve.running` up to its limit (`tracking.py`), and for each
+segment below it the figures that choosing needs: age of the garbage, death rate, generation. Each closed
+segment is scanned once, when it falls below the limit. From then on its garbage is known exactly, or, if the
+keys do not fit the memory, estimated from a sample of them. Accounts that do not fit the log are discarded.
 
-    look      `fit` (does the log still lie there as it was left?), `add_segments` (what is new), `mark_due`
+    refresh   `fit` (is the log as it was left?), `add_segments` (new ones), `mark_due`
     choose    `account`
-    rewrite   `resolution`, `sources` (tell the map what a rewrite drops), after each durable swap `swapped`
-    keep      `save`, where that costs less than the scan it spares; in the middle of a long one too
+    rewrite   `resolution`, `sources` (report what a rewrite drops), after each durable swap `swapped`
+    keep      `save`, if that costs less than the scan that it spares; also in the middle of a long scan
 
-While a rewrite is under way the map only notes what goes; `swapped` counts it, `give_up` forgets it. A round
-that fails in the very swap cannot know which of the two holds: it spoils the ledger, which is thrown away.
-What was saved before is then true of the log, or does not fit it.
+During a rewrite the map only records what is dropped; `swapped` applies it, `give_up` drops it. After a swap
+that fails it is unknown which files are there: the ledger is invalid and is discarded. What was saved before
+is then true of the log, or does not fit it.
 """
 
 from __future__ import annotations
@@ -44,18 +43,21 @@ if TYPE_CHECKING:
 
 
 PORTION_BYTES = 256 << 20
-"""A long scan takes whole segments of about so much at once; stopped, it goes on behind what was kept."""
+"""A long scan takes portions of whole segments of about this size. Stopped, it continues after the last saved
+one."""
 
 
 class Ledger:
-    """Accounts of the partition in `directory`. Not safe from several threads at once.
+    """The garbage accounts of the partition in `directory`. Not safe from several threads at the same time.
 
-    tracking, deletes  the map with its segments; tombstones and their clocks
-    rebuilt_because  why nothing that was saved is used; empty: it was, or there was nothing
-    scanned_bytes    read from the log since the ledger was made or saved
-    keep             asked in the middle of a long scan, where all that was taken is true: it may save it
-    t, seen          the drive's time at the last look, and how far the log went then: base offset and size of
-                     its active segment
+    Attributes:
+        tracking: The map with its segments.
+        deletes: Tombstones and their clocks.
+        rebuilt_because: Why saved accounts are not used; empty: they are, or there are none.
+        scanned_bytes: Bytes read from the log since the ledger was made or saved.
+        keep: Called during a long scan after each portion, when the accounts are valid: may save them.
+        write_clock: The drive's time at the last update.
+        reached: How far the log went then: base offset and size of its active segment.
     """
 
     def __init__(
@@ -93,8 +95,16 @@ class Ledger:
         salt: Callable[[], bytes] = lambda: os.urandom(16),
         scratch: str | None = None,
     ) -> Ledger:
-        """What was saved, if it speaks of `segments` (all of the log, ascending) as they are; else a fresh
-        one. Never raises for what the file holds. `scratch`: as of `Tracking`."""
+        """Return the saved accounts if they fit `segments`, else empty ones. Never raises for a damaged file.
+
+        Args:
+            files: File system.
+            directory: Of the partition.
+            segments: All segments of the log, ascending.
+            map_bytes: Memory for the key map.
+            salt: Returns a secret for the map's hash.
+            scratch: Directory for the map's keys; None: in memory.
+        """
         try:
             saved = snapshot.load_ledger(files, directory, map_bytes, scratch)
             if saved is None:
@@ -113,46 +123,49 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        """One past the last offset that was taken."""
+        """Return the offset after the last one that was added."""
         return self.tracking.running.limit
 
     @property
     def exact(self) -> bool:
+        """Return whether every key is tracked, not a sample."""
         return self.tracking.exact
 
     @property
     def entries(self) -> list[SegmentEntry]:
+        """Return the entry of each segment below the limit."""
         return self.tracking.entries
 
     @property
     def counts_copies(self) -> bool:
-        """Must a rewrite tell the map what it drops? Only for a log that has, or had, tombstones."""
+        """Return whether a rewrite must report dropped records: the log has, or had, tombstones."""
         return self.tracking.counts_copies
 
     @property
     def transactions_from(self) -> int:
-        """Where transactions begin; -1: the log has none."""
+        """Return the offset of the first transactional batch; -1: the log has none."""
         return self.tracking.transactions_from
 
     @property
     def memory_bytes(self) -> int:
+        """Return the memory of map, bitmaps, clocks and entries."""
         return self.tracking.running.memory_bytes + self.deletes.clocks.memory_bytes + 200 * len(self.entries)
 
     def facts(self) -> tuple[SegmentFacts, ...]:
-        """Of the segments below the limit. Of a sample they count tracked keys only."""
+        """Return the counts of the segments below the limit. In a sample they count tracked keys only."""
         return self.tracking.facts()
 
     def resolution(self) -> Resolution:
-        """As if the log had been resolved now, up to the limit. Only while `exact`."""
+        """Return the result of a full scan up to the limit, as of now. Only while `exact`."""
         return self.tracking.resolution()
 
     # ---------------------------------------------------------------- look
 
     def fit(self, segments: Sequence[Segment]) -> bool:
-        """Does the log still lie there as it was left? If not, the ledger begins anew.
+        """Check that the log is as it was left; otherwise reset the ledger, and return False.
 
-        Segments that left at the front are no surprise: what is known of the others stays true. But when
-        they outweigh those that are left, beginning anew is cheaper than carrying their keys along.
+        Segments that were removed at the front do not invalidate the others. But when the removed ones
+        outweigh the rest, a reset is cheaper than keeping their keys.
         """
         known = len(self.entries)
         why = self.tracking.misfit(segments)
@@ -164,7 +177,7 @@ class Ledger:
         return False
 
     def reset(self, why: str) -> None:
-        """Throw away what is known."""
+        """Discard all accounts in memory."""
         self.rebuilt_because = why
         self.invalid = False
         self.tracking.reset()
@@ -172,12 +185,15 @@ class Ledger:
         self._changed = True
 
     def discard(self) -> None:
-        """Throw away what was saved, too. It may be wrong: a rewrite by it did not hold its certificate."""
+        """Discard the saved accounts, too.
+
+        They may be wrong: a rewrite by them failed its certificate.
+        """
         self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
         self.reset("a rewrite by it did not hold its certificate")
 
     def hold_back(self, floor: int) -> None:
-        """A reader has yet to read from `floor` on: no tombstone there counts as garbage any more."""
+        """Make tombstones from `floor` on live again: a reader has yet to read them."""
         due = self.deletes.due
         if due.size and int(due[-1]) >= floor:
             self.deletes.revive(floor)
@@ -196,12 +212,20 @@ class Ledger:
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 1,
     ) -> int:
-        """Scan the segments (of all of the log's, ascending) that lie between the own limit and `limit`;
-        returns the bytes read. `fit` comes first.
+        """Scan the segments between the ledger's limit and `limit`; return the bytes read. Call `fit` first.
 
-        Nothing there may ever be taken back: it is synced, closed and decided. `write_clock`: the drive's
-        time; `bytes_above`: of the log above `limit`, so that the age of each segment can be told; `threads`:
-        as for `resolve`.
+        Nothing below `limit` may ever be taken back: it is synced, closed and decided.
+
+        Args:
+            segments: All segments of the log, ascending.
+            limit: The new limit.
+            write_clock: The drive's time.
+            now_ms: The time, for the age of garbage.
+            fates: Outcomes of transactions.
+            progress: Called with (done, total) bytes.
+            bytes_above: Bytes of the log above `limit`, from which the ages of segments are computed.
+            chunk_bytes: Bytes to read per chunk.
+            threads: As of `resolve`.
         """
         below = [
             segment for segment in segments if segment.next_offset <= limit and segment.base_offset < limit
@@ -263,11 +287,14 @@ class Ledger:
         self.tracking.note_clear()
 
     def mark_due(self, now_ms: int, delete_retention_ms: int, *, floor: int = NO_FLOOR) -> int:
-        """Tombstones whose time has come are garbage from now on; returns how many became so.
+        """Mark tombstones that may go now as garbage; return how many became so.
 
-        `floor`: the lowest offset that a reader with a lease has yet to read. In a log that ends with a
-        message of an old format that one stays: no empty batch could take its place, and without it the
-        log's end would be out of reach.
+        Args:
+            now_ms: The time.
+            delete_retention_ms: How long a tombstone without older copies stays.
+            floor: The lowest offset that a reader with a lease has yet to read. In a log that ends with a
+                message of magic 0 or 1, that message stays: no empty batch could take its place, and without
+                it the log's end would be out of reach.
         """
         if not self.exact:
             return 0
@@ -291,7 +318,7 @@ class Ledger:
         quarantined: bool = False,
         strategy: str = "generational",
     ) -> PartitionAccount:
-        """All that choosing asks for, as a value."""
+        """Return the accounts of the partition as a value."""
         segments = segment_accounts(
             self.tracking, self._dead_bytes(), self.deletes.blocked_bytes(self.facts())
         )
@@ -315,7 +342,7 @@ class Ledger:
         return dead_bytes(self.tracking, self.write_clock, self.survivorship)
 
     def blocked_segments(self) -> frozenset[int]:
-        """Base offsets of the segments that hold a tombstone which an older copy of its key holds back."""
+        """Return the base offsets of segments with a tombstone that an older copy of its key blocks."""
         facts = self.facts()
         held = self.deletes.blocked_bytes(facts)
         return frozenset(segment.base_offset for segment, size in zip(facts, held, strict=True) if size)
@@ -323,19 +350,29 @@ class Ledger:
     # ---------------------------------------------------------------- rewrite
 
     def sources(self, segments: Sequence[Segment], dead: DeadBitmaps) -> list[Segment]:
-        """The same segments, to be rewritten: each chunk that is read tells the map what it loses, if copies
-        count. Then comes `swapped` or `give_up`."""
+        """Return the segments for a rewrite.
+
+        If copies count, each chunk that is read reports its dropped records; `swapped` or `give_up` must
+        follow.
+        """
         if not self.exact or not self.counts_copies:
             return list(segments)
         return [Watched(segment, self.tracking.running, dead) for segment in segments]
 
     def give_up(self) -> None:
-        """The rewrite under way was not published: its sources stay as they are."""
+        """Drop the reports of a rewrite that was not published: its sources stay."""
         if self.exact:
             self.tracking.running.discard_removals()
 
     def swapped(self, first_base: int, last_base: int, published: Segment, alpha: float) -> None:
-        """Those segments, and all between, are one now, durably."""
+        """Replace the entries of a range of segments by that of the published one, which is durable.
+
+        Args:
+            first_base: Base offset of the first replaced segment.
+            last_base: Base offset of the last one.
+            published: The new segment.
+            alpha: Weight of the observed survivorship.
+        """
         bases = [entry.base_offset for entry in self.entries]
         first, last = bases.index(first_base), bases.index(last_base)
         old = self.entries[first : last + 1]
@@ -351,8 +388,11 @@ class Ledger:
         self._touched()
 
     def first_dirty_for_kafka(self) -> int:
-        """What a Kafka that takes over may count as clean: no record that killed one which still is on disk
-        lies below. With a higher one it would drop a tombstone and keep the old value."""
+        """Return the highest cleaner checkpoint that is safe to hand to a broker.
+
+        Below it no record supersedes one that is still on disk. With a higher one Kafka would drop a
+        tombstone and keep the old value.
+        """
         if not self.exact or self.invalid:
             return self.tracking.first_offset
         return self.tracking.lowest_killer()
@@ -361,17 +401,19 @@ class Ledger:
 
     @property
     def worth_saving(self) -> bool:
-        """Is there something new, and did more bytes go into it than saving costs?"""
+        """Return whether accounts changed, and more bytes were scanned for them than saving writes."""
         return self._changed and not self.invalid and self.scanned_bytes >= self.memory_bytes
 
     def save(self, into: str | None = None) -> bool:
-        """Write the snapshot, durably; False where nothing changed. Where it would be larger than the log
-        that it spares to read, the clocks of tombstones alone are written: a log that is opened for one round
-        at a time would otherwise start them again each time, and no tombstone would ever go. False if none
-        runs.
+        """Write the accounts, durably; return False if nothing was written.
 
-        `into`: a directory other than the partition's private one, for accounts that are true only when the
-        swaps that they know of are done.
+        If they would be larger than the scan that they spare, only the clocks of tombstones are written:
+        otherwise the clocks of a log that is opened for one cleaning at a time would start again each time,
+        and no tombstone would ever go.
+
+        Args:
+            into: A directory other than the partition's private one, for accounts that are true only after
+                the swaps that they include.
         """
         if self.invalid or not self._changed or not self.entries:
             return False
@@ -389,7 +431,7 @@ class Ledger:
         return True
 
     def _restore(self, saved: snapshot.SavedAccounts, segments: Sequence[Segment]) -> str:
-        """Take what was saved, if it is of these segments; else why not."""
+        """Restore saved accounts if they fit the segments; otherwise return the reason why not."""
         why = (
             snapshot.restore_ledger(saved, self.tracking, self.deletes)
             or self.tracking.misfit(segments)
@@ -421,6 +463,7 @@ class Watched(Segment):
         self._dead = dead
 
     def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
+        """Return a reader that reports the dropped records of each chunk."""
         options.pop("skip_rows", None)  # of a dead record the key is wanted: it has one copy less
         reader = super().chunk_reader(*args, **options)
         assert isinstance(reader, ChunkReader)

@@ -42,19 +42,19 @@ _PIECE = 1 << 20
 _MOST_HEADER_BYTES = 256 << 20
 
 Place = Callable[[int], NDArray[np.uint8]]
-"""Gives an array of at least so many bytes."""
+"""Returns an array of at least this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedAccounts:
-    """Plain values, and arrays by name."""
+    """The content of the file: plain values, and arrays by name."""
 
     header: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
 
 
 def save(files: Files, path: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Replace the file; durable when it returns. Returns its size in bytes."""
+    """Replace the file, durably; return its size in bytes."""
     listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     text = json.dumps({**header, "arrays": listed}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -84,11 +84,17 @@ def load(
     room: Mapping[str, int] | None = None,
     places: Mapping[str, Place] | None = None,
 ) -> SavedAccounts | None:
-    """The snapshot, checked; None if there is none. CorruptFileError if it is damaged.
+    """Return the content, checked; None if there is no file.
 
-    `room`: bytes for arrays of these names. One that fits is the beginning of an array (its `base`, uint8) of
-    so many bytes, of which the system gives only what is touched: it can grow without a copy. `places`: where
-    arrays of bytes of these names come to lie, if not in memory.
+    Args:
+        files: File system.
+        path: Of the file.
+        room: Bytes to reserve for arrays of these names. The array is then the beginning of a larger one (its
+            `base`, uint8), of which the system allocates only touched pages, so it grows without a copy.
+        places: Allocators for byte arrays of these names, if they are not to be in memory.
+
+    Raises:
+        CorruptFileError: The file is damaged.
     """
     if not files.exists(path):
         return None
@@ -118,8 +124,10 @@ def load(
 
 
 def load_header(files: Files, path: str) -> dict[str, Any] | None:
-    """Only what describes the accounts, cheap and unchecked: for figures that nothing relies on. None if it
-    cannot be read."""
+    """Return the header alone, cheap and unchecked; None if it cannot be read.
+
+    For figures that no decision relies on.
+    """
     try:
         if not files.exists(path):
             return None
@@ -153,13 +161,14 @@ class _Writer:
         self.written = 0
 
     def put(self, data: bytes) -> None:
+        """Append, and update the checksum."""
         self._handle.append(data)
         self.crc = google_crc32c.extend(self.crc, data)
         self.written += len(data)
 
 
 def _header(handle: Handle, path: str, size: int) -> tuple[dict[str, Any], int]:
-    """The header, and the position behind it."""
+    """Return the header, and the position behind it."""
     start = handle.pread(_START.size, 0)
     if len(start) != _START.size:
         raise _damaged(path, "ends early")
@@ -176,7 +185,7 @@ def _header(handle: Handle, path: str, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _empty(path: str, kind: Any, shape: Any, left: int, room_bytes: int, place: Place | None) -> NDArray[Any]:
-    """An array of the size that the header says, if the file can hold it."""
+    """Return an array of the size in the header, if the file can hold it."""
     try:
         dtype = np.dtype(kind)
         count = 1
@@ -205,8 +214,12 @@ VERSION = 3
 
 @dataclass(slots=True)
 class SavedTime:
-    """The drive's time when accounts were saved, and how far the log went then: base offset and size of its
-    active segment."""
+    """The drive's time when accounts were saved.
+
+    Attributes:
+        write_clock: The time.
+        reached: How far the log went then: base offset and size of its active segment.
+    """
 
     write_clock: int = 0
     reached: tuple[int, int] = (-1, 0)
@@ -222,9 +235,17 @@ def save_ledger(
     *,
     whole: bool = True,
 ) -> None:
-    """Write the snapshot, durably. The order: private directory, file, rename, directory. `more`: what else
-    the header holds; `into`: another directory, which is there; `whole`: with the map, or else the clocks of
-    tombstones alone."""
+    """Write the accounts, durably, in this order: private directory, file, rename, directory.
+
+    Args:
+        files: File system.
+        directory: Of the partition.
+        tracking: The map and the entries.
+        deletes: Tombstones and clocks.
+        more: Further fields of the header.
+        into: Another directory, which exists.
+        whole: With the map; otherwise the clocks of tombstones alone.
+    """
     private = into or private_path(directory, "").rstrip("/")
     if into is None and not files.exists(private):
         files.mkdir(private)
@@ -259,8 +280,10 @@ def save_ledger(
 def load_ledger(
     files: Files, directory: str, map_bytes: int, scratch: str | None = None
 ) -> SavedAccounts | None:
-    """What was saved, checked for damage only; its keys have room to grow to `map_bytes` without a copy, or
-    lie in `scratch`."""
+    """Return saved accounts, checked for damage only; None if there are none.
+
+    Their keys have room to grow to `map_bytes` without a copy, or are in `scratch`.
+    """
     path = private_path(directory, names.ACCOUNTS)
     if scratch is None:
         return load(files, path, room={"map_arena": map_bytes & ~7})
@@ -271,8 +294,10 @@ def load_ledger(
 
 
 def restore_ledger(saved: SavedAccounts, tracking: Tracking, deletes: Deletes) -> str:
-    """Fill both from what was saved, without a map if there is none; else why it cannot be used. Whether the
-    log lies there as it was left is another question."""
+    """Fill both parts from saved accounts, or return why they cannot be used.
+
+    Without a saved map only clocks and entries are restored. Does not check that the accounts fit the log.
+    """
     from lastword.resolve.running import MapFull, RunningResolution
 
     header, arrays = saved.header, saved.arrays
@@ -303,7 +328,7 @@ def restore_ledger(saved: SavedAccounts, tracking: Tracking, deletes: Deletes) -
 
 
 def mismatch(tracking: Tracking, segments: Sequence[Segment]) -> str:
-    """Why the map is not of these segments, the files themselves being those that were accounted."""
+    """Return why the map is not of these segments, whose files are the accounted ones; empty if it is."""
     for entry, segment in zip(tracking.entries, segments, strict=False):
         if tail_crc(segment) != entry.tail_crc:
             return f"{segment.file} ends otherwise than when it was accounted"
@@ -314,12 +339,12 @@ def mismatch(tracking: Tracking, segments: Sequence[Segment]) -> str:
 
 
 def has_accounts(files: Files, directory: str) -> bool:
-    """Is anything saved, whatever it is worth?"""
+    """Return whether accounts are saved; does not check them."""
     return files.exists(private_path(directory, names.ACCOUNTS))
 
 
 def saved_entries(files: Files, directory: str) -> list[SegmentEntry]:
-    """What was saved of each segment, unchecked: for figures that nothing relies on."""
+    """Return the saved entry of each segment, unchecked: for figures that no decision relies on."""
     header = load_header(files, private_path(directory, names.ACCOUNTS))
     try:
         if header is not None and header["version"] == VERSION:
@@ -330,7 +355,7 @@ def saved_entries(files: Files, directory: str) -> list[SegmentEntry]:
 
 
 def saved_time(files: Files, directory: str) -> SavedTime:
-    """When the accounts of a partition were saved; the beginning if there are none."""
+    """Return the drive's time when the accounts were saved; zero if there are none."""
     header = load_header(files, private_path(directory, names.ACCOUNTS))
     try:
         if header is not None:
@@ -342,5 +367,5 @@ def saved_time(files: Files, directory: str) -> SavedTime:
 
 
 def saved_clock(files: Files, directory: str) -> int:
-    """The drive's time when the accounts of a partition were saved; 0 if there are none."""
+    """Return the write clock when the accounts were saved; 0 if there are none."""
     return saved_time(files, directory).write_clock

@@ -34,22 +34,34 @@ if TYPE_CHECKING:
 
 
 class LiveTombstones(Protocol):
-    """Live tombstones, ascending by offset, as `resolve.running` tells of them. `copies` uint8: records of
-    the key in closed segments, the tombstone included; 255: that many or more. `horizon_ms` int64, -1: none.
-    """
+    """Live tombstones, ascending by offset, as `resolve.running` returns them."""
 
     @property
-    def offset(self) -> NDArray[np.int64]: ...
+    def offset(self) -> NDArray[np.int64]:
+        """Return the offsets, int64."""
+        ...
+
     @property
-    def copies(self) -> NDArray[np.uint8]: ...
+    def copies(self) -> NDArray[np.uint8]:
+        """Return the records of each key in closed segments, uint8; 255: that many or more.
+
+        The tombstone is included.
+        """
+        ...
+
     @property
-    def size_bytes(self) -> NDArray[np.int64]: ...
+    def size_bytes(self) -> NDArray[np.int64]:
+        """Return the bytes of each tombstone, int64."""
+        ...
+
     @property
-    def horizon_ms(self) -> NDArray[np.int64]: ...
+    def horizon_ms(self) -> NDArray[np.int64]:
+        """Return the delete horizons, int64; -1: none."""
+        ...
 
 
 class TombstoneClocks:
-    """(offset, since) of tombstones that are not blocked, ascending by offset. At most `most` of them."""
+    """(offset, since) of tombstones that are not blocked, ascending by offset; at most `most` of them."""
 
     def __init__(
         self,
@@ -67,10 +79,11 @@ class TombstoneClocks:
 
     @property
     def memory_bytes(self) -> int:
+        """Return the memory of the arrays."""
         return self.offset.nbytes + self.since_ms.nbytes
 
     def update(self, live: LiveTombstones, now_ms: int) -> None:
-        """Start the clocks of those that became free, stop those of the ones that are gone."""
+        """Start the clocks of tombstones that are no longer blocked; drop those of removed tombstones."""
         free = live.offset[live.copies == 1][: self._most]
         since_ms = np.full(free.size, now_ms, np.int64)
         if self.offset.size and free.size:
@@ -100,11 +113,14 @@ class TombstoneClocks:
         floor: int = NO_FLOOR,
         keep: int = -1,
     ) -> Any:
-        """Return what keeps each tombstone whose clock runs (`partition.tombstones`).
+        """Return the reason that keeps each tombstone with a clock (`partition.tombstones`).
 
         Args:
-            floor: the lowest offset that a reader with a lease has yet to read.
-            keep: the offset at the log end, if no empty batch could take its place.
+            live: The live tombstones.
+            now_ms: The time.
+            delete_retention_ms: How long a clock runs.
+            floor: The lowest offset that a reader with a lease has yet to read.
+            keep: The offset at the log end, if no empty batch could take its place.
         """
         due_ms = self.due_ms(live, delete_retention_ms)
         has_older = live.copies[np.searchsorted(live.offset, self.offset)] > 1
@@ -113,7 +129,7 @@ class TombstoneClocks:
         return held_by(facts, now_ms, floor)
 
     def first_due(self, live: LiveTombstones, delete_retention_ms: int) -> tuple[int, int]:
-        """(offset, ms) of the one that is due first; (-1, -1) if no clock runs."""
+        """Return (offset, ms) of the tombstone that is due first; (-1, -1) if no clock runs."""
         if not self.offset.size:
             return -1, -1
         due_ms = self.due_ms(live, delete_retention_ms)
@@ -121,7 +137,7 @@ class TombstoneClocks:
         return int(self.offset[first]), int(due_ms[first])
 
     def due_ms(self, live: LiveTombstones, delete_retention_ms: int) -> NDArray[np.int64]:
-        """When each is due, in milliseconds since 1970."""
+        """Return when each tombstone is due, in milliseconds since 1970."""
         if not self.offset.size:
             return np.empty(0, np.int64)
         horizon_ms = live.horizon_ms[np.searchsorted(live.offset, self.offset)]
@@ -135,11 +151,12 @@ Clocks = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How long what is known of tombstones stays true, if the log does.
+    """How long the known state of tombstones stays valid while the log is unchanged.
 
-    until_ms   when the next clock comes to its end, in ms since 1970; -1: none runs
-    due_to     highest offset of one that is garbage; -1: none is
-    held_from  lowest offset of one that only a lease keeps; `NO_FLOOR`: none is
+    Attributes:
+        until_ms: When the next clock ends, in ms since 1970; -1: none runs.
+        due_to: Highest offset of a due tombstone; -1: none is due.
+        held_from: Lowest offset of a tombstone that only a lease keeps; `NO_FLOOR`: there is none.
     """
 
     until_ms: int = -1
@@ -148,18 +165,26 @@ class Standing:
 
     @property
     def asks_leases(self) -> bool:
+        """Return whether the validity depends on leases."""
         return self.due_to >= 0 or self.held_from < NO_FLOOR
 
     def holds(self, now_ms: int, floor: int) -> bool:
-        """`floor`: the lowest offset that a reader with a lease has yet to read now."""
+        """Return whether the state is valid.
+
+        Args:
+            now_ms: The time.
+            floor: The lowest offset that a reader with a lease has yet to read now.
+        """
         return (self.until_ms < 0 or now_ms < self.until_ms) and self.due_to < floor <= self.held_from
 
 
 class Deletes:
-    """Clocks of live tombstones, and the offsets of those that are due (ascending).
+    """Clocks of live tombstones, and the ascending offsets of due ones.
 
-    ends_old    the log ends with a message of magic 0 or 1
-    remembered  clocks that were saved without the map: they run on once a scan has found their tombstones
+    Attributes:
+        ends_old: The log ends with a message of magic 0 or 1.
+        remembered: Clocks that were saved without the map; they continue when a scan has found their
+            tombstones.
     """
 
     def __init__(self, tracking: Tracking) -> None:
@@ -171,8 +196,10 @@ class Deletes:
         self._live: Any = None
 
     def live(self) -> Any:
-        """Live ones, ascending by offset, in segments that lie in the log; asked before `clocks`, which are
-        of those."""
+        """Return the live tombstones of segments in the log, ascending by offset.
+
+        To be called before `clocks` is read: it removes the clocks of tombstones that left the log.
+        """
         if self._live is None:
             running = self.tracking.running
             self._live = live = running.tombstones().since(self.tracking.first_offset)
@@ -184,7 +211,7 @@ class Deletes:
         return self._live
 
     def _let_go_below(self, offset: int) -> None:
-        """Of what has left the log at its front."""
+        """Drop due tombstones and clocks of segments that left the log at its front."""
         self.due = self.due[self.due >= offset]
         if len(self.clocks) and int(self.clocks.offset[0]) < offset:
             clocks = copy(self.clocks)
@@ -193,11 +220,11 @@ class Deletes:
             self.clocks = clocks
 
     def touched(self) -> None:
-        """The map has changed."""
+        """Drop the cached live tombstones: the map has changed."""
         self._live = None
 
     def mark(self, now_ms: int, delete_retention_ms: int, floor: int) -> int:
-        """Those whose time has come are garbage from now on; returns how many became so."""
+        """Mark tombstones that may go now as garbage; return how many became so."""
         live, tracking = self.live(), self.tracking
         self._renew(live, now_ms)
         due = self._over(now_ms, delete_retention_ms, floor)
@@ -209,8 +236,10 @@ class Deletes:
         return int(due.size)
 
     def revive(self, floor: int) -> None:
-        """Those at or above `floor` are no garbage after all: somebody has yet to read them. Their clocks
-        have come to their end all the same."""
+        """Make due tombstones from `floor` on live again: a reader has yet to read them.
+
+        Their clocks stay at their end.
+        """
         offset, since_ms = self.running()
         self.tracking.running.revive(self.due[self.due >= floor])
         self.due = self.due[self.due < floor]
@@ -221,7 +250,10 @@ class Deletes:
         self.clocks.offset, self.clocks.since_ms = offset[free], since_ms[free]
 
     def _renew(self, live: Any, now_ms: int) -> None:
-        """Others may be looking at the clocks (`running`): they find all of the old ones, or of the new."""
+        """Update the clocks in a copy.
+
+        Another thread may be reading them (`running`): it gets the old ones or the new ones, whole.
+        """
         clocks = copy(self.clocks)
         if self.remembered is not None and not len(clocks):
             clocks.offset, clocks.since_ms = self.remembered
@@ -229,14 +261,14 @@ class Deletes:
         self.clocks, self.remembered = clocks, None
 
     def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
-        """Offsets of those below `floor`, in the log, whose clocks have come to their end."""
+        """Return the offsets of tombstones in the log, below `floor`, whose clocks have ended."""
         keep = self.tracking.running.limit - 1 if self.ends_old else -1
         live = self.live()
         over = self.clocks.due(live, now_ms, delete_retention_ms, floor=floor, keep=keep)
         return over[over >= self.tracking.first_offset]
 
     def standing(self, now_ms: int, delete_retention_ms: int) -> Standing:
-        """After `mark`."""
+        """Return how long the state stays valid. Call after `mark`."""
         live = self.live()
         due_ms = self.clocks.due_ms(live, delete_retention_ms)
         later = due_ms[due_ms > now_ms]
@@ -248,8 +280,10 @@ class Deletes:
         )
 
     def running(self) -> Clocks:
-        """The clocks that run, ascending by offset; of those that are due, one that has run for ever. May be
-        asked while another thread has the ledger."""
+        """Return the clocks, ascending by offset; a due tombstone has one that has run for ever.
+
+        May be called while another thread holds the ledger.
+        """
         clocks = self.clocks
         offset = np.union1d(clocks.offset, self.due)
         since_ms = np.full(offset.size, -(1 << 62), np.int64)
@@ -257,15 +291,17 @@ class Deletes:
         return offset, since_ms
 
     def held_back(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
-        """Offsets at or above `floor` that would be due by their clocks: a reader with a lease keeps them."""
+        """Return the offsets from `floor` on whose clocks have ended: a reader with a lease keeps them."""
         if not self.tracking.exact:
             return np.empty(0, np.int64)
         held = self.clocks.held_by(self.live(), now_ms, delete_retention_ms, floor=floor)
         return self.clocks.offset[held == LEASE]
 
     def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
-        """When the tombstone at `offset` may go, in ms since 1970 (0: it is garbage already); None while no
-        clock runs for it."""
+        """Return when the tombstone at `offset` may go, in ms since 1970; 0: it is garbage already.
+
+        None while no clock runs for it.
+        """
         if (self.due == offset).any():
             return 0
         if self.remembered is not None:
@@ -278,21 +314,21 @@ class Deletes:
         return int(self.clocks.due_ms(live, delete_retention_ms)[at])
 
     def next_due(self, delete_retention_ms: int) -> tuple[int, int]:
-        """(offset, ms) of the one that is due next; (-1, -1) while no clock runs."""
+        """Return (offset, ms) of the tombstone that is due next; (-1, -1) while no clock runs."""
         live = self.live()
         return self.clocks.first_due(live, delete_retention_ms)
 
     def due_between(self, first_offset: int, next_offset: int) -> int:
-        """Highest offset of one that goes when this range is rewritten; -1: none does."""
+        """Return the highest offset of a tombstone that a rewrite of this range drops; -1: none."""
         within = self.due[(self.due >= first_offset) & (self.due < next_offset)]
         return int(within[-1]) if within.size else -1
 
     def rewritten(self, first_offset: int, next_offset: int) -> None:
-        """This range was rewritten, durably: what was due there is gone."""
+        """Forget the due tombstones of a range that was rewritten, durably."""
         self.due = self.due[(self.due < first_offset) | (self.due >= next_offset)]
 
     def blocked_bytes(self, facts: Sequence[SegmentFacts]) -> list[int]:
-        """Of each segment: its tombstones that an older copy of their key holds back."""
+        """Return the bytes of blocked tombstones in each segment."""
         if not facts or not self.tracking.exact or not any(segment.tombstones for segment in facts):
             return [0] * len(facts)
         live = self.live()

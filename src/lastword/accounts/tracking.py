@@ -45,13 +45,16 @@ _TAIL_BYTES = 512
 class SegmentEntry:
     """One segment below the limit: which file it is, and its account.
 
-    rate_at, rate_dead   when `death_rate` was taken last, and the garbage then
-    rate                 below 0: not taken yet
-    own_*                of a sample: garbage within the segment itself when it was scanned, and the part of
-                         it that the sample saw (bytes, records)
-    generation           how often it was rewritten
-    survived_ratio       share of its sources' bytes that the last rewrite kept; below 0: there was none
-    clear_to             of each key whose newest record lies below this offset no older one is left here
+    Attributes:
+        death_rate: Recent growth of the garbage; below 0: not computed yet.
+        death_rate_at: When `death_rate` was computed last.
+        death_rate_dead: The garbage then.
+        own_dead_bytes: In a sample: garbage within the segment itself when it was scanned.
+        own_seen_bytes: The part of it that the sample found, in bytes.
+        own_seen_records: The same in records.
+        generation: How often the segment was rewritten.
+        survived_ratio: Share of the sources' bytes that the last rewrite kept; below 0: there was none.
+        clear_to: No older record of a key whose newest record is below this offset is left here.
     """
 
     base_offset: int
@@ -76,7 +79,7 @@ class SegmentEntry:
 
     @classmethod
     def of(cls, segment: Segment, write_clock: int) -> SegmentEntry:
-        """Of a file that was read just now."""
+        """Return the entry of a file that was read just now."""
         facts = segment.stored.facts()
         if facts is None:
             raise FileVanishedError(f"{segment.file} is gone", file=segment.file)
@@ -90,8 +93,11 @@ class SegmentEntry:
         )
 
     def is_of(self, segment: Segment) -> bool:
-        """Is it this very file, as it was left? Asks the file, for a segment that was appended to is younger
-        than when it was opened; and one of a view may have been replaced by another of its name since."""
+        """Return whether the segment is this file, unchanged.
+
+        Reads the file's facts: a segment that was appended to is younger than when it was opened, and the
+        file of a view may have been replaced by another of its name.
+        """
         facts = segment.stored.facts()
         return (
             self.base_offset == segment.base_offset
@@ -100,8 +106,14 @@ class SegmentEntry:
         )
 
     def accrue(self, dead: float, write_clock: int, now_ms: int, *, closed: bool) -> None:
-        """Charge the rent since the last look, and take the garbage as it is now. `closed`: something was
-        absorbed, so the rate at which it grows can be told."""
+        """Add the age of the garbage since the last update, and set the garbage as it is now.
+
+        Args:
+            dead: Garbage in bytes.
+            write_clock: The drive's time.
+            now_ms: The time.
+            closed: Segments were added, so the death rate can be computed.
+        """
         self.garbage_age += self.dead_bytes * (write_clock - self.garbage_age_at)
         self.garbage_age_at = write_clock
         self.dead_bytes = dead
@@ -124,10 +136,15 @@ class SegmentEntry:
 def begin_ages(
     entries: Sequence[SegmentEntry], dead: Sequence[float], write_clock: int, bytes_above: int
 ) -> None:
-    """Ages of segments that were scanned just now: what lies above each was appended after it. Their garbage
-    is taken to have grown steadily since.
+    """Set the ages of segments that were scanned just now: all bytes above a segment were appended after it.
 
-    bytes_above  of the log above the last of them
+    Their garbage is assumed to have grown steadily since.
+
+    Args:
+        entries: The new segments.
+        dead: Their garbage, in bytes.
+        write_clock: The drive's time.
+        bytes_above: Bytes of the log above the last of them.
     """
     above = bytes_above
     for entry, garbage in zip(reversed(entries), reversed(dead), strict=True):
@@ -140,7 +157,7 @@ def begin_ages(
 
 
 def keep_ages(entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry]) -> None:
-    """Of a ledger that began anew: how old a segment is, keys do not say."""
+    """Copy the ages of segments from before a reset: a scan of keys does not yield them."""
     known = {entry.base_offset: entry for entry in old}
     for entry in entries:
         before = known.get(entry.base_offset)
@@ -149,7 +166,7 @@ def keep_ages(entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry]) -> N
 
 
 def tail_crc(segment: Segment) -> int:
-    """Checksum of a segment's last bytes, the end of its last batch."""
+    """Return the checksum of a segment's last bytes, the end of its last batch."""
     if segment.size == 0:
         return 0
     length = min(segment.size, _TAIL_BYTES)
@@ -157,13 +174,17 @@ def tail_crc(segment: Segment) -> int:
 
 
 def has_old(segment: Segment) -> bool:
-    """Are there messages of magic 0 or 1? Looks at the first batch and at the last one of the index."""
+    """Return whether a segment has messages of magic 0 or 1.
+
+    Reads the first batch and the last one of the index.
+    """
     places = (0, segment.offset_index.last.position)
     magics = [segment.handle.pread(1, position + _MAGIC_POSITION) for position in places]
     return any(magic in (b"\0", b"\1") for magic in magics)
 
 
 def private_path(directory: str, name: str) -> str:
+    """Return the path of a private file of a partition."""
     return os.path.join(directory, names.PRIVATE, name)
 
 
@@ -173,22 +194,27 @@ KEYS_DO_NOT_FIT = "its keys do not fit the memory"
 
 @dataclass(frozen=True, slots=True)
 class TakenSegments:
-    """Bytes that were read, and why all is to be taken anew; empty: it was taken."""
+    """The result of adding segments.
+
+    Attributes:
+        read_bytes: Bytes that were read.
+        reset_because: Why all segments must be added again; empty: they were added.
+    """
 
     read_bytes: int
     reset_because: str
 
 
 class Tracking:
-    """The map, and an `SegmentEntry` for each segment that it has taken and that still lies in the log.
+    """The map, and a `SegmentEntry` for each segment that it covers and that is still in the log.
 
-    scratch            directory where keys lie; None: in memory
-    share              of the keys that are tracked; 1: all of them, and everything is exact
-    gone               leading segments of the map that have left the log at its front
-    transactions_from  offset of the first transactional batch or marker; -1: none was met
-    counts_copies      a tombstone was met, so rewrites tell the map what goes
-    uncounted          there was a rewrite that did not, or aborted copies were forgotten: the copies in the
-                       map are wrong
+    Attributes:
+        scratch: Directory of the keys; None: in memory.
+        share: Share of the keys that are tracked; 1: all of them, and every figure is exact.
+        gone: Leading segments of the map that have left the log at its front.
+        transactions_from: Offset of the first transactional batch or marker; -1: none was found.
+        counts_copies: A tombstone was found, so rewrites report dropped records to the map.
+        uncounted: A rewrite did not report, or aborted copies were dropped: the copies in the map are wrong.
     """
 
     running: RunningResolution
@@ -206,6 +232,7 @@ class Tracking:
         self.reset()
 
     def reset(self, share: float = 1.0) -> None:
+        """Begin with an empty map for this share of the keys."""
         from lastword.resolve.running import RunningResolution
 
         self.running = RunningResolution(
@@ -220,17 +247,20 @@ class Tracking:
 
     @property
     def exact(self) -> bool:
+        """Return whether all keys are tracked."""
         return self.share >= 1.0
 
     @property
     def first_offset(self) -> int:
+        """Return the base offset of the first segment; 0 if there is none."""
         return self.entries[0].base_offset if self.entries else 0
 
     def facts(self) -> tuple[SegmentFacts, ...]:
-        """Of the segments that lie in the log. Of a sample they count tracked keys only."""
+        """Return the counts of the segments in the log. In a sample they count tracked keys only."""
         return self.running.facts()[self.gone :]
 
     def resolution(self) -> Resolution:
+        """Return the result of a full scan, as of now. ValueError for a sample."""
         if not self.exact:
             raise ValueError("a sample decides about no record")
         resolution = self.running.resolution()
@@ -241,7 +271,10 @@ class Tracking:
         )
 
     def misfit(self, segments: Sequence[Segment]) -> str:
-        """Drops what left at the front; else why the rest of the log is not what was taken."""
+        """Return why the segments are not the accounted ones; empty: they are.
+
+        Drops segments that left the log at its front.
+        """
         if not self.entries:
             return ""
         first = segments[0].base_offset if segments else 0
@@ -263,7 +296,7 @@ class Tracking:
         return ""
 
     def swapped(self, first: int, last: int, published: Segment, write_clock: int) -> None:
-        """Entries `first` to `last` are one segment now."""
+        """Replace the entries `first` to `last` by that of one published segment."""
         old = self.entries[first : last + 1]
         self.running.replace_segments(
             self.gone + first,
@@ -280,15 +313,20 @@ class Tracking:
         self.uncounted |= not self.counts_copies
 
     def note_clear(self) -> None:
-        """A segment without garbage holds no record that one below the limit has replaced, and never will."""
+        """Record which segments have no garbage.
+
+        Such a segment holds no record that another below the limit supersedes, and never will.
+        """
         if self.exact:
             for entry, segment in zip(self.entries, self.facts(), strict=True):
                 if not segment.dead_records:
                     entry.clear_to = self.running.limit
 
     def alone(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these live tombstones, ascending, lie in the log and have no older copy of their key left,
-        whatever was counted: every segment up to their own was clear of older copies since they came.
+        """Return which of these live tombstones, ascending, have no older copy of their key left in the log.
+
+        Independent of counted copies: every segment up to their own was without older copies since they were
+        appended.
         """
         if not self.entries or any(segment.aborted_records for segment in self.facts()):
             return np.zeros(offsets.size, np.bool_)  # an aborted copy may lie above
@@ -298,7 +336,7 @@ class Tracking:
         return (at >= 0) & (clear_to[at] > offsets)
 
     def lowest_killer(self) -> int:
-        """No record below this offset killed one that still is on disk."""
+        """Return an offset below which no record supersedes one that is still on disk."""
         lowest = self.running.limit
         for index, segment in enumerate(self.facts(), self.gone):
             if segment.dead_records:
@@ -320,8 +358,20 @@ class Tracking:
         *,
         more: Sequence[Segment],
     ) -> TakenSegments:
-        """Take the segments `new`. Where keys do not fit, or copies have to be counted from now on, it begins
-        anew: then nothing is taken. `more`: will be taken next."""
+        """Add the segments `new`.
+
+        If their keys do not fit, or copies must be counted from now on, everything is reset and nothing is
+        added.
+
+        Args:
+            new: The segments.
+            write_clock: The drive's time.
+            fates: Outcomes of transactions.
+            progress: Called with (done, total) bytes.
+            chunk_bytes: Bytes to read per chunk.
+            threads: As of `resolve`.
+            more: Segments that will be added next.
+        """
         noted = NotedFates(fates) if fates is not None else None
         read, why = self._scan(new, write_clock, noted, progress, chunk_bytes, threads, more), ""
         if len(self.entries) == 0:
@@ -337,7 +387,7 @@ class Tracking:
         return TakenSegments(read, why)
 
     def _meets_first_tombstone(self) -> bool:
-        """Is there a tombstone, for the first time?"""
+        """Return whether there is a tombstone, for the first time."""
         if self.counts_copies or not self.exact:
             return False
         self.counts_copies = any(segment.tombstones or segment.due_tombstones for segment in self.facts())
@@ -353,7 +403,7 @@ class Tracking:
         threads: int,
         more: Sequence[Segment],
     ) -> int:
-        """The bytes read. Without an entry afterwards: the keys did not fit, and fewer will be looked at."""
+        """Scan the segments; return the bytes read. Without an entry afterwards, the keys did not fit."""
         from lastword.resolve.running import MapFull
 
         read = done = 0
@@ -396,7 +446,7 @@ class Tracking:
             return read + done
 
     def _sample(self, taken_ratio: float) -> None:
-        """The keys do not fit: begin anew with a share of them. `taken_ratio` of the log filled the map."""
+        """Reset with a share of the keys, which did not fit. `taken_ratio` of the log filled the map."""
         share = self.share * max(min(taken_ratio, 1.0), 1 / 64) / 2
         if share < _SMALLEST_SHARE:
             raise CapacityError(
@@ -409,7 +459,7 @@ class Tracking:
     def _sampled_entry(
         self, segment: Segment, write_clock: int, fates: TransactionOutcomes | None
     ) -> SegmentEntry:
-        """Duplicates within a segment are counted exactly, by a map of its own."""
+        """Return the entry of a segment; its own duplicates are counted exactly, by a map of its own."""
         from lastword.resolve import resolve
 
         entry = SegmentEntry.of(segment, write_clock)
@@ -434,6 +484,7 @@ class NotedFates:
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
+        """Return the outcomes of these batches."""
         first = int(base_offsets[0])
         self.first = first if self.first < 0 else min(self.first, first)
         return self._fates.fates(attributes, producer_ids, base_offsets, last_offsets)

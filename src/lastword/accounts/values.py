@@ -1,7 +1,7 @@
-"""What is known of the garbage of a drive, as plain values: what is chosen by, shown and simulated.
+"""The garbage of a drive as plain values: to choose by, to show and to simulate.
 
-The clock `write_clock` is bytes appended to the drive: it stands still while nothing is written. Garbage pays
-rent: one byte of it owes one unit for each unit of `write_clock` that it lies there.
+The write clock is the number of bytes appended to the drive: it stands still while nothing is written.
+Garbage ages by it: `garbage_age` grows by one for each byte of garbage and each byte appended.
 
 How they are used, from the ledger up:
 
@@ -23,20 +23,24 @@ from lastword.wire import INT64_MAX
 class SegmentAccount(Value):
     """One closed segment below the limit.
 
-    base_offset, next_offset  its range of offsets
-    size_bytes                of its .log file
-    records, dead_records     control records left out
-    dead_bytes                what a rewrite could drop now, as its share of the file: superseded, aborted and
-                              keyless records, and tombstones that are due
-    tombstones                live ones
-    blocked_tombstone_bytes   of live tombstones that have an older copy of their key in a closed segment
-    rent, rent_at             integral of dead_bytes over `write_clock` up to the time `garbage_age_at`
-    written_at                `write_clock` when the segment was closed or last rewritten
-    rate                      recent growth of dead_bytes per unit of `write_clock`
-    oldest_dead_ms            when the garbage here that is oldest became garbage, in milliseconds since 1970;
-                              -1: there is none
-    exact                     False: dead_bytes is an estimate, and error_ratio the standard deviation of its
-                              share of the file
+    Attributes:
+        base_offset: The first offset of its range.
+        next_offset: The offset after the range.
+        size_bytes: Of its .log file.
+        records: Without control records.
+        dead_records: Without control records.
+        dead_bytes: What a rewrite could drop now, as a share of the file: superseded, aborted and keyless
+            records, and due tombstones.
+        tombstones: Live ones.
+        blocked_tombstone_bytes: Of live tombstones with an older copy of their key in a closed segment.
+        garbage_age: Integral of dead_bytes over `write_clock`, up to the time `garbage_age_at`.
+        garbage_age_at: See `garbage_age`.
+        written_at: `write_clock` when the segment was closed or last rewritten.
+        death_rate: Recent growth of dead_bytes per unit of `write_clock`.
+        oldest_dead_ms: When the oldest garbage here became garbage, in milliseconds since 1970; -1: there is
+            none.
+        exact: False: dead_bytes is an estimate.
+        error_ratio: The standard deviation of the estimate, as a share of the file.
     """
 
     base_offset: int
@@ -57,17 +61,21 @@ class SegmentAccount(Value):
 
     @property
     def live_bytes(self) -> int:
+        """Return the bytes that a rewrite keeps."""
         return self.size_bytes - self.dead_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAccount(Value):
-    """One partition. `segments` ascend; they are closed and lie below `limit`, up to which keys were looked
-    at. `total_bytes` counts the active segment and all that lies above the limit too.
+    """One partition.
 
-    quarantined: the partition counts towards the space of its drive, but no run of it may be chosen.
-    strategy: `generational`, or `kafka` where runs are not chosen by accounts.
-    file_bytes: what one file may hold where its indexes fill up before `segment_bytes`; 0: as much as that.
+    Attributes:
+        segments: Closed ones below `limit`, ascending.
+        total_bytes: Of the log, with the active segment and all above the limit.
+        limit: The offset up to which keys were scanned.
+        quarantined: The partition counts towards the space of its drive, but no run of it may be chosen.
+        strategy: `generational`, or `kafka`: no runs are chosen by accounts.
+        file_bytes: Bytes after which the indexes of a file are full; 0: `segment_bytes` is reached first.
     """
 
     topic: str
@@ -86,24 +94,28 @@ class PartitionAccount(Value):
 
     @property
     def most_bytes(self) -> int:
-        """What one file may hold."""
+        """Return the bytes that one file may hold."""
         return min(self.file_bytes or self.segment_bytes, self.segment_bytes)
 
     @property
     def dead_bytes(self) -> int:
+        """Return the garbage of all segments."""
         return sum(segment.dead_bytes for segment in self.segments)
 
     @property
     def exact(self) -> bool:
+        """Return whether no segment is estimated."""
         return all(segment.exact for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
 class DriveAccount(Value):
-    """All partitions of one drive, at its time `write_clock`.
+    """All partitions of one drive.
 
-    space_target     what the drive may hold, as a multiple of its live bytes
-    file_cost_bytes  what one file more costs, in bytes moved: seconds of a swap times bytes a second
+    Attributes:
+        write_clock: The drive's time.
+        space_target: Bytes that the drive may hold, as a multiple of its live bytes.
+        file_cost_bytes: The cost of one more file, in bytes moved: seconds of a swap times bytes per second.
     """
 
     drive: str

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Background:
-    """The scheduler of the partitions of `dirs`, with the states and drives that it goes by."""
+    """The scheduler of the partitions of `dirs`, with their states and drives."""
 
     def __init__(self, dirs: OpenDirs) -> None:
         self.dirs = dirs
@@ -52,7 +52,13 @@ class Background:
     def run_for(
         self, only: tuple[str, int | None] | None, backoff_ms: int, on_done: Callable[[Done], None]
     ) -> None:
-        """Start at once, look so often, at one topic only if it is named, and tell of every round."""
+        """Start without a wait, and call `on_done` with every result.
+
+        Args:
+            only: A topic and a partition (None: each) to which everything is limited; None: all.
+            backoff_ms: Pause between two checks.
+            on_done: Called with each result.
+        """
         self.dirs.require_writable()
         if only is not None and self.dirs.config(only[0]).cleanup_policy is None:
             raise NoPolicyError.of(only[0], self.dirs.paths[0])
@@ -63,13 +69,13 @@ class Background:
         self.scheduler.start(at_once=True)
 
     def forget(self, topic: str, partitions: Iterable[int]) -> None:
-        """A topic is gone: another one of its name begins without its pauses."""
+        """Drop the states of a deleted topic: a new one of that name begins without its pauses."""
         for number in partitions:
             self.states.forget(TopicPartition(topic, number))
             self.scheduler.forgive(TopicPartition(topic, number))
 
     def settings_changed(self) -> None:
-        """Take over what the settings say now, where they say something else than before, and look."""
+        """Apply settings that have changed, and check what is due."""
         now: LogConfig = self.dirs.settings.instance
         before, self._applied = self._applied, now
         if now.log_cleaner_backoff_ms != before.log_cleaner_backoff_ms:
@@ -86,11 +92,13 @@ class Background:
 class DriveStatus(Value):
     """One drive.
 
-    drive                the first of its directories; dirs: all of them
-    bytes_per_second     its budget; None: no limit
-    used_bytes           read and written by cleanings since opening, limited or not
-    throttled_seconds    slept to stay within the budget, all threads together
-    running              partitions that are being cleaned in the background, as `topic-partition`
+    Attributes:
+        drive: The first of its directories.
+        dirs: All of them.
+        bytes_per_second: Its budget; None: no limit.
+        used_bytes: Read and written by cleanings since opening, limited or not.
+        throttled_seconds: Slept to stay within the budget, all threads together.
+        running: Partitions that are being cleaned in the background, as `topic-partition`.
     """
 
     drive: str
@@ -109,7 +117,7 @@ class DriveStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus(Value):
-    """A partition that is not idle. reason: why it is quarantined; else empty."""
+    """A partition that is not idle. `reason`: why it is quarantined; else empty."""
 
     topic: str
     partition: int
@@ -123,9 +131,15 @@ class PartitionStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class CleanerStatus(Value):
-    """What the background cleaner is doing.
+    """The state of the background cleaner.
 
-    threads, alive   threads that were asked for, and that run; deaths: how many died and were replaced
+    Attributes:
+        running: Whether it was started.
+        threads: Threads that were asked for.
+        alive: Threads that run.
+        deaths: Threads that died and were replaced.
+        drives: Each drive.
+        partitions: Those that are not idle.
     """
 
     running: bool
@@ -143,8 +157,8 @@ class CleanerStatus(Value):
 class Cleaner(Handle):
     """The background cleaner. Safe from any thread. All but `status` and `history` need mode "a".
 
-    A process that ends without closing ends a round at its next safe point, too. A forked child has none of
-    the threads, and must open the directory again.
+    A process that ends without closing ends a cleaning at its next safe point, too. A forked child has none
+    of the threads, and must open the directory again.
     """
 
     def __init__(self, background: Background) -> None:
@@ -157,22 +171,32 @@ class Cleaner(Handle):
         return f"Cleaner({self.status()})"
 
     def start(self) -> None:
-        """Clean in the background. Started already, nothing changes."""
+        """Clean in the background; does nothing if it runs."""
         self._dirs.require_writable()
         self._scheduler.start()
 
     def stop(self, *, abort: bool = True, seconds: float = STOP_SECONDS) -> bool:
-        """End the background threads; closing does so too. A round that runs ends at its next safe point, or
-        with `abort=False` at its end if that comes within `seconds`; it leaves nothing behind. False: a
-        thread still runs after `seconds`."""
+        """End the background threads; closing does so too.
+
+        A running cleaning ends at its next safe point, or with `abort=False` at its end if that comes within
+        `seconds`; it leaves nothing behind.
+
+        Returns:
+            False if a thread still runs after `seconds`.
+        """
         return self._scheduler.stop(abort=abort, seconds=seconds)
 
     def pause(
         self, topic: str, partition: int, *, abort: bool = True, seconds: float = STOP_SECONDS
     ) -> PartitionState:
-        """Keep the background off a partition; pauses are counted. Returns when no background round runs
-        there: it is aborted at its next safe point, or with `abort=False` waited for. BusyError after
-        `seconds`; the pause is taken back then."""
+        """Keep the background off a partition; pauses are counted.
+
+        Returns when no background cleaning runs there: it is aborted at its next safe point, or with
+        `abort=False` waited for.
+
+        Raises:
+            BusyError: It still runs after `seconds`; the pause is removed again.
+        """
         return self._states.pause(self._named(topic, partition), abort=abort, seconds=seconds)
 
     def resume(self, topic: str, partition: int) -> PartitionState:
@@ -184,8 +208,10 @@ class Cleaner(Handle):
     def retry(self, topic: str, partition: int) -> Verification | None:
         """Let a quarantined partition be cleaned again. None: it was not in quarantine.
 
-        It is verified first, wholly. QuarantinedError names the first problem that is still there, and the
-        quarantine stays.
+        The whole partition is verified first.
+
+        Raises:
+            QuarantinedError: Names the first problem that is still there; the quarantine stays.
         """
         tp = self._named(topic, partition)
         home = self._dirs.log_dir(*tp)
@@ -197,7 +223,8 @@ class Cleaner(Handle):
         with home.claim(*tp):
             verification = verify(home.files, [home.path], [(*tp, directory)], clock=self._dirs.clock)
             for problem in verification.problems:
-                # A damaged private file stops no cleaning: a lease holds tombstones back, and this note goes.
+                # A damaged private file stops no cleaning: a lease holds tombstones back, and this note is
+                # removed.
                 own = os.path.normpath(directory)
                 if not problem.repairable and own in (problem.file, os.path.dirname(problem.file)):
                     raise QuarantinedError(
@@ -215,7 +242,7 @@ class Cleaner(Handle):
         return verification
 
     def status(self) -> CleanerStatus:
-        """What runs, on which drive, under which budget, and which partitions are held back."""
+        """Return what runs, on which drive, with which budget, and which partitions are held back."""
         running = self._scheduler.running()
         drives = []
         for name in self._drives.names:
@@ -258,12 +285,18 @@ class Cleaner(Handle):
         return shown
 
     def history(self) -> list[Done]:
-        """The last thousand background rounds and expiries of this process, oldest first."""
+        """Return the last thousand background cleanings and expiries of this process, oldest first."""
         return list(self._scheduler.history)
 
     def set_budget(self, bytes_per_second: int | str | None, drive: PathLike | None = None) -> None:
-        """How much cleanings may read and write per second, on one drive (any path on it) or on each; None:
-        no limit. Holds at once, also for rounds that run, until the setting itself is changed."""
+        """Limit how much cleanings may read and write per second.
+
+        The limit holds immediately, also for running cleanings, until the setting itself is changed.
+
+        Args:
+            bytes_per_second: None: no limit.
+            drive: Any path on the drive; None: each drive.
+        """
         self._dirs.require_writable()
         rate = None if bytes_per_second is None else parse_bytes(bytes_per_second)
         names = self._drives.names if drive is None else [os.fspath(drive)]

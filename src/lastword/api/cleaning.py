@@ -56,7 +56,7 @@ def plan_chosen(
     strategy: str | None,
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
-    """The same for partitions that were listed already."""
+    """Plan partitions that were selected already."""
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.partition import plan_partition
     from lastword.cleaner.policy.plan import Request
@@ -160,7 +160,7 @@ def clean(
 
 
 def _expire_values(dirs: OpenDirs, name: str, number: int) -> None:
-    """Append tombstones for values whose time to live has passed, so that the cleaning takes the values."""
+    """Append tombstones for values whose time to live has passed, so that the cleaning removes them."""
     from lastword.state.ttl import ExpiryWatch, expire_values
 
     home = dirs.log_dir(name, number)
@@ -289,7 +289,7 @@ def _drive_cleaner(
 
 
 def _size(dirs: OpenDirs, name: str, number: int) -> int:
-    """Bytes of a partition; 0 for one that cannot be opened, which is told when it is its turn."""
+    """Return the bytes of a partition; 0 if it cannot be opened, which raises when it is cleaned."""
     try:
         return sum(segment.size for segment in dirs.log_dir(name, number).log(name, number).segments)
     except (DataError, StorageError):
@@ -310,8 +310,7 @@ def _check_policy(dirs: OpenDirs, topic: str) -> None:
 
 
 def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[QuarantinedError]:
-    """Of each chosen partition that is compacted and that no cleaning takes until somebody has looked at it,
-    the error that says why."""
+    """Return the error of each chosen partition that is compacted and quarantined."""
     why = []
     for name, number in dirs.select(topic, partition):
         if dirs.config(name).compacts and dirs.dir_set.serves(dirs.log_dir(name, number)):
@@ -340,7 +339,7 @@ def _check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
 
 
 def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
-    """A `Deletion` as one of the things that could be done."""
+    """Return a deletion by retention as a plan."""
     from lastword.cleaner.policy.plan import Plan, Reason
 
     return Plan(

@@ -47,8 +47,12 @@ Stop = Callable[[], bool]
 
 @dataclass(frozen=True, order=True, slots=True)
 class Urgency:
-    """First by the rank of the obligation (0: max.compaction.lag.ms has passed), then by how much: the most
-    urgent is the least."""
+    """The order of tasks: the most urgent is the least.
+
+    Attributes:
+        rank: Of the obligation (0: max.compaction.lag.ms has passed).
+        less: Order among equal ranks.
+    """
 
     rank: int
     less: float = 0.0
@@ -56,14 +60,15 @@ class Urgency:
 
 @dataclass(frozen=True, slots=True)
 class Done(Value):
-    """What became of one task, or of one partition's retention: an entry of the history.
+    """The result of one task, or of one partition's retention: an entry of the history.
 
-    result    `ok`; `partial`: stopped between two swaps, what was swapped stays; `aborted`: stopped before
-              the first; `failed`, with `error`; `expired`: retention removed segments; `looked`: what was
-              new there is known now (that is not in the history)
-    round     what the round did: a `CleanRound`; None if it did not come so far
-    deletion  what retention removed
-    damaged   the partition is in quarantine now
+    Attributes:
+        result: `ok`; `partial`: stopped between two swaps, what was swapped stays; `aborted`: stopped before
+            the first; `failed`, with `error`; `expired`: retention removed segments; `looked`: new segments
+            were scanned (not in the history).
+        round: The report of the cleaning; None if there is none.
+        deletion: What retention removed.
+        damaged: The partition is in quarantine now.
     """
 
     topic: str
@@ -83,35 +88,52 @@ class Done(Value):
 
 
 class BackgroundTask(Protocol):
-    """One round that could be done now."""
+    """Work on one partition that could be done now."""
 
     @property
-    def partition(self) -> TopicPartition: ...
+    def partition(self) -> TopicPartition:
+        """Return the partition."""
+        ...
+
     @property
-    def drive(self) -> str: ...
+    def drive(self) -> str:
+        """Return the name of its drive."""
+        ...
+
     @property
-    def urgency(self) -> Urgency: ...
+    def urgency(self) -> Urgency:
+        """Return how urgent the task is."""
+        ...
+
     def run(self, stop: Stop) -> Done | None:
-        """Do it. `stop` is asked at every safe point; once true the round ends there. None: there was nothing
-        to do any more. Errors of the data or the storage are in the answer, others are raised."""
+        """Run the task. None: there was nothing to do any more.
+
+        `stop` is called at every safe point; once true, the task ends there. Errors of the data or the
+        storage are in the result, others are raised.
+        """
         ...
 
 
 class TaskSupplier(Protocol):
-    """What there is to clean."""
+    """The source of tasks."""
 
-    def drives(self) -> Sequence[str]: ...
+    def drives(self) -> Sequence[str]:
+        """Return the names of the drives."""
+        ...
+
     def next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
-        """The most urgent task on a drive that is of none of these partitions."""
+        """Return the most urgent task on a drive for a partition that is not in `held`."""
         ...
 
     def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
-        """Is there something on the drive of a task under way, of none of these partitions, that must not
-        wait for the end of it?"""
+        """Return whether another task on the drive of a running one must not wait for its end.
+
+        Tasks for partitions in `held` do not count.
+        """
         ...
 
     def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
-        """Retention, of all partitions but these; what it did."""
+        """Apply retention to all partitions that are not in `held`; yield the results."""
         ...
 
 
@@ -123,16 +145,17 @@ ABORT_SECONDS = 10.0  # for a round that did not end in time by itself
 
 @dataclass(slots=True)
 class _Rest:
-    """A partition that is left alone until a time of the steady clock."""
+    """A partition that is left alone until a time of the monotonic clock."""
 
     until: float
     failures: int
 
 
 class Scheduler:
-    """Rounds of `work` on so many threads.
+    """Tasks of `work` on a number of threads.
 
-    on_done   hears of every entry of the history, in the thread that made it
+    Attributes:
+        on_done: Called with every entry of the history, in the thread that made it.
     """
 
     def __init__(
@@ -169,7 +192,7 @@ class Scheduler:
     # -------------------------------------------------------------- choosing
 
     def pick(self) -> BackgroundTask | None:
-        """Take the task that comes next, if there is one: its partition is `cleaning` then."""
+        """Take the next task, if there is one; its partition is in state `cleaning` then."""
         with self._picking:
             drives = list(self.work.drives())
             held = self._held()
@@ -205,7 +228,7 @@ class Scheduler:
         return resting | self.states.all().keys()
 
     def running(self) -> dict[TopicPartition, BackgroundTask]:
-        """The rounds under way."""
+        """Return the running tasks."""
         with self._lock:
             return dict(self._running)
 
@@ -220,7 +243,7 @@ class Scheduler:
         return True
 
     def run(self, task: BackgroundTask) -> None:
-        """Run a task that `pick` gave."""
+        """Run a task that `pick` returned."""
         tp, done = task.partition, None
         try:
             done = task.run(lambda: self._stop(tp))
@@ -247,7 +270,7 @@ class Scheduler:
         return True
 
     def _is_overtaken(self, tp: TopicPartition) -> bool:
-        """Something on its drive must not wait for this round, and no thread is free for that."""
+        """Return whether another task must not wait for this one, and no thread is free for it."""
         now = self._clock.monotonic()
         with self._lock:
             task, due = self._running.get(tp), self._overtaken_at.get(tp, now)
@@ -258,8 +281,11 @@ class Scheduler:
             return self.work.overtakes(task, self._held())
 
     def _rest(self, tp: TopicPartition, done: Done | None) -> None:
-        """A round that moved something may be followed by the next one at once; others wait. One that was
-        complete and moved nothing would do so again, so it counts as a failure here."""
+        """Set the back-off of a partition.
+
+        A cleaning that moved something may be followed by the next one without a pause. A complete one that
+        moved nothing would do so again, so it counts as a failure.
+        """
         if done is not None and done.result == "looked":
             return
         ended = done is not None and done.result == "ok" and done.round is not None
@@ -279,7 +305,7 @@ class Scheduler:
             self.on_done(done)
 
     def _chores(self) -> None:
-        """Retention, if its time has come and no other thread is at it."""
+        """Apply retention if it is due and no other thread does it."""
         if self.chores_ms is None or self._clock.monotonic() < self._chores_due_at:
             return
         if not self._chores_running.acquire(blocking=False):
@@ -293,14 +319,14 @@ class Scheduler:
             self._chores_running.release()
 
     def work_on(self) -> None:
-        """Chores that are due, then one task after another until there is none or it is stopped."""
+        """Do chores that are due, then one task after another until there is none or it is stopped."""
         if not self.stopping:
             self._chores()
         while not self.stopping and self.turn():
             pass
 
     def forgive(self, tp: TopicPartition) -> None:
-        """Do not leave a partition alone any longer because of what happened."""
+        """End the back-off of a partition."""
         with self._lock:
             self._rests.pop(tp, None)
 
@@ -308,15 +334,19 @@ class Scheduler:
 
     @property
     def started(self) -> bool:
+        """Return whether threads of this process run."""
         return bool(self._workers) and self._pid == os.getpid()
 
     @property
     def alive(self) -> int:
-        """Threads that run and are not waiting to take a dead one's place."""
+        """Return the threads that run and are not waiting to take a dead one's place."""
         return sum(worker.counted for worker in self._workers) if self.started else 0
 
     def start(self, *, at_once: bool = False) -> None:
-        """Start the threads; `at_once`: they look before their first wait. Started, nothing happens."""
+        """Start the threads; does nothing if they run.
+
+        `at_once`: they check before their first wait.
+        """
         with self._lock:
             if self.started:
                 return
@@ -330,13 +360,16 @@ class Scheduler:
             worker.start(0.0 if at_once else self.backoff_ms / 1000, counted=True)
 
     def wake(self) -> None:
-        """Look now: settings have changed, or a partition was resumed."""
+        """Make the threads check now: settings have changed, or a partition was resumed."""
         for worker in self._workers:
             worker.wake.set()
 
     def stop(self, *, abort: bool = True, seconds: float = STOP_SECONDS) -> bool:
-        """End the threads. A round that runs ends at its next safe point, or with `abort=False` at its end,
-        if that comes within `seconds`. False: a thread still runs then."""
+        """End the threads; return False if one still runs after `seconds`.
+
+        A running task ends at its next safe point, or with `abort=False` at its end if that comes within
+        `seconds`.
+        """
         with self._lock:
             if not self.started:
                 self._workers = []  # those of a process that this one was forked from
@@ -362,7 +395,7 @@ class Scheduler:
         return all(ended)
 
     def replace(self, worker: Worker) -> None:
-        """A thread died: count it, and let another one take its place after a back-off."""
+        """Count a thread that died, and let another one take its place after a back-off."""
         with self._lock:
             self.deaths += 1
             metrics.CLEANER_THREAD_DEATHS.add(1)
@@ -384,13 +417,13 @@ _started: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """The interpreter ends: rounds end at a safe point, and leave no file behind."""
+    """End tasks at a safe point when the interpreter ends, so that no file is left behind."""
     for scheduler in list(_started):
         scheduler.stop(seconds=10.0)
 
 
 def _forget_all() -> None:
-    """A forked child has none of the threads, and their locks as they were by chance."""
+    """Reset the schedulers of a forked child: it has no threads, and locks in any state."""
     for scheduler in list(_started):
         scheduler._lock, scheduler._picking = threading.RLock(), threading.Lock()
         scheduler._workers = []
@@ -401,7 +434,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class Worker:
-    """One thread. Between its looks it has only a weak reference to the scheduler."""
+    """One thread. Between its checks it has only a weak reference to the scheduler."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock, number: int) -> None:
         self.number = number
@@ -414,12 +447,14 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=f"lastword-cleaner-{number}", daemon=True)
 
     def start(self, wait_seconds: float, *, counted: bool) -> None:
+        """Start the thread; its first check comes after `wait_seconds`."""
         self._begin_at = self._clock.monotonic() + wait_seconds
         if counted:
             self._count(1)
         self._thread.start()
 
     def join(self, deadline: float) -> bool:
+        """Wait for the thread until `deadline`; return whether it has ended."""
         if self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()

@@ -1,11 +1,11 @@
-"""Who may clean a partition now: the legal states of a partition, and the only ways between them.
+"""Who may clean a partition now: the legal states of a partition, and the only transitions between them.
 
-    state         means
+    state         meaning
     idle          may be cleaned
-    cleaning      a background round runs
-    aborted       a round runs, and was asked to end at its next safe point
-    paused        nobody cleans it; counted: it is idle again after as many resumes as pauses
-    quarantined   damage was met: nobody cleans it before somebody looked (`retry`)
+    cleaning      a background cleaning runs
+    aborted       a cleaning runs, and was asked to end at its next safe point
+    paused        not cleaned; counted: it is idle again after as many resumes as pauses
+    quarantined   damage was found: not cleaned before a user has checked it (`retry`)
 
     event         from                        to
     begin         idle                        cleaning
@@ -17,8 +17,8 @@
     resume        each with a pause           itself, one pause less; paused without one: idle
     retry         quarantined                 paused if there are pauses, else idle
 
-Anything else raises `IllegalState`, which names the state and the event: a caller that lost count is a bug,
-and a bug here is a partition that two threads rewrite, or that nobody ever cleans again.
+Any other event raises `IllegalState`, which names the state and the event: a caller that lost count is a bug,
+and a bug here is a partition that two threads rewrite, or that is never cleaned again.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class IllegalState(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class PartitionState(Value):
-    """What a partition is in, and how many pauses hold it."""
+    """The state of a partition, and the number of pauses."""
 
     kind: Kind = "idle"
     pauses: int = 0
 
     def after(self, event: Event) -> PartitionState:
-        """The state that follows; IllegalState if none does."""
+        """Return the state after an event; IllegalState if there is none."""
         transition = _TABLE.get((self.kind, event))
         if transition is None or (event == "resume" and self.pauses == 0):
             held = f" with {self.pauses} pauses" if self.pauses else ""
@@ -103,7 +103,7 @@ RUNNING: frozenset[Kind] = frozenset({"cleaning", "aborted"})
 
 
 class States:
-    """The states of all partitions; idle ones are not kept. Safe from any thread."""
+    """The states of all partitions; idle ones are not stored. Safe from any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -115,12 +115,12 @@ class States:
         return self._states.get(tp, IDLE)
 
     def all(self) -> dict[TopicPartition, PartitionState]:
-        """Every partition that is not idle."""
+        """Return every partition that is not idle."""
         with self._lock:
             return dict(self._states)
 
     def apply(self, tp: TopicPartition, event: Event) -> PartitionState:
-        """Let it happen; IllegalState leaves everything as it was."""
+        """Apply an event; IllegalState changes nothing."""
         with self._lock:
             after = self[tp].after(event)
             if after == IDLE:
@@ -134,7 +134,7 @@ class States:
             return after
 
     def begin(self, tp: TopicPartition) -> bool:
-        """Start a round, if that is legal now."""
+        """Begin a cleaning, if that is legal now."""
         with self._lock:
             if self[tp] != IDLE:
                 return False
@@ -142,7 +142,7 @@ class States:
             return True
 
     def abort(self, tp: TopicPartition) -> bool:
-        """Ask the round that runs to end; False if there is none."""
+        """Ask the running cleaning to end; False if there is none."""
         with self._lock:
             if self[tp].kind not in RUNNING:
                 return False
@@ -150,10 +150,15 @@ class States:
             return True
 
     def pause(self, tp: TopicPartition, *, abort: bool = True, seconds: float = 60.0) -> PartitionState:
-        """One pause more; returns when no background round runs.
+        """Add a pause; returns when no background cleaning runs.
 
-        abort    the round that runs ends at its next safe point; else it is waited for to its end
-        seconds  for which to wait; then BusyError, and the pause is taken back
+        Args:
+            tp: The partition.
+            abort: The running cleaning ends at its next safe point; otherwise its end is waited for.
+            seconds: How long to wait.
+
+        Raises:
+            BusyError: The cleaning still runs after `seconds`; the pause is removed again.
         """
         with self._lock:
             self.apply(tp, "pause")
@@ -166,14 +171,14 @@ class States:
         return self[tp]
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is gone: another one of that name begins without its pauses."""
+        """Remove a deleted partition: a new one of that name begins without its pauses."""
         with self._lock:
             if self[tp].kind not in RUNNING:
                 self._states.pop(tp, None)
 
     @contextmanager
     def aside(self, tp: TopicPartition) -> Iterator[None]:
-        """Keep the background off a partition for a while."""
+        """Keep the background off a partition inside the block."""
         self.pause(tp)
         try:
             yield

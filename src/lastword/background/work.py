@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OVERDUE, SCAN, SPACE_LIMIT, DIRTY, FILES = range(5)
-"""Ranks: garbage older than max.compaction.lag.ms; segments that no account knows yet; a partition beyond its
-ceiling; a drive above its target, or a partition above its dirty ratio; too many files."""
+"""Ranks: garbage older than max.compaction.lag.ms; segments that were not scanned yet; a partition beyond its
+space limit; a drive above its target, or a partition above its dirty ratio; too many files."""
 KEEP_SECONDS = 5.0
 _RANKS = {"overdue": OVERDUE, "ceiling": SPACE_LIMIT, "target": DIRTY, "files": FILES}
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningTask:
-    """Something to do with one partition, now."""
+    """Work on one partition that is due now."""
 
     work: DirectoryWork
     partition: TopicPartition
@@ -153,9 +153,10 @@ class ScanTask(CleaningTask):
 
 
 class DirectoryWork:
-    """The compacted partitions of `spread`.
+    """The compacted partitions of the log directories in `spread`.
 
-    only   a topic and a partition (None: each) to which everything is limited; None: all
+    Attributes:
+        only: A topic and a partition (None: each) to which everything is limited; None: all.
     """
 
     def __init__(
@@ -177,12 +178,15 @@ class DirectoryWork:
         self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
 
     def drives(self) -> list[str]:
+        """Return the names of the drives."""
         self._check_quarantine()
         return self.budgets.names
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> CleaningTask | None:
-        """The most urgent round on a drive. A look at many partitions finds many: they are given one after
-        another, for a while."""
+        """Return the most urgent task on a drive for a partition that is not in `held`.
+
+        One inspection may find many tasks; they are returned one after another, for `KEEP_SECONDS`.
+        """
         until, tasks = self._due.pop(drive, (0.0, []))
         now = self.clock.monotonic()
         tasks = [task for task in tasks if task.partition not in held] if now < until else []
@@ -190,13 +194,16 @@ class DirectoryWork:
             tasks, until = self._find_due(drive, held), now + KEEP_SECONDS
         if not tasks:
             return None
-        # A run was the best before what goes first now was done: it is chosen anew then.
+        # A run was the best before the first task changes the drive: it is chosen again then.
         rest = list(takewhile(lambda task: not isinstance(task, RunTask), tasks[1:]))
         self._due[drive] = until, rest
         return tasks[0]
 
     def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
-        """`max.compaction.lag.ms` beats everything: also what is under way. What was found is given next."""
+        """Return whether a task of the drive is overdue by `max.compaction.lag.ms`; `next` returns it then.
+
+        Such a task does not wait for a running one.
+        """
         if task.urgency.rank == OVERDUE:
             return False
         tasks = self._find_due(task.drive, held)
@@ -206,15 +213,15 @@ class DirectoryWork:
         return True
 
     def forget(self) -> None:
-        """Look anew: settings have changed."""
+        """Discard cached tasks: settings have changed."""
         self._due.clear()
 
     def _find_due(self, drive: str, held: Collection[TopicPartition]) -> list[CleaningTask]:
-        """All that could be done there now, the most urgent first."""
+        """Return everything that is due on a drive, the most urgent first."""
         tasks: list[CleaningTask] = []
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
         kept = set(held)
-        worth_it = False  # is there a closed segment to look at?
+        worth_it = False  # whether there is a closed segment
         for tp, home, config in self._partitions(drive):
             if not config.compacts:
                 continue
@@ -228,7 +235,7 @@ class DirectoryWork:
                 continue
             try:
                 plan, urgency = self._plan_partition(tp, home, config)
-            except LastwordError:  # told to whoever uses that partition; the others are cleaned
+            except LastwordError:  # raised where the partition is used; the others are cleaned
                 continue
             if plan.action == "clean" and generational:
                 worth_it = True
@@ -278,7 +285,7 @@ class DirectoryWork:
             yield RunTask(self, tp, log_dirs[tp], drive, urgency, choice.run)
 
     def _warn_once(self, failed: Iterable[LastwordError]) -> None:
-        """What keeps a partition from being looked at, once each: the others go on."""
+        """Log why a partition cannot be inspected, once; the others are cleaned."""
         for error in failed:
             if error.message not in self._warned:
                 self._warned.add(error.message)
@@ -290,10 +297,10 @@ class DirectoryWork:
         return min(log_dir.settings.instance.lastword_space_target for log_dir in log_dirs)
 
     def _partitions(self, drive: str) -> Iterator[tuple[TopicPartition, LogDirectory, TopicConfig]]:
-        """Those that may be touched, on a drive that serves."""
+        """Yield the partitions of a drive that may be changed."""
         try:
             homes = self._spread.homes()
-        except LastwordError:  # a partition lies in two places: nothing is touched before that is settled
+        except LastwordError:  # a partition is in two places: nothing is changed before that is resolved
             return
         for topic, partitions in homes.items():
             for number, home in partitions.items():
@@ -337,7 +344,7 @@ class DirectoryWork:
         return plan, Urgency(OVERDUE, -late_ms)
 
     def _check_quarantine(self) -> None:
-        """A note that somebody removed by hand holds nobody back."""
+        """End the quarantine of partitions whose note was removed by hand."""
         for tp, state in self._states.all().items():
             if state.kind == "quarantined":
                 try:
@@ -350,7 +357,7 @@ class DirectoryWork:
                     continue
 
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
-        """Retention of every partition whose policy is known, and files whose delay has passed."""
+        """Apply retention where the policy is known, and remove files whose delay has passed."""
         homes: dict[str, LogDirectory] = {}
         for drive in self.budgets.names:
             for tp, home, config in self._partitions(drive):
@@ -363,7 +370,7 @@ class DirectoryWork:
         for home in homes.values():
             try:
                 home.remove_deferred()
-            except LastwordError:  # a drive that fails says so to whoever writes there
+            except LastwordError:  # a drive that fails raises where it is written
                 continue
 
     def _expire_values(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> None:

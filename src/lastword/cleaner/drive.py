@@ -111,8 +111,10 @@ class DriveCleaner:
         self._clock = clock
 
     def inspect(self, now_ms: int, held: Collection[TopicPartition] = ()) -> DriveAccount:
-        """Return the accounts of the drive, with every new segment scanned. A partition that fails is left
-        out."""
+        """Return the accounts of the drive, after a scan of every new segment.
+
+        A partition that fails is left out.
+        """
         scans: Counter[TopicPartition] = Counter()
         while True:
             inspection = inspect(
@@ -135,8 +137,12 @@ class DriveCleaner:
     def clean(
         self, held: Collection[TopicPartition] = (), stop: Callable[[], bool] | None = None
     ) -> Iterator[CleanRound]:
-        """Rewrite what is due, until no obligation is left that can be met; yields each result as it
-        comes."""
+        """Rewrite what is due, until no obligation is left that can be met; yield each result.
+
+        Args:
+            held: Partitions that may not be chosen.
+            stop: Called before each inspection; once true, the cleaning ends.
+        """
         held = set(held)
         given_out: set[tuple[TopicPartition, int, int, int]] = set()
         while stop is None or not stop():

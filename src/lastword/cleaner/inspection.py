@@ -1,5 +1,4 @@
-"""Compute the garbage accounts of all partitions of a drive: `inspect`, and the scan that brings them up to
-date.
+"""Compute the garbage accounts of all partitions of a drive, and scan what is new.
 
 `inspect` reads no record. It names the partitions whose new segments must be scanned (`scan_partition`). A
 partition in which nothing has changed since its last scan costs no access to its ledger.
@@ -42,8 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrivePartition:
-    """A compacted partition, the log directory that holds it, and the ledgers to use: for a dry run, its
-    own."""
+    """A compacted partition with its log directory.
+
+    Attributes:
+        partition: Topic and number.
+        log_dir: The directory that holds it.
+        ledgers: The ledgers to use: those of the directory, or for a dry run others.
+    """
 
     partition: TopicPartition
     log_dir: LogDirectory
@@ -187,8 +191,7 @@ def _log_of(partition: DrivePartition) -> tuple[PartitionLog | PartitionView, in
 
 
 def scan_plan(partition: DrivePartition, now_ms: int) -> tuple[PartitionLog | PartitionView, Plan]:
-    """Return the log of a partition, of a dry run a view of it, and the plan up to whose limit it is
-    scanned."""
+    """Return the log of a partition, or for a dry run a view, and the plan with the limit of its scan."""
     log, dead_bytes = _log_of(partition)
     return log, limit_plan(partition, log, now_ms, dead_bytes)
 

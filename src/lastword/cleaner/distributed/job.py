@@ -39,10 +39,10 @@ from lastword.values import Value
 PREFIX = "sharded-"
 PLANNED = "planned-"
 MAX_AGE_MS = 24 * 3_600_000
-"""A job that was begun so long ago is not gone on with, and its files go."""
+"""Older jobs are not resumed; their files are removed."""
 UNIT_BYTES = 1 << 30
 SMALLEST_UNIT_BYTES = 32 << 20
-SHARD_BYTES = 512 << 20  # of the log: so many go into one shard at most
+SHARD_BYTES = 512 << 20  # of the log, for one shard at most
 FEWEST_SHARDS = 8
 _UNITS = 64
 _JOB = "job.json"
@@ -51,7 +51,7 @@ GROUPS = "groups.json"
 
 @dataclass(frozen=True, slots=True)
 class JobSource(Value):
-    """A segment as the job found it."""
+    """A segment as it was when the job began."""
 
     base_offset: int
     next_offset: int
@@ -61,19 +61,23 @@ class JobSource(Value):
 
     @property
     def id(self) -> SegmentId:
-        """Which stored segment it was."""
+        """Return the identity of the file."""
         return SegmentId(self.inode, self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedJob(Value):
-    """All that a step has to know.
+    """The input of every step.
 
-    directory   of the job; scratch: of its steps' files; partition: of the log
-    salt        of the maps, hexadecimal
-    due_below   tombstones from there on wait for a lease
-    units       (first, end) as indexes of `sources`
-    rewrites    False: outputs are only counted, for a plan
+    Attributes:
+        directory: Of the job.
+        scratch: Of its steps' files.
+        partition: Of the log.
+        salt: Of the maps, hexadecimal.
+        due_below: Tombstones from there on wait for a lease.
+        units: (first, end) as indexes of `sources`.
+        shards: Number of parts of the key map.
+        rewrites: False: outputs are only counted, for a plan.
     """
 
     directory: str
@@ -89,6 +93,7 @@ class ShardedJob(Value):
 
     @property
     def source_bytes(self) -> int:
+        """Return the bytes of all sources."""
         return sum(segment.size_bytes for segment in self.sources)
 
 
@@ -104,7 +109,11 @@ def start(
     unit_bytes: int | None = None,
     rewrites: bool = True,
 ) -> ShardedJob:
-    """A new job for `plan`, from `prepare`; without `rewrites`, from `choose`."""
+    """Create a job for `plan`, from `prepare`; without `rewrites`, from `choose`.
+
+    `scratch`: directory for the files of the steps; None: the partition's own. `salt`, `shards` and
+    `unit_bytes` are for tests.
+    """
     from lastword.cleaner.engine.liveness import old_due  # loads the kernels
 
     token = os.urandom(8).hex()
@@ -140,11 +149,10 @@ def start(
 
 
 def unfinished(files: Files, partition: str, clock: Clock) -> ShardedJob | None:
-    """The job that a killed process left behind, if it can be gone on with; others are removed. For the only
-    round of a partition.
+    """Return the job that a killed process left behind, if it can be resumed; remove the others.
 
-    It can while it is young, its segments are the ones that lie there (or its own outputs in their place),
-    and no lease has come below the tombstones that it lets go.
+    To be called by the only cleaning of a partition. A job can be resumed while it is young, its segments are
+    unchanged (or replaced by its own outputs), and no lease has come below the tombstones that it drops.
     """
     private = f"{partition}/{names.PRIVATE}"
     if not files.exists(private):
@@ -190,8 +198,9 @@ def _sound(files: Files, path: str, partition: str, clock: Clock) -> ShardedJob 
 
 
 def go_on(files: Files, job: ShardedJob) -> None:
-    """Before the steps of a job that was left behind: outputs that are gone, or gave tombstones a time to
-    live that counts from back then, are made again.
+    """Prepare to resume a job.
+
+    Outputs that are gone, or have a delete horizon that counts from the time before the kill, are made again.
     """
     done = published(files, job)
     for number, _ in enumerate(groups_of(files, job) or ()):
@@ -203,8 +212,10 @@ def go_on(files: Files, job: ShardedJob) -> None:
 
 
 def remove(files: Files, directory: str) -> None:
-    """End a job: its files go, wherever they lie. A copy of a task that is about to be ended may still write
-    there; what it leaves goes the next time.
+    """End a job: remove its files, in both places.
+
+    A second attempt of a task that is about to be killed may still write there; its files are removed the
+    next time.
     """
     with suppress(LastwordError):
         scratch = load(files, directory).scratch
@@ -216,7 +227,11 @@ def remove(files: Files, directory: str) -> None:
 
 
 def load(files: Files, directory: str) -> ShardedJob:
-    """CorruptFileError if its description cannot be read."""
+    """Return the description of a job.
+
+    Raises:
+        CorruptFileError: It cannot be read.
+    """
     path = f"{directory}/{_JOB}"
     try:
         fields = read_json(files, path)
@@ -231,7 +246,7 @@ def load(files: Files, directory: str) -> ShardedJob:
 
 
 def _units(sizes: Sequence[int], unit_bytes: int) -> tuple[tuple[int, int], ...]:
-    """Neighbours together until they are as large as that."""
+    """Return neighbouring sources as units of about this size."""
     units, first, held = [], 0, 0
     for number, size in enumerate(sizes):
         held += size
@@ -242,8 +257,9 @@ def _units(sizes: Sequence[int], unit_bytes: int) -> tuple[tuple[int, int], ...]
 
 
 def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int:
-    """So many that a shard's map holds its keys, were all of them different; told from a few chunks. Too few
-    only mean that a shard is passed over more than once.
+    """Return a number of shards for which the map holds one shard's keys even if all keys are distinct.
+
+    Estimated from a few chunks. With too few shards, a shard takes more than one pass.
     """
     from lastword.kernels import table as fields
     from lastword.kernels.offset_map import FIXED_BYTES
@@ -273,23 +289,26 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
 
 
 def units_left(files: Files, job: ShardedJob) -> list[int]:
+    """Return the units without a result."""
     return _left(files, job, "unit", len(job.units))
 
 
 def shards_left(files: Files, job: ShardedJob) -> list[int]:
+    """Return the shards without a result."""
     return _left(files, job, "shard", job.shards)
 
 
 def groups_left(files: Files, job: ShardedJob) -> list[int]:
-    """Largest first."""
+    """Return the groups without an output, the largest first."""
     groups = groups_of(files, job) or ()
     left = [i for i in range(len(groups)) if load_note(files, job, i) is None]
     return sorted(left, key=lambda i: -groups[i].size_bytes)
 
 
 def done_bytes(files: Files, job: ShardedJob) -> tuple[int, int]:
-    """(done, in all): every byte of the log counts once to extract, once to resolve, and once more where it
-    is rewritten.
+    """Return (done, total) bytes.
+
+    Every byte of the log counts once to extract, once to resolve, and once more if it is rewritten.
     """
     there = set(files.listdir(job.scratch))
     done = sum(
@@ -313,6 +332,7 @@ def _left(files: Files, job: ShardedJob, step: str, count: int) -> list[int]:
 
 
 def groups_of(files: Files, job: ShardedJob) -> tuple[SegmentGroup, ...] | None:
+    """Return the groups to rewrite; None before the merge."""
     path = f"{job.scratch}/{GROUPS}"
     if not files.exists(path):
         return None
@@ -320,11 +340,13 @@ def groups_of(files: Files, job: ShardedJob) -> tuple[SegmentGroup, ...] | None:
 
 
 def load_note(files: Files, job: ShardedJob, number: int) -> dict[str, Any] | None:
+    """Return the note of a built group; None if it is not built."""
     path = f"{job.scratch}/built-{number:05d}.json"
     return read_json(files, path) if files.exists(path) else None
 
 
 def built_of(known: dict[str, Any]) -> BuiltGroup:
+    """Return the built group of a note."""
     fields = dict(known["group"])
     fields["sources"] = tuple(SourceFacts(**segment) for segment in fields["sources"])
     fields["output"] = OutputFacts(**fields["output"])
@@ -334,7 +356,7 @@ def built_of(known: dict[str, Any]) -> BuiltGroup:
 
 
 def published(files: Files, job: ShardedJob) -> dict[int, int]:
-    """Groups whose outputs have been swapped in already: number to base offset."""
+    """Return the groups whose outputs are swapped in already: number to base offset."""
     published_bases = {}
     for number, _ in enumerate(groups_of(files, job) or ()):
         known = load_note(files, job, number)
@@ -347,6 +369,7 @@ def published(files: Files, job: ShardedJob) -> dict[int, int]:
 
 
 def log_file(partition: str, base_offset: int) -> str:
+    """Return the path of a segment's .log file."""
     return os.path.join(partition, names.segment_file(base_offset, names.LOG))
 
 
@@ -354,12 +377,12 @@ FORM = Framed("job", 1, "bad-job-file", "clean the partition again: the job is d
 
 
 def name_aside(path: str) -> str:
-    """A name beside it that no other attempt has."""
+    """Return a random name beside `path`, which no other attempt has."""
     return f"{path}.{os.urandom(6).hex()}"
 
 
 def write_whole(files: Files, path: str, data: bytes) -> None:
-    """All of it or nothing has the name."""
+    """Write atomically: temporary file, then rename."""
     aside = name_aside(path)
     with files.open_append(aside, create=True, exclusive=True) as out:
         out.append(data)
@@ -367,13 +390,14 @@ def write_whole(files: Files, path: str, data: bytes) -> None:
 
 
 def write_arrays(files: Files, path: str, parts: dict[str, Any]) -> None:
+    """Write arrays by name."""
     buffer = BytesIO()
     np.savez(buffer, **parts)
     write_whole(files, path, buffer.getvalue())
 
 
 def read_arrays(files: Files, path: str) -> dict[str, Any]:
-    """Its own checksums are looked at."""
+    """Return the arrays of a file, checked. CorruptFileError if it is damaged."""
     try:
         with np.load(BytesIO(files.read_bytes(path)), allow_pickle=False) as arrays:
             return dict(arrays)
@@ -382,12 +406,12 @@ def read_arrays(files: Files, path: str) -> dict[str, Any]:
 
 
 def write_json(files: Files, path: str, value: Any) -> None:
-    """Write a value of JSON, framed."""
+    """Write a JSON value, framed."""
     write_whole(files, path, FORM.encode({"value": value}))
 
 
 def read_json(files: Files, path: str) -> Any:
-    """Return what `write_json` wrote. CorruptFileError for anything else."""
+    """Return the value that `write_json` wrote. CorruptFileError if the file is damaged."""
     fields = FORM.decode(files.read_bytes(path), path)
     if "value" not in fields:
         raise unreadable(path)
@@ -395,6 +419,7 @@ def read_json(files: Files, path: str) -> Any:
 
 
 def unreadable(path: str) -> CorruptFileError:
+    """Return the error for a damaged file of a job."""
     return CorruptFileError(
         "a scratch file of a cleaning is not as it was written",
         code=FORM.code,

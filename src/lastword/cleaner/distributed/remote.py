@@ -1,11 +1,10 @@
-"""Cleanings by garbage accounts in two places: built where a worker sees the files, published where the log
-is open.
+"""Build cleanings by garbage accounts where a worker sees the files; publish where the log is open.
 
-`build` is `cleaning.clean` on a view and without a lock, with publishing deferred: it opens the accounts that
-were saved, scans what is new, rewrites and certifies. A swap moves a file and changes nothing of it, so the
-accounts as they will be after all swaps are known before the first one. They are saved beside the outputs;
-`publish` swaps, and then renames them. A kill in between leaves accounts that do not fit the log, which are
-thrown away and cost a scan; so does a swap that is refused.
+`build` is `cleaning.clean` on a view and without a lock, with publishing deferred: it opens the saved
+accounts, scans new segments, rewrites and certifies. A swap moves a file without changing it, so the accounts
+after all swaps are known before the first one. They are saved beside the outputs; `publish` swaps, and then
+renames them. A kill in between leaves accounts that do not fit the log, which are discarded and cost a scan;
+so does a swap that is refused.
 
     where the log is open        anywhere that sees the files
     prepare -> plan
@@ -40,11 +39,13 @@ from lastword.segment import names
 
 @dataclass(frozen=True, slots=True)
 class LedgerParams:
-    """With what the accounts of a partition are opened elsewhere.
+    """The parameters to open the accounts of a partition elsewhere.
 
-    t, reached   the drive's time, and how far this log went then (`Ledgers.advance`)
-    drive     its name
-    alpha     weight of the survivorship that a cleaning meets
+    Attributes:
+        write_clock: The drive's time.
+        reached: How far this log went then (`Ledgers.advance`).
+        drive: The drive's name.
+        alpha: Weight of the survivorship that a cleaning observes.
     """
 
     write_clock: int
@@ -54,7 +55,7 @@ class LedgerParams:
 
     @classmethod
     def of(cls, partition: DrivePartition) -> LedgerParams:
-        """Return the parameters of a partition; advances the drive's time by what was appended since."""
+        """Return the parameters of a partition; advances the drive's time by the bytes appended since."""
         log_dir, tp = partition.log_dir, partition.partition
         time = saved_time(log_dir.files, log_dir.directory(*tp))
         partition.ledgers.advance(tp, log_dir.view(*tp).segments, time)
@@ -64,7 +65,12 @@ class LedgerParams:
 
 @dataclass(frozen=True, slots=True)
 class RemoteScan:
-    """The result of a scan, and the directory that holds the accounts after it; empty: none were saved."""
+    """The result of a scan.
+
+    Attributes:
+        stats: The statistics to cache.
+        accounts: The directory that holds the accounts after the scan; empty: none were saved.
+    """
 
     stats: CachedStats
     accounts: str
@@ -74,8 +80,10 @@ class RemoteScan:
 class RemoteBuild:
     """Cleanings of one partition, one after another, before their swaps.
 
-    after         result of a scan when all are published
-    accounts      as of then: the directory that holds them, empty if none were saved
+    Attributes:
+        cleanings: The outputs.
+        after: Statistics to cache when all are published.
+        accounts: The directory that holds the accounts as of then; empty: none were saved.
     """
 
     cleanings: tuple[PreparedCleaning, ...]
@@ -89,15 +97,16 @@ class RemoteBuild:
 def up_to_date(
     view: PartitionView, plan: Plan, params: LedgerParams, context: CleanContext
 ) -> tuple[Ledger, int]:
-    """Return the accounts that were saved, with what is new scanned, and the bytes that were read.
+    """Return the saved accounts after a scan of new segments, and the bytes that were read.
 
-    Where the saved accounts do not fit the log, they are made again.
+    Accounts that do not fit the log are made again.
     """
     ledger = open_ledger(view, plan, params, context)
     return ledger, refresh(view, view.segments, ledger, plan, context)
 
 
 def open_ledger(view: PartitionView, plan: Plan, params: LedgerParams, context: CleanContext) -> Ledger:
+    """Return the saved accounts of a view, with the drive's time."""
     ledger = Ledger.open(context.files, view.directory, view.segments, map_bytes=plan.map_bytes)
     ledger.write_clock, ledger.reached = max(ledger.write_clock, params.write_clock), params.reached
     return ledger
@@ -106,7 +115,7 @@ def open_ledger(view: PartitionView, plan: Plan, params: LedgerParams, context: 
 def scan(
     view: PartitionView, config: TopicConfig, plan: Plan, params: LedgerParams, context: CleanContext
 ) -> RemoteScan:
-    """Scan what is new. Changes nothing but the private directory; a dry context: nor that."""
+    """Scan new segments. Changes only the private directory; with a dry context, nothing."""
     ledger, _ = up_to_date(view, plan, params, context)
     stats = cached_stats(view, config, ledger, plan, view.segments, params.drive)
     return RemoteScan(stats, "" if context.dry else _saved(view, ledger, plan, context.files))
@@ -120,13 +129,18 @@ def build(
     runs: Sequence[SegmentRun] | None,
     context: CleanContext,
 ) -> RemoteBuild:
-    """Scan what is new, then rewrite by `plan` (from `prepare`): the same `clean`, published later.
+    """Scan new segments, then rewrite by `plan` (from `prepare`): the usual `clean`, published later.
 
-    A swap moves files and changes nothing in them: the ledger counts each output as one that was swapped in,
-    and the view has it in the place of its sources.
+    A swap moves files without changing them: the ledger counts each output as swapped in, and the view has it
+    in the place of its sources.
 
     Args:
-        runs: a cleaning for each; none reaches into another. None: one cleaning of all garbage.
+        view: The partition.
+        config: Settings of the topic.
+        plan: The plan.
+        params: Of the ledger.
+        runs: One cleaning for each; none overlaps another. None: one cleaning of all garbage.
+        context: Where and how.
     """
     ledger = open_ledger(view, plan, params, context)
     prepared: list[PreparedCleaning] = []
@@ -141,8 +155,10 @@ def build(
 
 
 def _saved(view: PartitionView, ledger: Ledger, plan: Plan, files: Files) -> str:
-    """The private directory in which the accounts lie now; empty where they are not worth it, or for want of
-    room: they can be made again."""
+    """Return the private directory with the saved accounts; empty if they were not saved.
+
+    They are not saved if it is not worth it, or for want of space: they can be made again.
+    """
     aside = ""
     with suppress(LastwordError):
         aside = view.store.create_output(plan.limit).location
@@ -160,8 +176,10 @@ def _saved(view: PartitionView, ledger: Ledger, plan: Plan, files: Files) -> str
 def publish(
     log: PartitionLog, built: RemoteBuild, *, record_first_dirty: Callable[[int], None]
 ) -> Iterator[CleanRound]:
-    """Publish one cleaning after another, then save the accounts. A lease that comes in between ends it, and
-    with it what was built for later ones."""
+    """Publish one cleaning after another, then save the accounts.
+
+    A lease that comes in between ends this: later outputs are discarded.
+    """
     try:
         for cleaning in built.cleanings:
             done = Publisher(log, cleaning.plan, record_first_dirty).publish(cleaning)

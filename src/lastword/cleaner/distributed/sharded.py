@@ -1,16 +1,17 @@
-"""One round in many steps, for a partition that is too large for one task: any of them may run anywhere that
-sees the files, twice, or again after a kill.
+"""One cleaning in many steps, for a partition that is too large for one task.
+
+Each step may run anywhere that sees the files, twice, or again after a kill.
 
     start      a plan's segments in units, a number of shards       where the log is open
     extract    a unit   ->  unit-<n>.data, .npz    keys and offsets by shard         a task each
-    resolve    a shard  ->  shard-<n>.dead, .npz   dead offsets, sums a segment      a task each
+    resolve    a shard  ->  shard-<n>.dead, .npz   dead offsets, sums per segment    a task each
     merge               ->  facts.npz, groups.json                  where the log is open
     rewrite    a group  ->  built-<n>.json         a certified output                a task each
-    built               ->  `PreparedCleaning`, to publish      where the log is open
+    prepared            ->  `PreparedCleaning`, to publish          where the log is open
 
-A step's result is written aside, under a name of the attempt's own, and renamed: what has its name is whole,
-and two attempts write the same bytes. So who goes on with a job lists what is there and does the rest.
-Outputs are published by the same swap as always, if the certificate agrees.
+A step writes its result under a random name and renames it: a file with its final name is whole, and two
+attempts write the same bytes. A process that resumes a job lists the files and does the rest. Outputs are
+published by the usual swap, if the certificate agrees.
 """
 
 from __future__ import annotations
@@ -73,13 +74,16 @@ _FACTS = "facts.npz"
 
 @dataclass(frozen=True, slots=True)
 class TransactionMet:
-    """A unit holds a transaction, and nobody has looked yet what became of it."""
+    """A unit holds a transaction, whose outcome is not known yet."""
 
     offset: int
 
 
 def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
-    """Unit `number`. Raises what `resolve` raises; damage sets the partition aside."""
+    """Extract the keys and offsets of unit `number`.
+
+    Raises the errors of `resolve`; damage quarantines the partition.
+    """
     from lastword.resolve import shards
 
     job = _loaded(files, directory)
@@ -117,7 +121,7 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
 
 
 def read_transactions(files: Files, directory: str, first_offset: int) -> None:
-    """What became of every transaction, from the first batch of any on."""
+    """Write the outcomes of all transactions, from the first transactional batch on."""
     job = _loaded(files, directory)
     view = PartitionView.load(DirectorySegments(files, job.partition))
     plan = job.plan
@@ -137,7 +141,7 @@ def read_transactions(files: Files, directory: str, first_offset: int) -> None:
 
 
 def resolve_shard(files: Files, directory: str, number: int) -> None:
-    """Shard `number` of all units."""
+    """Resolve shard `number` of all units."""
     from lastword.resolve import shards
 
     job = _loaded(files, directory)
@@ -181,7 +185,7 @@ def resolve_shard(files: Files, directory: str, number: int) -> None:
 
 
 def merge(files: Files, job: ShardedJob) -> None:
-    """Facts of all segments, and the groups to rewrite. Done before: done again, to the same end."""
+    """Write the facts of all segments, and the groups to rewrite. A repeated call writes the same."""
     from lastword.resolve import shards
 
     units = [read_arrays(files, f"{job.scratch}/unit-{i:05d}.npz") for i in range(len(job.units))]
@@ -194,7 +198,7 @@ def merge(files: Files, job: ShardedJob) -> None:
 def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
     """Rewrite and certify group `number`, or only count its bytes.
 
-    Tombstones that are met for the first time may go `delete.retention.ms` after `now_ms`.
+    Tombstones that are cleaned for the first time may go `delete.retention.ms` after `now_ms`.
     """
     job = _loaded(files, directory)
     plan = replace(job.plan, now_ms=now_ms)
@@ -226,7 +230,7 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
 
 
 class JobLog(NamedTuple):
-    """The log of a job, without the files above its limit."""
+    """The log of a job, without the segments above its limit."""
 
     topic: str
     partition: int
@@ -258,11 +262,13 @@ class ShardedScan:
         return None
 
     def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        """Return 0: the scan is done."""
         return 0
 
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult:
+        """Return the group as the result of the scan."""
         groups, stats = (self._group,), report.NOTHING_SCANNED
         self._plan = plan
         self._scan = ScanResult(segments, self._resolution, groups, self._transactions, stats, Leases())
@@ -277,23 +283,27 @@ class ShardedScan:
         )
 
     def highest_due(self, group: SegmentGroup) -> int:
+        """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
         return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._job.due_below)
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        """Publish a group."""
         swap()
 
     def first_dirty(self) -> int:
+        """Return the checkpoint to record when every group is published."""
         return self._plan.limit
 
     def waiting(self) -> None:
-        return None
+        """Return nothing: the tombstones are as the rewrite counted them."""
 
     def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
+        """Return no offsets: leases were applied when the job began."""
         return np.empty(0, np.int64)
 
 
 def prepared(files: Files, job: ShardedJob, seconds: float) -> PreparedCleaning:
-    """Collect all that was built, for a `Publisher`. `seconds`: of the scan."""
+    """Return all built groups, for a `Publisher`. `seconds`: of the scan."""
     groups = groups_of(files, job) or ()
     stats = report.scan_stats(job.plan, _resolution(files, job, None, seconds))
     notes = [load_note(files, job, number) for number in range(len(groups))]
@@ -319,7 +329,11 @@ def planned(files: Files, job: ShardedJob) -> Plan:
 
 
 class Sources(Sequence[Segment]):
-    """The segments of a job, loaded when they are asked for. BusyError: it is another file now."""
+    """The segments of a job, loaded on demand.
+
+    Raises:
+        BusyError: A file is another one now.
+    """
 
     def __init__(self, files: Files, job: ShardedJob) -> None:
         self._files = files
@@ -355,7 +369,7 @@ class _Met(Exception):
 
 
 class _Unknown:
-    """Fates while nobody has looked: the first question ends the step."""
+    """Outcomes that are not known yet: the first request ends the step."""
 
     def fates(
         self,
@@ -390,7 +404,7 @@ def _found(files: Files, job: ShardedJob) -> TransactionFacts:
 
 @lru_cache(maxsize=4)
 def _loaded(files: Files, directory: str) -> ShardedJob:
-    """A job never changes once it has its name."""
+    """Return a job, cached: it never changes once it has its name."""
     return load(files, directory)
 
 
@@ -405,7 +419,7 @@ def _on_damage(files: Files, job: ShardedJob) -> AbstractContextManager[None]:
 
 
 def _edges(dead: NDArray[np.int64], job: ShardedJob) -> list[int]:
-    """Where each segment's dead offsets begin, and where the last one's end."""
+    """Return where each segment's dead offsets begin, and where the last one's end."""
     bases = np.array([segment.base_offset for segment in job.sources], np.int64)
     return [*np.searchsorted(dead, bases).tolist(), dead.size]
 
@@ -423,7 +437,7 @@ def _shard(files: Files, job: ShardedJob, number: int) -> Any:
 def _resolution(
     files: Files, job: ShardedJob, group: SegmentGroup | None, seconds: float = 0.0
 ) -> Resolution:
-    """With the bits of a group's segments, or with none."""
+    """Return the result of the scan with the bits of a group's segments, or with none."""
     from lastword.resolve import DeadBitmaps
     from lastword.resolve.bitmaps import join_bitmaps
     from lastword.resolve.segment_counts import SegmentCounts
@@ -447,8 +461,11 @@ def _resolution(
 def _bits(
     files: Files, job: ShardedJob, facts: Sequence[SegmentFacts], group: SegmentGroup
 ) -> Iterator[DeadBitmaps]:
-    """The bits of a group, segment by segment: a group of segments without survivors may be most of the log,
-    and its dead offsets take 64 times what the bits take."""
+    """Yield the bits of a group, segment by segment.
+
+    A group of segments without survivors may be most of the log, and its dead offsets take 64 times the bytes
+    of the bits.
+    """
     from lastword.resolve.bitmaps import bitmaps_of
 
     known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
@@ -463,7 +480,7 @@ def _bits(
 
 
 def _dead(files: Files, job: ShardedJob, number: int, first: int, end: int, check: int) -> NDArray[np.int64]:
-    """Entries [first, end) of a shard's dead offsets, those of one segment."""
+    """Return the entries [first, end) of a shard's dead offsets, those of one segment."""
     path = f"{job.scratch}/shard-{number:05d}.dead"
     with files.open_read(path) as handle:
         data = handle.pread(8 * (end - first), 8 * first)

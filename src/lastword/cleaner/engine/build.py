@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 
 def rewrite_each(rewrite: RewriteInput, staged_in: str | None = None) -> Generator[BuiltGroup]:
-    """Rewrite and certify one group after another; one that fails leaves nothing behind. To be closed.
+    """Rewrite and certify one group after another; to be closed. A group that fails leaves nothing behind.
 
     Args:
-        staged_in: a location for outputs, if they are not made beside the log.
+        rewrite: The scan and its groups.
+        staged_in: Where outputs are made, if not in the partition's private directory.
     """
     building = _Building(rewrite, staged_in)
     scan = rewrite.scan
@@ -50,7 +51,7 @@ def rewrite_each(rewrite: RewriteInput, staged_in: str | None = None) -> Generat
 
 @contextmanager
 def beside(second: Executor | None, work: Callable[[], None]) -> Iterator[None]:
-    """`work` is done by the second thread, if there is one, while the caller does what is in the context."""
+    """Run `work` on the second thread, if there is one, while the caller is in the block."""
     done = second.submit(work) if second is not None else None
     try:
         yield
@@ -63,7 +64,7 @@ def beside(second: Executor | None, work: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """An output that is not certified yet. `seconds`: that it took."""
+    """An output that is not certified yet, and the seconds that it took."""
 
     group: SegmentGroup
     output: OutputSegment
@@ -80,7 +81,7 @@ def built_group(
     resolution: Resolution,
     seconds: float,
 ) -> BuiltGroup:
-    """The facts of one certified output, complete in `directory`."""
+    """Return the facts of one certified output, complete in `directory`."""
     facts = resolution.segments[group.first : group.last + 1]
     chosen = sources[group.first : group.last + 1]
     return BuiltGroup(
@@ -100,7 +101,7 @@ def built_group(
 
 
 class _Building:
-    """What the groups of a cleaning have in common, and the two steps of building one."""
+    """The state that all groups of a cleaning share, and the two steps of building one."""
 
     def __init__(self, rewrite: RewriteInput, staged_in: str | None) -> None:
         self._rewrite = rewrite
@@ -111,6 +112,7 @@ class _Building:
         self._staged_in = staged_in
 
     def write(self, group: SegmentGroup, second: Executor | None) -> _Written:
+        """Write the output of a group."""
         started = self._steps.clock.monotonic()
         self._check_room(group)
         location, stored = self._store.create_output(group.base_offset, self._staged_in)
@@ -134,6 +136,7 @@ class _Building:
         return _Written(group, output, rewritten, self._steps.clock.monotonic() - started)
 
     def complete(self, written: _Written, second: Executor | None) -> BuiltGroup:
+        """Certify an output and write its indexes."""
         started = self._steps.clock.monotonic()
         group, output, rewritten = written.group, written.output, written.rewritten
         sources, resolution = self._scan.sources, self._scan.resolution
@@ -152,9 +155,11 @@ class _Building:
         return replace(built, dropped_tombstone=dropped)
 
     def discard(self, unwanted: _Written) -> None:
+        """Remove an output."""
         self._store.discard(unwanted.output.location)
 
     def give_up(self) -> None:
+        """End running steps soon."""
         self._steps.give_up()
 
     def _throw_away(self, location: str) -> None:
@@ -165,8 +170,10 @@ class _Building:
         return quarantine.on_damage(self._rewrite.context.files, self._store.directory, self._plan)
 
     def _check_room(self, group: SegmentGroup) -> None:
-        """Refuse before writing what will not fit. A guess that is too low still ends well: appends are whole
-        or nothing.
+        """Refuse to write an output that does not fit the drive.
+
+        The size is an estimate. If it is too low, the write fails without damage: appends are whole or
+        nothing.
         """
         directory = self._store.directory
         needed, free = group.live_bytes, self._store.free_bytes()
@@ -178,27 +185,37 @@ class _Building:
 Written = TypeVar("Written")
 
 LARGE_BYTES = 32 << 20
-"""From here on a second thread is started: below, a round takes a fraction of a second as it is. Compressed
-bytes take several times as long as plain ones."""
+"""A second thread is started from here on: a smaller cleaning takes a fraction of a second. Compressed bytes
+take several times as long as uncompressed ones."""
 
 
 def threads_for(source_bytes: int, threads: int) -> int:
-    """How many a round uses that may use `threads` and reads so many bytes: a third would find nothing to do
-    while the map takes its chunks one after another."""
+    """Return how many of `threads` a cleaning uses that reads this many bytes.
+
+    A third thread would be idle while the map takes its chunks one after another.
+    """
     return min(threads, 2) if source_bytes >= LARGE_BYTES else 1
 
 
 class Building(Protocol[Written]):
-    """How a group is built, in two steps; a step that fails leaves nothing behind. `second`: a thread that
-    helps."""
+    """How a group is built, in two steps; a step that fails leaves nothing behind.
 
-    def write(self, group: SegmentGroup, second: Executor | None) -> Written: ...
-    def complete(self, written: Written, second: Executor | None) -> BuiltGroup: ...
+    `second`: a thread that helps.
+    """
+
+    def write(self, group: SegmentGroup, second: Executor | None) -> Written:
+        """Write the output of a group."""
+        ...
+
+    def complete(self, written: Written, second: Executor | None) -> BuiltGroup:
+        """Certify an output and complete it."""
+        ...
+
     def discard(self, unwanted: Written) -> None:
-        """Throw away what was written, complete or not."""
+        """Remove what was written, complete or not."""
 
     def give_up(self) -> None:
-        """Steps under way are to end soon."""
+        """End running steps soon."""
 
 
 def built_in_order(
@@ -208,10 +225,10 @@ def built_in_order(
     *,
     overlap: bool = True,
 ) -> Generator[BuiltGroup]:
-    """Each group, built when it is asked for. To be closed: what was written and not taken is thrown away.
+    """Yield each group, built on demand; to be closed. Outputs that were not taken are removed.
 
-    With a second thread and `overlap` the next one is written before a group is given out, so the drive holds
-    one more output.
+    With a second thread and `overlap` the next output is written before a group is yielded, so the drive
+    holds one more.
     """
     waiting: deque[tuple[Written, Future[BuiltGroup] | None]] = deque()
 

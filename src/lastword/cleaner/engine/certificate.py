@@ -1,19 +1,18 @@
-"""Proof before publication: the new segment is read back, and must hold exactly what the sources' live
-records are.
+"""The check before publication: the new segment must hold exactly the sources' live records.
 
-The bitmaps take no part in the first comparison: the map pass kept a sum of H(key, offset) over live
-records, taking a killed one off with its killer's key, so a wrong bit, two keys taken for one, a lost or
-an extra record all leave a difference. The second compares contents: CRC of each survivor's bytes with
+The bitmaps take no part in the first comparison: the scan kept a sum of H(key, offset) over live records, and
+subtracted a superseded record with the key of its successor. So a wrong bit, two keys taken for one, a lost
+or an extra record all leave a difference. The second compares contents: the CRC of each survivor's bytes with
 its offset and timestamp, summed over the sources (whose checksums were verified) and over the new file.
 Control batches, which have no keys, have a sum of their own.
 
-The third compares headers. What a batch says once for all its records (attributes, leader epoch, producer and
-sequence, delete horizon) is multiplied into the digests of these records: as it must be afterwards, computed
-from the source's header, and as it is in the new file. So it costs one product for each batch, and holds
-however batches are joined. Last offsets and largest timestamps, which joining changes, are looked up
-(`rewrite.Edges`).
+The third compares headers. The fields that a batch stores once for all its records (attributes, leader epoch,
+producer and sequence, delete horizon) are multiplied into the digests of these records: as they must be
+afterwards, computed from the source's header, and as they are in the new file. This costs one product per
+batch, and holds however batches are joined. Last offsets and largest timestamps, which joining changes, are
+looked up (`rewrite.Edges`).
 
-Reading back also makes the indexes, so they are those of the bytes that are there.
+Reading back also makes the indexes, so they index the bytes that are on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _NOTHING_DEAD = DeadBitmaps.of(np.empty(0, np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """What sources and output agree on; digests are unsigned 64-bit sums."""
+    """The sums that sources and output agree on; digests are unsigned 64-bit sums."""
 
     records: int
     key_offset_digest: int
@@ -65,8 +64,19 @@ def certify(
     check: Callable[[], None] = lambda: None,
     second: Executor | None = None,
 ) -> Certified:
-    """Read `output` back and compare; CertificateError if anything differs. Fills `output.indexes` on the
-    way. `check` is asked after every chunk, and may raise to stop; `second`: a thread that helps.
+    """Read `output` back and compare; fills `output.indexes` on the way.
+
+    Args:
+        output: The new segment.
+        rewritten: The claims of the rewrite.
+        group: The rewritten group.
+        sources: The segments below the limit.
+        resolution: Their counts and digests.
+        check: Called after every chunk; may raise to stop.
+        second: A thread that helps.
+
+    Raises:
+        CertificateError: Anything differs.
     """
     certified = _read_back(output, rewritten.edges, resolution.digest_seed, check, second)
     facts = resolution.segments[group.first : group.last + 1]
@@ -98,7 +108,10 @@ class _Summed:
 def _read_back(
     output: OutputSegment, edges: Edges, digest_seed: int, check: Callable[[], None], second: Executor | None
 ) -> Certified:
-    """Sum over the new file. A checksum or an offset out of order there is an error of its own."""
+    """Return the sums over the new file.
+
+    A wrong checksum or order of offsets there raises an error of its own.
+    """
     seeds = digest_seeds(digest_seed)
     reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
 

@@ -49,30 +49,49 @@ class CleanableLog(Protocol):
     """What a cleaning reads: an open log, a view of it, or the segments of a job."""
 
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """Return the topic."""
+        ...
+
     @property
-    def partition(self) -> int: ...
+    def partition(self) -> int:
+        """Return the number of the partition."""
+        ...
+
     @property
-    def directory(self) -> str: ...
+    def directory(self) -> str:
+        """Return the directory of the partition."""
+        ...
+
     @property
-    def store(self) -> SegmentStore: ...
+    def store(self) -> SegmentStore:
+        """Return the store of the log's segments."""
+        ...
+
     @property
-    def log_start(self) -> int: ...
+    def log_start(self) -> int:
+        """Return the first offset that can be read."""
+        ...
+
     @property
-    def segments(self) -> Sequence[Segment]: ...
+    def segments(self) -> Sequence[Segment]:
+        """Return all segments, ascending."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class CleanContext:
     """Where and how a cleaning runs.
 
-    salt      of the key map, secret; None: a fresh one
-    scratch   directory for the map's keys; None: in memory
-    threads   it may use this many: two help from 32 MiB on
-    budget    of the drive: every byte that is read or written comes out of it
-    progress  called after each chunk
-    stop      called after each chunk; once true, the cleaning ends early and its unpublished files go
-    dry       nothing is written: damage quarantines nothing, and a sample of the keys gives an estimate
+    Attributes:
+        salt: Of the key map, secret; None: a new one.
+        scratch: Directory for the map's keys; None: in memory.
+        threads: How many it may use: a second one helps from 32 MiB on.
+        budget: Of the drive: every byte that is read or written is taken from it.
+        progress: Called after each chunk.
+        stop: Called after each chunk; once true, the cleaning ends early and its unpublished files are
+            removed.
+        dry: Nothing is written: damage quarantines nothing, and a sample of the keys gives an estimate.
     """
 
     files: Files
@@ -97,6 +116,7 @@ class CleanContext:
         return stored if self.budget is None else PacedStored(stored, self.budget, self.stop)
 
     def steps(self, verb: str, source_bytes: int) -> Steps:
+        """Return the progress of a cleaning that reads this many source bytes."""
         return Steps(verb, source_bytes, self.clock, self.progress, self.stop)
 
 
@@ -104,13 +124,16 @@ class CleanContext:
 class ScanResult:
     """What is dead below the limit, and what is rewritten for it.
 
-    sources       the segments below the limit, as the rewrite reads them
-    resolution    facts about each of them, and the dead bitmaps
-    groups        segments that are rewritten together
-    transactions  what a rewrite needs to know of them
-    leases        of readers, as they were when the scan decided
-    reasons       why these groups were chosen
-    threads       for the rewrite; `overlap`: a group may be begun before the one before it is published
+    Attributes:
+        sources: The segments below the limit, as the rewrite reads them.
+        resolution: Counts of each of them, and the dead bitmaps.
+        groups: Segments that are rewritten together.
+        transactions: What a rewrite needs of them.
+        stats: Totals.
+        leases: Of readers, when the scan decided.
+        threads: For the rewrite.
+        overlap: A group may be begun before the one before it is published.
+        reasons: Why these groups were chosen.
     """
 
     sources: Sequence[Segment]
@@ -125,7 +148,7 @@ class ScanResult:
 
 
 class Liveness(Protocol):
-    """Which records of a log are dead. For one cleaning, around which it is entered and left."""
+    """Which records of a log are dead. For one cleaning, entered before it and left after it."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -143,7 +166,11 @@ class Liveness(Protocol):
         """Find the dead records. A plan instead: nothing is rewritten, for its first reason.
 
         Args:
-            segments: those of the log, with their I/O taken from the budget.
+            log: The log.
+            segments: Those of the log, with their I/O taken from the budget.
+            plan: Up to where.
+            context: Where and how.
+            steps: Progress.
         """
 
     def highest_due(self, group: SegmentGroup) -> int:
@@ -164,7 +191,7 @@ class Liveness(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewriteInput:
-    """All that rewriting the groups of a scan takes. `store`: of the log."""
+    """The input of rewriting the groups of a scan. `directory`: of the partition."""
 
     store: SegmentStore
     plan: Plan
@@ -175,12 +202,15 @@ class RewriteInput:
 
 
 class Sink(Protocol[T_co]):
-    """What becomes of the groups. `verb`: `clean` or `plan`, for progress."""
+    """The use of the groups. `verb`: `clean` or `plan`, for progress."""
 
     @property
-    def verb(self) -> str: ...
+    def verb(self) -> str:
+        """Return the verb for progress."""
+        ...
+
     def take(self, rewrite: RewriteInput, liveness: Liveness) -> T_co:
-        """Rewrite every group, lowest offsets first, and say what came of it."""
+        """Rewrite every group, lowest offsets first, and return the result."""
 
     def kept(self, plan: Plan) -> T_co:
         """Return the result of a cleaning that the scan found not worth it."""
@@ -193,7 +223,7 @@ class Sink(Protocol[T_co]):
 
 
 def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], context: CleanContext) -> T:
-    """Clean the log below `plan.limit`, or count what that would do; the sink says which."""
+    """Clean the log below `plan.limit`, or count what that would do; the sink decides which."""
     context, segments = context.throttled(log.segments)
     steps = context.steps(sink.verb, liveness.unread_bytes(segments, plan))
     with liveness:
@@ -220,8 +250,10 @@ def limits_of(plan: Plan) -> OutputLimits:
 
 
 class Steps:
-    """Tells progress and asks whether to stop, after each chunk. Steps are taken by one thread; `check` is
-    safe from several."""
+    """Report progress and check for a stop, after each chunk.
+
+    Steps are taken by one thread; `check` is safe from several.
+    """
 
     def __init__(
         self,
@@ -242,24 +274,25 @@ class Steps:
         self._given_up = False
 
     def mapped(self, done_bytes: int, total_bytes: int) -> None:
-        """After a chunk of the map pass; further passes make the way longer."""
+        """Count a chunk of the scan; further passes increase the total."""
         self._total_bytes += total_bytes - self._map_bytes
         self._map_bytes = total_bytes
         self._step(done_bytes - self._done_bytes)
 
     def expect(self, rewrite_bytes: int) -> None:
-        """What is left to do, once it is known."""
+        """Set the bytes that are left, once they are known."""
         self._total_bytes = self._done_bytes + rewrite_bytes
 
     def rewritten(self, chunk_bytes: int) -> None:
+        """Count a chunk of the rewrite."""
         self._step(chunk_bytes)
 
     def give_up(self) -> None:
-        """Whatever still takes steps is to end: nobody wants it any more."""
+        """End all further steps: their result is not needed any more."""
         self._given_up = True
 
     def check(self) -> None:
-        """Raise Stopped where the round is to end."""
+        """Raise Stopped if the cleaning is to end."""
         if self._given_up or (self._stop is not None and self._stop()):
             raise Stopped
 

@@ -1,9 +1,9 @@
-"""Leases in a round: which tombstones may go, and the last look before they do.
+"""Leases in a cleaning: which tombstones may go, and the last check before they do.
 
-A tombstone at or above the floor of the live leases is not due, whatever its horizon says. Leases come and go
-while a round maps and rewrites, so right before a swap that drops tombstones the round notes, durably, how
-high they reach, and reads the leases again. One that stands below by now stops the round there: nothing of
-this group is published, nor of those above it, and a later round finds the new floor.
+A tombstone at or above the floor of the live leases is not due, whatever its horizon says. Leases are taken
+and released while a cleaning scans and rewrites. So right before a swap that drops tombstones the cleaning
+notes, durably, how high they reach, and reads the leases again. A lease below them stops the cleaning there:
+this group and those above it are not published, and a later cleaning finds the new floor.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class LeaseCame(Stopped):
 
 
 def highest_due(scan: ScanResult, group: SegmentGroup, now_ms: int, floor: int) -> int:
-    """Return the highest offset of a tombstone that a group drops for its age; `NONE_DROPPED` without.
+    """Return the highest offset of a tombstone that a group drops for its age; `NONE_DROPPED`: none.
 
-    May return one too high, of a batch with a due one: a tombstone that was replaced. Never one too low, and
-    never one that a lease keeps. Reads the last segment that has any.
+    May return one too high, of a batch with a due one: a tombstone that was superseded. Never one too low,
+    and never one that a lease keeps. Reads the last segment that has any.
     """
     dead = scan.resolution.dead
     for number in range(group.last, group.first - 1, -1):
@@ -57,7 +57,7 @@ def highest_due(scan: ScanResult, group: SegmentGroup, now_ms: int, floor: int) 
 
 
 def held_back(scan: ScanResult, now_ms: int) -> NDArray[np.int64]:
-    """Return the offsets of live tombstones that a lease alone keeps. Reads segments that may have one."""
+    """Return the offsets of live tombstones that a lease alone keeps. Reads segments that may have any."""
     import numpy as np
 
     dead, floor = scan.resolution.dead, scan.leases.floor
@@ -71,7 +71,7 @@ def held_back(scan: ScanResult, now_ms: int) -> NDArray[np.int64]:
 
 
 def reason(held: Leases, offsets: NDArray[np.int64]) -> Reason | None:
-    """Why the tombstones at these offsets stay; None if there are none."""
+    """Return why the tombstones at these offsets stay; None if there are none."""
     lowest = held.lowest
     if lowest is None or not offsets.size:
         return None
@@ -83,8 +83,7 @@ def reason(held: Leases, offsets: NDArray[np.int64]) -> Reason | None:
 def _held_by(reason: int, chunk: Chunk, now_ms: int, floor: int, *, old_due: bool) -> NDArray[np.int64]:
     """Return the offsets of the tombstones of a chunk that this reason keeps.
 
-    Args:
-        old_due: tombstones of magic 0 and 1 count as due; these formats have no delete horizon.
+    `old_due`: tombstones of magic 0 and 1 count as due; these formats have no delete horizon.
     """
     import numpy as np
 
@@ -104,10 +103,13 @@ def _held_by(reason: int, chunk: Chunk, now_ms: int, floor: int, *, old_due: boo
 
 
 def check(files: Files, directory: str, clock: Clock, dropped_tombstone: int) -> None:
-    """Right before a swap that drops tombstones up to this offset (`NONE_DROPPED`: none). The order protects
-    readers: one that takes a lease later meets the note, one that took it before is met here.
+    """Note that a swap drops tombstones up to this offset, then check the leases again.
 
-    LeaseCame: this group must not be published.
+    To be called right before the swap; `NONE_DROPPED`: it drops none. The order protects readers: one that
+    takes a lease later reads the note, one that took it before is found here.
+
+    Raises:
+        LeaseCame: This group must not be published.
     """
     if dropped_tombstone == NONE_DROPPED:
         return

@@ -1,14 +1,14 @@
 """Which records of a log are dead: by a scan of all of it, or by accounts that are kept between cleanings.
 
-`FullScan` reads every segment below the limit, with one map of all keys (in several passes where the memory
-is too small). `KeptAccounts` scans what is new since the last cleaning; then the garbage of every segment is
-known, and only what is rewritten is read. Where the keys do not fit the memory the accounts hold a sample of
-them, which chooses but decides about no record: then a full scan decides, and still only the chosen run is
-rewritten.
+`FullScan` reads every segment below the limit, with one map of all keys (in several passes if the memory is
+too small). `KeptAccounts` scans only segments that are new since the last cleaning; then the garbage of every
+segment is known, and only what is rewritten is read. If the keys do not fit the memory, the accounts hold a
+sample of them, which is used to choose but decides about no record: a full scan decides, and still only the
+chosen run is rewritten.
 
-Tombstones of kept accounts go by the accounts' clocks, which start when no older copy of the key is left in
+Tombstones of kept accounts follow the accounts' clocks, which start when no older copy of the key is left in
 any segment. A batch gets Kafka's delete horizon only from a rewrite of a segment without a blocked tombstone,
-so that no Kafka that takes over drops one before the value that it deletes.
+so that no Kafka that takes over drops a tombstone before the value that it deletes.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 
 class FullScan:
-    """Every segment below the limit is read.
+    """Reads every segment below the limit.
 
     Args:
-        run: what is rewritten; None: every segment with garbage.
+        run: What is rewritten; None: every segment with garbage.
     """
 
     def __init__(self, run: SegmentRun | None = None) -> None:
@@ -65,11 +65,13 @@ class FullScan:
         return None
 
     def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        """Return how many bytes the scan will read."""
         return sum(segment.size for segment in below(segments, plan.limit))
 
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult:
+        """Scan the log, and group the segments with garbage."""
         from lastword.resolve import resolve
 
         sources = below(segments, plan.limit)
@@ -100,29 +102,36 @@ class FullScan:
         return self._scan
 
     def highest_due(self, group: SegmentGroup) -> int:
+        """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
         return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._scan.leases.floor)
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        """Publish a group."""
         swap()
 
     def first_dirty(self) -> int:
+        """Return the checkpoint to record when every group is published."""
         return self._plan.limit
 
     def waiting(self) -> TombstonesWaiting | None:
+        """Return the tombstones that are left; None: as the rewrite counted them."""
         return None
 
     def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
+        """Return the offsets of tombstones that nothing but a lease keeps."""
         return lease_guard.held_back(scan, self._plan.now_ms)
 
 
 class KeptAccounts:
-    """Accounts of the garbage of each segment, and the running map of all keys or of a sample.
+    """The accounts of each segment's garbage, with the running map of all keys or of a sample.
 
     Args:
-        runs: what is rewritten: runs that do not touch each other; None: all garbage.
-        space_target: without `runs`, rewrite what is due if the partition has a drive of its own with this
+        ledger: The accounts.
+        config: Settings of the topic.
+        runs: What is rewritten: runs that do not overlap; None: all garbage.
+        space_target: Without `runs`, rewrite what is due if the partition has a drive of its own with this
             space target; None: all garbage.
-        alpha: weight of the survivorship that this cleaning meets.
+        alpha: Weight of the survivorship that this cleaning observes.
         refresh: False: the accounts are up to date.
     """
 
@@ -159,6 +168,7 @@ class KeptAccounts:
             self.ledger.give_up()
 
     def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        """Return how many bytes the scan will read."""
         if not self.refreshes:
             return 0
         return sum(
@@ -168,6 +178,7 @@ class KeptAccounts:
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult | Plan:
+        """Scan new segments, choose what to rewrite, and group it."""
         ledger = self.ledger
         started = context.clock.monotonic()
         read_bytes = 0
@@ -227,11 +238,13 @@ class KeptAccounts:
         )
 
     def highest_due(self, group: SegmentGroup) -> int:
+        """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
         if self._full is not None:
             return self._full.highest_due(group)
         return self.ledger.deletes.due_between(group.base_offset, self._facts[group.last].next_offset)
 
     def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        """Publish a group, and replace the entries of its sources in the ledger."""
         self.ledger.invalid = True  # if the swap does not return, it is not known which files are there
         published = swap()
         first, last = group.sources[0].base_offset, group.sources[-1].base_offset
@@ -239,12 +252,13 @@ class KeptAccounts:
         self.ledger.invalid = False
 
     def first_dirty(self) -> int:
+        """Return the checkpoint to record when every group is published."""
         if self._full is not None and self._runs is None:
             return self._full.first_dirty()
         return self.ledger.first_dirty_for_kafka()
 
     def waiting(self) -> TombstonesWaiting | None:
-        """Return the tombstones that are left, and which of them goes first."""
+        """Return the tombstones that are left; None: as the rewrite counted them."""
         plan, ledger = self._plan, self.ledger
         if not ledger.exact or plan is None:
             return None
@@ -255,6 +269,7 @@ class KeptAccounts:
         return TombstonesWaiting(count, offset, due_ms)
 
     def held_back(self, scan: ScanResult) -> NDArray[np.int64]:
+        """Return the offsets of tombstones that nothing but a lease keeps."""
         assert self._plan is not None
         return held_back(self.ledger, self._plan, scan.leases)
 
@@ -270,7 +285,7 @@ def refresh(
     context: CleanContext,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Scan what fell below the plan's limit since the last time, and let tombstones become due.
+    """Scan the segments that fell below the plan's limit since the last scan; mark due tombstones.
 
     The ledger fits the log (`Ledger.fit`).
 
@@ -301,11 +316,11 @@ def refresh(
 def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     """Return for each source whether tombstones of magic 0 and 1 there may go.
 
-    These formats have no delete horizon; the times of files stand in for it. A cleaning before this one must
-    have seen the tombstone (it is below the first dirty offset), and between the last append to its segment
-    and the last one that was cleaned lie at least `delete.retention.ms`. The last segment keeps its
-    tombstones: if the last record of a log went, with no empty batch in its place, no consumer would ever
-    reach the log's end.
+    These formats have no delete horizon; the times of files replace it. An earlier cleaning must have read
+    the tombstone (it is below the first dirty offset), and at least `delete.retention.ms` must be between the
+    last append to its segment and the last one to a cleaned segment. The last segment keeps its tombstones:
+    if the last record of a log went, without an empty batch in its place, no consumer would ever reach the
+    log's end.
     """
     times_ms = [segment.mtime_now_ms() for segment in sources]
     clean_ms = [t for t, segment in zip(times_ms, sources, strict=True) if segment.base_offset < plan.start]
@@ -328,7 +343,7 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
 
 
 def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> TransactionFacts:
-    """Return what a rewrite needs to know of transactions: a walk over headers, if the log has any."""
+    """Return what a rewrite needs of transactions: a walk over headers, if the log has any."""
     if ledger.transactions_from < 0:
         return NOTHING
     transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
@@ -342,7 +357,7 @@ def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> Transactio
 def account_of(
     log: CleanableLog, config: TopicConfig, ledger: Ledger, *, drive: str, quarantined: bool
 ) -> PartitionAccount:
-    """Return what the ledger says of a log that it was brought up to date with."""
+    """Return the account of a log whose ledger is up to date."""
     return ledger.account(
         config,
         topic=log.topic,
@@ -377,7 +392,7 @@ def not_worth_it(plan: Plan, ledger: Ledger, choice: Choice, held: Leases) -> Pl
 
 
 def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[SegmentRun] | None) -> Plan:
-    """Return the plan by a sample of the keys: about. Such a cleaning scans the log as a whole."""
+    """Return the plan by a sample of the keys, as an estimate. Such a cleaning scans the whole log."""
     if runs is None and own.dead_bytes == 0:
         return replace(plan, exact=False).only_newest(
             sum(segment.tombstones for segment in ledger.facts()), None
@@ -399,7 +414,7 @@ def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[
 def groups_of(
     resolution: Resolution, transactions: TransactionFacts, limits: OutputLimits, run: SegmentRun | None
 ) -> tuple[SegmentGroup, ...]:
-    """Return what is rewritten together: the run, or all garbage. A run that is gone gives nothing."""
+    """Return the groups of a run, or of all garbage. A run that is gone gives none."""
     facts = resolution.segments
     if run is None:
         return group(
@@ -424,10 +439,10 @@ def groups_of(
 def restrict_to_run(
     resolution: Resolution, transactions: TransactionFacts, limits: OutputLimits, run: SegmentRun
 ) -> tuple[tuple[SegmentGroup, ...], Resolution, TransactionFacts]:
-    """Return the groups of a run in a log that was scanned as a whole, and the facts to rewrite by.
+    """Return the groups of a run in a log that was scanned whole, and the facts to rewrite by.
 
-    No copies were counted. While garbage lies below the run, an older copy of a key deleted there may be
-    among it (`partition.tombstones.OLDER_RECORD`): then no tombstone gets a horizon, and if one goes, all
+    No copies were counted. While there is garbage below the run, an older copy of a key deleted there may be
+    part of it (`partition.tombstones.OLDER_RECORD`): then no tombstone gets a horizon, and if one goes, all
     garbage below goes first.
     """
     groups, facts = groups_of(resolution, transactions, limits, run), resolution.segments
@@ -448,8 +463,10 @@ def restrict_to_run(
 def defer_horizons(
     ledger: Ledger, resolution: Resolution, transactions: TransactionFacts
 ) -> tuple[Resolution, TransactionFacts]:
-    """Return facts by which a rewrite writes no delete horizon into a segment where an older copy of some
-    deleted key holds a tombstone back; a marker there waits with it."""
+    """Return facts by which a rewrite writes no delete horizon into a segment with a blocked tombstone.
+
+    A marker there waits with it.
+    """
     blocked = ledger.blocked_segments()
     if not blocked:
         return resolution, transactions

@@ -90,9 +90,9 @@ class OutputSegment:
             self._synced = True
 
     def finish(self, mtime_ms: int, aborted: Sequence[AbortedTransaction] = ()) -> None:
-        """Write the indexes, and make all of it durable. The files take the time of the last source's.
+        """Write the indexes, and make the segment durable. The files get the time of the last source's.
 
-        `aborted`: entries of the transaction index; without any there is none.
+        `aborted`: entries of the transaction index; without any, there is no such file.
         """
         self.indexes.finish()
         self.sync()
@@ -122,6 +122,7 @@ class _Buffer:
 
     @classmethod
     def empty(cls) -> _Buffer:
+        """Return a new buffer."""
         return cls(
             np.empty(OUT_BYTES + kernels.SLACK, np.uint8),
             np.empty((OUT_ROWS, fields.FIELDS), np.int64),
@@ -130,8 +131,9 @@ class _Buffer:
 
 
 class Writer:
-    """Collects batches in one buffer and appends it when it is full. Compressing and appending are left to
-    `leave`; with two threads the next buffer is filled meanwhile.
+    """Collects batches in one buffer and appends it when it is full.
+
+    Compressing and appending are deferred to `leave`; with two threads the next buffer is filled meanwhile.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class Writer:
         self.next_offset = -1
 
     def take(self, chunk: Chunk, retain: NDArray[np.uint8], horizon_ms: int) -> None:
+        """Add the survivors of a chunk."""
         old = chunk.table[:, fields.MAGIC] < 2
         if not old.any():
             self._take_batches(chunk, 0, chunk.rows, retain, horizon_ms)
@@ -173,7 +176,7 @@ class Writer:
     def _take_batches(
         self, chunk: Chunk, row: int, end: int, retain: NDArray[np.uint8], horizon_ms: int
     ) -> None:
-        """Rows of magic 2."""
+        """Add rows of magic 2."""
         source = RepackSource(chunk.raw, chunk.uncompressed, chunk.table)
         while True:
             target = RepackOutput(self._out, self._table, self._classes, self._joining, self._side)
@@ -191,7 +194,7 @@ class Writer:
             self._flush_but_open(int(bytes_needed(chunk.table, row, self._side)) + kernels.SLACK)
 
     def _take_entries(self, chunk: Chunk, first: int, end: int) -> None:
-        """Rows of magic 0 and 1: whole ones are copied in runs, wrappers with dead messages are cut."""
+        """Add rows of magic 0 and 1: whole ones are copied in runs, wrappers with dead messages are cut."""
         table = chunk.table[first:end]
         ends = table[:, fields.LAST_OFFSET].copy()
         whole = ~self._dead.mask(ends)  # of an uncompressed entry: its only message
@@ -213,7 +216,7 @@ class Writer:
             self.next_offset = int(ends[b - 1]) + 1
 
     def _cut(self, chunk: Chunk, row: int) -> tuple[bytes, int]:
-        """A wrapper without its dead messages, and the last offset that it has then."""
+        """Return a wrapper without its dead messages, and the last offset that it has then."""
         alone = Chunk(chunk.raw, chunk.uncompressed, chunk.table[row : row + 1], chunk.file)
         keep = ~self._dead.mask(decode_columns(alone).offset)
         header, at = header_of(chunk.table, row), int(chunk.table[row, fields.POSITION])
@@ -232,8 +235,9 @@ class Writer:
         self._joining[OPEN_ROW] = -1
 
     def _flush_but_open(self, room: int) -> None:
-        """Append what was collected, and keep a last batch that may take more records; make `room` behind
-        it. So the output does not depend on when its buffer was full.
+        """Append the buffer except a last batch that may take more records; make `room` behind that.
+
+        So the output does not depend on when its buffer was full.
         """
         row = int(self._joining[OPEN_ROW])
         if row < 0:
@@ -256,7 +260,7 @@ class Writer:
             self._joining[OPEN_ROW], self._joining[OPEN_UNCOMPRESSED] = 0, beside
 
     def flush(self) -> None:
-        """Have what was collected appended, and begin anew."""
+        """Append the buffer, and continue with an empty one."""
         if self._position:
             full = _Buffer(self._out, self._table, self._classes, self._row, self._position)
             self._note_first_due(self._table[: self._row])
@@ -269,6 +273,7 @@ class Writer:
         self._joining[OPEN_ROW] = -1
 
     def tombstones(self, count: int) -> TombstonesWaiting:
+        """Return how many tombstones wait, and which is due first."""
         if not count or self._first_due is None:
             return TombstonesWaiting(count)
         horizon_ms, batch = self._first_due
@@ -279,7 +284,7 @@ class Writer:
         return TombstonesWaiting(count, first, horizon_ms) if first >= 0 else TombstonesWaiting(count)
 
     def _append(self, full: _Buffer) -> None:
-        """To the output; batches with a codec whose records are plain are compressed first."""
+        """Append a buffer; uncompressed batches with a codec are compressed first."""
         out, table, classes = full.out, full.table[: full.rows], full.classes[: full.rows]
         attributes = table[:, fields.ATTRIBUTES]
         joined = classes == JOINED
@@ -305,7 +310,7 @@ class Writer:
                 self._output.handle.append(data)
 
     def _note_first_due(self, table: NDArray[np.int64]) -> None:
-        """Remember the batch whose horizon comes first, to name its tombstone in the report."""
+        """Keep a copy of the batch whose horizon comes first, to name its tombstone in the report."""
         special = table[:, fields.ATTRIBUTES] & (DELETE_HORIZON_BIT | CONTROL_BIT)
         with_horizon = np.flatnonzero((special == DELETE_HORIZON_BIT) & (table[:, fields.COUNT] > 0))
         if with_horizon.size:
@@ -321,8 +326,9 @@ class Writer:
 
 
 def _without_timestamp(header: NDArray[np.uint8]) -> None:
-    """A header that only holds the end of the range has no record with a timestamp, so it has none either:
-    an index entry for it would point at a time that no record has.
+    """Remove the largest timestamp from a header that only holds the end of the range.
+
+    It has no record: an index entry for it would point at a time that no record has.
     """
     header[MAX_TIMESTAMP_AT:PRODUCER_ID_AT] = 0xFF
     crc = crc32c(header[ATTRIBUTES_AT:].tobytes())
@@ -330,7 +336,7 @@ def _without_timestamp(header: NDArray[np.uint8]) -> None:
 
 
 def _compressed(codec: int, batch: NDArray[np.uint8]) -> bytes:
-    """The batch with its plain records compressed, length and checksum set anew."""
+    """Return the batch with its records compressed, and a new length and checksum."""
     data = batch.tobytes()
     checked = data[ATTRIBUTES_AT:HEADER_BYTES] + compress(codec, data[HEADER_BYTES:])
     length = len(checked) + ATTRIBUTES_AT - OVERHEAD_BYTES

@@ -41,15 +41,20 @@ def clean_partition(
     space_target: float = DEFAULT_SPACE_TARGET,
     alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
 ) -> CleanRound | None:
-    """Clean one partition; None when the plan is to keep it (`plan_partition` says why).
+    """Clean one partition; None when the plan is to keep it (`plan_partition` has the reason).
 
     Args:
-        record_first_dirty: called with the new checkpoint, after the last swap is durable.
-        ledger: of strategy `generational`: the partition's garbage accounts, held by the caller; None: those
+        log: The open log.
+        config: Settings of the topic.
+        request: What is asked for.
+        context: Where and how.
+        record_first_dirty: Called with the new checkpoint, after the last swap is durable.
+        ledger: For strategy `generational`: the partition's garbage accounts, held by the caller; None: those
             that were saved.
-        run: what to rewrite; None: all garbage, or with `due` what is due as if alone on a drive.
-        space_target: of that drive.
-        alpha: weight of the survivorship that this cleaning meets.
+        run: What to rewrite; None: all garbage, or with `due` what is due if the partition has a drive of its
+            own.
+        space_target: Of that drive.
+        alpha: Weight of the survivorship that this cleaning observes.
     """
     from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
     from lastword.cleaner.engine.sinks import Publisher
@@ -95,8 +100,12 @@ def plan_partition(
     Takes no lock and changes nothing.
 
     Args:
-        context: a dry one.
-        clocks: of tombstones, by the accounts that are in memory.
+        view: The partition.
+        config: Settings of the topic.
+        request: What is asked for.
+        context: A dry one.
+        clocks: Of tombstones, by the accounts that are in memory.
+        space_target: Of a drive of its own.
     """
     plan = chosen_plan(view, config, request, context.files, context.clock)
     if plan.action != "clean":
@@ -121,7 +130,7 @@ def dry_run(view: PartitionView, plan: Plan, liveness: Liveness, context: CleanC
 
 
 def opened(log: PartitionLog | PartitionView, context: CleanContext, map_bytes: int) -> Ledger:
-    """Return the accounts that were saved, or fresh ones, for one cleaning or one scan."""
+    """Return the saved accounts, or empty ones, for one cleaning or one scan."""
     from lastword.accounts.ledger import Ledger
 
     ledger = Ledger.open(
@@ -137,7 +146,7 @@ def opened(log: PartitionLog | PartitionView, context: CleanContext, map_bytes: 
 
 
 def prepare(log: PartitionLog, config: TopicConfig, request: Request) -> Plan:
-    """Choose, close the active segment if the plan says so, and make durable what the cleaning builds on.
+    """Choose, close the active segment if the plan says so, and make the input of the cleaning durable.
 
     A record may supersede an older one only when it cannot be lost itself: so everything below the limit is
     synced before the scan reads it. Leftovers of earlier cleanings are removed here.

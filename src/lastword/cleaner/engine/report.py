@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Removed(Value):
-    """Records that left the log, by the rule that let them go. Of control records, which nobody reads, only
-    `marker` tells: `records_read` and `records_kept` of a round leave them out.
+    """Records that left the log, by rule.
+
+    Control records, which no reader gets, are counted by `marker` alone: `records_read` and `records_kept`
+    leave them out.
     """
 
-    superseded: int = 0  # a newer record of the same key lies below the round's end
+    superseded: int = 0  # a newer record of the key is below the end of the cleaning
     tombstone: int = 0  # its delete horizon had passed
     marker: int = 0  # control records of transactions without data
     aborted: int = 0  # data of aborted transactions
@@ -42,12 +44,13 @@ class Removed(Value):
 
     @property
     def total(self) -> int:
+        """Return the sum over all rules."""
         return self.superseded + self.tombstone + self.marker + self.aborted + self.keyless
 
 
 @dataclass(frozen=True, slots=True)
 class Phases(Value):
-    """Seconds of a round: reading keys, writing survivors (with their certificate), publishing."""
+    """Seconds of a cleaning: scan, rewrite (with its certificate), publishing."""
 
     map: float = 0.0
     rewrite: float = 0.0
@@ -56,12 +59,14 @@ class Phases(Value):
 
 @dataclass(frozen=True, slots=True)
 class Certificate(Value):
-    """What was compared, by a path that the dead bitmaps take no part in, before anything was published.
+    """What was compared before publishing, by a computation without the dead bitmaps.
 
-    key_offset_digest  sum over the rewritten segments' live records of H(key, offset), as kept by the map
-                       pass and as found in the new files read back; 16 hex digits
-    content_digest     sum over the survivors of mix(CRC of the record's bytes, offset, timestamp), from the
-                       sources and from the new files read back; 16 hex digits
+    Attributes:
+        records: Live records of the rewritten segments.
+        key_offset_digest: Sum over these records of H(key, offset), from the scan and from the new files read
+            back; 16 hex digits.
+        content_digest: Sum over the survivors of mix(CRC of the record's bytes, offset, timestamp), from the
+            sources and from the new files read back; 16 hex digits.
     """
 
     records: int
@@ -74,10 +79,11 @@ class Certificate(Value):
 
 @dataclass(frozen=True, slots=True)
 class TombstonesWaiting(Value):
-    """Tombstones below the round's end that stay until their horizon.
+    """Tombstones below the end of the cleaning that stay until their horizon.
 
-    first_offset, first_due_ms   the one due first, and its horizon in milliseconds since 1970; -1 if it
-                                 lies in a segment that was not rewritten
+    Attributes:
+        first_offset: The one that is due first; -1 if it is in a segment that was not rewritten.
+        first_due_ms: Its horizon in milliseconds since 1970, or -1.
     """
 
     count: int = 0
@@ -87,20 +93,22 @@ class TombstonesWaiting(Value):
 
 @dataclass(frozen=True, slots=True)
 class CleanRound(Value):
-    """One cleaning of one partition.
+    """The report of one cleaning of one partition.
 
-    start, end       first dirty offset before, and the offset up to which the log is clean now
-    complete         False when it was stopped between two swaps; what was swapped stays, `end` is not
-                     recorded
-    stopped_by       of such a round: "lease", a reader took one below a tombstone that was about to go; or
-                     "request"
-    records_read     records that the map pass met below `end`, control records left out; records_kept: how
-                     many of them are left
-    read_bytes       bytes read from the log: by every map pass, and by the rewrite
-    written_bytes    bytes of the new segments; freed_bytes: bytes of the old ones less these
-    map_used_ratio   distinct keys over what the key map could hold (of the fullest pass)
-    survivorship     share of the dirty bytes that survived (1.0 when nothing was dirty)
-    certificate      None when no segment needed a rewrite
+    Attributes:
+        start: First dirty offset before.
+        end: The offset up to which the log is clean now.
+        complete: False if it was stopped between two swaps; what was swapped stays, `end` is not recorded.
+        stopped_by: Of an incomplete one: "lease", a reader took one below a tombstone that was about to go;
+            or "request".
+        records_read: Records that the scan read below `end`, without control records.
+        records_kept: How many of them are left.
+        read_bytes: Bytes read from the log: by every scan pass, and by the rewrite.
+        written_bytes: Bytes of the new segments.
+        freed_bytes: Bytes of the old segments less those of the new ones.
+        map_used_ratio: Distinct keys over what the key map could hold (of the fullest pass).
+        survivorship: Share of the dirty bytes that survived (1.0 when nothing was dirty).
+        certificate: None when no segment needed a rewrite.
     """
 
     topic: str
@@ -163,14 +171,17 @@ class SourceFacts:
 
     @property
     def id(self) -> SegmentId:
-        """Which stored segment it was."""
+        """Return the identity of the file."""
         return SegmentId(self.inode, self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFacts:
-    """A complete, synced segment in a private directory. `next_offset` is that of the last source, or below
-    it where nothing is left of what ends there (messages of old formats)."""
+    """A complete, synced segment in a private directory.
+
+    `next_offset` is that of the last source, or below it if nothing is left of the batches that end there
+    (magic 0 and 1).
+    """
 
     directory: str
     base_offset: int
@@ -180,11 +191,14 @@ class OutputFacts:
 
 @dataclass(frozen=True, slots=True)
 class BuiltGroup:
-    """One certified output and what it stands for.
+    """One certified output, and the segments that it replaces.
 
-    key_offset_digest, content_digest   unsigned 64-bit sums that sources and output agreed on
-    read_bytes                          of the sources, once; seconds: rewrite and certificate
-    dropped_tombstone                   highest offset of a tombstone that goes for its age, -1 without
+    Attributes:
+        key_offset_digest: Unsigned 64-bit sum that sources and output agree on.
+        content_digest: The same for contents.
+        read_bytes: Of the sources, once.
+        seconds: Of rewrite and certificate.
+        dropped_tombstone: Highest offset of a tombstone that goes for its age; -1: none.
     """
 
     sources: tuple[SourceFacts, ...]
@@ -202,15 +216,18 @@ class BuiltGroup:
 
 @dataclass(frozen=True, slots=True)
 class ScanStats:
-    """What the scan of a cleaning met below the limit: sums.
+    """Totals of a scan below the limit.
 
-    bytes, records      of the segments there
-    dirty_bytes         of segments with an offset at or above the first dirty one; dirty_live_bytes: what
-                        survives there
-    tombstones          live ones: they wait for their horizon
-    passes, used_ratio  of the key map
-    read_bytes          of the log, by all passes
-    waiting             the tombstone that is due first, where accounts know it
+    Attributes:
+        bytes: Of the segments there.
+        records: Of the segments there.
+        dirty_bytes: Of segments with an offset at or above the first dirty one.
+        dirty_live_bytes: What survives of them.
+        tombstones: Live ones: they wait for their horizon.
+        passes: Of the scan, one per map.
+        used_ratio: Of the key map.
+        read_bytes: Of the log, by all passes.
+        waiting: The tombstone that is due first, if accounts know it.
     """
 
     segments: int
@@ -228,9 +245,11 @@ class ScanStats:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCleaning:
-    """A cleaning before its swaps. `groups` ascend; each was certified when it was built.
+    """A cleaning before its swaps.
 
-    first_dirty   the checkpoint to record when all are published
+    Attributes:
+        groups: Ascending; each was certified when it was built.
+        first_dirty: The checkpoint to record when all are published.
     """
 
     plan: Plan
@@ -240,16 +259,16 @@ class PreparedCleaning:
 
 
 LOGGER = logging.getLogger("lastword.cleaner")
-"""One JSON line for each round, at level INFO."""
+"""One JSON line for each cleaning, at level INFO."""
 
 StoppedBy = Literal["", "lease", "request"]
 NOTHING_SCANNED = ScanStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
-"""Of a cleaning that was stopped while it scanned."""
+"""The totals of a cleaning that was stopped while it scanned."""
 _MASK = (1 << 64) - 1
 
 
 def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
-    """What a rewrite of these segments drops, by rule; `markers` of them are control records."""
+    """Return the records that a rewrite of these segments drops, by rule; `markers` are control records."""
     due = sum(segment.due_tombstones for segment in facts)
     keyless = sum(segment.keyless for segment in facts)
     aborted = sum(segment.aborted_records for segment in facts)
@@ -264,7 +283,7 @@ def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
 
 
 def scan_stats(plan: Plan, resolution: Resolution) -> ScanStats:
-    """Add up what the scan of a whole log met."""
+    """Return the totals of a scan of the whole log."""
     dirty = [segment for segment in resolution.segments if segment.next_offset > plan.start]
     return ScanStats(
         segments=len(resolution.segments),
@@ -288,8 +307,7 @@ def accounted_stats(
     read_bytes: int,
     seconds: float,
 ) -> ScanStats:
-    """Add up the same for a cleaning by garbage accounts: the bytes that were scanned for it, and as dirty
-    bytes those that it rewrites."""
+    """Return the totals of a cleaning by accounts: scanned bytes, and as dirty bytes those it rewrites."""
     chosen = [segment for each in groups for segment in resolution.segments[each.first : each.last + 1]]
     return replace(
         scan_stats(plan, resolution),
@@ -356,7 +374,7 @@ def close(
     stopped_by: StoppedBy,
     swap_seconds: float,
 ) -> CleanRound:
-    """The report, and its figures into the metrics of the log directory that holds `directory`."""
+    """Return the report, and add its figures to the metrics of the log directory."""
     round_ = report(plan, stats, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
     root = os.path.realpath(os.path.dirname(directory))
     metrics.CLEANER_ROUNDS.add(1, root, "ok" if round_.complete else "partial" if done else "aborted")
@@ -371,6 +389,7 @@ def close(
 
 
 def count_failure(directory: str) -> None:
+    """Count a cleaning that failed in the metrics."""
     metrics.CLEANER_ROUNDS.add(1, os.path.realpath(os.path.dirname(directory)), "failed")
 
 
@@ -385,7 +404,7 @@ def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:
 
 
 def _waiting(count: int, rewritten: Sequence[TombstonesWaiting]) -> TombstonesWaiting:
-    """All live tombstones are counted; which is due first is known of those that were rewritten."""
+    """Return all live tombstones; the one due first is known only of rewritten ones."""
     seen = [waiting for waiting in rewritten if waiting.count]
     if not count or sum(waiting.count for waiting in seen) < count:
         return TombstonesWaiting(count)

@@ -1,26 +1,26 @@
-"""A group of segments into one, driven by the dead bitmaps: no key is looked at.
+"""Rewrite a group of segments into one, by the dead bitmaps; no key is read.
 
 Chunk by chunk of verified batches: a batch without dead records is copied byte for byte, one with dead
 records only is left out, the others are cut. A batch keeps its base and last offset, codec, producer and
-leader epoch; its largest timestamp is taken anew (create time), and it gets a delete horizon when a
+leader epoch. Its largest timestamp is computed again (create time), and it gets a delete horizon when a
 tombstone survives its first cleaning.
 
-What is left of neighbours goes into one batch, of about `output.BATCH_BYTES` of plain records at most: small
-batches compress badly and cost a header each. Only where nothing differs that a batch keeps once for all its
-records, and never batches of producers, transactions or control records (`kernels.repack`). A batch that lost
-nothing takes part only if it is small, with less than half of that; so what was joined is left alone
-afterwards.
+Survivors of neighbouring batches are joined into one batch, of at most about `output.BATCH_BYTES` of
+uncompressed records: small batches compress badly and cost a header each. Only batches without a difference
+in what a batch stores once for all its records are joined, and never batches of producers, transactions or
+control records (`kernels.repack`). A batch that lost nothing is joined only if it is small, with less than
+half of that size; so a joined batch is left alone afterwards.
 
 Two kinds of batch stay at least as a header of 61 bytes: the last one of the group, so that the file covers
-its range of offsets, and the last one of each producer, whose sequence the log must remember until it forgets
-a silent one (`producer.id.expiration.ms`). What becomes of control batches `transactions` says.
+its range of offsets, and the last one of each producer, whose sequence the log must keep until it forgets a
+silent producer (`producer.id.expiration.ms`). `transactions` decides about control batches.
 
-Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside; nothing holds the place of one
-that goes, for these formats have no empty batch. Then the output ends where its last survivor does, and the
+Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside. These formats have no empty
+batch, so nothing takes the place of a dropped entry: the output ends where its last survivor does, and the
 next segment's base covers the rest.
 
 Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
-`records.pipeline.SLOTS` chunks and two buffers.
+`records.lanes.LANES` chunks and two buffers.
 """
 
 from __future__ import annotations
@@ -63,13 +63,17 @@ _MOST_ODD = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a rewrite says it did; `certificate` looks whether it is true.
+    """The claims of a rewrite, which `certificate` checks.
 
-    content_digest   sum over the survivors as they lie in the sources; size_bytes: of the output
-    next_offset      one past the last batch that it must hold
-    batch_digest     sum over the headers of batches as they must be afterwards; control_digest: over the
-                     control batches that stay; markers: records of those that went
-    edges            what the ends and the largest timestamps of its batches may be
+    Attributes:
+        size_bytes: Of the output.
+        content_digest: Sum over the survivors as they are in the sources.
+        batch_digest: Sum over the headers of batches as they must be afterwards.
+        tombstones: Live ones.
+        next_offset: The offset after the last batch that the output must hold.
+        control_digest: Sum over the control batches that stay.
+        markers: Records of the control batches that went.
+        edges: The allowed ends and largest timestamps of its batches.
     """
 
     size_bytes: int
@@ -83,10 +87,10 @@ class Rewritten:
 
 
 class Edges:
-    """What no sum shows, because batches may be joined: their last offsets, and their largest timestamps.
+    """The allowed last offsets and largest timestamps of batches, which no sum shows if batches are joined.
 
-    A batch that was joined ends where one of its sources did. Its largest timestamp is that of its records; a
-    source whose header says another one may pass that on.
+    A joined batch ends where one of its sources did. Its largest timestamp is that of its records; a source
+    whose header has another one may pass that on.
     """
 
     def __init__(self) -> None:
@@ -96,7 +100,7 @@ class Edges:
         self._odd_timestamps: set[int] | None = set()
 
     def add(self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]) -> None:
-        """Take in the batches of a chunk of a source, in the order of their offsets."""
+        """Add the batches of a chunk of a source, in the order of their offsets."""
         self._ends.append(table[:, fields.LAST_OFFSET][ends != 0])
         self._waiting += self._ends[-1].size
         if self._waiting >= _MOST_ENDS:
@@ -110,7 +114,7 @@ class Edges:
     def strange(
         self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]
     ) -> tuple[int, int]:
-        """Of a chunk of the output: how many batches end, and have a largest timestamp, as none may."""
+        """Return how many batches of an output chunk have a wrong end, and a wrong largest timestamp."""
         self._settle()
         offsets = table[:, fields.LAST_OFFSET][ends != 0]
         strange_ends = int(offsets.size - self._bits.mask(offsets).sum())
@@ -128,12 +132,13 @@ class Edges:
 
 
 @dataclass(slots=True)
-class _Looked:
-    """A chunk of a source, to be taken; what was found in it when it was looked at.
+class _SourceChunk:
+    """A chunk of a source with the results of its inspection.
 
-    horizon_ms  delete horizon for its tombstones without one, -1: none
-    sums        over its survivors
-    retain      uint8 a batch: what is to be done with it, other than its bits say
+    Attributes:
+        horizon_ms: Delete horizon for its tombstones without one; -1: none.
+        sums: Over its survivors.
+        retain: One uint8 per batch: what to do with it, other than by its bits.
     """
 
     chunk: Chunk
@@ -143,7 +148,7 @@ class _Looked:
 
 
 class Sums(NamedTuple):
-    """What `kernels.digest.sum_contents` finds in a chunk."""
+    """The result of `kernels.digest.sum_contents` for a chunk."""
 
     contents: int = 0
     batches: int = 0
@@ -153,7 +158,7 @@ class Sums(NamedTuple):
 
 
 def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_ms: int) -> Sums:
-    """Sum over what is left of a chunk by `retain` and the bits. Raises CorruptBatchError."""
+    """Return the sums over the survivors of a chunk by `retain` and the bits. Raises CorruptBatchError."""
     ends, largest = np.empty(chunk.rows, np.uint8), np.empty(chunk.rows, np.int64)
     contents, batches, controls, _, row, status = sum_contents(
         chunk.uncompressed, chunk.table, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
@@ -175,9 +180,18 @@ def rewrite(
 ) -> Rewritten:
     """Write the survivors of `group` to `output`; None only counts, to the byte.
 
-    `progress` hears the bytes read, chunk by chunk, and may raise to stop. `second`: a thread that reads,
-    verifies and decompresses ahead; the result is the same. Raises CorruptBatchError for a source that is not
-    what its checksums say.
+    Args:
+        group: The segments to rewrite.
+        sources: The segments below the limit.
+        resolution: Their counts, and the dead bitmaps.
+        plan: The plan of the cleaning.
+        output: The new segment, or None.
+        progress: Called with the bytes read, chunk by chunk; may raise to stop.
+        transactions: Which control batches go.
+        second: A thread that reads, verifies and decompresses ahead; the result is the same.
+
+    Raises:
+        CorruptBatchError: A source does not match its checksums.
     """
     retained = _last_of_producers(resolution.segments)
     facts = resolution.segments[group.first : group.last + 1]
@@ -190,15 +204,15 @@ def rewrite(
         mark_dead_rows(table, table.shape[0], resolution.dead.arrays, marks)
         return marks
 
-    def read(slots: int) -> Iterator[_Looked]:
+    def read(slots: int) -> Iterator[_SourceChunk]:
         for number, segment in enumerate(facts, group.first):
             clocks = segment.tombstones_without_horizon or number in transactions.segments
             horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
             reader = sources[number].chunk_reader(verify=True, skip_rows=wholly_dead)
             for chunk in in_slots(reader, slots, verify_later=True):
-                yield _Looked(chunk, horizon_ms)
+                yield _SourceChunk(chunk, horizon_ms)
 
-    def look(looked: _Looked) -> None:
+    def look(looked: _SourceChunk) -> None:
         chunk = looked.chunk
         chunk.verify()
         chunk.decompress()
@@ -232,7 +246,7 @@ def rewrite(
 
 
 def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
-    """Of each producer below the limit, the last offset of its last data batch."""
+    """Return the last offset of the last data batch of each producer below the limit."""
     last: dict[int, int] = {}
     for segment in facts:
         last.update(segment.last_of_producers)
@@ -242,7 +256,7 @@ def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
 def _retain(
     chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: TransactionFacts, plan: Plan
 ) -> NDArray[np.uint8]:
-    """What the kernel is to do with each batch of the chunk, other than its bits say."""
+    """Return what the kernel does with each batch of the chunk, other than by its bits."""
     last_offsets = chunk.table[:, fields.LAST_OFFSET]
     control = (chunk.table[:, fields.ATTRIBUTES] & CONTROL_BIT) != 0
     at_end = last_offsets == next_offset - 1

@@ -61,6 +61,7 @@ class Publisher:
         self._published = published
 
     def take(self, rewrite: RewriteInput, liveness: Liveness) -> CleanRound | None:
+        """Rewrite each group and publish it."""
         groups = rewrite_each(rewrite)
         return self._publish(
             rewrite.scan.stats, groups, liveness.publish, liveness.first_dirty, liveness.waiting
@@ -77,12 +78,14 @@ class Publisher:
         )
 
     def kept(self, plan: Plan) -> None:
-        return None
+        """Do nothing: nothing is worth a rewrite."""
 
     def stopped(self) -> CleanRound:
+        """Return the report of a cleaning that was stopped while it scanned."""
         return self._report(report.NOTHING_SCANNED, [], "request", 0.0)
 
     def failed(self) -> None:
+        """Count the failure in the metrics."""
         report.count_failure(self._log.directory)
 
     def _publish(
@@ -176,6 +179,7 @@ class Collector:
         self._staged_in = staged_in
 
     def take(self, rewrite: RewriteInput, liveness: Liveness) -> PreparedCleaning:
+        """Rewrite each group and return the outputs, unpublished."""
         done: list[BuiltGroup] = []
         with closing(rewrite_each(rewrite, self._staged_in)) as groups:
             for group in groups:
@@ -188,13 +192,15 @@ class Collector:
         return PreparedCleaning(self._plan, stats, tuple(done), liveness.first_dirty())
 
     def kept(self, plan: Plan) -> PreparedCleaning:
+        """Return a cleaning without groups."""
         return PreparedCleaning(self._plan, report.NOTHING_SCANNED, (), self._plan.start)
 
     def stopped(self) -> PreparedCleaning:
+        """Raise: a cleaning that is built elsewhere is never stopped."""
         raise AssertionError("a cleaning that is built elsewhere is not stopped")
 
     def failed(self) -> None:
-        """The failure is counted where the log is open."""
+        """Do nothing: the failure is counted where the log is open."""
 
     def _replaced(self, group: BuiltGroup) -> Segment:
         assert self._view is not None
@@ -214,6 +220,7 @@ class CountingSink:
         self._plan = plan
 
     def take(self, rewrite: RewriteInput, liveness: Liveness) -> Plan:
+        """Count the bytes of each group."""
         scan = rewrite.scan
         held_back = liveness.held_back(scan)
         written_bytes = sum(written_bytes_of(rewrite))
@@ -233,17 +240,19 @@ class CountingSink:
         return exact_plan(counted, facts, held, len(held_back))
 
     def kept(self, plan: Plan) -> Plan:
+        """Return the plan that keeps the partition."""
         return plan
 
     def stopped(self) -> Plan:
+        """Raise: a dry run is never stopped."""
         raise AssertionError("a dry run is not stopped")
 
     def failed(self) -> None:
-        """A dry run counts for no metric."""
+        """Do nothing: a dry run counts for no metric."""
 
 
 def written_bytes_of(rewrite: RewriteInput) -> Iterable[int]:
-    """Return for each group how many bytes its output would take."""
+    """Yield for each group how many bytes its output would take."""
     from lastword.cleaner.engine.rewrite import rewrite as rewritten
 
     scan = rewrite.scan
@@ -262,10 +271,9 @@ def written_bytes_of(rewrite: RewriteInput) -> Iterable[int]:
 def exact_plan(
     counted: Plan, facts: Iterable[SegmentFacts], held: Reason | None = None, held_count: int = 0
 ) -> Plan:
-    """Return a plan whose figures are exact; without segments to rewrite it says why nothing is.
+    """Return a plan whose figures are exact; without segments to rewrite it has the reason why.
 
-    Args:
-        held: the lease for which `held_count` tombstones wait.
+    `held`: the lease for which `held_count` tombstones wait.
     """
     counted = replace(counted, exact=True)
     if not counted.segments:

@@ -38,8 +38,9 @@ class Stopped(Exception):
 class DriveBudget:
     """Bytes per second of one drive; None: no limit. Safe from any thread.
 
-    used_bytes         taken since it was made, limited or not
-    throttled_seconds  slept for it, of all threads together
+    Attributes:
+        used_bytes: Taken since it was made, limited or not.
+        throttled_seconds: Slept for the budget, of all threads together.
     """
 
     def __init__(self, bytes_per_second: int | None, clock: Clock, drive: str = "") -> None:
@@ -56,10 +57,11 @@ class DriveBudget:
 
     @property
     def bytes_per_second(self) -> int | None:
+        """Return the rate."""
         return self._rate
 
     def set(self, bytes_per_second: int | None) -> None:
-        """Another rate, from now on, also for who is asleep."""
+        """Set another rate, from now on, also for sleeping callers."""
         rate = _checked(bytes_per_second)
         with self._lock:
             self._earn()
@@ -67,15 +69,18 @@ class DriveBudget:
 
     @property
     def piece_bytes(self) -> int:
-        """What to take at once, so that the drive is used evenly."""
+        """Return how many bytes to take in one call, so that the drive is used evenly."""
         rate = self._rate
         if rate is None:
             return LARGEST_PIECE_BYTES
         return min(max(int(rate * PIECE_SECONDS), SMALLEST_PIECE_BYTES), LARGEST_PIECE_BYTES)
 
     def take(self, size_bytes: int, stop: Callable[[], bool] | None = None) -> None:
-        """Returns when these bytes may be read or written; who came first goes first. `Stopped` when `stop()`
-        says so meanwhile; nothing was taken then."""
+        """Return when these bytes may be read or written, in the order of the calls.
+
+        Raises:
+            Stopped: `stop()` returned true meanwhile; no bytes were taken.
+        """
         with self._lock:
             self._earn()
             mine = self._booked
@@ -117,10 +122,10 @@ def _checked(bytes_per_second: int | None) -> int | None:
 
 
 class Drives:
-    """Which log directory lies on which drive, and each drive's budget.
+    """The drive of each log directory, and each drive's budget.
 
-    A drive is what the system calls a device; it is named by the first of its directories. `limit` holds for
-    each drive by itself, `own` (path: rate) for the drive that the path lies on.
+    A drive is what the system calls a device; its name is the first of its directories. `limit` holds for
+    each drive by itself, `own` (path: rate) for the drive of the path.
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class Drives:
         self.set_all(limit, own or {})
 
     def set_all(self, limit: int | None, own: Mapping[str, int]) -> None:
-        """Another limit for every drive, but for those that have their own."""
+        """Set another limit for every drive without one of its own."""
         rates = dict.fromkeys(self._budgets, limit)
         for path, rate in own.items():
             drive = self._find(path)
@@ -153,17 +158,23 @@ class Drives:
 
     @property
     def names(self) -> list[str]:
+        """Return the names of the drives."""
         return list(self._budgets)
 
     def drive_of(self, directory: str) -> str:
-        """The drive of a log directory that was given."""
+        """Return the drive of a log directory that was given."""
         return self._drive_of[os.path.realpath(directory)]
 
     def directories(self, drive: str) -> list[str]:
+        """Return the directories of a drive."""
         return [directory for directory, on in self._drive_of.items() if on == drive]
 
     def budget(self, drive: str) -> DriveBudget:
-        """The budget of a drive: by its name, or by any path on it. UsageError if no directory lies there."""
+        """Return the budget of a drive, by its name or by any path on it.
+
+        Raises:
+            UsageError: No log directory is on that drive.
+        """
         budget = self._budgets.get(drive)
         if budget is None:
             name = self._find(drive)
@@ -183,7 +194,7 @@ class Drives:
 
 
 class PacedFiles(Files):
-    """`files`, with reads and writes taken from `budget`. `stop` is asked while it sleeps: `Stopped`."""
+    """`files`, with reads and writes taken from `budget`. `stop` is called while it sleeps: `Stopped`."""
 
     def __init__(self, files: Files, budget: DriveBudget, stop: Callable[[], bool] | None = None) -> None:
         self._files = files
@@ -191,7 +202,7 @@ class PacedFiles(Files):
         self._stop = stop
 
     def segments(self, segments: Sequence[Segment]) -> list[Segment]:
-        """The same segments, read through here."""
+        """Return the segments, read through these files."""
         return [
             segment.read_through(
                 PacedStored(segment.stored, self._budget, self._stop),
@@ -201,62 +212,81 @@ class PacedFiles(Files):
         ]
 
     def paced(self, handle: Handle) -> Handle:
+        """Return a handle whose reads and writes are taken from the budget."""
         return PacedHandle(handle, self._budget, self._stop)
 
     def open_read(self, path: Any) -> Handle:
+        """Open a file to read within the budget."""
         return self.paced(self._files.open_read(path))
 
     def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
+        """Open a file to append within the budget."""
         return self.paced(self._files.open_append(path, create=create, exclusive=exclusive))
 
     # ---- the rest moves no bytes
 
     def listdir(self, path: Any) -> list[str]:
+        """List a directory."""
         return self._files.listdir(path)
 
     def stat(self, path: Any) -> FileFacts | None:
+        """Return the facts of a path, or None."""
         return self._files.stat(path)
 
     def is_dir(self, path: Any) -> bool:
+        """Return whether a path is a directory."""
         return self._files.is_dir(path)
 
     def mkdir(self, path: Any) -> None:
+        """Make a directory."""
         self._files.mkdir(path)
 
     def rmdir(self, path: Any) -> None:
+        """Remove an empty directory."""
         self._files.rmdir(path)
 
     def rename(self, source: Any, target: Any) -> None:
+        """Rename a file."""
         self._files.rename(source, target)
 
     def unlink(self, path: Any, missing_ok: bool = False) -> None:
+        """Remove a file."""
         self._files.unlink(path, missing_ok=missing_ok)
 
     def fsync_dir(self, path: Any) -> None:
+        """Make the names in a directory durable."""
         self._files.fsync_dir(path)
 
     def truncate(self, path: Any, size: int) -> None:
+        """Cut a file to a size."""
         self._files.truncate(path, size)
 
     def set_mtime(self, path: Any, ms: int) -> None:
+        """Set the modification time of a file."""
         self._files.set_mtime(path, ms)
 
     def lock(self, path: Any) -> FileLock:
+        """Lock a file."""
         return self._files.lock(path)
 
     def free_bytes(self, path: Any) -> int:
+        """Return the free bytes of a path's drive."""
         return self._files.free_bytes(path)
 
     def guard(self, root: Any) -> None:
+        """Take a directory offline when it fails."""
         self._files.guard(root)
 
     def offline(self, path: Any) -> LastwordError | None:
+        """Return why a path is offline, or None."""
         return self._files.offline(path)
 
     def check_owner(self, directory: Any) -> None:
+        """Check the owner of a directory."""
         self._files.check_owner(directory)
 
     def device(self, path: Any) -> int:
+        """Return the number of a path's device."""
         return self._files.device(path)
 
 
@@ -270,34 +300,44 @@ class PacedStored:
         self._stop = stop
 
     def path(self, extension: str) -> str:
+        """Return the path of a file of the segment."""
         return self._stored.path(extension)
 
     def facts(self) -> StoredFacts | None:
+        """Return the facts of the segment, or None."""
         return self._stored.facts()
 
     def open_read(self) -> Handle:
+        """Open the .log to read within the budget."""
         return PacedHandle(self._stored.open_read(), self._budget, self._stop)
 
     def open_append(self, extension: str, *, create: bool = False, exclusive: bool = False) -> Handle:
+        """Open a file to append within the budget."""
         handle = self._stored.open_append(extension, create=create, exclusive=exclusive)
         return PacedHandle(handle, self._budget, self._stop)
 
     def read(self, extension: str) -> bytes | None:
+        """Return the content of a file, read within the budget; None if it is absent."""
         data = self._stored.read(extension)
         for done in range(0, len(data or b""), self._budget.piece_bytes):
             self._budget.take(min(self._budget.piece_bytes, len(data or b"") - done), self._stop)
         return data
 
     def remove(self, extension: str) -> None:
+        """Remove a file."""
         self._stored.remove(extension)
 
     def seal(self, extensions: Sequence[str], mtime_ms: int) -> None:
+        """Set the times of the files and make their names durable."""
         self._stored.seal(extensions, mtime_ms)
 
 
 class PacedHandle(Handle):
-    """One file. A large write is several small ones: what fails in its middle leaves a part behind, which is
-    right for files that nobody reads before they are complete, and for no others."""
+    """One file, read and written in pieces that are taken from the budget.
+
+    A large write is several small ones, so a failure may leave a part behind. That is safe only for files
+    that are not read before they are complete.
+    """
 
     def __init__(self, handle: Handle, budget: DriveBudget, stop: Callable[[], bool] | None) -> None:
         self.path = handle.path
@@ -306,10 +346,12 @@ class PacedHandle(Handle):
         self._stop = stop
 
     def pread(self, n: int, position: int) -> bytes:
+        """Read up to `n` bytes at a position."""
         buffer = bytearray(max(0, min(n, self._handle.size() - position)))
         return bytes(buffer[: self.pread_into(buffer, position)])
 
     def pread_into(self, buffer: Any, position: int) -> int:
+        """Read into a buffer at a position; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         done = 0
         while done < len(view):
@@ -322,6 +364,7 @@ class PacedHandle(Handle):
         return done
 
     def append(self, data: Any) -> int:
+        """Append, and return the position of the first byte."""
         view = memoryview(data).cast("B")
         begin, done = self._handle.size(), 0
         while done < len(view):
@@ -334,17 +377,22 @@ class PacedHandle(Handle):
         return begin
 
     def pwrite(self, data: Any, position: int) -> None:
+        """Write at a position."""
         self._budget.take(memoryview(data).nbytes, self._stop)
         self._handle.pwrite(data, position)
 
     def truncate(self, size: int) -> None:
+        """Cut the file to a size."""
         self._handle.truncate(size)
 
     def fsync(self) -> None:
+        """Make the file durable."""
         self._handle.fsync()
 
     def stat(self) -> FileFacts:
+        """Return the facts of the file."""
         return self._handle.stat()
 
     def close(self) -> None:
+        """Close the file."""
         self._handle.close()

@@ -1,18 +1,19 @@
-"""What a round has to know of transactions, found in one walk over headers and markers.
+"""What a cleaning needs of transactions, found in one walk over headers and markers.
 
-The walk is made when the map pass meets the first batch of a transaction, so a log without transactions pays
-nothing. It goes by the log itself, not by the transaction indexes: an index that lost an entry would let
-aborted records replace committed ones. It ends at the limit, or above it where the last transaction ends that
-began below it: a limit is never above the last stable offset, so every fate is decided.
+The walk is made when the scan reads the first batch of a transaction, so a log without transactions costs
+nothing. It uses the log itself, not the transaction indexes: an index that lost an entry would let aborted
+records replace committed ones. It ends at the limit, or above it where the last transaction ends that began
+below it: a limit is never above the last stable offset, so every outcome is decided.
 
-Aborted records are dead at once. A marker stays as long as any batch of its transaction is left, even an
-empty one: until then it says what became of it. The pass that finds none left gives the marker a delete
-horizon, and it goes when that has passed, like a tombstone. What stays all the same:
+Aborted records are dead. A marker stays as long as any batch of its transaction is left, even an empty one:
+until then it decides their outcome. The cleaning that finds none left gives the marker a delete horizon, and
+the marker goes when that has passed, like a tombstone. These markers stay all the same:
 
-- a marker that is the last trace of its producer: it holds the epoch, and fences off older ones. It stays
-  whole; an emptied one would say nothing to Kafka's replay. When the producer has been silent for
-  `producer.id.expiration.ms` the log has forgotten it, and the marker goes like any other;
-- one at the very end of an output, for the file must cover its range;
+- a marker that is the last batch of its producer: it holds the epoch, and fences off older ones. It stays
+  whole; an emptied one would be useless to Kafka's replay. When the producer has been silent for
+  `producer.id.expiration.ms`,
+  the log has forgotten it, and the marker goes like any other;
+- a marker at the very end of an output, for the file must cover its range;
 - control records that are no markers.
 """
 
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransactionFacts:
-    """Of the control batches below the limit, by the offset of their record.
+    """The control batches below the limit, by the offset of their record.
 
-    due        go in this round
-    unclocked  get their delete horizon in it
-    aborted    aborted transactions of which a batch is left, as a transaction index names them
-    segments   indexes of the segments that a rewrite is worth for any of this
-    spoke_ms   producer id to the timestamp of its last batch or marker that the walk met
+    Attributes:
+        due: Go in this cleaning.
+        without_horizon: Get their delete horizon in it.
+        aborted: Aborted transactions of which a batch is left, as a transaction index names them.
+        segments: Indexes of the segments that need a rewrite for any of this.
+        spoke_ms: Producer id to the timestamp of its last batch or marker.
     """
 
     due: frozenset[int] = frozenset()
@@ -60,7 +62,7 @@ NOTHING = TransactionFacts()
 
 
 class Transactions:
-    """The fates of batches, for `resolve`; afterwards `found`."""
+    """The outcomes of batches, for `resolve`; afterwards `facts`."""
 
     def __init__(
         self,
@@ -84,11 +86,12 @@ class Transactions:
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
+        """Return the outcomes of these batches; the first call makes the walk."""
         decisions = self._decisions or self.walk(int(base_offsets[0]))
         return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
 
     def walk(self, first_offset: int) -> Decisions:
-        """Make the walk, from the batch of this offset on: the first of any transaction."""
+        """Read headers and markers from the batch of this offset on: the first of any transaction."""
         walk = _Walk(self._segments, self._limit)
         walk.run(first_offset)
         self._decisions, self.facts = walk.decisions(), walk.facts(self._now_ms, self._expiration_ms)
@@ -121,6 +124,7 @@ class _Walk:
     spoke_ms: dict[int, int] = field(default_factory=dict)
 
     def run(self, first_offset: int) -> None:
+        """Read up to the limit, or to the end of the last transaction that began below it."""
         bases = [segment.base_offset for segment in self.segments]
         for number in range(max(bisect_right(bases, first_offset) - 1, 0), len(bases)):
             segment = self.segments[number]
@@ -166,9 +170,11 @@ class _Walk:
         return control_of(data, header, segment.file, position=0)
 
     def decisions(self) -> Decisions:
+        """Return the outcomes of all transactions."""
         return Decisions(self.aborted, undecided=self.open.first_offsets())
 
     def facts(self, now_ms: int, expiration_ms: int) -> TransactionFacts:
+        """Return which control batches go, stay, or get a horizon."""
         due, without_horizon, worth = set(), set(), set()
         for control in self.may_go:
             marker = TombstoneFacts(
@@ -198,15 +204,17 @@ class _Walk:
 
 
 def is_forgotten(producer_id: int, spoke_ms: int, now_ms: int, expiration_ms: int) -> bool:
-    """Has the log forgotten a producer that was last heard of then? One with a name is never forgotten."""
+    """Return whether the log has forgotten a producer that was last active then. Named ones never are."""
     return producer_id < FIRST_NAMED_ID and now_ms - spoke_ms >= expiration_ms
 
 
 def index_entries(
     facts: TransactionFacts, sources: Sequence[Segment], first_offset: int, next_offset: int
 ) -> list[AbortedTransaction]:
-    """The transaction index of an output: what the sources' own say of the transactions that still need an
-    entry, or else what the walk found out.
+    """Return the transaction index of an output.
+
+    Entries of the sources' own indexes are used for the transactions that still need one; for others, those
+    of the walk.
     """
     wanted = [entry for entry in facts.aborted if first_offset <= entry.last_offset < next_offset]
     if not wanted:

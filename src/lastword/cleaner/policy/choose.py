@@ -1,18 +1,18 @@
-"""Deciding whether a partition is cleaned, up to where, and saying why: a `Plan`.
+"""Decide whether a partition is cleaned, up to where, and say why: a `Plan`.
 
-Strategy `generational`: `choose` only says up to where a round may reach; what is worth it there `accounted`
-and `drive` find in the garbage accounts.
+Strategy `generational`: `choose` only computes up to where a cleaning may reach. What is worth cleaning
+there, `generational` and `drive` decide by the garbage accounts.
 
-Strategy `kafka`: the dirty part is what lies between the first dirty offset and the first uncleanable one,
-and the log is due when the dirty bytes are more than `min.cleanable.dirty.ratio` of all cleanable bytes, or
-when a record is older than `max.compaction.lag.ms`. A round covers the log from its start.
+Strategy `kafka`: the dirty part is between the first dirty offset and the first uncleanable one. The log is
+due when the dirty bytes are more than `min.cleanable.dirty.ratio` of all cleanable bytes, or when a record is
+older than `max.compaction.lag.ms`. A cleaning covers the log from its start.
 
     log start      first dirty                  first uncleanable               log end
         | clean        | dirty                       | lag, or active segment       |
         +--------------+-----------------------------+------------------------------+
 
 Choosing reads sizes and timestamps, no record. `due=False` means now: the active segment counts as closed
-(the round rolls it first) and the ratio is ignored; lags and horizons hold all the same.
+(the cleaning rolls it first) and the ratio is ignored; lags and horizons hold in both cases.
 """
 
 from __future__ import annotations
@@ -45,47 +45,71 @@ from lastword.units import format_bytes, format_duration
 
 OUTGROWN_BYTES = 4 << 20
 OUTGROWN_TIMES = 2
-"""An active segment is closed for cleaning when it is larger than the first, and than so many times the live
-bytes of the closed segments. So a small state stays within a few MiB, also where `segment.bytes` is 1 GiB. In
-a log of inserts the closed segments are three times as large after each time: after five such segments
-`segment.bytes` is what closes them."""
+"""An active segment is closed for cleaning when it is larger than `OUTGROWN_BYTES`, and than this many times
+the live bytes of the closed segments. So a small state stays within a few MiB, even if `segment.bytes` is 1
+GiB. In a log of inserts the closed segments triple each time: after five such segments `segment.bytes` closes
+them."""
 
 
 class ChoosableHeader(Protocol):
+    """What choosing needs of a batch header."""
+
     @property
-    def max_timestamp(self) -> int: ...
+    def max_timestamp(self) -> int:
+        """Return the largest timestamp of the batch."""
+        ...
 
 
 class Choosable(Protocol):
-    """What choosing needs to know of a segment."""
+    """What choosing needs of a segment."""
 
     @property
-    def base_offset(self) -> int: ...
+    def base_offset(self) -> int:
+        """Return the first offset of the segment's range."""
+        ...
+
     @property
-    def next_offset(self) -> int: ...
+    def next_offset(self) -> int:
+        """Return the offset after the segment's range."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the size of its .log file."""
+        ...
+
     @property
-    def largest_timestamp(self) -> int: ...
+    def largest_timestamp(self) -> int:
+        """Return the largest timestamp of its records; below 0: there is none."""
+        ...
+
     @property
-    def mtime_ms(self) -> int: ...
-    def position_of(self, offset: int) -> int: ...
-    def headers(self) -> Iterator[ChoosableHeader]: ...
+    def mtime_ms(self) -> int:
+        """Return the modification time of its file."""
+        ...
+
+    def position_of(self, offset: int) -> int:
+        """Return the position of the batch that contains an offset."""
+        ...
+
+    def headers(self) -> Iterator[ChoosableHeader]:
+        """Yield the headers of its batches."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What choosing needs to know of a log.
+    """What choosing needs of a log.
 
-    segments        in offset order; the last is the active one
-    stable_offset   no transaction below it is undecided; None: the log end
-    cleanable_offset
-                    nothing at or above may be cleaned; below `stable_offset` if a commit is incomplete there.
-                    None: the stable offset
-    may_roll        a due cleaning closes the active segment first if its age asks for that, and it was not
-                    closed yet: then it counts as closed
-    producer_expiration_ms
-                    after how long a silent producer is forgotten, and its last batch not kept for it
+    Attributes:
+        segments: In offset order; the last is the active one.
+        stable_offset: No transaction below it is undecided; None: the log end.
+        cleanable_offset: Nothing from it on may be cleaned; below `stable_offset` if a commit is incomplete
+            there. None: the stable offset.
+        may_roll: A due cleaning closes the active segment first if its age requires it, and it is not closed
+            yet: then the segment counts as closed.
+        producer_expiration_ms: After how long a silent producer is forgotten, and its last batch not kept for
+            it.
     """
 
     topic: str
@@ -111,9 +135,12 @@ def choose(
     """Decide about one partition.
 
     Args:
-        request: its checkpoint is corrected here where it makes no sense.
-        quarantine: why the partition is in quarantine, or None.
-        dead_bytes: known garbage of the closed segments.
+        log: The log.
+        config: Settings of the topic.
+        request: Its checkpoint is corrected here if it is outside the log.
+        now_ms: The time to decide by.
+        quarantine: Why the partition is in quarantine, or None.
+        dead_bytes: Known garbage of the closed segments.
     """
     due, strategy, segments = request.due, request.strategy, log.segments
     if strategy not in STRATEGIES:
@@ -182,7 +209,7 @@ def choose_for(
     quarantine: str | None = None,
     dead_bytes: int = 0,
 ) -> Plan:
-    """`choose` for a log as it is on disk."""
+    """Decide about a log as it is on disk (`choose`)."""
     state = LogState(
         log.topic,
         log.partition,
@@ -198,8 +225,7 @@ def choose_for(
 
 
 def by_accounts(config: TopicConfig, strategy: str | None = None) -> bool:
-    """Return whether a topic with these settings, or with another strategy, is cleaned by garbage
-    accounts."""
+    """Return whether a topic with these settings, or with `strategy`, is cleaned by accounts."""
     return config.compacts and (strategy or config.lastword_strategy) == "generational"
 
 
@@ -210,8 +236,10 @@ def outgrown_above(segments: Sequence[Choosable], dead_bytes: int) -> int:
 
 
 def is_outgrown(segments: Sequence[Choosable], config: TopicConfig, dead_bytes: int, now_ms: int) -> bool:
-    """Is the active segment to be closed for cleaning, long before `segment.bytes`? Looks at sizes; where
-    `min.compaction.lag.ms` is set, its first record must be older than that."""
+    """Return whether the active segment is to be closed early, for cleaning.
+
+    Compares sizes. If `min.compaction.lag.ms` is set, the first record must be older than that.
+    """
     if not segments or not config.compacts or segments[-1].size <= outgrown_above(segments, dead_bytes):
         return False
     if not config.min_compaction_lag_ms:
@@ -223,11 +251,9 @@ def is_outgrown(segments: Sequence[Choosable], config: TopicConfig, dead_bytes: 
 def roll_for_cleaning(log: PartitionLog, config: TopicConfig, *, now_ms: int, dead_bytes: int = 0) -> bool:
     """Close the active segment if it is too old, or has outgrown the live bytes below it.
 
-    Costs sums over sizes. A segment with an open transaction or an incomplete commit stays
-    open: closing it would not let anything be cleaned.
-
-    Args:
-        dead_bytes: known garbage of the closed segments; what is not known counts as live.
+    Costs sums over sizes. A segment with an open transaction or an incomplete commit stays open: closing it
+    would not let anything be cleaned. `dead_bytes`: known garbage of the closed segments; unknown garbage
+    counts as live.
     """
     with log.lock:
         if log.roll_if_due():
@@ -241,14 +267,17 @@ def roll_for_cleaning(log: PartitionLog, config: TopicConfig, *, now_ms: int, de
 
 
 def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:
-    """A checkpoint outside the log is not believed: then the whole log counts as dirty."""
+    """Return the checkpoint, or the log start if the checkpoint is outside the log.
+
+    Then the whole log counts as dirty.
+    """
     if first_dirty is None or first_dirty < log_start or first_dirty > log_end:
         return log_start
     return first_dirty
 
 
 class _Ends(NamedTuple):
-    """Above which nothing may be cleaned, whatever its age."""
+    """The offsets from which on nothing may be cleaned, whatever its age."""
 
     stable_offset: int
     cleanable_offset: int
@@ -262,7 +291,7 @@ def _bounded(
     rolls: bool,
     dead_bytes: int,
 ) -> tuple[Plan, Sequence[Choosable]]:
-    """The plan with the limit of its round, and the segments below; kept if there is nothing to look at."""
+    """Return the plan with the limit of its cleaning and the segments below; kept if there are none."""
     closed, reasons = _cleanable(plan, segments, config, ends, rolls, dead_bytes)
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
@@ -288,7 +317,10 @@ def _bounded(
 
 
 def _rolls_by_age(segments: Sequence[Choosable], config: TopicConfig, now_ms: int) -> bool:
-    """Is the active segment to be closed by its age? Jitter, which is drawn anew, may put it off."""
+    """Return whether the active segment is to be closed for its age.
+
+    The log's own decision has a random jitter and may come later.
+    """
     first = next(iter(segments[-1].headers()), None) if segments else None
     if first is None or first.max_timestamp < 0:
         return False
@@ -313,8 +345,16 @@ def _cleanable(
     rolls: bool,
     dead_bytes: int,
 ) -> tuple[Sequence[Choosable], list[Reason]]:
-    """The segments a round may take (a prefix of the log), and what holds back the others. `rolls`: the round
-    closes the active one first."""
+    """Return the segments that a cleaning may take (a prefix of the log), and what holds back the others.
+
+    Args:
+        plan: The plan so far.
+        segments: All segments.
+        config: Settings of the topic.
+        ends: Upper bounds.
+        rolls: The cleaning closes the active segment first.
+        dead_bytes: Known garbage of the closed segments.
+    """
     reasons = []
     count = len(segments)
     if not rolls:
@@ -355,8 +395,10 @@ def _cleanable(
 
 
 def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int, *, to_the_byte: bool) -> int:
-    """Bytes from the batch of `first_dirty` on: by position in its segment, so no byte counts twice, or whole
-    segments, for where nothing depends on it and looking the position up would cost a read at every look.
+    """Return the bytes from the batch of `first_dirty` on.
+
+    To the byte: by position in its segment, so no byte counts twice. Otherwise whole segments: looking up the
+    position would cost a read at every inspection.
     """
     dirty = 0
     for segment in closed:
@@ -369,9 +411,9 @@ def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int, *, to_the_byte: 
 
 
 def overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_lag_ms: int) -> int | None:
-    """By how long the oldest dirty segment has passed `max.compaction.lag.ms`; None while it has not."""
+    """Return by how long the oldest dirty segment has passed `max.compaction.lag.ms`; None: it has not."""
     if now_ms <= max_lag_ms:
-        return None  # no record is as old as that, and nothing need be read to know it
+        return None  # no record is that old; nothing is read to find out
     stamps = []
     for segment in closed:
         if segment.next_offset <= first_dirty or segment.size == 0:

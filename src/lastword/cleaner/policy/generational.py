@@ -22,16 +22,16 @@ record, and a log of short-lived keys would otherwise look small.
 Score of a run
 --------------
 
-Garbage pays rent: each byte owes one unit for each unit of the drive's time `write_clock` (bytes appended)
-that it stays. The score is the rent that a rewrite settles for each byte that it moves:
+A byte of garbage ages by one unit for each byte that is appended to the drive (the write clock). The score is
+the garbage age that a rewrite settles for each byte that it moves:
 
-    score = ( sum of rent * quiet  +  h * max(0, files_in - max(1, files_out)) * mean age )
+    score = ( sum of garbage age * cooling  +  h * max(0, files_in - max(1, files_out)) * mean age )
             / ( sum of live bytes  +  F * max(1, files_out) )
 
-quiet   average death rate of a segment over its recent one, 1 to 4: a segment whose records still die is left
-        to ripen, a segment that has gone quiet goes first
-h, F    the worth of one file less and the cost of one file more, in bytes moved: the drive's
-        `file_cost_bytes`, bounded to 0.01..0.2 of `segment.bytes`
+cooling  average death rate of a segment over its recent one, 1 to 4: a segment whose records still die is
+         left to ripen, a segment that has cooled goes first
+h, F     the worth of one file less and the cost of one file more, in bytes moved: the drive's
+         `file_cost_bytes`, bounded to 0.01..0.2 of `segment.bytes`
 
 For garbage that grows steadily this is the rule of log-structured file systems (garbage times age by bytes
 moved), with the segment's own history in place of age. A segment that exceeds the bound on the bytes of one
@@ -73,11 +73,16 @@ BEST = 10
 
 @dataclass(frozen=True, slots=True)
 class SegmentRun(Value):
-    """Segments `first` to `last` (indexes into the account's segments, both included), rewritten together.
+    """Neighbouring segments that are rewritten together.
 
-    read_bytes   of the sources; write_bytes: what survives; free_bytes: the difference
-    files_out    files that the survivors fill, as large as they may be; they are to be of equal size
-    score        rent settled for each byte moved; of a merge: 0
+    Attributes:
+        first: Index of the first among the account's segments.
+        last: Index of the last one.
+        read_bytes: Of the sources.
+        write_bytes: What survives.
+        free_bytes: The difference.
+        files_out: Files that the survivors fill, of about equal size.
+        score: Garbage age settled for each byte moved; 0 for a merge.
     """
 
     topic: str
@@ -102,14 +107,13 @@ class SegmentRun(Value):
 
     @property
     def order(self) -> tuple[float, int, str, int, int, int]:
-        """Best first, the same in whatever order the runs came."""
+        """Return the sort key: best first, independent of the order in which runs are found."""
         return (-self.score, -self.free_bytes, self.topic, self.partition, self.first, self.last)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One partition's segments as arrays, all of their length: bytes, garbage, rent due now with its
-    `cooling` factor, age in units of `write_clock`, when the oldest garbage died, and the bounds."""
+    """One partition's segments as arrays of equal length."""
 
     size: Ints
     dead: Ints
@@ -122,10 +126,12 @@ class Columns:
 
     @property
     def live(self) -> Ints:
+        """Return the live bytes of each segment."""
         return self.size - self.dead
 
     @classmethod
     def of(cls, partition: PartitionAccount, write_clock: int, file_cost_bytes: float) -> Columns:
+        """Return the columns of a partition at this time of its drive."""
         segments = partition.segments
         columns = np.array(
             [
@@ -160,6 +166,7 @@ class Columns:
         return cls(size, dead, garbage_age * cooling, age, oldest, base, end, min(max(cost, low), high))
 
     def run(self, partition: PartitionAccount, first: int, last: int, score: float) -> SegmentRun:
+        """Return the run of the segments `first` to `last`."""
         taken = slice(first, last + 1)
         read, dead = int(self.size[taken].sum()), int(self.dead[taken].sum())
         return SegmentRun(
@@ -181,9 +188,12 @@ class Columns:
 def best_runs(
     partition: PartitionAccount, columns: Columns, *, overdue_ms: int | None = None
 ) -> list[SegmentRun]:
-    """The ten runs with the highest scores, of all that hold garbage.
+    """Return the ten runs with the highest scores, of all that hold garbage.
 
-    overdue_ms: only runs that hold garbage which died at or before this time
+    Args:
+        partition: The partition.
+        columns: Its columns.
+        overdue_ms: Only runs with garbage that died at or before this time.
     """
     scored: list[tuple[float, int, int, int]] = []
     wanted = columns.dead > 0
@@ -212,7 +222,7 @@ def best_runs(
 
 
 def merge(partition: PartitionAccount, columns: Columns) -> SegmentRun | None:
-    """The run of at most 64 neighbours that fit one file, and cost the least for each file that goes."""
+    """Return the run of at most 64 neighbours that fit one file, and cost the least per file saved."""
     best: tuple[float, int, int] | None = None
     bases, ends = columns.base, columns.end
     for length, window in _windows(columns, np.zeros(columns.size.size, np.int64), LONGEST_MERGE):
@@ -231,7 +241,7 @@ def merge(partition: PartitionAccount, columns: Columns) -> SegmentRun | None:
 
 
 def all_garbage(partition: PartitionAccount) -> tuple[SegmentRun, ...]:
-    """Every run of neighbours that hold garbage, whatever it is worth: for a cleaning that was asked for."""
+    """Return every run of neighbours that hold garbage, whatever its score: for a requested cleaning."""
     if partition.quarantined:
         return ()
     columns = Columns.of(partition, 0, 0.0)
@@ -246,8 +256,11 @@ def all_garbage(partition: PartitionAccount) -> tuple[SegmentRun, ...]:
 def _windows(
     columns: Columns, wanted: Ints, longest: int
 ) -> Iterator[tuple[int, tuple[Ints, Ints, Floats, Floats, Ints]]]:
-    """For each length: sums of garbage, live bytes, rent, age and `wanted` over all runs of it, by first
-    segment. Each is the one before plus a segment, so no digits are lost to the rest of the log."""
+    """Yield for each length the sums over all runs of it, by first segment.
+
+    The sums are garbage, live bytes, garbage age, age and `wanted`. Each is the one before plus a segment, so
+    no digits are lost to the rest of the log.
+    """
     whole = (columns.dead, columns.live, columns.garbage_age, columns.age, wanted)
     window = whole
     for length in range(1, min(longest, columns.size.size) + 1):
@@ -258,7 +271,7 @@ def _windows(
 
 
 def disjoint(runs: Sequence[SegmentRun]) -> list[SegmentRun]:
-    """The runs by offset; one that takes in what an earlier one made covers it."""
+    """Return the runs by offset, without those that another run covers."""
     kept: list[SegmentRun] = []
     for run in sorted(runs, key=lambda run: (run.base_offset, -run.next_offset)):
         if kept and run.base_offset < kept[-1].next_offset:
@@ -276,9 +289,10 @@ SPACE_LIMIT_SEGMENTS = 4
 class Choice(Value):
     """What to rewrite next on one drive.
 
-    run    None: nothing, and `text` says why
-    best   up to ten runs that were weighed, the chosen one first
-    text   the reason, in one sentence
+    Attributes:
+        run: None: nothing, and `text` says why.
+        best: Up to ten runs that were compared, the chosen one first.
+        text: The reason, in one sentence.
     """
 
     drive: str
@@ -292,7 +306,7 @@ class Choice(Value):
 
 
 def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
-    """The next rewrite on a drive: its best run under the first obligation that holds."""
+    """Return the next rewrite on a drive: its best run under the first obligation that holds."""
     wanted = sorted(
         (_Part(partition, drive) for partition in drive.partitions if _ours(partition)),
         key=lambda part: (part.account.topic, part.account.partition),
@@ -308,7 +322,7 @@ def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
 
 
 def crowded(partition: PartitionAccount) -> bool:
-    """Has it so many files that neighbours should merge, although nothing in them is dead?"""
+    """Return whether a partition has so many files that neighbours merge without garbage."""
     return is_crowded(len(partition.segments), partition.total_bytes, partition.segment_bytes)
 
 
@@ -317,8 +331,10 @@ def _ours(partition: PartitionAccount) -> bool:
 
 
 class _Part:
-    """One partition that may be chosen. Most looks end with a sum of its garbage; columns are made when runs
-    are weighed."""
+    """One partition that may be chosen.
+
+    Most calls end with a sum of its garbage; columns are made when runs are compared.
+    """
 
     def __init__(self, account: PartitionAccount, drive: DriveAccount) -> None:
         self.account = account
@@ -336,12 +352,12 @@ class _Part:
 
     @property
     def largest(self) -> float:
-        """How many times its live bytes it may hold: Kafka's ratio of 0.5 gives 2."""
+        """Return how many times its live bytes it may hold: Kafka's ratio of 0.5 gives 2."""
         return 1 / max(1 - self.account.min_cleanable_dirty_ratio, 1e-9)
 
     @property
     def excess(self) -> float:
-        """Garbage over what the ceiling allows; above 1 it is broken. 0 for a small partition."""
+        """Return garbage over what the space limit allows; above 1 it is broken. 0 for a small partition."""
         account = self.account
         if account.total_bytes <= SPACE_LIMIT_SEGMENTS * account.segment_bytes:
             return 0.0
@@ -352,7 +368,7 @@ class _Part:
 
 
 def _best(parts: Sequence[tuple[_Part, int | None]]) -> tuple[SegmentRun, ...]:
-    """`overdue_ms` of each part, or None: all of its garbage."""
+    """Return the best runs of all parts, each with the `overdue_ms` of `best_runs`, or None: all garbage."""
     runs = [run for part, ms in parts for run in best_runs(part.account, part.columns, overdue_ms=ms)]
     return tuple(sorted(runs, key=lambda run: run.order)[:BEST])
 
@@ -419,7 +435,7 @@ def _files(drive: DriveAccount, parts: Sequence[_Part]) -> Choice | None:
 
 
 def because(choice: Choice) -> tuple[Reason, ...]:
-    """Return why a run was chosen, and the others that were weighed with their scores."""
+    """Return why a run was chosen, and the runs that it was compared with, with their scores."""
     others = []
     for run in choice.best:
         score = f"{run.score:,.0f}" if run.score >= 10 else f"{run.score:.2g}"

@@ -1,22 +1,22 @@
-"""Which neighbouring segments a round rewrites together, and which it leaves alone.
+"""Which neighbouring segments a cleaning rewrites together, and which it leaves alone.
 
-A round knows each segment's garbage exactly (`SegmentFacts` of the map pass), so it need not touch a
-segment that has none. A segment *needs* a rewrite when it holds a dead record, or a tombstone whose clock
-must start: a live one in a batch that carries no delete horizon yet; so does one with a transaction marker
-of which either is true (`worth`). Nothing else is a reason, so an insert-only log is never rewritten.
+A cleaning knows each segment's garbage exactly (`SegmentFacts` of the scan), so a segment without garbage is
+not touched. A segment *needs* a rewrite when it holds a dead record, or a live tombstone in a batch without a
+delete horizon; so does a segment with a transaction marker for which either is true (`worth`). There is no
+other reason, so an insert-only log is never rewritten.
 
-Neighbours that need a rewrite share one output when their survivors fit. A segment that needs none joins
-only when it is small: carrying up to a twentieth of `segment.bytes` along is the price of one file less. In
-a crowded log (more than 3 files for each full one, and 64) small neighbours are merged although nothing in
-them is dead; otherwise a log rolled by the clock would collect files without end. Merging moves whole runs
-into one full file, so a byte is moved about once.
+Neighbours that need a rewrite share one output when their survivors fit. A segment that needs none joins only
+when it is small: moving up to a twentieth of `segment.bytes` is the price of one file less. In a crowded log
+(more than 3 files for each full one, and 64) small neighbours are merged although nothing in them is dead;
+otherwise a log rolled by the clock would collect files without end. Merging moves whole runs into one full
+file, so a byte is moved about once.
 
-An empty segment (Kafka's cleaner leaves one for a group whose records all went) goes into a neighbour's
-output: the next segment's base covers its offsets.
+An empty segment (Kafka's cleaner leaves one for a group without survivors) goes into a neighbour's output:
+the next segment's base covers its offsets.
 
 Limits of an output are Kafka's: `segment.bytes`, both indexes within `segment.index.bytes`, offsets within
-2^31 of its base. One group gives one segment. What survives of compressed batches is known only when it is
-written; so a group's sources as they are fit one file too, by the limits that no file may break.
+2^31 of its base. One group gives one segment. The compressed size of the survivors is known only when they
+are written; so a group's sources, unchanged, also fit one file by the limits that no file may exceed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
 
 SMALL_RATIO = 0.05
 """A clean segment of at most this share of `segment.bytes` is rewritten with its neighbours: one file less is
-worth as many bytes moved."""
+worth that many bytes moved."""
 SMALL_RATIO_WHEN_CROWDED = 0.5
 FILES_FOR_ONE = 3
 FILES_FREE = 64
@@ -37,20 +37,37 @@ TIME_INDEX_ENTRY_BYTES = 12
 
 
 class GroupFacts(Protocol):
-    """What grouping needs to know of a segment; `resolve.SegmentFacts` has it."""
+    """What grouping needs of a segment; `resolve.SegmentFacts` has it."""
 
     @property
-    def base_offset(self) -> int: ...
+    def base_offset(self) -> int:
+        """Return the first offset of the segment's range."""
+        ...
+
     @property
-    def next_offset(self) -> int: ...
+    def next_offset(self) -> int:
+        """Return the offset after the segment's range."""
+        ...
+
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        """Return the size of its .log file."""
+        ...
+
     @property
-    def dead_records(self) -> int: ...
+    def dead_records(self) -> int:
+        """Return the number of dead records."""
+        ...
+
     @property
-    def live_bytes(self) -> int: ...
+    def live_bytes(self) -> int:
+        """Return the bytes that a rewrite keeps."""
+        ...
+
     @property
-    def tombstones_without_horizon(self) -> int: ...
+    def tombstones_without_horizon(self) -> int:
+        """Return the number of live tombstones without a delete horizon."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +79,19 @@ class OutputLimits:
     index_interval_bytes: int
 
     def fit(self, live_bytes: int) -> bool:
-        """May a segment of `live_bytes` exist? Indexes get an entry per interval, the time index one more."""
+        """Return whether a segment of `live_bytes` may exist.
+
+        Indexes get an entry per interval, the time index one more.
+        """
         if live_bytes > self.segment_bytes:
             return False
         return self._indexed(live_bytes)
 
     def hold(self, source_bytes: int) -> bool:
-        """Can one file hold what is left of so many bytes, whatever that is? Live bytes of compressed records
-        are only shares of their batches: they may be most of it, if the dead ones compressed better.
+        """Return whether one file can hold any part of this many source bytes.
+
+        Live bytes of compressed records are only shares of their batches: the survivors may take most of the
+        batch, if the dead records compressed better.
         """
         return source_bytes <= MAX_FILE_BYTES and self._indexed(source_bytes)
 
@@ -80,7 +102,14 @@ class OutputLimits:
 
 @dataclass(frozen=True, slots=True)
 class SegmentGroup:
-    """Segments `first` to `last` (indexes into the round's segments, both included) become one segment."""
+    """Segments that become one segment.
+
+    Attributes:
+        first: Index of the first among the segments of the cleaning.
+        last: Index of the last one.
+        size_bytes: Of the sources.
+        live_bytes: Of what survives, before recompression and horizons.
+    """
 
     first: int
     last: int
@@ -91,10 +120,12 @@ class SegmentGroup:
 
     @property
     def count(self) -> int:
+        """Return the number of segments."""
         return self.last - self.first + 1
 
 
 def needs_rewrite(facts: GroupFacts) -> bool:
+    """Return whether a segment has a dead record, or a tombstone that needs a delete horizon."""
     return facts.dead_records > 0 or facts.tombstones_without_horizon > 0
 
 
@@ -109,9 +140,12 @@ def is_crowded(files: int, size_bytes: int, segment_bytes: int) -> bool:
 def group(
     facts: Sequence[GroupFacts], limits: OutputLimits, worth: Collection[int] = ()
 ) -> tuple[SegmentGroup, ...]:
-    """The groups to rewrite, in offset order; segments in none of them stay as they are.
+    """Return the groups to rewrite, in offset order; segments in none of them stay as they are.
 
-    worth: indexes of segments that need a rewrite for more than their facts tell.
+    Args:
+        facts: The segments, in offset order.
+        limits: Bounds of an output.
+        worth: Indexes of segments that need a rewrite for another reason than their facts.
     """
     total_bytes = sum(segment.size_bytes for segment in facts)
     crowded = is_crowded(len(facts), total_bytes, limits.segment_bytes)
@@ -140,7 +174,7 @@ def group(
 
 
 def cut(facts: Sequence[GroupFacts], first: int, last: int, limits: OutputLimits) -> tuple[SegmentGroup, ...]:
-    """A run that was chosen, as groups that fit: as few as there can be, and about equal."""
+    """Return a chosen run as groups that fit: as few as possible, and about equal."""
     live = sum(segment.live_bytes for segment in facts[first : last + 1])
     fewest = _filled(facts, first, last, limits, limits.segment_bytes)
     for slack in (1.0, 1.1, 1.25, 1.5):

@@ -1,5 +1,6 @@
-"""A `Plan`: what a round will do with a partition, or why there is none. A dry run prints it, a round carries
-it out, Spark ships it.
+"""A `Plan`: what a cleaning will do with a partition, or why there is none.
+
+A dry run prints it, a cleaning carries it out, Spark ships it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ OUTGROWN = "active-segment-outgrown"
 class Request:
     """What is asked of the cleaner for one partition.
 
-    first_dirty  the cleaner's checkpoint; None: there is none
-    due          only what the settings make due; False: all garbage, now
-    map_bytes    memory for the key map
+    Attributes:
+        first_dirty: The cleaner's checkpoint; None: there is none.
+        due: Only what the settings make due; False: all garbage, now.
+        strategy: Which segments are rewritten.
+        map_bytes: Memory for the key map.
     """
 
     first_dirty: int | None = None
@@ -47,6 +50,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reason(Value):
+    """Why records stay or go: a code as `--json` prints it, and a text."""
+
     code: str
     text: str
 
@@ -56,18 +61,21 @@ class Reason(Value):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Value):
-    """What a round would do with one partition, or why there is none. Carries all that a round needs to be
-    carried out.
+    """What a cleaning would do with one partition, or why there is none.
 
-    due               whether the settings make it due: the scheduler would do it now. None: not asked, the
-                      plan ignores them (`plan()` without `due=True`)
-    segments          how many segments are rewritten (all below `limit` while not `exact`)
-    read_bytes        bytes the round reads: map passes and rewrite; write_bytes, free_bytes: as the round's
-                      report
-    exact             the records were looked at: the figures are what the round will do, to the byte
-    reasons           what holds records back; of a kept partition the first is why
-    start, limit      first dirty offset; the round ends before `limit`, which is a segment's base or the
-                      log end
+    Holds all that is needed to carry it out.
+
+    Attributes:
+        due: Whether the settings make it due: the scheduler would do it now. None: the plan ignores them
+            (`plan()` without `due=True`).
+        segments: How many segments are rewritten (all below `limit` while not `exact`).
+        read_bytes: Bytes that the cleaning reads: scans and rewrite.
+        write_bytes: As in the report of the cleaning.
+        free_bytes: As in the report of the cleaning.
+        exact: Records were read: the figures are those of the cleaning, to the byte.
+        reasons: What holds records back; of a kept partition the first is why.
+        start: The first dirty offset.
+        limit: The cleaning ends before it: a segment's base offset or the log end.
     """
 
     topic: str
@@ -113,7 +121,7 @@ class Plan(Value):
         )
 
     def kept(self, code: str, text: str) -> Plan:
-        """This plan, turned into leaving the partition alone for one more reason, which goes first."""
+        """Return this plan turned into keeping the partition for one more reason, which is put first."""
         return replace(
             self,
             action="keep",
@@ -126,7 +134,13 @@ class Plan(Value):
         )
 
     def only_newest(self, tombstones: int, held: Reason | None, held_count: int = 0) -> Plan:
-        """Left alone, for nothing is dead: `tombstones` wait, `held_count` of them only for a lease."""
+        """Return this plan turned into keeping the partition, in which nothing is dead.
+
+        Args:
+            tombstones: Live tombstones.
+            held: The lease that some of them wait for.
+            held_count: How many wait only for that lease.
+        """
         if held is not None and held_count >= tombstones:
             return self.kept(held.code, held.text)
         plan = self if held is None else replace(self, reasons=(held, *self.reasons))

@@ -1,9 +1,9 @@
-"""A partition that the cleaner must not touch until somebody looked at it.
+"""A partition that must not be cleaned until a user has checked it.
 
-A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine` on
-disk: framed JSON with the reason and the time. It is durable before the error leaves the cleaner, it
-survives restarts, and it stops nothing but cleaning. `logs.cleaner.retry` verifies the partition and lets it
-leave; `retry` here only removes the file.
+A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine` on disk:
+framed JSON with the reason and the time. The file is durable before the error leaves the cleaner, it survives
+restarts, and it stops nothing but cleaning. `logs.cleaner.retry` verifies the partition and ends the
+quarantine; `retry` here only removes the file.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ FORM = Framed(
 
 @dataclass(frozen=True, slots=True)
 class Quarantine(Value):
-    """Why and since when a partition is not cleaned. `file`, `position`, `offset` as the error named them, or
-    None.
-    """
+    """Why a partition is not cleaned, and since when; `file`, `position` and `offset` as in the error."""
 
     reason: str
     time_ms: int
@@ -58,7 +56,7 @@ class Quarantine(Value):
 
 
 def load(files: Files, directory: str) -> Quarantine | None:
-    """The partition's quarantine, or None. A file that cannot be understood is a quarantine too."""
+    """Return the partition's quarantine, or None. A file that cannot be decoded is a quarantine too."""
     path = _path(directory)
     if not files.exists(path):
         return None
@@ -77,7 +75,7 @@ def load(files: Files, directory: str) -> Quarantine | None:
 
 
 def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quarantine:
-    """Remember on disk that `error` stopped the cleaning of this partition. The first reason is kept."""
+    """Save that `error` stopped the cleaning of this partition, durably. The first reason is kept."""
     there = load(files, directory)
     if there is not None:
         return there
@@ -99,9 +97,15 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
 
 @contextmanager
 def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) -> Iterator[None]:
-    """Quarantine the partition, durably, when damage is met inside; `dry`: only let the error pass.
+    """Quarantine the partition, durably, when damage is found inside the block.
 
-    A batch that is sound but of a kind that is not cleaned is no damage.
+    A valid batch of a kind that is not cleaned is no damage.
+
+    Args:
+        files: File system.
+        directory: Of the partition.
+        plan: The plan of the cleaning.
+        dry: Only let the error pass.
     """
     if dry:
         yield
@@ -122,7 +126,7 @@ def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) ->
 
 
 def retrying(directory: str, name: str) -> str:
-    """How partition `name` (`<topic>-<number>`) leaves quarantine, for a user."""
+    """Return how partition `name` (`<topic>-<number>`) leaves quarantine, for a user."""
     topic, _, number = name.rpartition("-")
     where = os.path.dirname(os.path.normpath(directory))
     command = f"`lastword clean {where} {topic} -p {number} --retry`"
@@ -130,7 +134,7 @@ def retrying(directory: str, name: str) -> str:
 
 
 def retry(files: Files, directory: str) -> bool:
-    """Let the cleaner try this partition again. True if it was in quarantine."""
+    """Let the cleaner try this partition again; return True if it was in quarantine."""
     path = _path(directory)
     if not files.exists(path):
         return False
