@@ -171,9 +171,7 @@ class _Writer:
             last_offset_delta=count - 1,
             base_timestamp=-1,
             max_timestamp=self.time_ms,
-            producer_id=producer,
-            producer_epoch=self.epochs.get(producer, 0) if known else -1,
-            base_sequence=sequence,
+            producer=(producer, self.epochs.get(producer, 0) if known else -1, sequence),
             count=0,
             payload=b"",
         )

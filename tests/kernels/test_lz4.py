@@ -146,7 +146,7 @@ def test_codecs_by_turns() -> None:
     assert columns.value_length.tolist() == [50] * 12
 
 
-def test_a_reader_leaves_the_unwanted_as_they_are() -> None:
+def test_a_reader_does_not_decompress_skipped_rows() -> None:
     """Their checksums are verified all the same."""
     batches = []
     for offset in range(8):

@@ -16,9 +16,7 @@ def empty_batch(header: BatchHeader) -> bytes:
         last_offset_delta=header.last_offset - header.base_offset,
         base_timestamp=-1,
         max_timestamp=header.max_timestamp,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
+        producer=(header.producer_id, header.producer_epoch, header.base_sequence),
         count=0,
         payload=b"",
     )

@@ -94,9 +94,6 @@ def sealed(payload: bytes, count: int, *, last_delta: int | None = None, codec: 
         last_offset_delta=max(count - 1, 0) if last_delta is None else last_delta,
         base_timestamp=T,
         max_timestamp=T,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
         count=count,
         payload=compress(codec, payload) if codec else payload,
     )

@@ -29,7 +29,7 @@ def packed(codec: int, count: int = 3000) -> list[MemorySegment]:
     return segments(log, [17, 18, 40], chunk_bytes=1500)
 
 
-class NotInLanes(MemorySegment):
+class WithoutSlots(MemorySegment):
     """Gives chunks that hold only until the next one, as other sources may."""
 
     def chunk_reader(self, **options: Any) -> Iterator[Chunk]:
@@ -67,9 +67,9 @@ def test_two_threads_find_what_one_finds(
     assert (found[0].passes > 1) == (map_bytes < BIG)
 
 
-def test_sources_without_lanes() -> None:
+def test_sources_without_slots() -> None:
     plain = synthetic(2, 2000, 300, 400)
-    others = [NotInLanes(one.data, one.base_offset, one.next_offset, 700) for one in plain]
+    others = [WithoutSlots(one.data, one.base_offset, one.next_offset, 700) for one in plain]
     one, two = (
         resolve(sources, map_bytes=BIG, salt=b"s", now_ms=None, threads=threads)
         for sources, threads in ((plain, 1), (others, 2))

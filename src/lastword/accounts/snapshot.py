@@ -312,7 +312,7 @@ def restore_ledger(saved: SavedAccounts, tracking: Tracking, deletes: Deletes) -
     parts.update({n.removeprefix("map_"): a for n, a in arrays.items() if n.startswith("map_")})
     try:
         running = RunningResolution.from_parts(
-            parts, map_bytes=tracking.map_bytes, scratch=tracking.scratch, give=True
+            parts, map_bytes=tracking.map_bytes, scratch=tracking.scratch, take_over=True
         )
     except MapFull:
         return "it does not fit the memory that it may take now"

@@ -222,9 +222,6 @@ def empty_batch(start: int, end: int, epoch: int) -> bytes:
         last_offset_delta=end - 1 - start,
         base_timestamp=-1,
         max_timestamp=-1,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
         count=0,
         payload=b"",
     )

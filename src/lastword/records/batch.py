@@ -255,22 +255,21 @@ def write_batch(
     last_offset_delta: int,
     base_timestamp: int,
     max_timestamp: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
+    producer: tuple[int, int, int] = (-1, -1, -1),
     count: int,
     payload: bytes,
 ) -> bytes:
-    """Return a whole batch from its fields; length and checksum are computed."""
+    """Return a whole batch from its fields; length and checksum are computed.
+
+    `producer`: id, epoch and base sequence.
+    """
     checked = (
         CHECKED.pack(
             attributes,
             last_offset_delta,
             base_timestamp,
             max_timestamp,
-            producer_id,
-            producer_epoch,
-            base_sequence,
+            *producer,
             count,
         )
         + payload

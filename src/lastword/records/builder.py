@@ -183,9 +183,7 @@ class BatchBuilder:
             last_offset_delta=self._last_delta if last_offset_delta is None else last_offset_delta,
             base_timestamp=self._base_timestamp,
             max_timestamp=self._max_timestamp if append_time is None else append_time,
-            producer_id=self._producer_id,
-            producer_epoch=self._producer_epoch,
-            base_sequence=self._base_sequence,
+            producer=(self._producer_id, self._producer_epoch, self._base_sequence),
             count=self._count,
             payload=payload,
         )

@@ -275,8 +275,8 @@ class ChunkReader:
         self._verify_later = verify_later
         for _ in range(slots - 1):
             table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
-            plain = RecordBuffer(self._file, self._skip_rows)
-            self._waiting.append((np.empty(self._raw.size, np.uint8), plain, table, {}))
+            records = RecordBuffer(self._file, self._skip_rows)
+            self._waiting.append((np.empty(self._raw.size, np.uint8), records, table, {}))
 
     def set_observer(self, observe: Callable[[Chunk], None]) -> None:
         """Call `observe` with each chunk, decompressed, before it is returned."""

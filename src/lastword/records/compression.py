@@ -445,10 +445,10 @@ def _unzstd(data: Any, limit: int) -> bytes:
 
 
 def _unzstd_into(data: Any, out: memoryview) -> int:
-    plain = _unzstd_whole(data, min(len(out), max(_FIRST_ROOM, 8 * len(data))))
-    if plain is not None:
-        out[: len(plain)] = plain
-        return len(plain)
+    uncompressed = _unzstd_whole(data, min(len(out), max(_FIRST_ROOM, 8 * len(data))))
+    if uncompressed is not None:
+        out[: len(uncompressed)] = uncompressed
+        return len(uncompressed)
     import cramjam
 
     try:
@@ -473,10 +473,10 @@ def _unzstd_whole(data: Any, room: int) -> bytes | None:
         _local.zstd_error = zstandard.ZstdError
         decompressor = _local.unzstd = zstandard.ZstdDecompressor()
     try:
-        plain: bytes = decompressor.decompress(data, max_output_size=room)
+        uncompressed: bytes = decompressor.decompress(data, max_output_size=room)
     except _local.zstd_error:
         return None
-    return plain
+    return uncompressed
 
 
 def _is_plain_zstd(data: Any) -> bool:

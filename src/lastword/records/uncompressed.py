@@ -174,7 +174,7 @@ def translate_rows(
     raw: Bytes,
     table: Table,
     row: int,
-    plain: Bytes,
+    records: Bytes,
     done: int,
     room: Callable[[int, int], Bytes],
     *,
@@ -190,7 +190,7 @@ def translate_rows(
         raw: The raw bytes of the chunk.
         table: The table of the chunk.
         row: The first row.
-        plain: The record buffer, with slack.
+        records: The record buffer, with slack.
         done: Bytes of the record buffer in use.
         room: `room(used, n)` returns a record buffer with room for n more bytes and slack; the used bytes
             are kept.
@@ -203,23 +203,23 @@ def translate_rows(
     """
     rows = table.shape[0]
     while row < rows and table[row, fields.MAGIC] < 2:
-        row, done, status = legacy_kernels.translate_messages(raw, table, row, rows, plain, done)
+        row, done, status = legacy_kernels.translate_messages(raw, table, row, rows, records, done)
         if status == kernels.FULL:
-            plain = room(done, int(table[row, fields.SIZE]) + legacy_kernels.GROWTH_BYTES)
+            records = room(done, int(table[row, fields.SIZE]) + legacy_kernels.GROWTH_BYTES)
         elif status != kernels.OK:
             raise _bad(kernels.STATUS_TEXT[status], table, row, file)
         elif row < rows and table[row, fields.MAGIC] < 2:
-            plain, done = _wrapper(raw, table, row, plain, done, room, file, limit)
+            records, done = _wrapper(raw, table, row, records, done, room, file, limit)
             _check_order(table, row, first_offset, file)
             row += 1
-    return row, plain, done
+    return row, records, done
 
 
 def _wrapper(
     raw: Bytes,
     table: Table,
     row: int,
-    plain: Bytes,
+    records: Bytes,
     done: int,
     room: Callable[[int, int], Bytes],
     file: str,
@@ -233,11 +233,11 @@ def _wrapper(
     if status != kernels.OK:
         text = _INNER_TEXT.get(status, kernels.STATUS_TEXT[status])
         raise _bad(f"{text} (after {count} whole inner entries)", table, row, file)
-    plain = room(done, len(data) + legacy_kernels.GROWTH_BYTES * (count + 1))
-    done, status = legacy_kernels.translate_wrapper(inner, count, first, last, table, row, plain, done)
+    records = room(done, len(data) + legacy_kernels.GROWTH_BYTES * (count + 1))
+    done, status = legacy_kernels.translate_wrapper(inner, count, first, last, table, row, records, done)
     if status != kernels.OK:
         raise _bad(f"inner entries: {kernels.STATUS_TEXT[status]}", table, row, file)
-    return plain, done
+    return records, done
 
 
 def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:

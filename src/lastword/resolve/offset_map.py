@@ -230,10 +230,10 @@ class OffsetMap:
             at = (slots[slots != 0] & _ENTRY_MASK).astype(np.int64)
             yield at[self.arena[at + _FLAGS_AT[-1]] & (loops.KIND >> 24) == kind >> 24]
 
-    def load(self, arena: NDArray[np.uint8], used: int, vacancies: int, *, give: bool = False) -> bool:
+    def load(self, arena: NDArray[np.uint8], used: int, vacancies: int, *, take_over: bool = False) -> bool:
         """Load the entries of another map of this salt; return False if they do not fit.
 
-        `give`: the caller does not use the array any more; if it is the beginning of an array of the right
+        `take_over`: the caller no longer uses the array; if it is the beginning of an array of the right
         size, that array becomes the arena. Raises ValueError if the bytes are not exactly `used` entries,
         end to end.
         """
@@ -247,7 +247,7 @@ class OffsetMap:
             return False
         whole = arena.base
         if (
-            give
+            take_over
             and self.spill is None
             and isinstance(whole, np.ndarray)
             and whole.nbytes == self.arena.nbytes

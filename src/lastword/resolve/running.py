@@ -133,7 +133,7 @@ class RunningResolution:
         self, *, map_bytes: int, salt: bytes, share: float = 1.0, scratch: str | None = None, threads: int = 1
     ) -> None:
         if not 0 < share <= 1:
-            raise ValueError(f"a share lies in (0, 1], unlike {share}")
+            raise ValueError(f"a share is in (0, 1], unlike {share}")
         self.limit = 0
         self.exact = share == 1
         self.seconds = 0.0
@@ -450,11 +450,11 @@ class RunningResolution:
         map_bytes: int,
         scratch: str | None = None,
         threads: int = 1,
-        give: bool = False,
+        take_over: bool = False,
     ) -> RunningResolution:
         """Return the resolution from the parts of `to_parts`, with another budget.
 
-        `give`: the caller does not use the arrays any more. Keys at the beginning of an array of `map_bytes`
+        `take_over`: the caller no longer uses the arrays. Keys at the beginning of an array of `map_bytes`
         are then used without a copy. Raises MapFull, and ValueError for parts that do not match.
         """
         made = cls(
@@ -476,6 +476,6 @@ class RunningResolution:
             keys = int(parts["keys"])
             offset_map = scan.make_map(1, 24.0)
             arena, vacancies = np.asarray(parts["arena"], np.uint8), int(parts["vacancies"])
-            if not offset_map.load(arena, keys, vacancies, give=give):
+            if not offset_map.load(arena, keys, vacancies, take_over=take_over):
                 raise MapFull(keys, map_bytes)
         return made

@@ -144,16 +144,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Duplication(Value):
-    """One topic, partition or segment.
+    """The counts of one topic, partition or segment.
 
-    partition, segment   None: of the whole topic, of the whole partition; a segment by its base offset
-    records              all that are there; keyless: without a key; tombstones: with a key, without a value
-    distinct_keys        keys with a committed record here
-    superseded_records   records that a newer one of their key, in the same partition, has replaced
-    superseded_bytes     their share of the bytes on disk: a record counts with its part of its batch
-    split_keys           keys that also lie in another partition; of a topic: keys in several partitions.
-                         None: not looked at
-    error_ratio          one standard deviation of the estimates, as a share of distinct_keys; 0 if exact
+    Attributes:
+        topic: The topic.
+        partition: None: the whole topic.
+        records: All records on disk.
+        keyless: Records without a key.
+        distinct_keys: Keys with a committed record here.
+        superseded_records: Records that a newer record of their key, in the same partition, superseded.
+        superseded_bytes: Their share of the bytes on disk: a record counts with its part of its batch.
+        tombstones: Records with a key and without a value.
+        split_keys: Keys that are also in another partition; for a topic: keys in several partitions. None:
+            not counted.
+        error_ratio: One standard deviation of the estimates, as a share of distinct_keys; 0 if exact.
+        exact: Whether the counts are exact.
+        size_bytes: Bytes on disk.
+        segment: Base offset; None: the whole partition.
     """
 
     topic: str

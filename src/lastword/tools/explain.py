@@ -57,11 +57,18 @@ _ATTEMPTS = 100
 class Version(Value):
     """One record of a key, and the rule that keeps or frees it.
 
-    segment         base offset of the segment that it lies in
-    kept            its key needs it; False: it is garbage, and goes once nothing holds it back
-    reason          code of that rule; text: the rule in words
-    until           when the rule lets go, in ms since 1970; None: not a matter of time, or not known yet
-    superseded_by   offset of the record that has replaced it, or None
+    Attributes:
+        offset: Offset of the record.
+        timestamp: In ms.
+        segment: Base offset of its segment.
+        tombstone: Whether the value is null.
+        kept: Whether the key needs the record. False: it is garbage, and is removed when no rule holds it
+            back.
+        reason: Code of the rule.
+        until: Time in ms at which the rule ends; None: it does not depend on time, or the time is unknown.
+        text: The rule in words.
+        partition: The partition.
+        superseded_by: Offset of the record that superseded it, or None.
     """
 
     offset: int
@@ -82,11 +89,12 @@ class Version(Value):
 
 @dataclass(frozen=True, slots=True)
 class Counted(Value):
-    """Bytes of one partition, counted as `describe` and `lastword ls` count them.
+    """Bytes of one partition, counted as in `describe` and `lastword ls`.
 
-    size_bytes             all segments
-    garbage_bytes          of these, of superseded records, the active segment included
-    active_garbage_bytes   of these, in the active segment, which no cleaning takes before it is closed
+    Attributes:
+        size_bytes: All segments.
+        garbage_bytes: Bytes of superseded records, the active segment included.
+        active_garbage_bytes: The part in the active segment, which no cleaning reads before it is closed.
     """
 
     size_bytes: int
@@ -102,14 +110,17 @@ class Counted(Value):
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Value):
-    """Why one partition is or is not due, and where the versions of a key stand.
+    """Why one partition is or is not due, and the state of the versions of a key.
 
-    plan         what the scheduler would do with the partition now, and its reasons
-    key          the one asked for, as bytes; None: only the partition was asked for
-    versions     every record of the key that is on disk, oldest first
-    leases       readers that hold tombstones back, and those that have lapsed
-    quarantine   why and since when the cleaner leaves it alone, or None
-    counted      its garbage, of a compacted topic, if no key was asked for and all of it can be read
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        plan: What the scheduler would do with the partition now, and its reasons.
+        versions: Every record of the key that is on disk, oldest first.
+        key: The key, as bytes; None: only the partition is explained.
+        leases: Readers that hold tombstones back, and readers whose leases have lapsed.
+        quarantine: Why and since when the cleaner does not clean the partition, or None.
+        counted: The garbage, for a compacted topic without a key, if all of the log can be read.
     """
 
     topic: str
@@ -126,7 +137,7 @@ class Explanation(Value):
 
     @property
     def verdict(self) -> str:
-        """Whether the partition is due, in one sentence."""
+        """Return whether the partition is due, in one sentence."""
         name, plan = f"{self.topic}-{self.partition}", self.plan
         if plan.action == "clean":
             return f"{name} is due: {str(plan).partition(': clean: ')[2]}"
@@ -151,13 +162,19 @@ def explain(
     now_ms: int,
     due_ms: Callable[[int], int | None] = lambda _: None,
 ) -> Explanation:
-    """Judge every version of `key` in a partition, or with None only the partition.
+    """Judge every version of `key` in a partition; with None only the partition.
 
-    plan     what the scheduler would do with it: `cleaner.plan_partition`, of a `Request` with `due`
-    due_ms   when the tombstone at an offset may go by the clock that the garbage accounts keep; None: no
-             clock runs for it
+    Args:
+        view: The partition.
+        config: Its settings.
+        plan: What the scheduler would do with it: `cleaner.plan_partition`, of a `Request` with `due`.
+        key: The key, or None.
+        now_ms: The time.
+        due_ms: Returns when the tombstone at an offset may be removed, by the clock of the garbage index;
+            None: no clock runs for it.
 
-    Raises CorruptBatchError and its like where the log is damaged before the key was found.
+    Raises:
+        DataError: The log is damaged before the last version of the key.
     """
     versions: tuple[Version, ...] = ()
     quarantined = quarantine.load(view.files, view.directory)
@@ -316,7 +333,9 @@ class _Judge:
             return rule(True, NO_POLICY, f"{what}; {NO_POLICY}, nothing is compacted")
         held = self._held(superseding.segment) or self._held(key_record.segment)
         if held is not None and key_record.tombstone and self._had_its_time(key_record):
-            held = self._held(key_record.segment)  # it goes for its age, whatever becomes of its killer
+            held = self._held(
+                key_record.segment
+            )  # removed for its age, independently of the superseding record
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{what}; {code}, {text}", until)

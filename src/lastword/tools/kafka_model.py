@@ -62,7 +62,7 @@ class DigestMap:
 
     @property
     def used_ratio(self) -> float:
-        """The share of slots that are taken."""
+        """Return the share of slots in use."""
         return len(self._entries) / self.slots
 
     def put(self, key: bytes, offset: int) -> None:

@@ -127,10 +127,10 @@ class _Live:
                 columns = decode_columns(chunk)
                 live = (columns.key_length >= 0) & ~self.resolution.dead.mask(columns.offset)
                 columns = columns.select(live)
-                plain = chunk.uncompressed
+                data = chunk.uncompressed
                 ends = columns.key_position + columns.key_length
                 yield [
-                    (offset, plain[start:end].tobytes())
+                    (offset, data[start:end].tobytes())
                     for offset, start, end in zip(
                         columns.offset.tolist(), columns.key_position.tolist(), ends.tolist(), strict=True
                     )

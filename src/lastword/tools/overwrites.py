@@ -26,9 +26,9 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _Rows = tuple[NDArray[Any], ...]
 
-MOST_ROWS = 1_000_000  # kept at once: 33 bytes each, and about 100 more while they are put in order
+MOST_ROWS = 1_000_000  # in memory: 33 bytes each, and about 100 more while they are sorted
 HOT_RATIO = 0.001  # of all bytes: a key with more is hot
-_HOT = np.uint64(2**64 - 1)  # stands for all of them; no sample reaches it
+_HOT = np.uint64(2**64 - 1)  # one hash for all hot keys; no sample reaches it
 _RECORD_BYTES = 8  # a record's own fields, about
 
 
@@ -37,7 +37,7 @@ class OverwriteTrace:
     """One row per record; all arrays have the same length.
 
     Attributes:
-        size_bytes: int64, its share of the log; in a sample, also that of the records it stands for.
+        size_bytes: int64, its share of the log; in a sample, also that of the records that it represents.
         previous: int64, row of the previous record of the key; -1: none.
         key: int64, a number for each key, from 0.
         time_ms: int64, ascending.
@@ -177,11 +177,11 @@ class _Sampler:
 
 
 def _with_hot_keys(columns: _Rows, share: float, chunks: list[tuple[int, int, float]]) -> _Rows:
-    """A sample that stands for all: sizes divided by its share, but for hot keys.
+    """Extend a sample to the whole log: sizes are divided by the share, except for hot keys.
 
-    Whether one of the few keys with much of all traffic is in a sample or not would make it twice too large
-    or too small. So they are taken out, and what is missing of each chunk's bytes is given to one key that
-    stands for them: records that die almost at once, as those of hot keys do.
+    A few hot keys have much of the traffic. In a sample or not, such a key would make the result far too
+    large or too small. So they are removed, and the missing bytes of each chunk are assigned to one key for
+    all of them: its records are superseded almost immediately, like those of hot keys.
     """
     hashes, offsets, _, sizes, _ = columns
     _, number = np.unique(hashes, return_inverse=True)
@@ -217,9 +217,9 @@ def _with_hot_keys(columns: _Rows, share: float, chunks: list[tuple[int, int, fl
 
 
 def _rows(chunk: Chunk, salt: bytes, outcomes: TransactionOutcomes | None) -> _Rows:
-    """Of the records that a compacted log tells apart: hash, offset, time, size on disk, tombstone.
+    """Return hash, offset, time, size on disk and tombstone of the committed records with a key.
 
-    A batch's bytes, header and all, are shared out by the lengths of keys and values.
+    The bytes of a batch, header included, are divided by the lengths of keys and values.
     """
     from lastword.kernels import table as fields
     from lastword.kernels.hashing import hash_spans, seeds

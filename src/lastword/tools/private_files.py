@@ -78,7 +78,7 @@ def problem_of(path: str, error: LastwordError) -> Problem:
         retrying = quarantine.retrying(directory, os.path.basename(os.path.realpath(directory)))
         remedy = f"{retrying}: verifies the partition, and removes this file if it is sound"
     elif code in _DERIVED and Problem(path, None, None, code, "", True).remove is not None:
-        remedy = ""  # to remove it, which `Problem` says itself
+        remedy = ""  # `Problem` itself has the remedy to remove the file
     repairable = code in _DERIVED
     return Problem(path, error.position, error.offset, code, error.message, repairable, remedy)
 

@@ -99,18 +99,18 @@ class SimulatedLog:
         self.trace = trace
         self.config = config
         self.segments: list[SimulatedSegment] = []
-        self.scanned = 0  # of these, how many were looked at
+        self.scanned = 0  # number of segments whose keys were read
         self.closed_rows = 0
         self.closed_bytes = 0
         self.first_dirty = 0
         self.ends = closings(
             trace, config.segment_bytes, min(config.segment_ms, config.max_compaction_lag_ms)
         )
-        self._deletes = bool(trace.tombstone.any())  # else nobody asks for copies
+        self._deletes = bool(trace.tombstone.any())  # otherwise copies are not needed
         self._copies = np.zeros(int(trace.key.max(initial=-1)) + 1 if self._deletes else 0, np.int32)
         self._present = np.zeros(len(trace), bool)
         self._dead = np.zeros(len(trace), bool)
-        self._tombstones = np.zeros(0, np.int64)  # rows of live ones in segments that were looked at
+        self._tombstones = np.zeros(0, np.int64)  # rows of live tombstones in scanned segments
         self._since_ms = np.full(len(trace) if self._deletes else 0, NEVER)
         self._accounts: tuple[SegmentAccount, ...] | None = None
 
@@ -269,7 +269,7 @@ class SimulatedLog:
         self.closed_bytes += written - read
         return read, written
 
-    # ---------------------------------------------------------------- what it looks like
+    # ---------------------------------------------------------------- statistics
 
     def active(self, rows: int) -> SimulatedSegment:
         """Return the active segment of a log of `rows` rows."""

@@ -1,13 +1,14 @@
 """`Sketch`: the number of records and of distinct keys in a part of a log, in a fixed amount of memory.
 
 Counts are exact; keys are a theta sketch (of the `datasketches` package): the smallest `2**LG_K` hash values
-of all keys. Sketches are values: two of them merge into that of both parts, whatever the parts and the order,
-and they tell how many keys two parts have in common or not. So a task may sketch its share, send the bytes,
-and whoever has all of them asks. `to_bytes` is ours; the key part of it is Apache's compact format.
+of all keys. Sketches are values. Two sketches merge into the sketch of both parts, whatever the parts and
+the order, and yield how many keys two parts have in common. So each task may sketch its share and send the
+bytes, and the driver merges them. The format of `to_bytes` is ours; the keys in it are in Apache's compact
+format.
 
-A key goes in as a 64-bit hash that is the same everywhere (a fixed seed), for sketches made apart must meet.
-Most hash values are above the sketch's threshold once it is full; they are sorted out in arrays, so only the
-few that count cross into the package.
+A key is added as a 64-bit hash with a fixed seed, so that sketches of different processes can be merged.
+Once a sketch is full, most hash values are above its threshold. They are removed in arrays, so only the few
+that count are passed to the package.
 """
 
 from __future__ import annotations
@@ -100,11 +101,14 @@ class KeySet:
 class Sketch:
     """Counts and keys of a part of a log.
 
-    records        all of them, control records left out; keyless: those without a key
-    tombstones     records with a key and a null value
-    keyed          records that have a say about their key: not of an aborted or an open transaction
-    keyed_bytes    their share of the bytes on disk; size_bytes: all bytes
-    keys           the distinct keys of `keyed`
+    Attributes:
+        records: All records except control records.
+        keyless: Records without a key.
+        tombstones: Records with a key and a null value.
+        keyed: Records with a key that are not of an aborted or an ongoing transaction.
+        keyed_bytes: Their share of the bytes on disk.
+        size_bytes: All bytes.
+        keys: The distinct keys of `keyed`.
     """
 
     records: int = 0

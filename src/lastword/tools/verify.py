@@ -1,17 +1,17 @@
 """Check every invariant of a log directory, without a lock and without changes.
 
-    every batch        length, magic, checksum; its records decode and are as many as the header says
-    every segment      offsets ascend, lie at or above its base and below the next segment's base
+    every batch        length, magic, checksum; its records decode, and their number is that of the header
+    every segment      offsets ascend, at or above its base and below the next segment's base
     offset index       each entry is the last offset and the position of a batch (of magic 0 and 1: of the
                        last and of the first message that were appended together)
     time index         each entry is the largest timestamp so far, and the last offset of the batch that
                        reached it, or (as brokers before 3.0 wrote) an offset inside it
-    transaction index  it has an entry for every aborted transaction whose marker lies in its segment
+    transaction index  it has an entry for every aborted transaction whose marker is in its segment
     checkpoints        well formed, and no offset above the log end
-    leader epochs      of each batch as its header says
-    end                where the clean stop, the synced mark and the recovery point say
+    leader epochs      as in the headers of the batches
+    end                as in the clean stop, the synced mark and the recovery point
     identity           meta.properties and partition.metadata; one topic id for all partitions of a topic
-    private files      framed with version and checksum; what is staged for a commit that waits
+    private files      framed with version and checksum; the staged files of waiting commits
 
 `quick` reads the indexes and one header per batch, and checks no checksums. Its count of records leaves out
 those in compressed entries of magic 0 and 1, because only decompression shows their number.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lastword.tools.md5 import Md5Check, Md5Collision
 
 _ATTEMPTS = 10
-_PAUSE_SECONDS = 0.05  # between two checks of a partition in which something was wrong
+_PAUSE_SECONDS = 0.05  # between two checks of a partition with a problem
 _CONFIRMED = 5  # checks in a row that find the same problem while the files change
 _CHECKS = 20  # of one partition at most
 
@@ -495,7 +495,7 @@ def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> No
                         Problem(file, error.position, None, "bad-commit", error.message, False, remedy)
                     )
     except LastwordError:
-        return  # taken in, or taken back
+        return  # ingested, or withdrawn
 
 
 def _verify_partition_files(files: Files, directory: str, findings: Findings) -> None:
@@ -520,7 +520,7 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
                 if below.endswith((".json", ".npz")) and not files.is_dir(os.path.join(path, below)):
                     _verify_small_file(files, os.path.join(path, below), findings)
         except FileVanishedError:
-            continue  # taken in, or removed
+            continue  # ingested, or removed
 
 
 def _verify_small_file(files: Files, path: str, findings: Findings) -> None:
