@@ -87,11 +87,9 @@ def clean(
         NoPolicyError: The named topic has no known cleanup.policy.
         PartialFailure: Some partitions failed; the others were cleaned.
     """
-    from lastword.spark.bootstrap import need_pyspark
+    from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    from lastword.spark.bootstrap import shared_log
-
     path = shared_log(path)
     from lastword.cleaner.engine.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
@@ -160,11 +158,9 @@ def plan(
     Returns:
         The columns of `Plan`.
     """
-    from lastword.spark.bootstrap import need_pyspark
+    from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    from lastword.spark.bootstrap import shared_log
-
     path = shared_log(path)
     from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
