@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,31 @@ def test_names_and_values_of_settings() -> None:
     assert conf_name("driver_memory") == "spark.driver.memory"
     assert conf_name("spark.sql.shuffle.partitions") == "spark.sql.shuffle.partitions"
     assert (conf_value(True), conf_value(4)) == ("true", "4")
+
+
+WITHOUT_PYSPARK = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Blocker(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "pyspark":
+            raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+
+sys.meta_path.insert(0, Blocker())
+import lastword
+from lastword.errors import MissingError
+
+for name in lastword.spark.__all__:
+    arguments = () if name == "session" else (None,) if name == "register" else (None, "data")
+    try:
+        getattr(lastword.spark, name)(*arguments, **({"delivered": None} if name == "audit" else {}))
+    except MissingError as error:
+        print(name, error.remedy)
+"""
+
+
+def test_without_pyspark_every_function_names_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PYSPARK], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 9 and all("pyspark>=4.2" in line for line in lines), done.stdout

@@ -52,15 +52,16 @@ def duplication(
     needs all later keys. An exact count of a topic needs all of its keys in one place, so each topic is one
     task.
     """
+    from lastword.spark.bootstrap import need_pyspark, shared_log
+
+    need_pyspark()
     from lastword.api.duplicates import check_by
     from lastword.api.opening import open as open_log_dir
-    from lastword.spark.bootstrap import need_pyspark, shared_log
     from lastword.spark.result_frames import frame_of
     from lastword.spark.tasks import run_tasks
     from lastword.tools.duplication import Duplication, of_sketches
     from lastword.tools.sketches import Sketch
 
-    need_pyspark()
     check_by(by)
     path = shared_log(path)
     with open_log_dir([path]) as logs:
@@ -158,13 +159,14 @@ def verify(
     Returns:
         A row for each problem; none if all is valid.
     """
-    from lastword.api.opening import open as open_log_dir
     from lastword.spark.bootstrap import need_pyspark, shared_log
+
+    need_pyspark()
+    from lastword.api.opening import open as open_log_dir
     from lastword.spark.result_frames import frame_of
     from lastword.spark.tasks import run_tasks
     from lastword.tools.findings import Problem
 
-    need_pyspark()
     path = shared_log(path)
     with open_log_dir([path]) as logs:
         chosen = logs.dirs.select_by_topic(topic, partition)
@@ -219,12 +221,13 @@ def restore(
         OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
             DataFrame is used, call restore again.
     """
-    from lastword.api.opening import open as open_log_dir
-    from lastword.api.ranges import ranges
     from lastword.spark.bootstrap import need_pyspark, shared_log, shared_path
-    from lastword.spark.source import load
 
     need_pyspark()
+    from lastword.api.opening import open as open_log_dir
+    from lastword.api.ranges import ranges
+    from lastword.spark.source import load
+
     path = shared_log(path)
     if to is not None:
         to = shared_path(to, "directory of a restore")
@@ -293,12 +296,13 @@ def expire(
     Returns:
         A row for each partition that lost segments.
     """
-    from lastword.api.opening import open as open_log_dir
-    from lastword.retention import Deletion
     from lastword.spark.bootstrap import need_pyspark, shared_log
-    from lastword.spark.result_frames import frame_of
 
     need_pyspark()
+    from lastword.api.opening import open as open_log_dir
+    from lastword.retention import Deletion
+    from lastword.spark.result_frames import frame_of
+
     path = shared_log(path)
     with open_log_dir([path], "a", log_cleaner_enable=False) as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))
@@ -330,12 +334,12 @@ def audit(
     Returns:
         A row for each key whose offsets differ, with the kinds of `LogDir.audit`.
     """
-    from lastword.api.opening import open as open_log_dir
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
     from pyspark.sql import functions as F
 
+    from lastword.api.opening import open as open_log_dir
     from lastword.spark.rows import NAMED_PARTITIONERS
 
     path = shared_log(path)
