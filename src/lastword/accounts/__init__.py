@@ -1,4 +1,4 @@
-"""Garbage accounts: the dead records of each closed segment, kept between cleanings.
+"""The garbage index: the accounts of each closed segment, kept between cleanings.
 
 Uses `resolve`, whose running map and bitmaps it keeps, saves and discards. It reads the files of one
 partition and has no policy: `cleaner.policy.generational` decides from the values here what is worth

@@ -119,7 +119,7 @@ class Ledger:
             return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch, rebuilt_because=why)
         return ledger
 
-    # ---------------------------------------------------------------- what it knows
+    # ---------------------------------------------------------------- state
 
     @property
     def limit(self) -> int:
@@ -159,7 +159,7 @@ class Ledger:
         """Return the result of a full scan up to the limit, as of now. Only while `exact`."""
         return self.tracking.resolution()
 
-    # ---------------------------------------------------------------- look
+    # ---------------------------------------------------------------- refresh
 
     def fit(self, segments: Sequence[Segment]) -> bool:
         """Check that the log is as it was left; otherwise reset the ledger, and return False.
@@ -240,7 +240,7 @@ class Ledger:
         left_bytes = sum(segment.size for segment in new)
         read_bytes, because = 0, ""
 
-        def tell(done_bytes: int, total_bytes: int) -> None:
+        def report_progress(done_bytes: int, total_bytes: int) -> None:
             if progress is not None:
                 progress(read_bytes + done_bytes, read_bytes + total_bytes + left_bytes)
 
@@ -252,7 +252,7 @@ class Ledger:
                 portion,
                 self.write_clock,
                 fates,
-                tell,
+                report_progress,
                 chunk_bytes,
                 threads,
                 more=[segment for each in portions for segment in each],
@@ -395,7 +395,7 @@ class Ledger:
         """
         if not self.exact or self.invalid:
             return self.tracking.first_offset
-        return self.tracking.lowest_killer()
+        return self.tracking.lowest_superseding()
 
     # ---------------------------------------------------------------- keep
 

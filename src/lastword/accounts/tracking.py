@@ -329,20 +329,20 @@ class Tracking:
         appended.
         """
         if not self.entries or any(segment.aborted_records for segment in self.facts()):
-            return np.zeros(offsets.size, np.bool_)  # an aborted copy may lie above
+            return np.zeros(offsets.size, np.bool_)  # an aborted copy may be above
         bases = np.array([entry.base_offset for entry in self.entries], np.int64)
         clear_to = np.minimum.accumulate(np.array([entry.clear_to for entry in self.entries], np.int64))
         at = np.searchsorted(bases, offsets, side="right") - 1
         return (at >= 0) & (clear_to[at] > offsets)
 
-    def lowest_killer(self) -> int:
+    def lowest_superseding(self) -> int:
         """Return an offset below which no record supersedes one that is still on disk."""
         lowest = self.running.limit
         for index, segment in enumerate(self.facts(), self.gone):
             if segment.dead_records:
-                killer = self.running.lowest_superseding(index)
-                if killer is not None:
-                    lowest = min(lowest, killer)
+                superseding = self.running.lowest_superseding(index)
+                if superseding is not None:
+                    lowest = min(lowest, superseding)
         return lowest
 
     # ---------------------------------------------------------------- scan
@@ -408,7 +408,7 @@ class Tracking:
 
         read = done = 0
 
-        def tell(done_bytes: int, total_bytes: int) -> None:
+        def report_progress(done_bytes: int, total_bytes: int) -> None:
             nonlocal done
             done = done_bytes
             if progress is not None:
@@ -418,7 +418,7 @@ class Tracking:
             self.running.add_segments(
                 segments,
                 outcomes=fates,
-                progress=tell,
+                progress=report_progress,
                 chunk_bytes=chunk_bytes,
                 threads=threads,
                 forget=not self.counts_copies,

@@ -121,7 +121,7 @@ def clean(
     if topic is not None:
         _check_policy(dirs, topic)
     compacted = [(name, number) for name, number in chosen if dirs.config(name).compacts]
-    rounds: list[CleanRound] = []
+    results: list[CleanRound] = []
     failed: list[LastwordError] = []
     for tp in compacted:
         if dirs.config(tp[0]).lastword_ttl_ms >= 0 and not (stop is not None and stop()):
@@ -134,8 +134,8 @@ def clean(
     accounts = [tp for tp in compacted if due and by_accounts(dirs.config(tp[0]), strategy)]
     if accounts:
         compacted = [tp for tp in compacted if tp not in accounts]
-        rounds += _clean_due(dirs, accounts, strategy, meter, stop, failed)
-        if topic is not None and not failed and not rounds:
+        results += _clean_due(dirs, accounts, strategy, meter, stop, failed)
+        if topic is not None and not failed and not results:
             for tp in accounts:
                 _check_quarantine(dirs, *tp)
     for name, number in compacted:
@@ -145,7 +145,7 @@ def clean(
             with meter.progress_part(sizes[name, number]) as part:
                 done = _clean_one(dirs, name, number, due, strategy, part, stop)
             if done is not None:
-                rounds.append(done)
+                results.append(done)
             elif topic is not None:
                 _check_quarantine(dirs, name, number)
         except (DataError, CapacityError, StorageError) as error:
@@ -153,10 +153,10 @@ def clean(
     if failed:
         note = ""
         if len(compacted) + len(accounts) > 1:
-            cleaned = {(result.topic, result.partition) for result in rounds}
+            cleaned = {(result.topic, result.partition) for result in results}
             note = f"{plural(len(cleaned), 'other')} cleaned"
-        raise PartialFailure.of(rounds, failed, note) from failed[0]
-    return rounds
+        raise PartialFailure.of(results, failed, note) from failed[0]
+    return results
 
 
 def _expire_values(dirs: OpenDirs, name: str, number: int) -> None:

@@ -82,9 +82,9 @@ class Done(Value):
     damaged: bool = False
 
     def __str__(self) -> str:
-        what = self.round or self.deletion
-        told = str(what) if what is not None else f"{self.topic}-{self.partition}: {self.result}"
-        return f"{told}: {self.error}" if self.error else told
+        report = self.round or self.deletion
+        text = str(report) if report is not None else f"{self.topic}-{self.partition}: {self.result}"
+        return f"{text}: {self.error}" if self.error else text
 
 
 class BackgroundTask(Protocol):
@@ -140,7 +140,7 @@ class TaskSupplier(Protocol):
 MOST_DOUBLINGS = 6  # of a back-off: 15 s become 16 minutes
 HISTORY = 1000
 STOP_SECONDS = 60.0
-ABORT_SECONDS = 10.0  # for a round that did not end in time by itself
+ABORT_SECONDS = 10.0  # for a task that did not end in time by itself
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class Scheduler:
         self._chores_running = threading.Lock()
         self._chores_due_at = 0.0
         self._running: dict[TopicPartition, BackgroundTask] = {}
-        self._overtaken_at: dict[TopicPartition, float] = {}  # when a round asks next whether it is
+        self._overtaken_at: dict[TopicPartition, float] = {}  # when a task checks next whether it is
         self._rests: dict[TopicPartition, _Rest] = {}
         self._workers: list[Worker] = []
         self._pid = os.getpid()
@@ -248,8 +248,8 @@ class Scheduler:
         try:
             done = task.run(lambda: self._stop(tp))
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
-            done = Done(tp.topic, tp.partition, task.drive, "failed", self._clock.now_ms(), error=told)
+            text = f"{type(error).__name__}: {error}"
+            done = Done(tp.topic, tp.partition, task.drive, "failed", self._clock.now_ms(), error=text)
             raise
         finally:
             with self._lock:

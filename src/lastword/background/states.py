@@ -109,7 +109,7 @@ class States:
         self._clock = clock
         self._lock = threading.RLock()
         self._states: dict[TopicPartition, PartitionState] = {}
-        self._ended: dict[TopicPartition, threading.Event] = {}  # of rounds that run
+        self._ended: dict[TopicPartition, threading.Event] = {}  # of running cleanings
 
     def __getitem__(self, tp: TopicPartition) -> PartitionState:
         return self._states.get(tp, IDLE)

@@ -164,7 +164,7 @@ def unfinished(files: Files, partition: str, clock: Clock) -> ShardedJob | None:
             facts = files.stat(f"{path}/{_JOB}")
             old = facts is not None and clock.now_ms() - facts.mtime_ms > MAX_AGE_MS
             if name.startswith(PLANNED) and not old:
-                continue  # somebody may be planning, without a lock
+                continue  # another process may be planning, without a lock
             job = None if facts is None or old else _sound(files, path, partition, clock)
             if job is None or kept is not None:
                 remove(files, path)
@@ -268,11 +268,11 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
     from lastword.resolve.shards import MAX_SHARDS
 
     taken = records = key_bytes = 0
-    looked_at = {
+    samples = {
         segment.base_offset: segment for segment in (sources[0], sources[len(sources) // 2], sources[-1])
     }
-    for source in looked_at.values():
-        with suppress(LastwordError):  # damage is for the steps to tell
+    for source in samples.values():
+        with suppress(LastwordError):  # the steps report damage
             chunk = next(iter(source.chunk_reader(chunk_bytes=1 << 18)), None)
             if chunk is not None:
                 lengths = decode_columns(chunk).key_length
@@ -285,7 +285,7 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
     return min(math.ceil(wanted), MAX_SHARDS)
 
 
-# ---------------------------------------------------------------- what is there
+# ---------------------------------------------------------------- results
 
 
 def units_left(files: Files, job: ShardedJob) -> list[int]:

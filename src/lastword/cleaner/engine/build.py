@@ -258,5 +258,5 @@ def built_in_order(
         for written, completed in waiting:
             if completed is not None and not completed.cancel():
                 wait([completed])
-            with suppress(LastwordError):  # the first error is the one to tell
+            with suppress(LastwordError):  # the first error is the one to report
                 building.discard(written)

@@ -351,7 +351,7 @@ def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> Transactio
     return transactions.facts
 
 
-# ---------------------------------------------------------------- what accounts say
+# ---------------------------------------------------------------- accounts
 
 
 def account_of(

@@ -212,23 +212,23 @@ def rewrite(
             for chunk in in_slots(reader, slots, verify_later=True):
                 yield _SourceChunk(chunk, horizon_ms)
 
-    def look(looked: _SourceChunk) -> None:
-        chunk = looked.chunk
+    def inspect(source_chunk: _SourceChunk) -> None:
+        chunk = source_chunk.chunk
         chunk.verify()
         chunk.decompress()
-        looked.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
-        looked.sums = sums_of(chunk, resolution.dead, looked.retain, looked.horizon_ms)
+        source_chunk.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
+        source_chunk.sums = sums_of(chunk, resolution.dead, source_chunk.retain, source_chunk.horizon_ms)
 
-    with closing(prepared(read, look, second)) as chunks:
+    with closing(prepared(read, inspect, second)) as chunks:
         writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.defer)
-        for looked in chunks:
-            chunk = looked.chunk
-            contents += looked.sums.contents
-            batches += looked.sums.batches
-            controls += looked.sums.controls
-            edges.add(chunk.table, looked.sums.ends, looked.sums.largest)
-            markers += int(chunk.table[looked.retain == DROP, fields.COUNT].sum())
-            writer.take(chunk, looked.retain, looked.horizon_ms)
+        for source_chunk in chunks:
+            chunk = source_chunk.chunk
+            contents += source_chunk.sums.contents
+            batches += source_chunk.sums.batches
+            controls += source_chunk.sums.controls
+            edges.add(chunk.table, source_chunk.sums.ends, source_chunk.sums.largest)
+            markers += int(chunk.table[source_chunk.retain == DROP, fields.COUNT].sum())
+            writer.take(chunk, source_chunk.retain, source_chunk.horizon_ms)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
         writer.flush()

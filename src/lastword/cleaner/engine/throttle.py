@@ -95,7 +95,7 @@ class DriveBudget:
                 seconds = min(short / self._rate, NAP_SECONDS)
             if stop is not None and stop():
                 with self._lock:
-                    self._earned += size_bytes  # for those who come after
+                    self._earned += size_bytes  # for later callers
                 raise Stopped
             self._clock.sleep(seconds)
             with self._lock:
@@ -180,7 +180,7 @@ class Drives:
             name = self._find(drive)
             if name is None:
                 raise UsageError(
-                    f"no log directory lies on the drive of {drive!r}",
+                    f"no log directory is on the drive of {drive!r}",
                     remedy=f"one of {', '.join(self._budgets)}",
                 )
             budget = self._budgets[name]

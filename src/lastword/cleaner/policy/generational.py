@@ -63,7 +63,7 @@ Ints = NDArray[np.int64]
 
 LONGEST_RUN = 8
 LONGEST_MERGE = 64
-MOST_LIVE_SEGMENTS = 2  # what one rewrite moves at most, in segments of segment.bytes
+MOST_LIVE_SEGMENTS = 2  # the most that one rewrite moves, in segments of segment.bytes
 FILE_COST_RATIO = 0.05  # of segment.bytes, while nothing was measured
 FILE_COST_BOUNDS = (0.01, 0.2)
 MOST_COOLING = 4.0
@@ -159,7 +159,7 @@ class Columns:
         cooling = np.where(dead > 0, MOST_COOLING, 1.0)
         np.divide(
             dead, recent, out=cooling, where=recent > dead / MOST_COOLING
-        )  # elsewhere it is past the bound
+        )  # elsewhere the quotient is past the bound
         cooling = np.clip(cooling, 1.0, MOST_COOLING)
         low, high = (ratio * partition.segment_bytes for ratio in FILE_COST_BOUNDS)
         cost = file_cost_bytes if file_cost_bytes > 0 else FILE_COST_RATIO * partition.segment_bytes
@@ -265,7 +265,7 @@ def _windows(
     window = whole
     for length in range(1, min(longest, columns.size.size) + 1):
         if length > 1:
-            # As many columns as before: mypy does not count what a generator gives.
+            # As many columns as before: mypy does not count the elements of a generator.
             window = tuple(a[:-1] + b[length - 1 :] for a, b in zip(window, whole, strict=True))  # type: ignore[assignment]
         yield length, window
 
