@@ -160,9 +160,9 @@ def test_planted_a_base_offset_that_is_believed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_planted_a_reader_that_believes_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lastword.partition import PartitionView
+    from lastword.partition.directory_segments import DirectorySegments
 
-    monkeypatch.setattr(PartitionView, "_check_end", lambda self, listing: True)
+    monkeypatch.setattr(DirectorySegments, "_with_end_checked", lambda self, version, *given: version)
     assert any("a reader shows" in problem for problem in _found(range(48, 64)))
 
 

@@ -329,3 +329,16 @@ def test_a_reader_that_stood_below_when_a_broker_had_the_log_is_told(beside_a_br
     assert go_on(directory, "high", 100).position == go_on(directory, "since", 100).position == 100
     leases.log_found(DEFAULT, directory, 1000, 50)
     assert removal_log.load(DEFAULT, directory).elsewhere == 1
+
+
+def test_each_of_64_truncations_is_kept_by_itself(tmp_path):
+    """A truncation writes two notes. Readers that met later cuts are not judged by older, lower ones."""
+    directory = str(tmp_path)
+    for cut in range(64):
+        for _ in range(2):
+            removal_log.note_cut(DEFAULT, directory, 1000 + cut)
+    known = removal_log.load(DEFAULT, directory)
+    assert [known.cut_since(2 * seen) for seen in range(64)] == [1000 + seen for seen in range(64)]
+    assert known.cut_since(known.cut_count) == removal_log.EVERYTHING
+    later = removal_log.note_cut(DEFAULT, directory, 7)
+    assert (later.cut_count, later.cut_since(127), later.cut_since(129)) == (129, 7, removal_log.EVERYTHING)

@@ -188,14 +188,6 @@ def dropped_up_to(files: Files, directory: str) -> int:
     return removal_log.load(files, directory).up_to
 
 
-def any_there(files: Files, directory: str) -> bool:
-    """Is there a lease, live or lapsed?"""
-    try:
-        return any(_is_lease(name) for name in files.listdir(os.path.join(directory, names.PRIVATE)))
-    except FileVanishedError:
-        return False
-
-
 def _is_lease(name: str) -> bool:
     return name.startswith(names.LEASE) and not name.endswith(_SCRATCH)
 

@@ -55,7 +55,8 @@ from lastword.values import Value
 from lastword.wire import INT64_MAX
 
 EVERYTHING = INT64_MAX
-_MOST_CUTS = 64
+_MAX_CUTS = 128
+"""Two notes for each of the newest 64 truncations: one before and one after the log is cut."""
 
 FORM = Framed(
     "removals",
@@ -100,7 +101,7 @@ class RemovalLog(Value):
 
     def with_cut(self, offset: int) -> RemovalLog:
         """Add a cut; the oldest ones are kept as their number and the lowest of them."""
-        gone, kept = self.cuts[: -(_MOST_CUTS - 1)], self.cuts[-(_MOST_CUTS - 1) :]
+        gone, kept = self.cuts[: -(_MAX_CUTS - 1)], self.cuts[-(_MAX_CUTS - 1) :]
         return replace(
             self,
             cuts=(*kept, offset),
