@@ -21,5 +21,5 @@ def inspected(place: DrivePartition, now_ms: int) -> DriveAccount:
 
 def rewritten(place: DrivePartition, run: SegmentRun) -> CleanRound | None:
     """One cleaning of this run."""
-    with place.log_dir.claim(*place.partition):
+    with place.log_dir.claim(*place.tp):
         return clean_one(place, CleanContext(place.log_dir.files, place.log_dir.clock), run=run)

@@ -255,7 +255,7 @@ class Ledger:
                 report_progress,
                 chunk_bytes,
                 threads,
-                more=[segment for each in portions for segment in each],
+                more=[segment for later in portions for segment in later],
             )
             self.invalid = False
             read_bytes += taken.read_bytes

@@ -214,14 +214,14 @@ class Cleaner(Handle):
             QuarantinedError: Names the first problem that is still there; the quarantine stays.
         """
         tp = self._named(topic, partition)
-        home = self._dirs.log_dir(*tp)
-        directory = home.directory(*tp)
-        if quarantine.load(home.files, directory) is None:
+        log_dir = self._dirs.log_dir(*tp)
+        directory = log_dir.directory(*tp)
+        if quarantine.load(log_dir.files, directory) is None:
             return None
         from lastword.tools.verify import verify
 
-        with home.claim(*tp):
-            verification = verify(home.files, [home.path], [(*tp, directory)], clock=self._dirs.clock)
+        with log_dir.claim(*tp):
+            verification = verify(log_dir.files, [log_dir.path], [(*tp, directory)], clock=self._dirs.clock)
             for problem in verification.problems:
                 # A damaged private file stops no cleaning: a lease holds tombstones back, and this note is
                 # removed.
@@ -234,7 +234,7 @@ class Cleaner(Handle):
                         position=problem.position,
                         offset=problem.offset,
                     )
-            quarantine.retry(home.files, directory)
+            quarantine.retry(log_dir.files, directory)
             if self._states[tp].kind == "quarantined":
                 self._states.apply(tp, "retry")
         self._scheduler.forgive(tp)
@@ -271,16 +271,16 @@ class Cleaner(Handle):
     def _held_back(self) -> list[PartitionStatus]:
         states = self._states.all()
         shown = []
-        for topic, homes in self._dirs.topics().items():
-            for number, home in homes.items():
+        for topic, log_dirs in self._dirs.topics().items():
+            for number, log_dir in log_dirs.items():
                 tp = TopicPartition(topic, number)
                 state = states.get(tp, PartitionState())
-                noted = None
-                if self._dirs.dir_set.serves(home):
-                    noted = quarantine.load(home.files, home.directory(*tp))
-                kind: Kind = state.kind if noted is None or state.kind != "idle" else "quarantined"
+                note = None
+                if self._dirs.dir_set.serves(log_dir):
+                    note = quarantine.load(log_dir.files, log_dir.directory(*tp))
+                kind: Kind = state.kind if note is None or state.kind != "idle" else "quarantined"
                 if kind != "idle":
-                    reason = "" if noted is None else noted.reason
+                    reason = "" if note is None else note.reason
                     shown.append(PartitionStatus(topic, number, kind, state.pauses, reason))
         return shown
 

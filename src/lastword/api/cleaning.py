@@ -228,7 +228,7 @@ def plan_due(
     plans: list[Plan] = []
     errors: dict[TopicPartition, LastwordError] = {}
     for drive, partitions in _drives(dirs, wanted, strategy):
-        held = {each.partition for each in partitions if each.partition not in wanted}
+        held = {partition.tp for partition in partitions if partition.tp not in wanted}
         cleaner = _drive_cleaner(dirs, drive, dry_partitions(partitions), InlineExecutor())
         plans += cleaner.plan(held, only)
         errors.update(cleaner.errors)
@@ -247,7 +247,7 @@ def _clean_due(
     from lastword.cleaner.drive import InlineExecutor
 
     for drive, partitions in _drives(dirs, wanted, strategy):
-        held = {each.partition for each in partitions if each.partition not in wanted}
+        held = {partition.tp for partition in partitions if partition.tp not in wanted}
         executor = InlineExecutor(dirs.drives.budget(drive), stop, meter.progress_part)
         cleaner = _drive_cleaner(dirs, drive, partitions, executor)
         yield from cleaner.clean(held, stop)
@@ -272,7 +272,7 @@ def _drives(
                 partition = DrivePartition.of(TopicPartition(topic, number), log_dir)
                 drives.setdefault(dirs.drives.drive_of(log_dir.path), []).append(partition)
     for drive, partitions in drives.items():
-        if any(each.partition in wanted for each in partitions):
+        if any(partition.tp in wanted for partition in partitions):
             yield drive, partitions
 
 

@@ -153,7 +153,7 @@ class ScanTask(CleaningTask):
 
 
 class DirectoryWork:
-    """The compacted partitions of the log directories in `spread`.
+    """The compacted partitions of the log directories in `dir_set`.
 
     Attributes:
         only: A topic and a partition (None: each) to which everything is limited; None: all.
@@ -161,7 +161,7 @@ class DirectoryWork:
 
     def __init__(
         self,
-        spread: LogDirSet,
+        dir_set: LogDirSet,
         drives: Drives,
         states: States,
         clock: Clock,
@@ -169,7 +169,7 @@ class DirectoryWork:
         only: tuple[str, int | None] | None = None,
     ) -> None:
         self.budgets = drives
-        self._spread = spread
+        self._dir_set = dir_set
         self._states = states
         self.clock = clock
         self.only = only
@@ -222,7 +222,7 @@ class DirectoryWork:
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
         kept = set(held)
         worth_it = False  # whether there is a closed segment
-        for tp, home, config in self._partitions(drive):
+        for tp, log_dir, config in self._partitions(drive):
             if not config.compacts:
                 continue
             generational = config.lastword_strategy == "generational"
@@ -230,17 +230,17 @@ class DirectoryWork:
             if not wanted:
                 kept.add(tp)
             if generational:
-                accounted.append((tp, home))
+                accounted.append((tp, log_dir))
             if tp in held or not (wanted or generational):
                 continue
             try:
-                plan, urgency = self._plan_partition(tp, home, config)
+                plan, urgency = self._plan_partition(tp, log_dir, config)
             except LastwordError:  # raised where the partition is used; the others are cleaned
                 continue
             if plan.action == "clean" and generational:
                 worth_it = True
             elif plan.action == "clean":
-                tasks.append(PartitionTask(self, tp, home, drive, urgency))
+                tasks.append(PartitionTask(self, tp, log_dir, drive, urgency))
         if worth_it:
             tasks += self._by_accounts(drive, accounted, kept)
         return sorted(tasks, key=lambda task: (task.urgency, task.partition))
@@ -268,19 +268,19 @@ class DirectoryWork:
         )
         account = inspection.account
         self._warn_once(inspection.errors.values())
-        late = {(each.topic, each.partition): late_ms(each, now_ms) for each in account.partitions}
+        late = {(part.topic, part.partition): late_ms(part, now_ms) for part in account.partitions}
         for stale in inspection.stale:
-            if stale.partition not in held:
+            if stale.tp not in held:
                 # The new segments of an overdue partition are scanned before its garbage can be removed.
-                after_ms = late.get(stale.partition, 0)
+                after_ms = late.get(stale.tp, 0)
                 urgency = Urgency(OVERDUE, -after_ms) if after_ms else Urgency(SCAN)
-                yield ScanTask(self, stale.partition, stale.log_dir, drive, urgency)
+                yield ScanTask(self, stale.tp, stale.log_dir, drive, urgency)
         choice = choose_drive(account, now_ms)
         if choice.run is not None:
             log_dirs = dict(accounted)
             tp = TopicPartition(choice.run.topic, choice.run.partition)
-            dead = sum(each.dead_bytes for each in account.partitions)
-            ratio = dead / max(1, sum(each.total_bytes for each in account.partitions))
+            dead = sum(part.dead_bytes for part in account.partitions)
+            ratio = dead / max(1, sum(part.total_bytes for part in account.partitions))
             urgency = Urgency(_RANKS[choice.obligation], -ratio)
             yield RunTask(self, tp, log_dirs[tp], drive, urgency, choice.run)
 
@@ -299,33 +299,35 @@ class DirectoryWork:
     def _partitions(self, drive: str) -> Iterator[tuple[TopicPartition, LogDirectory, TopicConfig]]:
         """Yield the partitions of a drive that may be changed."""
         try:
-            homes = self._spread.homes()
+            log_dirs = self._dir_set.homes()
         except LastwordError:  # a partition is in two places: nothing is changed before that is resolved
             return
-        for topic, partitions in homes.items():
-            for number, home in partitions.items():
-                if not self._spread.serves(home):
+        for topic, partitions in log_dirs.items():
+            for number, log_dir in partitions.items():
+                if not self._dir_set.serves(log_dir):
                     continue
-                if self.budgets.drive_of(home.path) == drive:
-                    yield TopicPartition(topic, number), home, home.topic_config(topic)
+                if self.budgets.drive_of(log_dir.path) == drive:
+                    yield TopicPartition(topic, number), log_dir, log_dir.topic_config(topic)
 
     def _plan_partition(
-        self, tp: TopicPartition, home: LogDirectory, config: TopicConfig
+        self, tp: TopicPartition, log_dir: LogDirectory, config: TopicConfig
     ) -> tuple[Plan, Urgency]:
-        log = home.log(*tp)
-        seen = home.ledgers.cached_stats.get(tp)
-        dead_bytes = getattr(getattr(seen, "account", None), "dead_bytes", 0)
+        log = log_dir.log(*tp)
+        stats = log_dir.ledgers.cached_stats.get(tp)
+        dead_bytes = getattr(getattr(stats, "account", None), "dead_bytes", 0)
         roll_for_cleaning(log, config, now_ms=self.clock.now_ms(), dead_bytes=dead_bytes)
-        noted = quarantine.load(home.files, log.directory)
-        if noted is not None and self._states[tp].kind in ("idle", "paused"):
+        note = quarantine.load(log_dir.files, log.directory)
+        if note is not None and self._states[tp].kind in ("idle", "paused"):
             self._states.apply(tp, "find")
         segments = log.segments
         plan = choose_for(
             log,
             config,
-            Request(home.first_dirty(*tp), True, config.lastword_strategy, home.settings.instance.map_bytes),
+            Request(
+                log_dir.first_dirty(*tp), True, config.lastword_strategy, log_dir.settings.instance.map_bytes
+            ),
             self.clock.now_ms(),
-            quarantine=None if noted is None else noted.reason,
+            quarantine=None if note is None else note.reason,
             dead_bytes=dead_bytes,
         )
         if config.lastword_strategy == "generational":
@@ -348,58 +350,58 @@ class DirectoryWork:
         for tp, state in self._states.all().items():
             if state.kind == "quarantined":
                 try:
-                    home = self._spread.home(*tp)
-                    if home is None or not home.holds(*tp):
+                    log_dir = self._dir_set.home(*tp)
+                    if log_dir is None or not log_dir.holds(*tp):
                         self._states.forget(tp)
-                    elif quarantine.load(home.files, home.directory(*tp)) is None:
+                    elif quarantine.load(log_dir.files, log_dir.directory(*tp)) is None:
                         self._states.apply(tp, "retry")
                 except LastwordError:  # its drive is offline
                     continue
 
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
         """Apply retention where the policy is known, and remove files whose delay has passed."""
-        homes: dict[str, LogDirectory] = {}
+        log_dirs: dict[str, LogDirectory] = {}
         for drive in self.budgets.names:
-            for tp, home, config in self._partitions(drive):
-                homes[home.path] = home
+            for tp, log_dir, config in self._partitions(drive):
+                log_dirs[log_dir.path] = log_dir
                 if tp not in held and config.cleanup_policy is not None and self._wanted(tp):
-                    done = self._expire(tp, home, drive)
+                    done = self._expire(tp, log_dir, drive)
                     if done is not None:
                         yield done
-                    self._expire_values(tp, home, config)
-        for home in homes.values():
+                    self._expire_values(tp, log_dir, config)
+        for log_dir in log_dirs.values():
             try:
-                home.remove_deferred()
+                log_dir.remove_deferred()
             except LastwordError:  # a drive that fails raises where it is written
                 continue
 
-    def _expire_values(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> None:
+    def _expire_values(self, tp: TopicPartition, log_dir: LogDirectory, config: TopicConfig) -> None:
         """Append tombstones for values whose time to live has passed."""
         if config.lastword_ttl_ms < 0 or not config.compacts:
-            self._watches.pop((home.path, tp), None)
+            self._watches.pop((log_dir.path, tp), None)
             return
         from lastword.state.ttl import ExpiryWatch, expire_values
 
-        watch = self._watches.setdefault((home.path, tp), ExpiryWatch())
-        with home.try_claim(*tp) as mine:
+        watch = self._watches.setdefault((log_dir.path, tp), ExpiryWatch())
+        with log_dir.try_claim(*tp) as mine:
             if mine:
                 try:
-                    map_bytes = home.settings.instance.map_bytes
-                    count = expire_values(home.log(*tp), config, watch, map_bytes=map_bytes)
+                    map_bytes = log_dir.settings.instance.map_bytes
+                    count = expire_values(log_dir.log(*tp), config, watch, map_bytes=map_bytes)
                 except LastwordError as error:
                     self._warn_once([error])
                 else:
                     if count:
                         log.info("lastword: %s: %d values expired", tp, count)
 
-    def _expire(self, tp: TopicPartition, home: LogDirectory, drive: str) -> Done | None:
+    def _expire(self, tp: TopicPartition, log_dir: LogDirectory, drive: str) -> Done | None:
         from lastword.retention.expire import expire
 
-        with home.try_claim(*tp) as mine:
+        with log_dir.try_claim(*tp) as mine:
             if not mine:
                 return None
             try:
-                deletion = expire(home, *tp)
+                deletion = expire(log_dir, *tp)
             except UnknownTopicError:  # deleted a moment ago
                 return None
             except LastwordError as error:

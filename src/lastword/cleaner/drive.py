@@ -54,7 +54,7 @@ class Outcome:
     complete: every run was rewritten and published to its end.
     """
 
-    partition: TopicPartition
+    tp: TopicPartition
     results: tuple[CleanRound, ...] = ()
     error: LastwordError | None = None
     complete: bool = False
@@ -105,7 +105,7 @@ class DriveCleaner:
     ) -> None:
         self.drive = drive
         self.errors: dict[TopicPartition, LastwordError] = {}
-        self._partitions = {each.partition: each for each in partitions}
+        self._partitions = {partition.tp: partition for partition in partitions}
         self._executor = executor
         self._space_target = space_target
         self._clock = clock
@@ -126,13 +126,13 @@ class DriveCleaner:
             )
             for tp, error in inspection.errors.items():
                 self._leave_out(tp, error)
-            stale = [each for each in inspection.stale if scans[each.partition] < MOST_SCANS]
+            stale = [partition for partition in inspection.stale if scans[partition.tp] < MOST_SCANS]
             if not stale:
                 return inspection.account
             for partition, failed in self._executor.scan(stale, self.drive, now_ms):
-                scans[partition.partition] += 1
+                scans[partition.tp] += 1
                 if failed is not None:
-                    self._leave_out(partition.partition, failed)
+                    self._leave_out(partition.tp, failed)
 
     def clean(
         self, held: Collection[TopicPartition] = (), stop: Callable[[], bool] | None = None
@@ -165,9 +165,9 @@ class DriveCleaner:
             for outcome in self._executor.rewrite(chosen_runs):
                 yield from outcome.results
                 if outcome.error is not None:
-                    self.errors.setdefault(outcome.partition, outcome.error)
+                    self.errors.setdefault(outcome.tp, outcome.error)
                 if not outcome.complete:
-                    held.add(outcome.partition)
+                    held.add(outcome.tp)
                 if any(result.stopped_by == "request" for result in outcome.results):
                     return
 
@@ -182,7 +182,7 @@ class DriveCleaner:
         """
         now_ms = self._clock.now_ms()
         account = self.inspect(now_ms, held)
-        dead_bytes = {(each.topic, each.partition): each.dead_bytes for each in account.partitions}
+        dead_bytes = {(part.topic, part.partition): part.dead_bytes for part in account.partitions}
         choices, _ = outlook(account, now_ms)
         chosen: list[tuple[DrivePartition, Plan, Sequence[Choice]]] = []
         for tp, partition in self._partitions.items():
@@ -244,7 +244,7 @@ class InlineExecutor:
         for partition in partitions:
             failed: LastwordError | None = None
             try:
-                with partition.log_dir.try_claim(*partition.partition) as mine:
+                with partition.log_dir.try_claim(*partition.tp) as mine:
                     if mine:  # otherwise another thread is cleaning or changing the partition
                         scan_partition(partition, drive, now_ms, self._context(partition))
             except LastwordError as error:
@@ -254,7 +254,7 @@ class InlineExecutor:
     def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
         """Rewrite each run with the partition's claim, after waiting for it."""
         for partition, chosen in runs:
-            tp = partition.partition
+            tp = partition.tp
             for run in chosen:
                 try:
                     with self._progress(run.read_bytes) as progress, partition.log_dir.claim(*tp):
@@ -273,8 +273,8 @@ class InlineExecutor:
     ) -> Iterator[tuple[DrivePartition, Plan]]:
         """Count each plan."""
         for partition, plan, choices in chosen:
-            view = partition.log_dir.view(*partition.partition)
-            with partition.ledgers.of(partition.partition, view) as ledger:
+            view = partition.log_dir.view(*partition.tp)
+            with partition.ledgers.of(partition.tp, view) as ledger:
                 yield (
                     partition,
                     planned(view, partition.config, plan, ledger, choices, self._context(partition)),
@@ -303,7 +303,7 @@ def clean_one(
         strategy: Which segments are rewritten.
         due: Clean only if the settings make the partition due.
     """
-    log_dir, tp = partition.log_dir, partition.partition
+    log_dir, tp = partition.log_dir, partition.tp
     log, settings, ledgers = log_dir.log(*tp), log_dir.settings.instance, partition.ledgers
     request = partition.request(strategy, due=due)
 
@@ -350,7 +350,7 @@ def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[
             break
         drive = replace(
             drive,
-            partitions=tuple(_rewritten(each, choice.run, drive.write_clock) for each in drive.partitions),
+            partitions=tuple(_rewritten(part, choice.run, drive.write_clock) for part in drive.partitions),
         )
     return choices, drive
 

@@ -44,35 +44,35 @@ class DrivePartition:
     """A compacted partition with its log directory.
 
     Attributes:
-        partition: Topic and number.
+        tp: Topic and number.
         log_dir: The directory that holds it.
         ledgers: The ledgers to use: those of the directory, or for a dry run others.
     """
 
-    partition: TopicPartition
+    tp: TopicPartition
     log_dir: LogDirectory
     ledgers: Ledgers
 
     @classmethod
-    def of(cls, partition: TopicPartition, log_dir: LogDirectory) -> DrivePartition:
+    def of(cls, tp: TopicPartition, log_dir: LogDirectory) -> DrivePartition:
         """Return a partition with the ledgers of its log directory."""
-        return cls(partition, log_dir, log_dir.ledgers)
+        return cls(tp, log_dir, log_dir.ledgers)
 
     @property
     def config(self) -> TopicConfig:
         """Return the settings of the topic."""
-        return self.log_dir.topic_config(self.partition.topic)
+        return self.log_dir.topic_config(self.tp.topic)
 
     def request(self, strategy: str = "generational", *, due: bool = True) -> Request:
         """Return a request for this partition with the memory that the settings allow."""
         map_bytes = self.log_dir.settings.instance.map_bytes
-        return Request(self.log_dir.first_dirty(*self.partition), due, strategy, map_bytes)
+        return Request(self.log_dir.first_dirty(*self.tp), due, strategy, map_bytes)
 
 
 def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]:
     """Return the partitions with ledgers of their own, which are never saved."""
-    ledgers = {each.log_dir.path: each.log_dir.new_ledgers(saves=False) for each in partitions}
-    return [replace(each, ledgers=ledgers[each.log_dir.path]) for each in partitions]
+    ledgers = {partition.log_dir.path: partition.log_dir.new_ledgers(saves=False) for partition in partitions}
+    return [replace(partition, ledgers=ledgers[partition.log_dir.path]) for partition in partitions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,9 @@ def inspect(
     errors: dict[TopicPartition, LastwordError] = {}
     for partition in partitions:
         try:
-            account, is_stale = _inspect_partition(partition, drive, now_ms, partition.partition in held)
+            account, is_stale = _inspect_partition(partition, drive, now_ms, partition.tp in held)
         except LastwordError as error:
-            errors[partition.partition] = error
+            errors[partition.tp] = error
             continue
         if is_stale:
             stale.append(partition)
@@ -149,7 +149,7 @@ def _inspect_partition(
     partition: DrivePartition, drive: str, now_ms: int, held: bool
 ) -> tuple[PartitionAccount, bool]:
     """Return the account of a partition, and whether a scan is needed to bring it up to date."""
-    tp, ledgers, config = partition.partition, partition.ledgers, partition.config
+    tp, ledgers, config = partition.tp, partition.ledgers, partition.config
     files = partition.log_dir.files
     log, dead_bytes = _log_of(partition)
     if ledgers.saves:
@@ -183,11 +183,11 @@ def _inspect_partition(
 
 def _log_of(partition: DrivePartition) -> tuple[PartitionLog | PartitionView, int]:
     """Return the log to inspect, of a dry run a view of it, and the known garbage of its closed segments."""
-    view = partition.log_dir.view(*partition.partition)
+    view = partition.log_dir.view(*partition.tp)
     view.check_end()
-    stats = partition.ledgers.cached_stats.get(partition.partition)
+    stats = partition.ledgers.cached_stats.get(partition.tp)
     dead_bytes = stats.account.dead_bytes if isinstance(stats, CachedStats) else 0
-    return partition.log_dir.log(*partition.partition) if partition.ledgers.saves else view, dead_bytes
+    return partition.log_dir.log(*partition.tp) if partition.ledgers.saves else view, dead_bytes
 
 
 def scan_plan(partition: DrivePartition, now_ms: int) -> tuple[PartitionLog | PartitionView, Plan]:
@@ -209,12 +209,12 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
         if context.stop is not None and context.stop():
             raise Stopped
 
-    with partition.ledgers.of(partition.partition, log) as ledger:
+    with partition.ledgers.of(partition.tp, log) as ledger:
         read_bytes = liveness.refresh(log, segments, ledger, plan, context, check_stop)
         if partition.ledgers.saves:
             metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
         stats = cached_stats(log, partition.config, ledger, plan, segments, drive)
-    partition.ledgers.cached_stats[partition.partition] = stats
+    partition.ledgers.cached_stats[partition.tp] = stats
 
 
 def cached_stats(

@@ -209,8 +209,8 @@ class SparkExecutor:
         from lastword.spark.tasks import results_as_completed
 
         tasks = []
-        order = _largest_first(self._directory, [each.partition for each in partitions])
-        partitions = sorted(partitions, key=lambda each: order.index(each.partition))
+        order = _largest_first(self._directory, [partition.tp for partition in partitions])
+        partitions = sorted(partitions, key=lambda partition: order.index(partition.tp))
         for partition in partitions:
             log, plan = scan_plan(partition, now_ms)
             params = remote.LedgerParams.of(partition)
@@ -223,7 +223,7 @@ class SparkExecutor:
                 yield partition, scanned
                 continue
             remote.save(self._directory.files, tasks[number].directory, scanned.accounts)
-            partition.ledgers.cached_stats[partition.partition] = scanned.stats
+            partition.ledgers.cached_stats[partition.tp] = scanned.stats
             yield partition, None
 
     def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
@@ -236,11 +236,11 @@ class SparkExecutor:
         tasks: list[CleanTask] = []
         with ExitStack() as held:
             for partition, chosen in runs:
-                log = self._directory.log(*partition.partition)
+                log = self._directory.log(*partition.tp)
                 held.enter_context(alone(log.directory))
                 plan = prepare(log, partition.config, partition.request())
                 if plan.action != "clean":
-                    yield Outcome(partition.partition)
+                    yield Outcome(partition.tp)
                     continue
                 params = LedgerParams.of(partition)
                 tasks.append(CleanTask(log.directory, plan, partition.config, params, tuple(chosen)))
@@ -257,7 +257,7 @@ class SparkExecutor:
 
         tasks = [
             ChosenTask(
-                self._directory.directory(*partition.partition),
+                self._directory.directory(*partition.tp),
                 plan,
                 partition.config,
                 LedgerParams.of(partition),
@@ -296,7 +296,7 @@ def _drive_cleaner(
         space_target=directory.settings.instance.lastword_space_target,
         clock=directory.clock,
     )
-    return cleaner, {each.partition for each in partitions if each.partition not in selected}
+    return cleaner, {partition.tp for partition in partitions if partition.tp not in selected}
 
 
 def _publish(

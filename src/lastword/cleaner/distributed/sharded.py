@@ -469,7 +469,7 @@ def _bits(
     from lastword.resolve.bitmaps import bitmaps_of
 
     known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
-    edges, checks = [each["edges"] for each in known], [each["checks"] for each in known]
+    edges, checks = [shard["edges"] for shard in known], [shard["checks"] for shard in known]
     for i in range(group.first, group.last + 1):
         end = facts[i].next_offset if i == group.last else max(facts[i].next_offset, facts[i + 1].base_offset)
         dead = [

@@ -308,7 +308,7 @@ def accounted_stats(
     seconds: float,
 ) -> ScanStats:
     """Return the totals of a cleaning by accounts: scanned bytes, and as dirty bytes those it rewrites."""
-    chosen = [segment for each in groups for segment in resolution.segments[each.first : each.last + 1]]
+    chosen = [segment for group in groups for segment in resolution.segments[group.first : group.last + 1]]
     return replace(
         scan_stats(plan, resolution),
         dirty_bytes=sum(segment.size_bytes for segment in chosen),
