@@ -60,7 +60,7 @@ def message(data: bytes) -> Message | None:
 def translate_wrapper(
     inner: bytes, magic: int, wrapper_offset: int, attributes: int, base_timestamp: int
 ) -> tuple[int, int, int, bytes]:
-    """(first offset, last offset, count, records in the layout of magic 2) of a wrapper's inflated
+    """(first offset, last offset, count, records in the layout of magic 2) of a wrapper's decompressed
     entries."""
     found: list[Message] = []
     position = 0

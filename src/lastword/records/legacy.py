@@ -49,30 +49,33 @@ from lastword.errors import CorruptBatchError, UnknownMagicError
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress, decompress, limit_of, located, xxh32
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP_TYPE, RawRecord
+from lastword.units import NO_TIMESTAMP
 from lastword.wire import (
+    CODEC_MASK,
+    GZIP,
     INT64_MAX,
     LEGACY_CRC_AT,
     LEGACY_TIMESTAMP_AT,
     LENGTH_AT,
+    LOG_APPEND_BIT,
     LZ4,
     MAGIC_AT,
     OVERHEAD_BYTES,
     SMALLEST_LENGTH,
+    SNAPPY,
+    UNCOMPRESSED,
 )
 
 Buffer = Any
 
-"""Offset and size: what comes before the counted bytes."""
 KEY_LENGTH_AT = (LEGACY_TIMESTAMP_AT, LEGACY_TIMESTAMP_AT + 8)
 MIN_SIZE = (SMALLEST_LENGTH, SMALLEST_LENGTH + 8)
 """Smallest value of the size field, by magic: null key, null value."""
 
-CODEC_MASK = 0x07
-LOG_APPEND = 0x08
-ATTRIBUTES_MASK = (0x07, 0x0F)
-CODECS = (0, 1, 2, LZ4)
+ATTRIBUTES_MASK = (CODEC_MASK, CODEC_MASK | LOG_APPEND_BIT)
+"""Attribute bits in use, by magic."""
+CODECS = (UNCOMPRESSED, GZIP, SNAPPY, LZ4)
 UNKNOWN_COUNT = -1
-NO_TIMESTAMP = -1
 
 _PREFIX = struct.Struct(">qiIbB")
 _LONG = struct.Struct(">q")
@@ -375,7 +378,7 @@ def build_message(
         )
     if magic == 0 and (timestamp != NO_TIMESTAMP or log_append):
         raise ValueError("magic 0 has no timestamps")
-    attributes = codec | (LOG_APPEND if log_append else 0)
+    attributes = codec | (LOG_APPEND_BIT if log_append else 0)
     body = (
         struct.pack(">bBq", magic, attributes, timestamp) if magic else struct.pack(">bB", magic, attributes)
     )

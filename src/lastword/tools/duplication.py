@@ -246,19 +246,19 @@ def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: b
     return [_row(topic, None, merged, split=split, live=_sum(live))]
 
 
-def sketch_of(view: PartitionView, wanted: Callable[[int], bool]) -> Sketch:
-    """Return a sketch of the segments whose base offset is wanted: a task's share of a partition."""
+def sketch_of(view: PartitionView, selects: Callable[[int], bool]) -> Sketch:
+    """Return a sketch of the segments whose base offset `selects` accepts: a task's share of a partition."""
 
-    def look() -> Sketch:
+    def scan() -> Sketch:
         sketcher = Sketcher()
         outcomes = Outcomes(view, view.log_end)
         for segment in view.segments:
-            if wanted(segment.base_offset):
+            if selects(segment.base_offset):
                 for chunk in segment.chunk_reader(verify=True):
                     sketcher.add(chunk, outcomes_of(chunk, outcomes) == Fate.COMMITTED)
         return sketcher.sketch()
 
-    return _repeated([view], look)
+    return _repeated([view], scan)
 
 
 def _sketched(

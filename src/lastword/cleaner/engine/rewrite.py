@@ -20,7 +20,7 @@ batch, so nothing takes the place of a dropped entry: the output ends where its 
 next segment's base covers the rest.
 
 Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
-`records.lanes.LANES` chunks and two buffers.
+`records.pipeline.SLOTS` chunks and two buffers.
 """
 
 from __future__ import annotations
