@@ -365,7 +365,7 @@ def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int
 
     Here: Other names are ignored.
 
-    What is none is ignored (`logdir.discover`); a broker does not start beside it.
+    What is none is ignored (`logdir.topics`); a broker does not start beside it.
     """
     found = names.parse_partition_dir(name)
     assert found == (PartitionDir(*parsed) if parsed else None)

@@ -23,7 +23,7 @@ Directory = Annotated[
 def _topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a topic's name from the topics of the directory that was typed."""
     from lastword.files import DEFAULT
-    from lastword.logdir.discover import discover
+    from lastword.logdir.topics import discover
 
     try:
         topics = discover(DEFAULT, ctx.params.get("directory") or "").topics()

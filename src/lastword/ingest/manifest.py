@@ -14,8 +14,8 @@ The process that has the directory open to append ingests: when it opens the dir
 arrives (`apply.Watch`). If no process holds the lock, the committing process ingests its own manifest. So a
 pipeline can write while another process appends and cleans.
 
-    committer (`commit`)                      holder of the lock (`apply`)
-    --------------------                      ----------------------------
+    committer (`apply.commit`)                holder of the lock (`apply`)
+    --------------------------                ----------------------------
     stages; renames the manifest to inbox-
     waits until it is gone                    renames it to applying-; appends to each partition, syncs it;
                                               saves writer and sequence; removes the manifest

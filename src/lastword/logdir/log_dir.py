@@ -36,15 +36,6 @@ from lastword.errors import (
 from lastword.files import FileLock, Files
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.checkpoints import Checkpoints, PartitionCheckpoints, TopicPartition
-from lastword.logdir.discover import (
-    Listing,
-    SetAside,
-    check_log_dir,
-    check_writable,
-    discover,
-    is_partition,
-    make_dirs,
-)
 from lastword.logdir.identity import (
     check_topic_id,
     leave_clean_shutdown,
@@ -55,7 +46,18 @@ from lastword.logdir.identity import (
 )
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.open_partitions import DirRecovery, LogGauges, OpenPartitions, PartitionLocks
-from lastword.logdir.topics import make_partitions, mark_deleted, partition_numbers
+from lastword.logdir.topics import (
+    Listing,
+    SetAside,
+    check_log_dir,
+    check_writable,
+    discover,
+    is_partition,
+    make_dirs,
+    make_partitions,
+    mark_deleted,
+    partition_numbers,
+)
 from lastword.partition import cut
 from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.log import PartitionLog

@@ -1,19 +1,199 @@
-"""Make and delete the directories of a topic."""
+"""The topics of a root: list its partitions, make the directories of a topic, and delete them.
+
+As in Kafka, plain files in the root, `remote-log-index-cache`, the metadata partition and partitions marked
+`-delete`, `-future`, `-stray` are not topics. Unlike Kafka, a directory that is no partition is not an error:
+it is ignored, and so is a directory with a partition's name that holds nothing of a log.
+
+A `-delete` directory waits for its removal, which opening to append finishes. A `-future` directory is an
+unfinished copy from another directory, and a `-stray` one was set aside by a broker: neither is served, and
+`lastword` removes only directories that it made.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from lastword.errors import UsageError
+from lastword.config import Settings
+from lastword.errors import (
+    CorruptFileError,
+    FileVanishedError,
+    LastwordError,
+    NotALogDirError,
+    StorageError,
+    UsageError,
+)
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
+from lastword.partition.checkpoint_file import read_lines
 from lastword.partition.snapshots import write_empty_snapshot
+from lastword.records import compression
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.stored import SegmentFiles
+
+IGNORED = frozenset({"remote-log-index-cache", names.METADATA_DIR})
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A partition's directory that is not served. `marker`: `future` or `stray`."""
+
+    name: str
+    topic: str
+    partition: int
+    marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The contents of a root: partitions, directories to be removed, directories that are set aside, and
+    whether it is a log directory.
+    """
+
+    partitions: tuple[TopicPartition, ...]
+    deleted: tuple[str, ...]
+    is_log_dir: bool
+    is_empty: bool
+    set_aside: tuple[SetAside, ...] = ()
+
+    def topics(self) -> dict[str, list[int]]:
+        """Return the topic names, sorted, each with its partition numbers, ascending."""
+        topics: dict[str, list[int]] = {}
+        for tp in self.partitions:
+            topics.setdefault(tp.topic, []).append(tp.partition)
+        return topics
+
+
+def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
+    """List a root. NotALogDirError if it is no directory, or is a partition's directory.
+
+    Args:
+        known: Names of directories that were found to be partitions before. They are not read again, and new
+            names are added.
+    """
+    if not files.is_dir(root):
+        if files.exists(root):
+            raise NotALogDirError(f"{root} is no directory", remedy="give the directory itself", file=root)
+        raise NotALogDirError(
+            f"{root} does not exist", remedy=f'lastword.open("{root}", "a") makes one', file=root
+        )
+    listing = files.listdir(root)
+    if any(names.parse_segment_file(name) is not None for name in listing):
+        parent = os.path.dirname(os.path.realpath(root))
+        raise NotALogDirError(f"{root} is one partition's directory", remedy=f"open {parent}", file=root)
+    partitions: list[TopicPartition] = []
+    deleted: list[str] = []
+    set_aside: list[SetAside] = []
+    known = set() if known is None else known
+    for name in listing:
+        parsed = None if name in IGNORED else names.parse_partition_dir(name)
+        if parsed is None:
+            continue
+        if name not in known:
+            path = os.path.join(root, name)
+            if is_partition(files, path, parsed.marker):
+                known.add(name)
+            elif parsed.marker or not _is_odd(files, root, path, name):
+                continue
+        if not parsed.marker:
+            partitions.append(TopicPartition(parsed.topic, parsed.partition))
+        elif parsed.marker == "delete":
+            deleted.append(name)
+        else:
+            set_aside.append(SetAside(name, parsed.topic, parsed.partition, parsed.marker))
+    begun = {names.LOCK, *(f"{name}.tmp" for name in names.ROOT_FILES)}  # of a first opening that was killed
+    marked = bool(set(names.ROOT_FILES) & set(listing))
+    is_empty = not set(listing) - begun
+    is_log_dir = marked or bool(partitions or deleted or set_aside)
+    return Listing(tuple(sorted(partitions)), tuple(deleted), is_log_dir, is_empty, tuple(set_aside))
+
+
+def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
+    """Return whether this is no directory where a partition was: a broken link, a pipe, a file.
+
+    Plain files of other programs may have such a name, so a checkpoint must name the partition.
+    """
+    if files.is_dir(path):
+        return False
+    for checkpoint in (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY):
+        try:
+            lines = read_lines(files, os.path.join(root, checkpoint), 3)
+        except (CorruptFileError, StorageError):
+            continue
+        if any(f"{topic}-{partition}" == name for topic, partition, _ in lines):
+            return True
+    return False
+
+
+def is_partition(files: Files, path: str, marker: str = "") -> bool:
+    """Return whether a directory with a partition's name holds anything of a log."""
+    if not files.is_dir(path):
+        return False
+    try:
+        listing = files.listdir(path)
+    except FileVanishedError:
+        return False
+    except StorageError:
+        return True  # using it raises the error; the other partitions are served
+    return marker in ("delete", "future") or any(
+        name in (names.PARTITION_METADATA, names.LEADER_EPOCHS) or names.parse_segment_file(name) is not None
+        for name in listing
+    )
+
+
+# ---------------------------------------------------------------- the root that is to be opened
+
+
+def check_log_dir(listing: Listing, root: str) -> None:
+    """NotALogDirError unless the root holds something of a log directory."""
+    if not listing.is_log_dir:
+        what = "is empty" if listing.is_empty else "holds no log"
+        raise NotALogDirError(
+            f"{root} {what}",
+            remedy=f'lastword.open("{root}", "a") makes a log directory of an empty one'
+            if listing.is_empty
+            else "name a log directory",
+            file=root,
+        )
+
+
+def check_writable(files: Files, root: str) -> bool:
+    """Return True if the root is to be made: it is absent or empty. NotALogDirError if it holds something
+    else.
+    """
+    if not files.exists(root):
+        return True
+    listing = discover(files, root)
+    if listing.is_empty:
+        return True
+    check_log_dir(listing, root)
+    return False
+
+
+def register_limits(root: str) -> None:
+    """Apply the settings' limit for decompression to files that are read without opening the directory: by
+    `dump`, and by a Spark task. If the settings cannot be read, the default applies.
+    """
+    with suppress(LastwordError):
+        compression.set_limit(root, Settings.load([root]).instance.lastword_decompression_max_bytes)
+
+
+def make_dirs(files: Files, path: str) -> None:
+    """Make a directory and its parents, each durable before the next."""
+    if files.exists(path):
+        return
+    parent = os.path.dirname(os.path.realpath(path))
+    make_dirs(files, parent)
+    files.mkdir(path)
+    files.fsync_dir(parent)
+
+
+# ---------------------------------------------------------------- make and delete
 
 
 def make_partitions(

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import MissingError, NotSharedError, UnknownTopicError, UsageError
 from lastword.files import DEFAULT
-from lastword.logdir.discover import register_limits
+from lastword.logdir.topics import register_limits
 from lastword.segment.names import parse_partition_dir
 from lastword.version import __version__
 

@@ -15,8 +15,8 @@ from lastword.errors import KeyRequiredError, LogDirLockedError, RecordTooLargeE
 from lastword.files import DEFAULT, Files
 from lastword.ingest.apply import open_to_append
 from lastword.ingest.staging import StagedFile, StagedWriter
-from lastword.logdir.discover import discover
 from lastword.logdir.log_dir import LogDirectory
+from lastword.logdir.topics import discover
 from lastword.segment import names
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns

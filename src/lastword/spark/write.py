@@ -42,7 +42,7 @@ from pyspark.sql.datasource import (
 from lastword.errors import SparkOptionError
 from lastword.files import DEFAULT, Files
 from lastword.ingest import staging
-from lastword.ingest.commit import commit
+from lastword.ingest.apply import commit
 from lastword.ingest.manifest import Manifest, Writers, pending_commits
 from lastword.ingest.staging import StagedFile
 from lastword.logdir.log_dir import LogDirectory

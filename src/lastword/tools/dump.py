@@ -17,8 +17,8 @@ from typing import Any
 from lastword.errors import CorruptFileError, DataError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.ingest.staging import BATCHES
-from lastword.logdir.discover import register_limits
 from lastword.logdir.identity import read_meta_properties, read_topic_id
+from lastword.logdir.topics import register_limits
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.snapshots import ENTRY as SNAPSHOT_ENTRY
 from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
