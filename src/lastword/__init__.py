@@ -20,13 +20,13 @@ from lastword.version import __version__ as __version__
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
     from lastword.api.cleaner import Cleaner
+    from lastword.api.counts import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo
     from lastword.api.logs import LogDir
     from lastword.api.opening import open
     from lastword.api.reader import Reader
     from lastword.api.record import Appended, Record
     from lastword.api.topic import Topic
-    from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
     from lastword.retention.rules import Deletion
@@ -81,13 +81,13 @@ _HOMES = {
     "Lease": "api.lease",
     "LeaseInfo": "api.lease",
     "LogDir": "api.logs",
-    "PartitionInfo": "api.values",
+    "PartitionInfo": "api.counts",
     "Plan": "cleaner.policy.plan",
     "Progress": "values",
     "Reader": "api.reader",
     "Record": "api.record",
     "Restored": "state.state",
-    "SegmentInfo": "api.values",
+    "SegmentInfo": "api.counts",
     "Simulation": "tools.simulate",
     "State": "state.state",
     "Topic": "api.topic",

@@ -57,7 +57,6 @@ everywhere.
 
 from __future__ import annotations
 
-import difflib
 import errno as _errno
 import shlex
 from collections.abc import Iterable, Sequence
@@ -167,8 +166,10 @@ def _partial_class(kind: type[LastwordError]) -> type[LastwordError]:
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that `name` was probably meant to be, or None."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    import difflib  # loads only for a message
+
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
 # ---------------------------------------------------------------- exit 2: fix the call

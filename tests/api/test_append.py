@@ -8,7 +8,7 @@ import pytest
 
 import lastword
 from lastword import errors
-from lastword.api.partitioners import by_murmur2
+from lastword.api.schema import by_murmur2
 from tests.api.conftest import BEGIN_MS, tree_digest
 
 

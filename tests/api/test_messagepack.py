@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lastword
-from lastword.api.messagepack import dumps, loads
+from lastword.api.serializers import msgpack_dumps as dumps
+from lastword.api.serializers import msgpack_loads as loads
 from lastword.errors import SerializerError
 
 #: Each type byte of the specification, with the edges of what it holds.
@@ -125,7 +126,7 @@ def test_as_a_serializer(tmp_path):
 
 
 def test_as_json_if_nothing_is_lost():
-    from lastword.api.json_form import field_bytes, field_json
+    from lastword.api.serializers import field_bytes, field_json
 
     for value in ({"a": [1, None, 1.5]}, "text", 7, True):
         shown = field_json(dumps(value), "msgpack")

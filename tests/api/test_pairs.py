@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword.api import batches, pairs
+from lastword.api import batches
 from lastword.errors import KeyRequiredError, SerializerError, UsageError
 
 KINDS = {"bytes": lambda n: b"%d" % n, "str": lambda n: f"ü{n}"}
@@ -44,7 +44,7 @@ def test_columns_and_single_records_give_the_same_log(
     ]
     fast = topic_in(tmp_path / "fast", kind, partitions=3)
     assert fast.extend(iter(rows)) == count
-    monkeypatch.setattr(pairs, "KINDS", {})
+    monkeypatch.setattr(batches, "PAIR_TYPES", {})
     slow = topic_in(tmp_path / "slow", kind, partitions=3)
     assert slow.extend(rows) == count
     assert contents(fast) == contents(slow)
@@ -92,6 +92,6 @@ def test_a_compacted_topic_takes_no_pair_without_a_key(tmp_path: Path) -> None:
 
 def test_a_group_ends_by_weight_too() -> None:
     rows = iter([(b"k", b"v" * 1000)] * 100)
-    assert len(pairs.take(rows, bytes, bytes, 10_000, 1000).keys) == 10
-    assert len(pairs.take(rows, bytes, bytes, 1 << 20, 20).keys) == 20
-    assert len(pairs.take(rows, bytes, bytes, 1 << 20, 1000).keys) == 70
+    assert len(batches.take_pairs(rows, bytes, bytes, 10_000, 1000).keys) == 10
+    assert len(batches.take_pairs(rows, bytes, bytes, 1 << 20, 20).keys) == 20
+    assert len(batches.take_pairs(rows, bytes, bytes, 1 << 20, 1000).keys) == 70

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.api.partitioners import (
+from lastword.api.schema import (
     by_crc32,
     by_murmur2,
     choose,

@@ -28,7 +28,7 @@ def test_a_new_topic_does_not_wake_the_background(tmp_path: Path) -> None:
 NEEDED_LATER = (
     "lastword.accounts",
     "lastword.api.batches",
-    "lastword.api.follow",
+    "lastword.api.reader",
     "lastword.api.reader",
     "lastword.config.keywords",
     "lastword.kernels",
@@ -38,6 +38,7 @@ NEEDED_LATER = (
     "lastword.tools",
     "numpy",
     "pyarrow",
+    "tomlkit",
 )
 """What the first append, read or cleaning loads, not the opening."""
 PROGRAM = """

@@ -11,7 +11,7 @@ import pytest
 
 from lastword.cli import demo, main
 from lastword.cli.command import session
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 
 UPDATES = 2_000
 COMMON = {"quiet": True, "verbose": False, "progress": None, "color": "never", "config": None}

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lastword.clock import ManualClock
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.partition.transactions import control_of

@@ -29,7 +29,7 @@ import lastword
 from lastword.cleaner.inspection import DrivePartition
 from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 from lastword.logdir import TopicPartition
 from lastword.segment.txn_index import AbortedTransaction, decode_entries
 from tests.differential.compare import Read, Story, add_part, check_garbage, read

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 from tests.differential.compare import Totals, check_ours, clean_ours, compare
 from tests.differential.kafka_cleaner import KafkaCleaner
 from tests.differential.logs import TOPIC, random_log

@@ -21,7 +21,7 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 from lastword.files import DEFAULT
 from lastword.records.record import RawRecord
 from lastword.segment.recover import inspect

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword import kernels
-from lastword.api.partitioners import by_murmur2
+from lastword.api.schema import by_murmur2
 from lastword.kernels import hashing
 from lastword.kernels.hashing import hash_spans, murmur2_partitions
 from tests.kernels.support import padded

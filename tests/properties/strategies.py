@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 
 by_strategy = pytest.mark.parametrize("strategy", STRATEGIES)

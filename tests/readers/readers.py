@@ -249,7 +249,7 @@ def _restored(journey: Journey) -> dict[int, list[Row]]:
 
 
 def _bytes(value: Any) -> bytes | None:
-    from lastword.api.json_form import field_bytes
+    from lastword.api.serializers import field_bytes
 
     return field_bytes(value, "bytes", "value")
 

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.fakes.hasty import HastyFiles

@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 import lastword
-from lastword.api.partitioners import PARTITIONERS
+from lastword.api.schema import PARTITIONERS
 from lastword.errors import (
     BusyError,
     DataError,

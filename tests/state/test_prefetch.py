@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lastword.state.prefetch import prefetch
+from lastword.state.newest import prefetch
 
 
 def test_everything_comes_in_order_and_errors_come_last():

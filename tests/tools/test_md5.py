@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.config.instance import DEFAULT_MAP_BYTES
+from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.files import DEFAULT
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView

@@ -17,11 +17,12 @@ from lastword.config import (
     keyword_names,
     parse_topic_settings,
     remove_topic_settings,
+    write,
     write_topic_settings,
 )
-from lastword.config.toml import read_entries
+from lastword.config.settings import read_entries
 from lastword.errors import InvalidSettingError, UnknownSettingError
-from lastword.files import OsFiles
+from lastword.files import DEFAULT, OsFiles
 
 FILE = """\
 # how this directory is kept
@@ -428,3 +429,24 @@ class TestChanging:
                     default = getattr(TopicConfig(), setting_of.keyword)
                     assert getattr(config, setting_of.keyword) == expected.get((topic, name), default)
         assert settings.topic("users").segment_bytes == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings"),
+    [
+        ("users", {"cleanup_policy": "compact", "lastword_key_serializer": "str", "segment_bytes": 1 << 20}),
+        ("a.b", {"cleanup.policy": "delete", "retention_ms": "7d", "preallocate": True}),
+        ("users", {"cleanup_policy": ["delete", "compact"], "min_cleanable_dirty_ratio": 0.25}),
+        ("users", {"lastword_partitioner": 'mine "quoted"'}),
+    ],
+)
+def test_a_first_table_is_written_as_tomlkit_writes_it(topic, settings, tmp_path, monkeypatch):
+    """The first table of a file is written without tomlkit, if its values are plain."""
+    written = []
+    for plain in (True, False):
+        if not plain:
+            monkeypatch.setattr(write, "_first_table", lambda changes: None)
+        path = tmp_path / f"{plain}.toml"
+        write_topic_settings(DEFAULT, path, topic, settings)
+        written.append(path.read_bytes())
+    assert written[0] == written[1]

@@ -1,7 +1,7 @@
-"""Records on their way in: checked, given a partition, and packed into ready batches.
+"""Pack records into batches: check them, assign a partition, encode them.
 
-A few records are packed in plain Python, many by the kernels. A call is worked off in groups of at most 16
-MiB: a group is checked as a whole, sizes included, before its first byte is written.
+A few records are packed in plain Python, many by the kernels. A call is processed in groups of at most 16
+MiB. A group is checked completely, sizes included, before its first byte is written.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.api import pairs
-from lastword.api.placing import Placing
 from lastword.api.record import Record
+from lastword.api.schema import Partitioner, by_murmur2, choose, murmur2_partitions
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
 from lastword.parse import to_ms
@@ -25,8 +24,125 @@ from lastword.units import exact_bytes, format_bytes
 from lastword.wire import INT32_MAX
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from lastword.api.producers import Call
     from lastword.api.schema import TopicSchema
+
+
+class PartitionAssigner:
+    """Of one topic. `turns`: those of records without a key, counted up."""
+
+    def __init__(self, topic: str, partitions: int, partitioner: Partitioner) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.turns = count()
+        self._partitioner = partitioner
+
+    def of(self, key: bytes | None, given: int | None, turn: int | None = None) -> int:
+        """The partition of a record; those without a key take turns, or go where `turn` says."""
+        if given is not None:
+            return self.checked(given)
+        if key is None:
+            return (next(self.turns) if turn is None else turn) % self.partitions
+        return choose(self._partitioner, key, self.partitions)
+
+    def checked(self, given: int) -> int:
+        """The number itself; UsageError if the topic has no such partition."""
+        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < self.partitions:
+            raise UsageError(
+                f"{self.topic} has no partition {given!r}",
+                remedy="it has one, 0" if self.partitions == 1 else f"it has 0 to {self.partitions - 1}",
+            )
+        return given
+
+    def of_columns(self, keys: Any, given: Any, partition: int | None, call: Call | None) -> Any:
+        """int64 partition of each record. `given`: a column of them, `partition`: one for all; or None."""
+        import numpy as np
+        import pyarrow as pa
+
+        size = len(keys)
+        if partition is not None:
+            return np.full(size, self.checked(partition), np.int64)
+        if given is not None and given.null_count == 0:
+            numbers = np.asarray(given.cast(pa.int64()), np.int64)
+            for number in np.unique(numbers).tolist():
+                self.checked(number)
+            return numbers
+        if self.partitions == 1:
+            return np.zeros(size, np.int64)
+        if self._partitioner is by_murmur2:
+            chosen = murmur2_partitions(keys, self.partitions)
+        else:
+            by_key = (
+                -1 if key is None else choose(self._partitioner, key, self.partitions)
+                for key in keys.to_pylist()
+            )
+            chosen = np.fromiter(by_key, np.int64, size)
+        keyless = np.flatnonzero(chosen < 0)
+        if keyless.size:
+            # About a batch's worth each: taking turns by blocks of records.
+            blocks = next(self.turns) + np.arange(keyless.size) // 512
+            if call is not None:
+                blocks = call.turn_at(call.seen + keyless)
+            chosen[keyless] = blocks % self.partitions
+        return chosen
+
+
+PairType = type[bytes] | type[str]
+PAIR_TYPES: dict[str | None, PairType] = {"bytes": bytes, "str": str}
+"""Serializers whose values Arrow encodes the same way."""
+WEIGHT_BYTES = 32
+"""What a record takes beside its key and value, at most."""
+
+
+class PairRun(NamedTuple):
+    """Keys and values in order. `odd`: the one that came after them and is no such pair, or nothing."""
+
+    keys: list[Any]
+    values: list[Any]
+    odd: tuple[Any, ...]
+
+
+def take_pairs(
+    records: Iterator[Any], key_kind: PairType, value_kind: PairType, most_bytes: int, most: int
+) -> PairRun:
+    """The next pairs whose key and value are None or exactly of these types, until they are `most` or weigh
+    `most_bytes`.
+    """
+    keys: list[Any] = []
+    values: list[Any] = []
+    add_key, add_value = keys.append, values.append
+    # A character of text takes up to 4 bytes.
+    left = most_bytes if key_kind is value_kind is bytes else most_bytes // 4
+    for given in records:
+        if type(given) is not tuple or len(given) != 2:
+            return PairRun(keys, values, (given,))
+        key, value = given
+        if type(key) is key_kind:
+            left -= len(key)
+        elif key is not None:
+            return PairRun(keys, values, (given,))
+        if type(value) is value_kind:
+            left -= len(value)
+        elif value is not None:
+            return PairRun(keys, values, (given,))
+        add_key(key)
+        add_value(value)
+        left -= WEIGHT_BYTES
+        if left <= 0 or len(keys) >= most:
+            break
+    return PairRun(keys, values, ())
+
+
+def pair_column(rows: list[Any], kind: PairType) -> pa.Array:
+    """The rows as one binary column. UnicodeError for text that UTF-8 has no bytes for."""
+    import pyarrow as pa
+
+    if kind is bytes:
+        return pa.array(rows, pa.binary())
+    return pa.array(rows, pa.string()).cast(pa.binary())
+
 
 BATCH_BYTES = 16 << 10  # as Kafka's producers: a batch is filled to this, a larger record gets one of its own
 GROUP_BYTES = 16 << 20
@@ -57,7 +173,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Group:
+class PackedGroup:
     """Ready batches by partition, and how many records they hold."""
 
     batches: dict[int, list[Any]]
@@ -70,7 +186,7 @@ class Packer:
     def __init__(self, schema: TopicSchema, config: TopicConfig) -> None:
         self.topic = schema.topic
         self.config = config
-        self.placing = Placing(schema.topic, max(1, schema.partitions), schema.partitioner)
+        self.assigner = PartitionAssigner(schema.topic, max(1, schema.partitions), schema.partitioner)
         self._key, self._value = schema.key, schema.value
         self._codec = CODECS[config.compression_type]
         self._limit = min(config.max_message_bytes, config.segment_bytes)
@@ -137,7 +253,7 @@ class Packer:
 
     def groups(
         self, records: Iterable[Any], now_ms: int, partition: int | None, call: Call | None = None
-    ) -> Iterator[Group]:
+    ) -> Iterator[PackedGroup]:
         """Groups of pairs, `Record`s, or a mapping's items. `call`: without those that it has in the log
         already; they count as records all the same.
         """
@@ -148,7 +264,7 @@ class Packer:
                 f"extend takes records, not {type(records).__name__}",
                 remedy="pairs, Records, a mapping, or Arrow",
             )
-        kinds = pairs.KINDS.get(self._key.name), pairs.KINDS.get(self._value.name)
+        kinds = PAIR_TYPES.get(self._key.name), PAIR_TYPES.get(self._value.name)
         if kinds[0] is None or kinds[1] is None:
             return self._groups(iter(records), now_ms, partition, call)
         return self._pair_groups(iter(records), now_ms, partition, kinds[0], kinds[1], call)
@@ -158,21 +274,21 @@ class Packer:
         records: Iterator[Any],
         now_ms: int,
         partition: int | None,
-        key_kind: pairs.Kind,
-        value_kind: pairs.Kind,
+        key_kind: PairType,
+        value_kind: PairType,
         call: Call | None,
-    ) -> Iterator[Group]:
+    ) -> Iterator[PackedGroup]:
         """Pairs of bytes or text go into columns as they are; a group with anything else in it, or a small
         one, record by record.
         """
         while True:
-            taken = pairs.take(records, key_kind, value_kind, GROUP_BYTES, GROUP_RECORDS)
+            taken = take_pairs(records, key_kind, value_kind, GROUP_BYTES, GROUP_RECORDS)
             number = len(taken.keys)
             if not number and not taken.odd:
                 return
             if not taken.odd and number >= _few():
                 try:
-                    columns = pairs.binary(taken.keys, key_kind), pairs.binary(taken.values, value_kind)
+                    columns = pair_column(taken.keys, key_kind), pair_column(taken.values, value_kind)
                 except UnicodeError:
                     pass  # the serializer knows what to say of it
                 else:
@@ -186,24 +302,24 @@ class Packer:
 
     def _groups(
         self, records: Iterator[Any], now_ms: int, partition: int | None, call: Call | None
-    ) -> Iterator[Group]:
+    ) -> Iterator[PackedGroup]:
         rows: dict[int, Rows] = {}
         size = number = 0
         sticky, sticky_left = 0, 0
         for given in records:
             key, value, timestamp, headers = self._parts(given, now_ms)
-            weight = len(key or b"") + len(value or b"") + pairs.WEIGHT_BYTES
+            weight = len(key or b"") + len(value or b"") + WEIGHT_BYTES
             if call is not None:
                 turn = call.turn(1)
-                chosen = self.placing.of(key, partition, turn)
+                chosen = self.assigner.of(key, partition, turn)
             elif key is None and partition is None:
                 # A batch's worth to one partition, then the next one's turn.
                 if sticky_left <= 0:
-                    sticky, sticky_left = next(self.placing.turns) % self.placing.partitions, BATCH_BYTES
+                    sticky, sticky_left = next(self.assigner.turns) % self.assigner.partitions, BATCH_BYTES
                 chosen = sticky
                 sticky_left -= weight
             else:
-                chosen = self.placing.of(key, partition)
+                chosen = self.assigner.of(key, partition)
             self._check(key, chosen)
             number += 1
             if call is None or not call.skips(chosen, key, value):
@@ -229,11 +345,11 @@ class Packer:
         key, value = self.encode(given[0], given[1])
         return key, value, now_ms, ()
 
-    def _group(self, rows: dict[int, Rows], number: int) -> Group:
+    def _group(self, rows: dict[int, Rows], number: int) -> PackedGroup:
         pack = self._built if number < _few() else self._packed
-        return self._checked(Group({partition: pack(part) for partition, part in rows.items()}, number))
+        return self._checked(PackedGroup({partition: pack(part) for partition, part in rows.items()}, number))
 
-    def _checked(self, group: Group) -> Group:
+    def _checked(self, group: PackedGroup) -> PackedGroup:
         for batches in group.batches.values():
             for batch in batches:
                 self._check_size(batch)
@@ -297,7 +413,7 @@ class Packer:
 
     def arrow_groups(
         self, source: Any, now_ms: int, partition: int | None, call: Call | None = None
-    ) -> Iterator[Group]:
+    ) -> Iterator[PackedGroup]:
         """A group per batch of an Arrow stream. `call`: as of `groups`."""
         from lastword.api import arrow
 
@@ -306,7 +422,7 @@ class Packer:
                 part = batch.slice(start, GROUP_RECORDS)
                 yield self._arrow_group(part, now_ms, partition, call)
 
-    def _arrow_group(self, batch: Any, now_ms: int, partition: int | None, call: Call | None) -> Group:
+    def _arrow_group(self, batch: Any, now_ms: int, partition: int | None, call: Call | None) -> PackedGroup:
         from lastword.api import arrow
 
         keys = arrow.binary_column(batch.column("key"), self._key, "key")
@@ -333,11 +449,11 @@ class Packer:
         given: Any,
         partition: int | None,
         call: Call | None,
-    ) -> Group:
+    ) -> PackedGroup:
         """A group of Arrow columns; `given`: a column of partitions, or None."""
         import numpy as np
 
-        chosen = self.placing.of_columns(keys, given, partition, call)
+        chosen = self.assigner.of_columns(keys, given, partition, call)
         if call is not None:
             call.turn(len(keys))
         if keys.null_count and self.config.compacts:
@@ -356,7 +472,7 @@ class Packer:
                 timestamps[which],
                 None if headers is None else headers if whole else headers.take(which),
             )
-        return self._checked(Group(batches, len(keys)))
+        return self._checked(PackedGroup(batches, len(keys)))
 
 
 def _few() -> int:

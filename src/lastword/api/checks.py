@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.json_form import field_bytes
 from lastword.api.open_dirs import OpenDirs
-from lastword.api.partitioners import Partitioner
-from lastword.api.progress import Meter, listener
-from lastword.api.ranges import ranges
-from lastword.api.schema import TopicSchema
+from lastword.api.reader import ranges
+from lastword.api.schema import Partitioner, TopicSchema
+from lastword.api.serializers import field_bytes
 from lastword.errors import (
     DataError,
     LastwordError,
@@ -30,7 +28,7 @@ from lastword.tools.audit import KINDS, Audit, AuditRow, Delivered, DeliveredKey
 from lastword.tools.audit import audit as audit_topic
 from lastword.tools.verify import Verification
 from lastword.tools.verify import verify as verify_partitions
-from lastword.values import ProgressLike
+from lastword.values import Meter, ProgressLike, listener
 
 if TYPE_CHECKING:
     import pyarrow as pa

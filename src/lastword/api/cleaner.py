@@ -27,7 +27,7 @@ from lastword.values import Handle, Value
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs, PathLike
-    from lastword.config.instance import LogConfig
+    from lastword.config.tables import LogConfig
     from lastword.tools.verify import Verification
 
 

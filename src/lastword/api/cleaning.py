@@ -1,16 +1,15 @@
-"""The verbs `plan` and `clean`: partition by partition, all garbage now, or what is due by the settings.
+"""The verbs that remove records: `plan`, `clean`, `expire` and `trim`.
 
-What is due by garbage accounts is chosen drive by drive (`cleaner.drive.DriveCleaner`). A partition that
-fails does not stop the others.
+A partition that fails does not stop the others: `PartialFailure` is raised at the end, with their results.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from lastword.api.progress import Meter
 from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import (
     CapacityError,
@@ -22,7 +21,7 @@ from lastword.errors import (
     StorageError,
 )
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.values import ProgressLike, plural
+from lastword.values import Meter, ProgressLike, plural
 
 if TYPE_CHECKING:
     from lastword.accounts.tombstones import Clocks
@@ -358,3 +357,76 @@ def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
         total_segments=len(view.segments),
         total_bytes=sum(segment.size for segment in view.segments),
     )
+
+
+def expire(
+    dirs: OpenDirs, topic: str | None, partition: int | None, stop: Callable[[], bool] | None = None
+) -> list[Deletion]:
+    """See `LogDir.expire`."""
+    from lastword.retention.expire import expire as expire_one
+
+    dirs.require_writable()
+    chosen = dirs.select(topic, partition)
+    if topic is not None and dirs.config(topic).cleanup_policy is None:
+        raise NoPolicyError.of(topic, dirs.paths[0])
+    done: list[Deletion] = []
+    failed: list[LastwordError] = []
+    for name, number in chosen:
+        if dirs.config(name).cleanup_policy is None:
+            continue
+        if stop is not None and stop():  # between two partitions: each is whole
+            break
+        try:
+            deletion = expire_one(dirs.log_dir(name, number), name, number)
+        except (DataError, CapacityError, StorageError) as error:
+            failed.append(error)
+            continue
+        if deletion.removes:
+            done.append(deletion)
+    for home in dirs.directories:
+        home.remove_deferred()
+    if failed:
+        raise PartialFailure.of(done, failed) from failed[0]
+    return done
+
+
+def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[Deletion]:
+    """What `expire` would do with every partition, also with those that lose nothing.
+
+    A partition that cannot be viewed does not stop the others: PartialFailure, raised at the end, holds
+    their deletions.
+    """
+    from lastword.retention.expire import outlook
+
+    now_ms = dirs.clock.now_ms()
+    done: list[Deletion] = []
+    views, errors = dirs.checked_views(dirs.select(topic, partition))
+    failed = list(errors.values())
+    for (name, _), view in views.items():
+        try:
+            done.append(outlook(view, dirs.config(name), now_ms))
+        except (DataError, StorageError) as error:
+            failed.append(error)
+    if failed:
+        raise PartialFailure.of(done, failed) from failed[0]
+    return done
+
+
+def trim(
+    dirs: OpenDirs, topic: str, partition: int | None, before: int | datetime, *, dry_run: bool = False
+) -> dict[int, int]:
+    """See `Topic.trim`. All partitions are looked at before the first one is changed; with `dry_run` none is,
+    and what would be the log starts is returned."""
+    from lastword.retention.expire import trim_offset
+
+    numbers = [number for _, number in dirs.select(topic, partition)]
+    wanted = {number: trim_offset(dirs.view(topic, number), before) for number in numbers}
+    if dry_run:
+        return wanted
+    dirs.require_writable()
+    for number, offset in wanted.items():
+        home = dirs.log_dir(topic, number)
+        with home.claim(topic, number):
+            home.raise_log_start(topic, number, offset, "trim")
+            home.log(topic, number).remove_prefix()
+    return {number: dirs.log_dir(topic, number).log(topic, number).log_start for number in numbers}

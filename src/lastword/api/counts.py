@@ -1,9 +1,10 @@
-"""What each segment holds, live and garbage.
+"""Count the live bytes and the garbage of partitions and segments.
 
-True counts: every record of a log is looked at once, and the dead bitmaps say what is garbage. Where the
-garbage accounts speak of the whole log, exactly, they are the same figures without a look at any record (but
-for the bytes of compressed records in rewritten segments, shared out by their sizes before the rewrite). A
-quick answer takes them as they are: what was not accounted yet counts as live, and a sample is an estimate.
+An exact count scans every record of a log once; the dead bitmaps mark the garbage. If the garbage index
+covers the whole log exactly, it gives the same counts without a scan (except for the bytes of compressed
+records in rewritten segments, which are distributed in proportion to their sizes before the rewrite). A
+quick count takes the index as it is: records that are not indexed yet count as live, and a sample is an
+estimate.
 """
 
 from __future__ import annotations
@@ -13,20 +14,92 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from lastword.api.progress import Meter
-from lastword.api.values import PartitionInfo, SegmentInfo
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.errors import DataError, FileVanishedError, LastwordError, StorageError, UsageError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
-from lastword.values import ProgressLike
+from lastword.units import format_bytes
+from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.api.open_dirs import OpenDirs
     from lastword.resolve import Resolution
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo(Value):
+    """One partition, as `lastword ls DIR TOPIC` shows it.
+
+    policy          "compact", "delete", "compact,delete", or None when unknown: then nothing is ever removed
+    log_start       first offset that may be read
+    first_dirty     up to here the log was cleaned (exclusive)
+    stable          last stable offset: nothing at or above it is decided
+    log_end         offset of the next record
+    size_bytes      of the .log files: live_bytes + garbage_bytes
+    garbage_bytes   bytes of superseded records, and of what is left of batches whose records all went
+    records         that are on disk, also below log_start while their file is there; live_records of them are
+                    the newest of their key, tombstones included
+    exact           True: counted; False: an estimate
+    quarantine      why the cleaner leaves this partition alone, or None
+    """
+
+    topic: str
+    partition: int
+    dir: str
+    policy: str | None
+    log_start: int
+    first_dirty: int
+    stable: int
+    log_end: int
+    segments: int
+    size_bytes: int
+    live_bytes: int
+    garbage_bytes: int
+    records: int
+    live_records: int
+    tombstones: int
+    exact: bool
+    quarantine: str | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}: {plural(self.records, 'record')} in "
+            f"{plural(self.segments, 'segment')}, "
+            f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo(Value):
+    """One segment.
+
+    generation    how often it was rewritten; None while no garbage account knows it
+    survivorship  share of the bytes that its last rewrite kept; None if there was none that is known
+    """
+
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    live_bytes: int
+    garbage_bytes: int
+    records: int
+    exact: bool
+    generation: int | None
+    survivorship: float | None
+    largest_timestamp: int
+    active: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}/{self.base_offset:020d}: {plural(self.records, 'record')}, "
+            f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
+        )
+
 
 _ATTEMPTS = 100
 Row = TypeVar("Row")

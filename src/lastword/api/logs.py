@@ -27,8 +27,8 @@ from lastword.values import Handle, ProgressLike, table_html
 
 if TYPE_CHECKING:
     from lastword.api.cleaner import Background, Cleaner
-    from lastword.api.partitioners import PartitionerLike
-    from lastword.api.ranges import Bounds
+    from lastword.api.reader import Bounds
+    from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
     from lastword.cleaner import CleanRound, Plan
     from lastword.config.keywords import Keywords, TopicKeywords
@@ -756,9 +756,9 @@ class LogDir(Handle):
                 deletions of the others in `results`.
             NoPolicyError: A topic that is named has no known policy.
         """
-        from lastword.api import retaining
+        from lastword.api import cleaning
 
-        return retaining.expire(self.dirs, topic, partition, stop)
+        return cleaning.expire(self.dirs, topic, partition, stop)
 
     def audit(
         self,
@@ -830,7 +830,7 @@ class LogDir(Handle):
         Raises:
             UsageError: There are several to choose from; it names them.
         """
-        from lastword.api.explaining import explained
+        from lastword.api.inspections import explained
         from lastword.api.serializers import serializer_of
 
         topic = self.dirs.only_topic(topic)
@@ -863,7 +863,7 @@ class LogDir(Handle):
             if there are any. Partitions of one directory share its space target; if several are simulated, a
             last `Simulation` for each directory and try (topic "", partition -1) adds them up.
         """
-        from lastword.api.simulations import simulations
+        from lastword.api.inspections import simulations
 
         return simulations(self.dirs, topic, partition, strategy, progress, config)
 
@@ -892,7 +892,7 @@ class LogDir(Handle):
             PartialFailure: Partitions are damaged. It is raised at the end, with the rows of the other topics
                 in `results`.
         """
-        from lastword.api.duplicates import duplication
+        from lastword.api.inspections import duplication
 
         return duplication(self.dirs, topic, partition, exact=exact, by=by, progress=progress)
 

@@ -1,8 +1,8 @@
 """`OpenDirs`: the open directories of a `LogDir`, and the partitions in them.
 
-Every verb is a function over an `OpenDirs`. It says which partitions a call names, in which directory each of
-them is, which settings hold, and whether changes are allowed. It also owns the lifetime: what must be closed,
-and the warning about what was left open.
+Every verb is a function over an `OpenDirs`. It says which partitions a call names, in which directory each
+of them is, which settings hold, and whether changes are allowed. It also owns the lifetime: what must be
+closed, and the warning about what was left open.
 """
 
 from __future__ import annotations

@@ -1,29 +1,253 @@
-"""`Reader`: records out of a topic, one after another or as Arrow batches.
+"""`Reader`: the records of a topic, one by one or as Arrow batches, bounded or following the log.
 
-A read is bounded: it ends by itself, at the log end that it saw first; one of newest values (`view="latest"`,
-`"changes"`) at that end or, where a cleaning was faster, at a later one. Gaps in offsets are normal, for
-compaction leaves them; a start below the log start is not, for then records are missing.
+A bounded read ends at the log end at its start; a read of newest values (`view="latest"`, `"changes"`) may
+end later, if a cleaning replaced files. Offsets may have gaps, which compaction leaves. A start below the
+log start is an error, because records are missing.
+
+A read that follows polls, because the writer is another process that does not know its readers. The pauses
+grow from 5 to 100 ms while nothing is appended. A poll of an unchanged partition stats two files. Partitions
+that are added to the topic are read from their start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
-from lastword.config.instance import DEFAULT_MAP_BYTES
-from lastword.errors import UsageError, nearest
+from lastword.clock import Clock
+from lastword.config.tables import DEFAULT_MAP_BYTES
+from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
+from lastword.parse import to_ms
 from lastword.partition import scan
+from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
+from lastword.partition.view import LatestView, PartitionView
 from lastword.records.record import RawRecord
 from lastword.values import Handle
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lastword.api.follow import Follow
+    from lastword.api.open_dirs import OpenDirs
     from lastword.api.serializers import Serializer
+    from lastword.partition.view import PartitionView
+
+
+Bound = str | int | datetime
+Bounds = Bound | Mapping[int, Bound]
+
+
+def ranges(
+    views: Mapping[int, PartitionView], start: Bounds, end: Bounds, *, committed: bool = True
+) -> list[Range]:
+    """Return one Range per partition, which computes its offsets again when it is renewed. A partition that a
+    mapping does not name starts at "earliest" and ends at "latest". A committed read ends at the last stable
+    offset, which is also its "latest".
+
+    OffsetOutOfRangeError for an offset outside the log; UsageError for what is no place in a log.
+    """
+    for what, given in (("start", start), ("end", end)):
+        if isinstance(given, Mapping):
+            unknown = sorted(set(given) - set(views), key=str)
+            if unknown:
+                remedy = "leave it out, or read another topic"
+                if isinstance(unknown[0], str):  # as JSON gives a position back
+                    remedy = "partitions are ints: {int(number): offset for number, offset in saved.items()}"
+                raise UsageError(
+                    f"{what} names partition {unknown[0]!r}, and there are {_list(sorted(views))}",
+                    remedy=remedy,
+                )
+    found = []
+    for partition, view in sorted(views.items()):
+        first = _of(start, partition, "earliest")
+        last = _of(end, partition, "latest")
+        found.append(Range.of(view, partial(_offsets, start=first, end=last, committed=committed)))
+    return found
+
+
+def _offsets(view: PartitionView, *, start: Any, end: Any, committed: bool) -> tuple[int, int]:
+    """Start and end as offsets of a view."""
+    log_end = view.log_end
+    latest = min(view.stable_offset, log_end) if committed else log_end
+    first = _offset(view, log_end, latest, start, "start")
+    last = _offset(view, log_end, latest, end, "end")
+    return first, min(last, latest)
+
+
+def _of(given: Bounds, partition: int, default: str) -> Any:
+    return given.get(partition, default) if isinstance(given, Mapping) else given
+
+
+def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: str) -> int:
+    name = f"{view.topic}-{view.partition}"
+    if bound == "earliest":
+        return view.log_start
+    if bound == "latest":
+        return latest
+    if isinstance(bound, datetime):
+        found = view.offset_at(to_ms(bound))
+        return latest if found is None else min(found, latest)
+    if isinstance(bound, bool) or not isinstance(bound, int):
+        raise UsageError(
+            f"{what}={bound!r} is no place in a log",
+            remedy='"earliest", "latest", an offset, an aware datetime, or a dict of these per partition',
+        )
+    if bound < view.log_start:
+        why = read_note(view.files, view.directory, view.log_start)
+        raise OffsetOutOfRangeError.below(name, bound, view.log_start, why)
+    if bound > log_end:
+        raise OffsetOutOfRangeError.above(name, bound, log_end)
+    return bound
+
+
+def _list(partitions: list[int]) -> str:
+    return ", ".join(str(partition) for partition in partitions)
+
+
+SHORTEST_PAUSE_SECONDS = 0.005
+LONGEST_PAUSE_SECONDS = 0.1
+NEW_PARTITIONS_SECONDS = 1.0  # a look at the whole directory, so not with every poll
+
+
+class Follow:
+    """Ranges to read, one after another, without an end or until `timeout` seconds of silence.
+
+    position   per partition the next offset: moved on by the reader, who is also to call `heard` when a range
+               had a record for it
+    added      gives the partitions that have come meanwhile, of those it is told; they are followed too, and
+               `position` gets them. None: only `latest_views`
+    """
+
+    def __init__(
+        self,
+        latest_views: Mapping[int, LatestView],
+        position: MutableMapping[int, int],
+        clock: Clock,
+        *,
+        timeout: float | None = None,
+        committed: bool = True,
+        added: Callable[[Collection[int]], Mapping[int, LatestView]] | None = None,
+    ) -> None:
+        self._latest_views = dict(latest_views)
+        self._added = added
+        self._looked_for_more = clock.monotonic()
+        self._position = position
+        self._clock = clock
+        self._timeout = timeout
+        self._committed = committed
+        self._heard = False
+        self._stopped = False
+
+    def heard(self) -> None:
+        self._heard = True
+
+    def stop(self) -> None:
+        """End the iteration at its next step, from any thread."""
+        self._stopped = True
+
+    def __iter__(self) -> Iterator[Range]:
+        quiet_since, pause = self._clock.monotonic(), SHORTEST_PAUSE_SECONDS
+        while not self._stopped:
+            found = False
+            for partition, latest in self._latest_views.items():
+                if self._stopped:
+                    return
+                due = self._due(partition, latest)
+                if due is not None:
+                    found = True
+                    yield due
+            now = self._clock.monotonic()
+            if self._added is not None and now - self._looked_for_more >= NEW_PARTITIONS_SECONDS:
+                self._looked_for_more = now
+                found = self._take_in(self._added(self._latest_views)) or found
+            if self._heard:
+                quiet_since, self._heard = now, False
+            left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
+            if found:
+                pause = SHORTEST_PAUSE_SECONDS
+                if left > 0:
+                    continue  # at once: more may have come while this was read
+            if left <= 0:
+                return
+            self._clock.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _take_in(self, added: Mapping[int, LatestView]) -> bool:
+        for partition, latest in sorted(added.items()):
+            self._latest_views[partition] = latest
+            self._position[partition] = latest.get().log_start
+        return bool(added)
+
+    def _due(self, partition: int, latest: LatestView) -> Range | None:
+        view = latest.get()
+        start = self._position[partition]
+        if view.log_start > start:
+            why = read_note(view.files, view.directory, view.log_start)
+            name = f"{view.topic}-{view.partition}"
+            raise OffsetOutOfRangeError.below(name, start, view.log_start, why)
+        end = min(view.stable_offset, view.log_end) if self._committed else view.log_end
+        return Range(view, start, end) if start < end else None
+
+
+def following(
+    dirs: OpenDirs,
+    topic: str,
+    views: Mapping[int, PartitionView],
+    *,
+    timeout: float | None,
+    committed: bool,
+    grows: bool,
+) -> Callable[[dict[int, int]], Follow]:
+    """Makes the `Follow` of a reader from its position. `grows`: partitions that come later are read too."""
+
+    def ends(number: int) -> tuple[int, int, int]:
+        log = dirs.log(topic, number)
+        return log.log_start, log.stable_offset, log.log_end
+
+    def latest_view(number: int, view: PartitionView) -> LatestView:
+        return LatestView(
+            view,
+            lambda: dirs.view(topic, number),
+            (lambda: ends(number)) if dirs.mode == "a" else None,
+        )
+
+    def added(known: Collection[int]) -> dict[int, LatestView]:
+        now = dirs.views(topic)
+        return {number: latest_view(number, now[number]) for number in now if number not in known}
+
+    def follow(position: dict[int, int]) -> Follow:
+        return Follow(
+            {number: latest_view(number, view) for number, view in sorted(views.items())},
+            position,
+            dirs.clock,
+            timeout=timeout,
+            committed=committed,
+            added=added if grows else None,
+        )
+
+    return follow
+
+
+def check_follow(follow: bool, timeout: float | None, end: object, view: str) -> None:
+    """UsageError for what does not go together."""
+    if not follow:
+        if timeout is not None:
+            raise UsageError("timeout= is for follow=True", remedy="a bounded read ends by itself")
+        return
+    if end != "latest":
+        raise UsageError("a read that follows has no end=", remedy="leave one of the two out")
+    if view != "log":
+        raise UsageError(
+            f'view="{view}" needs all of a range, and a read that follows has no end',
+            remedy="read without follow=True, or keep the newest values with dirs.state(...)",
+        )
+    if timeout is not None and not timeout >= 0:
+        raise UsageError(f"timeout={timeout!r} is no time", remedy="seconds, or None to follow for ever")
+
 
 View = Literal["log", "latest", "changes"]
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -155,7 +379,7 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
         )
 
     def _many(self, one: Range) -> Iterator[Record[K, V]]:
-        from lastword.api.rows import records_of
+        from lastword.api.record import records_of
 
         serializers = self._key, self._value
         for chunk, columns in scan.columns(one.view, one.start, one.end, committed=self._committed):

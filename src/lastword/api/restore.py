@@ -3,9 +3,9 @@
 The file holds what a read with `view="latest"` shows, and how far it reaches (`state.snapshot_file`). A
 state that starts from it reads only what came after. That is right as long as the log continues the file:
 
-- No tombstone above its end has gone from the log meanwhile, or a deleted key would stay for ever.
-- The log was not cut below its end since, by a truncation or by a power cut, or other records took its place.
-- What lies below the log start is gone; so rows of the file from there are left out.
+- No tombstone above its end has gone from the log meanwhile, or a deleted key would stay for ever. - The log
+was not cut below its end since, by a truncation or by a power cut, or other records took its place. - What
+lies below the log start is gone; so rows of the file from there are left out.
 
 Where one of the first two cannot be excluded the file is refused: `check`.
 """
@@ -18,9 +18,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.json_form import bytes_json, field_bytes, field_json
-from lastword.api.progress import Meter
-from lastword.api.ranges import Bounds, ranges
+from lastword.api.reader import Bounds, ranges
+from lastword.api.serializers import bytes_json, field_bytes, field_json
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
@@ -35,7 +34,7 @@ from lastword.state.snapshot_file import (
 )
 from lastword.state.state import Restored
 from lastword.units import format_duration
-from lastword.values import ProgressLike
+from lastword.values import Meter, ProgressLike
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,14 +1,115 @@
-"""`TopicSchema`: how the keys and values of a topic become bytes, and to which partition a key belongs."""
+"""The schema of a topic: serializers of keys and values, and the partitioner.
+
+`murmur2` is the partitioner of Kafka's Java client (its DefaultPartitioner for records with a key), `crc32`
+that of librdkafka (`consistent`). With the same partitioner, Kafka producers and lastword write a key to the
+same partition. A callable `fn(key: bytes, partitions: int) -> int` can replace both. Partitioners receive
+only records with a key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import zlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lastword.api import partitioners
 from lastword.api.serializers import Serializer, SerializerLike, contradicts, saved_serializer, serializer_of
 from lastword.config import TopicConfig
-from lastword.errors import InvalidSettingError
+from lastword.errors import InvalidSettingError, UsageError, nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+
+Partitioner = Callable[[bytes, int], int]
+PartitionerLike = str | Partitioner
+
+_SEED = 0x9747B28C
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit hash of Kafka's Java client, as an unsigned number."""
+    length = len(data)
+    h = _SEED ^ length
+    whole = length & ~3
+    for position in range(0, whole, 4):
+        k = int.from_bytes(data[position : position + 4], "little") * _M & _MASK
+        k = (k ^ k >> 24) * _M & _MASK
+        h = (h * _M & _MASK) ^ k
+    if length & 3:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
+
+
+def by_murmur2(key: bytes, partitions: int) -> int:
+    """Java's `toPositive(murmur2(key)) % partitions`: the sign bit is cleared, not negated."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def by_crc32(key: bytes, partitions: int) -> int:
+    """librdkafka's `consistent`: the unsigned CRC-32 (zlib's) modulo the number of partitions."""
+    return zlib.crc32(key) % partitions
+
+
+PARTITIONERS: dict[str, Partitioner] = {"murmur2": by_murmur2, "crc32": by_crc32}
+
+
+def partitioner_of(given: PartitionerLike) -> tuple[str | None, Partitioner]:
+    """(name or None for a callable, function). UsageError for an unknown name."""
+    if isinstance(given, str):
+        found = PARTITIONERS.get(given)
+        if found is None:
+            near = nearest(given, PARTITIONERS)
+            raise UsageError(
+                f"unknown partitioner {given!r}" + (f"; nearest: {near}" if near else ""),
+                remedy=f"one of {', '.join(PARTITIONERS)}, or a function of (key, partitions)",
+            )
+        return given, found
+    if callable(given):
+        return None, given
+    raise UsageError(
+        f"a partitioner is a name or a function, not {type(given).__name__}",
+        remedy=f"one of {', '.join(PARTITIONERS)}, or a function of (key, partitions)",
+    )
+
+
+def choose(partitioner: Partitioner, key: bytes, partitions: int) -> int:
+    """The partition of `key`, checked: a callable that answers outside 0..partitions-1 is refused."""
+    if partitions == 1:
+        return 0
+    chosen = partitioner(key, partitions)
+    if not isinstance(chosen, int) or not 0 <= chosen < partitions:
+        raise UsageError(
+            f"the partitioner answered {chosen!r} for {partitions} partitions",
+            remedy=f"return an int from 0 to {partitions - 1}",
+        )
+    return chosen
+
+
+def murmur2_partitions(keys: pa.Array, partitions: int) -> np.ndarray:
+    """`by_murmur2` of many keys at once: int64, one of each key of an Arrow binary or string array; -1 where
+    there is none."""
+    import numpy as np
+
+    from lastword import kernels
+    from lastword.kernels.hashing import murmur2_partitions as loop
+
+    chosen = np.empty(len(keys), np.int64)
+    _, edges, data = keys.buffers()
+    if len(keys) == 0 or edges is None:
+        return chosen
+    content = np.frombuffer(data if data is not None and data.size else b"\0", np.uint8)
+    ends = np.frombuffer(edges, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    content.flags.writeable = ends.flags.writeable = False  # one kind of array: one compiled kernel
+    if loop(content, ends, partitions, chosen) != kernels.OK:
+        raise ValueError("the array's offsets lie outside its data")
+    if keys.null_count:
+        chosen[np.asarray(keys.is_null())] = -1
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +131,7 @@ class TopicSchema:
     key: Serializer
     value: Serializer
     saved: tuple[str | None, str | None]
-    partitioner: partitioners.Partitioner
+    partitioner: Partitioner
 
     @classmethod
     def of(
@@ -41,7 +142,7 @@ class TopicSchema:
         *,
         key_serializer: SerializerLike | None = None,
         value_serializer: SerializerLike | None = None,
-        partitioner: partitioners.PartitionerLike | None = None,
+        partitioner: PartitionerLike | None = None,
     ) -> TopicSchema:
         """Return the schema of a topic. What is not given is as saved with the topic.
 
@@ -49,7 +150,7 @@ class TopicSchema:
             InvalidSettingError: A serializer's name contradicts the saved one.
         """
         saved = config.lastword_key_serializer, config.lastword_value_serializer
-        _, chosen = partitioners.partitioner_of(partitioner or config.lastword_partitioner or "murmur2")
+        _, chosen = partitioner_of(partitioner or config.lastword_partitioner or "murmur2")
         return cls(
             topic,
             tuple(numbers),
@@ -62,7 +163,7 @@ class TopicSchema:
 
     def partition_of(self, key: bytes) -> int:
         """Return the partition that the partitioner gives a key."""
-        return partitioners.choose(self.partitioner, key, self.partitions)
+        return choose(self.partitioner, key, self.partitions)
 
 
 def _serializer(part: str, given: SerializerLike | None, saved: str | None, topic: str) -> Serializer:

@@ -1,11 +1,11 @@
-"""Serializers: a Python key or value, and the bytes that stand for it in a record.
+"""Serializers: convert Python keys and values to the bytes of a record, and to JSON.
 
-A serializer works both ways. It is given as a *name* from the table below, as a pair `(dumps, loads)`, or
-as an object with the methods `dumps` and `loads` (such as the module `orjson`). Names are saved with the
-topic; callables are code and are passed again at every open.
+A serializer converts in both directions. It is given as a name from the table below, as a pair `(dumps,
+loads)`, or as an object with the methods `dumps` and `loads` (such as the module `orjson`). Names are saved
+with the topic; callables are passed at every open.
 
     name      Python           bytes                          Kafka's class
-    bytes     bytes            as they are                    ByteArraySerializer
+    bytes     bytes            unchanged                      ByteArraySerializer
     str       str              UTF-8                          StringSerializer
     json      JSON values      UTF-8, keys sorted, no blanks  none
     int32     int              4 bytes, big endian            IntegerSerializer
@@ -13,23 +13,180 @@ topic; callables are code and are passed again at every open.
     float64   float            8 bytes, big endian, IEEE 754  DoubleSerializer
     msgpack   JSON and bytes   MessagePack, keys sorted       none
 
-Keys of objects are sorted because a key *is* its bytes: two spellings of one object would be two keys.
+Keys of objects are sorted because a key is its bytes: two encodings of one object would be two keys.
 `pickle` is not in the table: reading a log must never run code from it.
 
-In a topic `None` is a null and never reaches a serializer. In a `State` it does, so there JSON can store
-`null`.
+In a topic, `None` is a null and is not passed to a serializer. In a `State` it is, so JSON can store `null`
+there.
+
+MessagePack (https://msgpack.org, format version 5):
+
+    00-7f int    80-8f map    90-9f array    a0-bf text      c0 null      c2 c3 false true
+    c4 c5 c6 bytes (length of 1, 2, 4 bytes)    ca cb float (4, 8 bytes)    cc-cf unsigned    d0-d3 signed
+    d9 da db text    dc dd array    de df map    e0-ff int -32..-1    c7-c9 d4-d8 extensions: refused
+
+Each value has one encoding: the shortest form of each number and length, floats in 8 bytes, the entries of a
+map in the order of the bytes of their keys. A tuple is written as an array. Arrays and maps may nest 100
+levels; the keys of a map are plain values.
+
+In JSON (`--json`, `append`, `.jsonl` files) text is a string and other bytes are `{"base64": "..."}`. A
+field of a topic that stores JSON or numbers is written as itself if encoding it gives the same bytes, so
+bytes survive both conversions.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from lastword.api import messagepack
 from lastword.errors import SerializerError, UsageError, nearest
+
+MAX_LEVELS = 100
+_SMALL = {2: struct.Struct(">H"), 4: struct.Struct(">I")}
+
+
+def msgpack_dumps(value: Any) -> bytes:
+    """TypeError for what has no form, ValueError for an int outside 64 bits."""
+    out = bytearray()
+    _write_msgpack(out, value, MAX_LEVELS)
+    return bytes(out)
+
+
+def msgpack_loads(data: bytes) -> Any:
+    """ValueError unless `data` is one whole value."""
+    reader = _MessagePackReader(data)
+    value = reader.value(MAX_LEVELS)
+    if reader.position != len(data):
+        raise ValueError("expected one value")
+    return value
+
+
+def _write_msgpack(out: bytearray, value: Any, deep: int) -> None:
+    if deep < 0:
+        raise ValueError(f"expected at most {MAX_LEVELS} levels")
+    if value is None:
+        out.append(0xC0)
+    elif value is True or value is False:
+        out.append(0xC3 if value else 0xC2)
+    elif isinstance(value, int):
+        out += _msgpack_integer(value)
+    elif isinstance(value, float):
+        out.append(0xCB)
+        out += _FLOAT64.pack(value)
+    elif isinstance(value, str):
+        data = value.encode()
+        out += _msgpack_head(len(data), 0xA0, 32, 0xD9, True) + data
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        out += _msgpack_head(len(bytes(value)), 0, 0, 0xC4, True) + bytes(value)
+    elif isinstance(value, (list, tuple)):
+        out += _msgpack_head(len(value), 0x90, 16, 0xDC, False)
+        for item in value:
+            _write_msgpack(out, item, deep - 1)
+    elif isinstance(value, dict):
+        out += _msgpack_head(len(value), 0x80, 16, 0xDE, False)
+        for data, key in sorted(((msgpack_dumps(key), key) for key in value), key=itemgetter(0)):
+            if isinstance(key, tuple):
+                raise TypeError("expected a map's keys to be plain values, got tuple")
+            out += data
+            _write_msgpack(out, value[key], deep - 1)
+    else:
+        raise TypeError(f"expected a value that MessagePack has, got {type(value).__name__}")
+
+
+def _msgpack_head(length: int, short: int, shorts: int, long: int, with_byte: bool) -> bytes:
+    """Type and length. `short`, `shorts`: type byte and number of the lengths that fit into it; `long`: type
+    byte of the first longer form.
+    """
+    if length < shorts:
+        return bytes([short | length])
+    if with_byte and length < 1 << 8:
+        return bytes([long, length])
+    long += with_byte
+    if length < 1 << 16:
+        return bytes([long]) + _SMALL[2].pack(length)
+    if length < 1 << 32:
+        return bytes([long + 1]) + _SMALL[4].pack(length)
+    raise ValueError("expected less than 4 GiB")
+
+
+def _msgpack_integer(value: int) -> bytes:
+    if -32 <= value < 128:
+        return bytes([value & 0xFF])
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("expected an int of 64 bits")
+    signed = value < 0
+    for power in range(4):
+        bits = 8 << power
+        if (-(1 << (bits - 1)) <= value) if signed else value < 1 << bits:
+            return bytes([(0xD0 if signed else 0xCC) + power]) + value.to_bytes(
+                bits // 8, "big", signed=signed
+            )
+    raise AssertionError
+
+
+class _MessagePackReader:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        end = self.position + size
+        if end > len(self.data):
+            raise ValueError("expected more bytes")
+        taken = self.data[self.position : end]
+        self.position = end
+        return taken
+
+    def number(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(size), "big", signed=signed)
+
+    def value(self, deep: int) -> Any:
+        if deep < 0:
+            raise ValueError(f"expected at most {MAX_LEVELS} levels")
+        kind = self.number(1)
+        if kind < 0x80 or kind >= 0xE0:
+            return kind if kind < 0x80 else kind - 256
+        if kind < 0x90:
+            return self.map(kind & 0x0F, deep)
+        if kind < 0xA0:
+            return self.array(kind & 0x0F, deep)
+        if kind < 0xC0:
+            return self.take(kind & 0x1F).decode()
+        if kind in (0xC0, 0xC2, 0xC3):
+            return {0xC0: None, 0xC2: False, 0xC3: True}[kind]
+        if 0xC4 <= kind <= 0xC6:
+            return self.take(self.number(1 << (kind - 0xC4)))
+        if kind == 0xCA:
+            return struct.unpack(">f", self.take(4))[0]
+        if kind == 0xCB:
+            return _FLOAT64.unpack(self.take(8))[0]
+        if 0xCC <= kind <= 0xD3:
+            return self.number(1 << ((kind - 0xCC) & 3), signed=kind >= 0xD0)
+        if 0xD9 <= kind <= 0xDB:
+            return self.take(self.number(1 << (kind - 0xD9))).decode()
+        if kind in (0xDC, 0xDD):
+            return self.array(self.number(2 << (kind - 0xDC)), deep)
+        if kind in (0xDE, 0xDF):
+            return self.map(self.number(2 << (kind - 0xDE)), deep)
+        raise ValueError("expected no extension type")
+
+    def array(self, length: int, deep: int) -> list[Any]:
+        return [self.value(deep - 1) for _ in range(length)]
+
+    def map(self, length: int, deep: int) -> dict[Any, Any]:
+        found = {}
+        for _ in range(length):
+            key = self.value(deep - 1)
+            if isinstance(key, (list, dict)):
+                raise ValueError("expected a map's keys to be plain values")
+            found[key] = self.value(deep - 1)
+        return found
+
 
 T = TypeVar("T")
 
@@ -171,7 +328,7 @@ SERIALIZERS: dict[str, Serializer] = {
     "float64": Serializer(
         "float64", lambda value: _FLOAT64.pack(float(value)), lambda data: _FLOAT64.unpack(data)[0]
     ),
-    "msgpack": Serializer("msgpack", messagepack.dumps, messagepack.loads),
+    "msgpack": Serializer("msgpack", msgpack_dumps, msgpack_loads),
 }
 
 
@@ -207,3 +364,54 @@ def serializer_of(given: SerializerLike | Serializer) -> Serializer:
         f"a serializer is a name, a pair (dumps, loads) or an object with both, not {type(given).__name__}",
         remedy=f"one of {', '.join(SERIALIZERS)}",
     )
+
+
+def bytes_json(data: bytes | None) -> Any:
+    """A string if it is UTF-8, else the base64 form; None stays null."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def field_json(data: bytes | None, serializer: str | None) -> Any:
+    """A key or value as JSON: of a `json`, `msgpack`, `int32`, `int64` or `float64` topic as itself, if its
+    bytes say exactly that."""
+    if data is None or serializer in (None, "bytes", "str"):
+        return bytes_json(data)
+    chosen = SERIALIZERS[serializer]
+    try:
+        value = chosen.decode(data, "field")
+        exact = value is not None and not is_base64_form(value) and chosen.encode(value, "field") == data
+        if exact and serializer == "msgpack":  # it also has what JSON has not
+            exact = chosen.encode(json.loads(json.dumps(value, allow_nan=False)), "field") == data
+    except (SerializerError, TypeError, ValueError):
+        exact = False
+    return value if exact else {"base64": base64.b64encode(data).decode()}
+
+
+def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
+    """The inverse of `field_json`. UsageError or SerializerError for what the topic cannot take."""
+    if value is None:
+        return None
+    if is_base64_form(value):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except ValueError:
+            raise UsageError(
+                f"the {what} is not base64", remedy='give {"base64": "..."} of the bytes'
+            ) from None
+    if serializer in (None, "bytes", "str"):
+        if not isinstance(value, str):
+            raise UsageError(
+                f"the {what} is a JSON {type(value).__name__}, and the topic stores {serializer or 'bytes'}",
+                remedy=f"give a string; `lastword create DIR TOPIC --{what}-serializer json` stores JSON",
+            )
+        return value.encode("utf-8", "surrogatepass")
+    return SERIALIZERS[serializer].encode(value, what)
+
+
+def is_base64_form(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get("base64"), str)

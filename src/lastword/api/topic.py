@@ -24,11 +24,10 @@ from lastword.values import Handle, ProgressLike, table_html
 
 if TYPE_CHECKING:
     from lastword.api.batches import Packer
+    from lastword.api.counts import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import Call, Producers
-    from lastword.api.ranges import Bounds
-    from lastword.api.reader import Isolation, Reader, View
-    from lastword.api.values import PartitionInfo, SegmentInfo
+    from lastword.api.reader import Bounds, Isolation, Reader, View
     from lastword.cleaner import CleanRound, Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.partition import PartitionLog
@@ -127,7 +126,7 @@ class Topic(Handle, Generic[K, V]):
 
             _, sequence = producers.check(producer, sequence)
             turn = sequence % producers.TURNS
-        chosen = packer.placing.of(data[0], partition, turn)
+        chosen = packer.assigner.of(data[0], partition, turn)
         when = packer.timestamp_of(timestamp, self.dirs.clock.now_ms())
         batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
         began = time.perf_counter()
@@ -329,9 +328,16 @@ class Topic(Handle, Generic[K, V]):
         Raises:
             OffsetOutOfRangeError: An offset is below the log start or above the log end.
         """
-        from lastword.api.follow import check_follow, following
-        from lastword.api.ranges import ranges
-        from lastword.api.reader import READ_COMMITTED, Reader, check_isolation, check_view, encoded_keys
+        from lastword.api.reader import (
+            READ_COMMITTED,
+            Reader,
+            check_follow,
+            check_isolation,
+            check_view,
+            encoded_keys,
+            following,
+            ranges,
+        )
 
         check_view(view)
         if follow or timeout is not None:
@@ -340,7 +346,7 @@ class Topic(Handle, Generic[K, V]):
         views = self.dirs.views(self.name)
         if partition is not None:
             if partition not in views:
-                self._packer.placing.checked(partition)
+                self._packer.assigner.checked(partition)
                 raise UsageError(
                     f"{self.name}-{partition} is not in this directory", remedy="read another partition"
                 )
@@ -397,7 +403,7 @@ class Topic(Handle, Generic[K, V]):
         from lastword.api.counts import segments
 
         if partition is not None:
-            self._packer.placing.checked(partition)
+            self._packer.assigner.checked(partition)
         return segments(self.dirs, self.name, partition, progress, quick=quick)
 
     def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
@@ -463,9 +469,9 @@ class Topic(Handle, Generic[K, V]):
 
     def expire(self, partition: int | None = None) -> list[Deletion]:
         """Apply retention now; see `LogDir.expire`."""
-        from lastword.api import retaining
+        from lastword.api import cleaning
 
-        return retaining.expire(self.dirs, self.name, partition)
+        return cleaning.expire(self.dirs, self.name, partition)
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, whatever the policy. Return the log start of each partition.
@@ -479,7 +485,7 @@ class Topic(Handle, Generic[K, V]):
         Raises:
             OffsetOutOfRangeError: The offset is above a log end. Nothing was changed.
         """
-        from lastword.api.retaining import trim
+        from lastword.api.cleaning import trim
 
         return trim(self.dirs, self.name, partition, before)
 
@@ -520,7 +526,7 @@ class Topic(Handle, Generic[K, V]):
     def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
         """Explain why a partition is or is not due, and which rule keeps each record of `key`; see
         `LogDir.explain`."""
-        from lastword.api.explaining import explained
+        from lastword.api.inspections import explained
 
         data = None if key is None else self.schema.key.encode(key, "key")
         return explained(self.dirs, self.name, partition, data, self.schema.partitioner)
@@ -534,7 +540,7 @@ class Topic(Handle, Generic[K, V]):
         **config: Unpack[Keywords],
     ) -> list[Simulation]:
         """Simulate cleanings under other settings; see `LogDir.simulate`."""
-        from lastword.api.simulations import simulations
+        from lastword.api.inspections import simulations
 
         return simulations(self.dirs, self.name, partition, strategy, progress, config)
 
@@ -547,7 +553,7 @@ class Topic(Handle, Generic[K, V]):
         progress: ProgressLike | bool | None = None,
     ) -> list[Duplication]:
         """Count superseded records; see `LogDir.duplication`."""
-        from lastword.api.duplicates import duplication
+        from lastword.api.inspections import duplication
 
         return duplication(self.dirs, self.name, partition, exact=exact, by=by, progress=progress)
 

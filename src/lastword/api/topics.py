@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.open_dirs import OpenDirs, PathLike
-from lastword.api.partitioners import PartitionerLike, partitioner_of
-from lastword.api.progress import listener
-from lastword.api.schema import TopicSchema
+from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
 from lastword.api.topic import Topic
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings, write_topic_settings
 from lastword.errors import InvalidSettingError, LastwordError, TopicExistsError, UsageError
 from lastword.logdir import LogDirectory, partition_numbers
 from lastword.segment import names
-from lastword.values import ProgressLike
+from lastword.values import ProgressLike, listener
 
 if TYPE_CHECKING:
-    from lastword.api.ranges import Bounds
+    from lastword.api.reader import Bounds
     from lastword.state.state import State
 
 
@@ -161,7 +159,7 @@ def open_state(
     config: Mapping[str, Any],
 ) -> State[Any, Any]:
     """See `LogDir.state`."""
-    from lastword.api.ranges import ranges
+    from lastword.api.reader import ranges
     from lastword.state.state import State, StateSource
 
     if default is not None and not callable(default):

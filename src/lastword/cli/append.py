@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lastword.api.json_form import field_bytes
+from lastword.api.serializers import field_bytes
 from lastword.cli import signals
 from lastword.cli.command import Session, command
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.api.json_form import bytes_json
+from lastword.api.serializers import bytes_json
 from lastword.cli.command import Session, command
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.cli.text import key_text

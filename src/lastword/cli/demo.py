@@ -128,7 +128,7 @@ def demo(
 
 def run(out: Session, path: str, updates: int = UPDATES) -> None:
     """Run the demonstration below `path`: a log directory `original` and one per strategy."""
-    from lastword.config.topic import STRATEGIES
+    from lastword.config.tables import STRATEGIES
 
     history = History(updates)
     live, deleted = len(history.newest), history.deleted

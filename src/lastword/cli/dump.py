@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.api.json_form import bytes_json
+from lastword.api.serializers import bytes_json
 from lastword.cli.command import Session, command
 from lastword.cli.text import escape, internal_text, key_text, value_text
 from lastword.errors import LastwordError, UsageError

@@ -43,7 +43,7 @@ def expire(
 
     Needs `delete` in cleanup.policy. Segments below the log start are removed under any known policy.
     """
-    from lastword.api.retaining import expire_outlook
+    from lastword.api.cleaning import expire_outlook
 
     target = Target.of(directory, topic, partition, more)
     assumed = what_if(sets)

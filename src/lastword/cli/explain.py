@@ -50,7 +50,7 @@ def explain(
     With --key: every record of the key, and the rule that keeps or frees it.
     Changes nothing and takes no lock: it works on the directory of a running broker.
     """
-    from lastword.api.explaining import explain_each, explained
+    from lastword.api.inspections import explain_each, explained
 
     target = Target.of(directory, topic, partition, more)
     explanations: list[Explanation] = []

@@ -17,8 +17,8 @@ from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
+    from lastword.api.counts import PartitionInfo, SegmentInfo
     from lastword.api.open_dirs import OpenDirs
-    from lastword.api.values import PartitionInfo, SegmentInfo
 
 EXAMPLES = """
 lastword ls data

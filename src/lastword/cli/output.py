@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from lastword.api.json_form import bytes_json
+from lastword.api.serializers import bytes_json
 from lastword.cli.remedies import remedy_of
 from lastword.cli.table import cut, table, terminal_width
 from lastword.cli.text import json_escaped

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lastword.api.json_form import bytes_json, field_json
+from lastword.api.serializers import bytes_json, field_json
 from lastword.cli.command import Session, command, now_ms
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.cli.text import escape, field_text, internal_text, key_candidates, key_text, value_text

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.json_form import field_bytes, field_json, is_base64_form
+from lastword.api.serializers import field_bytes, field_json, is_base64_form
 from lastword.errors import UsageError
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def trim(
 
     In all partitions of the topic, or in one; under any cleanup.policy.
     """
-    from lastword.api import retaining
+    from lastword.api import cleaning
 
     target = Target.of(directory, topic, partition, more)
     known_as = target.topic_for("trim", "--before", "OFFSET")
@@ -55,7 +55,7 @@ def trim(
     with out.open(target) as logs:
         known = logs.topic(known_as)
         starts = {number: start for number, (start, _) in known.bounds().items()}
-        wanted = retaining.trim(logs.dirs, known_as, target.partition, when, dry_run=True)
+        wanted = cleaning.trim(logs.dirs, known_as, target.partition, when, dry_run=True)
     moves = {number: offset for number, offset in wanted.items() if offset > starts[number]}
     if dry_run:
         _show(out, known_as, starts, wanted, "would start")
@@ -66,7 +66,7 @@ def trim(
     if moves:
         confirm(f"remove {plural(_gone(starts, moves), 'offset')} of {known_as} for good", yes)
     with out.change(target) as logs:
-        done = retaining.trim(logs.dirs, known_as, target.partition, when)
+        done = cleaning.trim(logs.dirs, known_as, target.partition, when)
     _show(out, known_as, starts, done, "starts")
     out.summary(
         None if moves else "no records before it",

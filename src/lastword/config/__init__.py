@@ -1,12 +1,11 @@
 """Settings: the tables, and the layers of values with their sources.
 
-setting.py describes one setting (name, unit, range, cost); topic.py and instance.py are the two tables;
-keywords.py, written from them, holds their names for type checkers; toml.py reads lastword.toml with line
-numbers; settings.py merges arguments, environment, file and defaults; write.py changes the file. Uses
-`errors`, `units`, `parse` and `files`. Start reading at topic.py.
+setting.py describes one setting (name, unit, range, cost); tables.py has the settings of a topic and of the
+process; keywords.py, written from them, holds their names for type checkers; settings.py reads lastword.toml
+with line numbers and merges arguments, environment, file and defaults; write.py changes the file. Uses
+`errors`, `units`, `parse` and `files`. Start reading at tables.py.
 """
 
-from lastword.config.instance import INSTANCE_SETTINGS, LogConfig
 from lastword.config.setting import Setting
 from lastword.config.settings import (
     ALL_SETTINGS,
@@ -15,7 +14,7 @@ from lastword.config.settings import (
     keyword_names,
     parse_topic_settings,
 )
-from lastword.config.topic import TOPIC_SETTINGS, TopicConfig
+from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
 from lastword.config.write import remove_topic_settings, write_topic_settings
 
 __all__ = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lastword.config.instance import INSTANCE_SETTINGS
 from lastword.config.settings import Problems, Settings, parse_named
-from lastword.config.topic import TOPIC_SETTINGS
+from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS
 from lastword.errors import LastwordError
 from lastword.files import Files
 
@@ -77,7 +77,10 @@ def _change(given: str, value: Any, topic: str | None) -> Change:
 
 
 def _edit(text: str, changes: list[Change]) -> str:
-    import tomlkit  # imported here, because only commands that change settings need it
+    first = None if text else _first_table(changes)
+    if first is not None:
+        return first
+    import tomlkit  # takes 10 ms to load, and only a change of an existing file needs it
 
     document = tomlkit.parse(text)
     expected = tomllib.loads(text)
@@ -92,6 +95,30 @@ def _edit(text: str, changes: list[Change]) -> str:
     if _without_empty(tomllib.loads(new)) != _without_empty(expected):
         raise LastwordError("these settings cannot be edited in place", remedy="edit lastword.toml by hand")
     return new
+
+
+_PLAIN = re.compile(r"[\w.-]+", re.ASCII)
+
+
+def _first_table(changes: list[Change]) -> str | None:
+    """Return a file with one table [topics.NAME], as tomlkit writes it; None if a value needs tomlkit."""
+    lines: list[str] = []
+    for path, value in changes:
+        if path[0] != "topics" or not all(map(_PLAIN.fullmatch, path)):
+            return None
+        if isinstance(value, bool):
+            shown = str(value).lower()
+        elif isinstance(value, int):
+            shown = str(value)
+        elif isinstance(value, str) and _PLAIN.fullmatch(value):
+            shown = f'"{value}"'
+        else:
+            return None
+        if not lines:
+            topic = f'"{path[1]}"' if "." in path[1] else path[1]
+            lines.append(f"[topics.{topic}]\n")
+        lines.append(f"{'.'.join(path[2:])} = {shown}\n")
+    return "".join(lines) or None
 
 
 def _put(document: Any, path: tuple[str, ...], value: Any) -> None:

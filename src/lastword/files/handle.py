@@ -1,19 +1,164 @@
-"""`OsHandle`: one open file on the operating system."""
+"""`OsHandle`: one open file on the operating system, and a bounded set of descriptors for all of them.
+
+The descriptor of a handle may be closed while the handle is idle, and is opened again at the next use. So
+10,000 partitions or 2,000 segments do not need 10,000 descriptors.
+
+* The least recently used descriptor is closed first. Handles with unsynced writes are closed last, and synced
+  before: the kernel reports a failed writeback only to a process that has the file open.
+* A handle in use (between `acquire` and `release`) keeps its descriptor, so a read of another thread cannot
+  hit a reused descriptor number.
+* A reopened file must be the same inode. If a reader finds another file under the name, it raises
+  FileVanishedError, as for a file that was replaced before the first open.
+* If the system has no descriptor left (EMFILE, ENFILE), a quarter of the open ones is closed and the open is
+  tried again.
+
+Without an explicit limit, half of RLIMIT_NOFILE is used, at most 4096.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import resource
 import stat
 import sys
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
+from typing import Protocol, TypeVar
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
-from lastword.files.descriptors import Descriptors
 from lastword.files.failures import NO_ROOM, Root, fsync_or_fail, translate
 from lastword.files.interface import Buffer, FileFacts, Handle
+
+T = TypeVar("T")
+MAX_LIMIT = 4096
+MIN_LIMIT = 8
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+class Reopenable(Protocol):
+    """The part of a handle that `Descriptors` uses."""
+
+    fd: int  # -1 while it is closed
+    pins: int
+    unsynced: bool
+
+    def reopen(self) -> int: ...
+    def sync_before_closing(self) -> None: ...
+
+
+class Descriptors:
+    """The open descriptors of one `OsFiles`, least recently used first.
+
+    Args:
+        limit: The largest number of open descriptors. None: half of RLIMIT_NOFILE, at most 4096.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._fixed_limit = limit
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close a handle meanwhile
+        self._open: OrderedDict[int, weakref.ref[Reopenable]] = OrderedDict()
+        _instances.add(self)
+
+    @property
+    def limit(self) -> int:
+        """Return the largest number of open descriptors now."""
+        if self._fixed_limit is not None:
+            return max(1, self._fixed_limit)
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return MAX_LIMIT
+        return max(MIN_LIMIT, min(soft // 2, MAX_LIMIT))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, handle: Reopenable) -> None:
+        """Add a handle that has just been opened."""
+        with self._lock:
+            self._open[id(handle)] = weakref.ref(handle)
+
+    def open(self, opening: Callable[[], T]) -> T:
+        """Call a function that opens a descriptor; evict others first, and again if the system has none."""
+        self._evict_excess()
+        try:
+            return opening()
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or not self._evict(max(1, len(self._open) // 4)):
+                raise
+            return opening()
+
+    def acquire(self, handle: Reopenable) -> int:
+        """Return the descriptor of a handle, which stays open until `release`."""
+        with self._lock:
+            handle.pins += 1
+            fd = handle.fd
+            if fd >= 0:
+                self._open.move_to_end(id(handle))
+                return fd
+            try:
+                fd = handle.fd = self.open(handle.reopen)
+            except BaseException:
+                handle.pins -= 1
+                raise
+            self._open[id(handle)] = weakref.ref(handle)
+            return fd
+
+    def release(self, handle: Reopenable) -> None:
+        """Allow that the descriptor of a handle is closed again."""
+        with self._lock:
+            handle.pins -= 1
+
+    def remove(self, handle: Reopenable) -> int:
+        """Remove a handle that is being closed; return its descriptor, or -1."""
+        with self._lock:
+            self._open.pop(id(handle), None)
+            fd, handle.fd = handle.fd, -1
+            return fd
+
+    def _evict_excess(self) -> None:
+        excess = len(self._open) - self.limit + 1
+        if excess > 0:
+            self._evict(excess)
+
+    def _evict(self, count: int) -> int:
+        """Close up to `count` idle descriptors and return how many were closed."""
+        with self._lock:
+            closed = 0
+            for synced_only in (True, False):
+                for key, reference in list(self._open.items()):
+                    if closed >= count:
+                        return closed
+                    handle = reference()
+                    if handle is None or handle.fd < 0:
+                        self._open.pop(key, None)
+                        continue
+                    if handle.pins or (synced_only and handle.unsynced):
+                        continue
+                    if handle.unsynced:
+                        handle.sync_before_closing()
+                    fd, handle.fd = handle.fd, -1
+                    self._open.pop(key, None)
+                    with contextlib.suppress(OSError):  # no data is lost: it was synced, or only read
+                        os.close(fd)
+                    closed += 1
+            return closed
+
+
+_instances: weakref.WeakSet[Descriptors] = weakref.WeakSet()
+
+
+def _renew_locks_after_fork() -> None:
+    for descriptors in list(_instances):
+        descriptors._lock = threading.RLock()  # another thread may have held it when the process forked
+
+
+os.register_at_fork(after_in_child=_renew_locks_after_fork)
+
 
 LARGE_READ = 1 << 20
 """A read of more bytes than this is first limited to the file's size, so that a corrupt length does not

@@ -55,7 +55,7 @@ def duplication(
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    from lastword.api.duplicates import check_by
+    from lastword.api.inspections import check_by
     from lastword.api.opening import open as open_log_dir
     from lastword.spark.result_frames import frame_of
     from lastword.spark.tasks import run_tasks
@@ -225,7 +225,7 @@ def restore(
 
     need_pyspark()
     from lastword.api.opening import open as open_log_dir
-    from lastword.api.ranges import ranges
+    from lastword.api.reader import ranges
     from lastword.spark.source import load
 
     path = shared_log(path)
@@ -488,7 +488,7 @@ def _assigned(partitioner: str, count: int) -> Column:
     from pyspark.sql import functions as F
 
     def partition_of(key: Any) -> int:
-        from lastword.api.partitioners import PARTITIONERS
+        from lastword.api.schema import PARTITIONERS
 
         return PARTITIONERS[partitioner](bytes(key), count)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.partitioners import murmur2_partitions
+from lastword.api.schema import murmur2_partitions
 from lastword.clock import SystemClock
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import KeyRequiredError, LogDirLockedError, RecordTooLargeError, SparkOptionError
@@ -147,7 +147,7 @@ NAMED_PARTITIONERS = ("murmur2", "crc32")
 
 
 def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarray:
-    """Return the int64 partition of each key of a binary array without nulls, as `api.partitioners` does.
+    """Return the int64 partition of each key of a binary array without nulls, as `api.schema` does.
 
     Tasks have only the partitioners with a name. A callable of the topic's creator cannot travel to them, so
     such a topic needs a column `partition`.

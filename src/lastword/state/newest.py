@@ -17,10 +17,12 @@ older records supersede nothing.
 from __future__ import annotations
 
 import os
+import queue
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lastword.partition import scan
 from lastword.partition.moment import Range, at_one_moment
@@ -28,13 +30,93 @@ from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
-from lastword.state.prefetch import BytesDone, prefetch
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
+
+
+T = TypeVar("T")
+BytesDone = Callable[[int, int], None]
+"""Receives (bytes done, total bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item(Generic[T]):
+    item: T
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: BaseException | None
+
+
+class _Closed(Exception):
+    """The caller has closed the generator."""
+
+
+def prefetch(
+    work: Callable[[BytesDone], Iterator[T]], progress: BytesDone | None, slot_count: int
+) -> Generator[T]:
+    """Yield the items of `work` in order, while a thread produces more.
+
+    The caller must close the generator: the thread then ends at its next item or progress report, and is
+    joined. An error of `work` is raised after the items before it.
+
+    Args:
+        work: Takes a function for progress reports, and yields items. Runs in the thread.
+        progress: Receives the progress reports, in the caller's thread.
+        slot_count: The most items in memory, the one in use included.
+    """
+    messages: queue.SimpleQueue[_Item[T] | _Progress | _End] = queue.SimpleQueue()
+    slots = threading.Semaphore(slot_count)
+    closed = threading.Event()
+
+    def report(done: int, total: int) -> None:
+        if closed.is_set():
+            raise _Closed
+        messages.put(_Progress(done, total))
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            for item in work(report):
+                slots.acquire()
+                if closed.is_set():
+                    return
+                messages.put(_Item(item))
+        except BaseException as work_error:
+            error = work_error
+        messages.put(_End(error))
+
+    thread = threading.Thread(target=run, name="lastword-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            match messages.get():
+                case _Item(item):
+                    yield item
+                    slots.release()
+                case _Progress(done, total):
+                    if progress is not None:
+                        progress(done, total)
+                case _End(error):
+                    if error is not None:
+                        raise error
+                    return
+    finally:
+        closed.set()
+        slots.release()
+        thread.join()
+
 
 _PREFETCHED_PARTS = 4  # parts that wait for the caller, at most: each is a chunk of records
 _LARGE_BYTES = 64 << 20  # a range of this size is resolved by two threads; a smaller one takes under a second
@@ -314,7 +396,6 @@ class _SegmentSlice:
         return self.segment.chunk_reader(self.first, self.last, chunk_bytes=chunk_bytes, verify=verify)
 
 
-T = TypeVar("T")
 Convert = Callable[["RecordColumns | None", "Chunk | None", list[RawRecord]], T]
 
 

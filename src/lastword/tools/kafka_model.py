@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lastword.config.instance import DEFAULT_MAP_BYTES
+from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.records.record import RawRecord, encode_varint
 from lastword.values import Value
 from lastword.wire import HEADER_BYTES

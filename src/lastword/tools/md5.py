@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.config.instance import DEFAULT_MAP_BYTES
+from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.columns import decode_columns

@@ -187,7 +187,7 @@ def _partition_list(files: Files, path: str) -> Fields:
 
 def _settings(files: Files, path: str) -> Fields:
     from lastword.config import Settings
-    from lastword.config.toml import read_entries
+    from lastword.config.settings import read_entries
 
     try:
         text = files.read_bytes(path).decode("utf-8")

@@ -22,7 +22,7 @@ from lastword.cleaner.policy.generational import choose_drive
 from lastword.cleaner.policy.groups import OutputLimits, group
 from lastword.cleaner.policy.plan import Request
 from lastword.config import TopicConfig
-from lastword.config.instance import DEFAULT_SPACE_TARGET
+from lastword.config.tables import DEFAULT_SPACE_TARGET
 from lastword.tools.overwrites import OverwriteTrace
 from lastword.tools.simulated_log import SimulatedLog, group_by_source_size
 from lastword.units import format_bytes

@@ -300,7 +300,7 @@ def _md5_check(
     progress: ProgressLike | None,
 ) -> Md5Check | None:
     """Compare the keys of a log by MD5; None, and a new problem, if not all keys can be read."""
-    from lastword.config.instance import DEFAULT_MAP_BYTES
+    from lastword.config.tables import DEFAULT_MAP_BYTES
     from lastword.tools.md5 import md5_collisions
 
     size = sum(segment.size for segment in view.segments)

@@ -30,7 +30,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.generational import Choice, SegmentRun, all_garbage, because, choose_drive
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup, cut, group, needs_rewrite
 from lastword.cleaner.policy.plan import NOT_WORTH_IT, Plan, Reason
-from lastword.config.instance import DEFAULT_SURVIVORSHIP_ALPHA
+from lastword.config.tables import DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import CertificateError
 from lastword.partition import leases
 from lastword.partition.leases import Leases

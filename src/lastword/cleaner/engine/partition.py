@@ -16,7 +16,7 @@ from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
 from lastword.cleaner.policy.plan import Plan, Request
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.config.instance import DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA
+from lastword.config.tables import DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
 from lastword.partition.log import PartitionLog

@@ -36,7 +36,7 @@ from lastword.cleaner.policy.plan import (
     Request,
 )
 from lastword.config import TopicConfig
-from lastword.config.topic import STRATEGIES
+from lastword.config.tables import STRATEGIES
 from lastword.errors import UsageError
 from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
