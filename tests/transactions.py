@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lastword.partition import AppendedBatch, PartitionLog
 from lastword.records.builder import BatchBuilder
-from lastword.records.control import ABORT, COMMIT, control_key, marker_value
+from lastword.records.record import ABORT, COMMIT, control_key, marker_value
 
 
 def marker_batch(producer_id: int, epoch: int, commit: bool, coordinator_epoch: int, now_ms: int) -> bytes:

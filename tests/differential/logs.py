@@ -18,9 +18,8 @@ from pathlib import Path
 from lastword.config import TopicConfig
 from lastword.records.batch import write_batch
 from lastword.records.builder import BatchBuilder
-from lastword.records.control import ABORT, COMMIT, control_key, marker_value
 from lastword.records.legacy import build_message, build_wrapper
-from lastword.records.record import RawRecord
+from lastword.records.record import ABORT, COMMIT, RawRecord, control_key, marker_value
 from lastword.segment import names
 from lastword.wire import INT32_MAX
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lastword.records.batch import BatchHeader
-from lastword.records.control import ControlRecord
+from lastword.records.record import ControlRecord
 
 T = 1_700_000_000_000
 

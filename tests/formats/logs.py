@@ -8,8 +8,7 @@ from pathlib import Path
 from lastword.partition.transactions import control_of
 from lastword.records import formats
 from lastword.records.batch import BatchHeader
-from lastword.records.control import ControlRecord
-from lastword.records.record import RawRecord
+from lastword.records.record import ControlRecord, RawRecord
 
 
 def read_header(data: bytes, position: int, file: str) -> BatchHeader:

@@ -16,11 +16,14 @@ from lastword.partition.transactions import control_of
 from lastword.records.batch import crc_ok, read_records, set_base_offset
 from lastword.records.builder import BatchBuilder
 from lastword.records.compression import compress, decompress, xxh32
-from lastword.records.control import TYPE_NAMES, control_key, marker_value, parse_control
 from lastword.records.record import (
     LOG_APPEND_TIME,
     NO_TIMESTAMP_TYPE,
+    TYPE_NAMES,
+    control_key,
     encode_varint,
+    marker_value,
+    parse_control,
     read_varint,
     read_varlong,
 )

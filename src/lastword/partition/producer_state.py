@@ -41,7 +41,7 @@ from lastword.errors import (
 )
 from lastword.partition.transactions import CompletedTransaction, OpenTransactions
 from lastword.records.batch import BatchHeader
-from lastword.records.control import ControlRecord
+from lastword.records.record import ControlRecord
 from lastword.segment.txn_index import AbortedTransaction
 from lastword.wire import INT32_MAX
 

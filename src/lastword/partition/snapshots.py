@@ -48,7 +48,7 @@ from lastword.partition.producer_state import Producer, ProducerState, Sequenced
 from lastword.partition.segment_store import SegmentSet
 from lastword.partition.transactions import producer_batches
 from lastword.records.batch import BatchHeader
-from lastword.records.control import ControlRecord
+from lastword.records.record import ControlRecord
 from lastword.segment import names
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction

@@ -47,8 +47,8 @@ from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader, read_records
-from lastword.records.control import ControlRecord, parse_control
 from lastword.records.formats import check_crc
+from lastword.records.record import ControlRecord, parse_control
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction
 from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT

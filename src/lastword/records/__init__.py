@@ -1,7 +1,7 @@
 """The bytes of records and batches; no files.
 
 A batch is the physical unit of the log: a header of 61 bytes and records (batch.py, builder.py), which may
-be compressed together (compression.py). A control batch holds one control record (control.py). legacy.py
+be compressed together (compression.py). A control batch holds one control record (record.py). legacy.py
 reads and writes magic 0 and 1; formats.py chooses by magic.
 
 There are two paths. Plain Python is for single appends, header walks, recovery and dump: it loads no Numba.

@@ -29,7 +29,7 @@ from lastword.partition.producer_state import FIRST_NAMED_ID, PRODUCER_EXPIRATIO
 from lastword.partition.tombstones import MAY_GO, NO_HORIZON, TombstoneFacts, held_by
 from lastword.partition.transactions import Decisions, MarkerTracker, OpenTransactions, control_of
 from lastword.records.batch import BatchHeader, check_crc
-from lastword.records.control import ControlRecord
+from lastword.records.record import ControlRecord
 from lastword.segment import names
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction, decode_entries
