@@ -48,8 +48,9 @@ class AppendedBatch(NamedTuple):
 
 
 class Pending:
-    """Batches that have their offsets and wait for one write. Positions in `headers` count from the first
-    byte of `data`.
+    """Batches that have their offsets and wait for one write.
+
+    Positions in `headers` count from the first byte of `data`.
     """
 
     def __init__(self, next_offset: int) -> None:
@@ -105,8 +106,10 @@ def check_sizes(batches: Sequence[Batch], config: TopicConfig, name: str) -> Non
 
 
 def check_checksums(batches: Sequence[Batch]) -> None:
-    """Raise CorruptBatchError for a wrong checksum. Reading the header reports a batch that is too short for
-    one."""
+    """Raise CorruptBatchError for a wrong checksum.
+
+    A batch that is too short for one is reported when its header is read.
+    """
     for data in batches:
         if len(data) > ATTRIBUTES_AT:
             stored = _CRC.unpack_from(data, CRC_AT)[0]

@@ -69,8 +69,9 @@ def below_start(segments: SegmentSet, log_start: int) -> tuple[Segment, ...]:
 
 
 def set_aside(files: Files, directory: str, gone: Iterable[Segment], listing: Sequence[str]) -> list[str]:
-    """Rename the files of these segments, and the producer snapshots at their bases, to `.deleted`; durable
-    when it returns. The newest snapshot always stays.
+    """Rename the files of these segments to `.deleted`; durable when it returns.
+
+    Producer snapshots at their base offsets are renamed too, except the newest of all snapshots.
 
     Returns:
         The new paths.

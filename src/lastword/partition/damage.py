@@ -62,7 +62,7 @@ class Damage:
                 due.append((base, last))
         sound_end = None
         if bases and (not due or due[-1][0] != bases[-1]):
-            sound_end = self._sound_end(bases[-1])
+            sound_end = self._valid_end(bases[-1])
             if sound_end is None:
                 due.append((bases[-1], True))
         self.walked += len(due)
@@ -96,11 +96,11 @@ class Damage:
             contiguous_from=self._known.contiguous_from if active else None,
         )
 
-    def _sound_end(self, base: int) -> int | None:
+    def _valid_end(self, base: int) -> int | None:
         """After a clean stop: where the active segment ends, if it does with a whole sound batch that its
         indexes agree with; None: it must be walked.
         """
-        from lastword.partition.directory_segments import end_of_sound_part
+        from lastword.partition.directory_segments import end_of_valid_part
 
         segment = Segment.load(SegmentFiles(self._files, self._directory, base))
         indexes = segment.offset_index, segment.time_index
@@ -109,7 +109,7 @@ class Damage:
         last = segment.offset_index.last
         if last.position and segment.trusted_end() != last.position:
             return None
-        position, next_offset = end_of_sound_part(segment)
+        position, next_offset = end_of_valid_part(segment)
         return next_offset if position == segment.size else None
 
     def _is_cut(self, found: dict[int, Inspection], bases: list[int]) -> bool:

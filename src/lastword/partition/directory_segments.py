@@ -57,7 +57,7 @@ class DirectorySegments:
 
         Two listings, and the log start checkpoint before and after, must agree: then no segment was added or
         removed in between, nothing was trimmed, and the active segment, which bounds what a cleaner may use,
-        is the listed one. A file that was replaced under its own name meanwhile is found when it is opened.
+        is the listed one. A file that was replaced under its own name meanwhile is offsets when it is opened.
         """
         files, directory = self.files, self.directory
         check_directory(files, directory)
@@ -71,7 +71,7 @@ class DirectorySegments:
                 segments = [self._segment(base, suffix) for base, suffix in decision.logs]
                 listed_bytes = segments[-1].size if segments else 0
                 if segments:
-                    segments[-1] = segments[-1].ending_at(*end_of_sound_part(segments[-1]), active=True)
+                    segments[-1] = segments[-1].ending_at(*end_of_valid_part(segments[-1]), active=True)
             except FileVanishedError:
                 continue
             if (
@@ -171,9 +171,10 @@ class DirectorySegments:
     # -------------------------------------------------------------- build in private
 
     def create_output(self, base_offset: int, within: str | None = None) -> PrivateSegment:
-        """As `SegmentStore.create_output`. The location is a directory that only its maker has the name of:
-        `<partition>/lastword/rewrite-<base offset>-<token>/`. So a second attempt at the same group never
-        meets the files of the first. `within`: a directory that has a `lastword` directory, or gets one.
+        """As `SegmentStore.create_output`. `within`: a directory; its `lastword` directory is made if need be.
+
+        The location is a directory `<partition>/lastword/rewrite-<base offset>-<token>/` with a random token:
+        a second attempt at the same group never meets the files of the first.
         """
         parent = within or self.directory
         private = f"{parent}/{names.PRIVATE}"
@@ -253,7 +254,7 @@ def _created(stored: SegmentFiles, create: Callable[[], SegmentAppender]) -> Seg
 
 
 def check_directory(files: Files, directory: str) -> None:
-    """Raise NotAPartitionError if something is there, and no directory: it may be a link, or a file."""
+    """Raise NotAPartitionError if the path is a link or a file. A path that does not exist is no error."""
     path = os.path.normpath(directory)
     if files.is_link(path):
         raise NotAPartitionError.link(path)
@@ -262,12 +263,12 @@ def check_directory(files: Files, directory: str) -> None:
 
 
 def _log_files(listing: list[str]) -> list[str]:
-    """The names that decide what the log is; indexes come and go beside a writer and do not matter."""
+    """Return the names that determine the log. Indexes are added and removed beside a writer."""
     return [n for n in listing if names.LOG in n or n.endswith(names.SUFFIXES)]
 
 
 def _range(checkpointed: int, segments: list[Segment]) -> tuple[int, int]:
-    """Log start and log end."""
+    """Return log start and log end."""
     if not segments:
         return checkpointed, checkpointed
     log_end = segments[-1].next_offset
@@ -276,44 +277,46 @@ def _range(checkpointed: int, segments: list[Segment]) -> tuple[int, int]:
 
 
 def _log_start_file(files: Files, directory: str) -> FileFacts | None:
-    """The identity of the root's log start checkpoint, which is replaced as a whole."""
+    """Return the facts of the root's log start checkpoint, which is replaced as a whole."""
     return files.stat(os.path.join(os.path.dirname(os.path.normpath(directory)), names.LOG_STARTS))
 
 
 def read_log_start(files: Files, directory: str) -> int:
-    """What the root's log-start checkpoint says of this partition; 0 if nothing that can be read."""
+    """Return the log start of the root's checkpoint; 0 if it has none or cannot be read."""
     directory = os.path.normpath(directory)
     path = os.path.join(os.path.dirname(directory), names.LOG_STARTS)
     name = os.path.basename(directory)
-    found: dict[tuple[str, int], int] = {}
+    offsets: dict[tuple[str, int], int] = {}
     try:
         lines = read_lines(files, path, 3)
         for topic, partition, offset in lines:
-            found[topic, number(partition, path)] = number(offset, path)
+            offsets[topic, number(partition, path)] = number(offset, path)
     except CorruptFileError:
         return 0
-    if len(found) < len(lines):
-        return 0  # one partition twice: damaged, and not believed, as by the writer
-    return next((offset for tp, offset in found.items() if f"{tp[0]}-{tp[1]}" == name), 0)
+    if len(offsets) < len(lines):
+        return 0  # one partition twice: damaged; the writer ignores it too
+    return next((offset for tp, offset in offsets.items() if f"{tp[0]}-{tp[1]}" == name), 0)
 
 
 def _missed(segment: Segment, end: int | None) -> int | None:
-    """`end` if the last segment holds offsets above it and no batch ends there: one of them has a wrong base
-    offset, which no checksum covers."""
+    """Return `end` if the last segment holds offsets above it and no batch ends there; else None.
+
+    Then a batch has a wrong base offset, which no checksum covers.
+    """
     if end is None or not segment.base_offset < end < segment.next_offset:
         return None
     try:
         return end if segment.end_before(end) != end else None
     except DataError:
-        return None  # a read names it
+        return None  # a read raises it
 
 
-def end_of_sound_part(segment: Segment) -> tuple[int, int]:
-    """Position and next offset behind the last sound batch of a file; looks from where the index ends."""
+def end_of_valid_part(segment: Segment) -> tuple[int, int]:
+    """Return position and next offset behind the last valid batch; searches from where the index ends."""
     file_size = segment.size
     start, next_offset = segment.trusted_end(), segment.base_offset
     while True:
-        end, next_offset = _sound_end(segment, start, next_offset, file_size)
+        end, next_offset = _valid_end(segment, start, next_offset, file_size)
         if end == file_size:
             return end, next_offset
         damage = Damage(end, next_offset, "tail", "")
@@ -323,8 +326,8 @@ def end_of_sound_part(segment: Segment) -> tuple[int, int]:
         start = following
 
 
-def _sound_end(segment: Segment, start: int, next_offset: int, file_size: int) -> tuple[int, int]:
-    """Walk from `start`; position and next offset behind the last batch whose checksum is right."""
+def _valid_end(segment: Segment, start: int, next_offset: int, file_size: int) -> tuple[int, int]:
+    """Walk from `start`; return position and next offset behind the last batch with a right checksum."""
     walked: list[BatchHeader] = []
     try:
         for header in headers(segment.handle, segment.file, start, file_size, stop_at_partial_tail=True):

@@ -84,8 +84,9 @@ class RollRule:
     def rows_before(
         self, config: TopicConfig, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int
     ) -> int:
-        """Return the row (exclusive) up to which a batch table's rows from `first` on go into the active
-        segment, the first `unasked` of them in any case. Its indexes have room for all of them.
+        """Return the row (exclusive) up to which a batch table's rows from `first` on fit the active segment.
+
+        The first `unasked` of them do in any case. The indexes have room for all of them.
         """
         from lastword.kernels import table as fields
 
@@ -176,6 +177,7 @@ class LocalLog:
 
     @property
     def segment_set(self) -> SegmentSet:
+        """The segments of now."""
         segments, appender = self._live
         return segments.with_last(appender.segment)
 
@@ -186,6 +188,7 @@ class LocalLog:
 
     @property
     def is_closed(self) -> bool:
+        """The files are closed."""
         return self._closed
 
     def check_open(self) -> None:
@@ -206,8 +209,10 @@ class LocalLog:
             raise
 
     def append_table(self, data: memoryview, rows: np.ndarray) -> None:
-        """Append the batches of a table's rows with one write. Their file positions count from the first row,
-        and become those in the segment."""
+        """Append the batches of a table's rows with one write.
+
+        Their file positions count from the first row, and become those in the segment.
+        """
         try:
             self.appender.append_table(data, rows)
         except LastwordError as error:
@@ -215,8 +220,10 @@ class LocalLog:
             raise
 
     def append_aborted(self, entry: AbortedTransaction) -> None:
-        """Note an aborted transaction whose marker was just appended. If that fails, the log takes no more:
-        opening it again repairs the index."""
+        """Add an aborted transaction, whose marker was just appended, to the transaction index.
+
+        If that fails, the log takes no more batches: opening it again repairs the index.
+        """
         with self.failure.latching():
             if not self.appender.aborted.entries:
                 self.durability.directory_unsynced = True  # the first entry makes the file
@@ -228,13 +235,13 @@ class LocalLog:
         return self.appender.end.size
 
     def is_full(self, more: int = 0) -> bool:
-        """Is there no room in the active segment's indexes for another entry, after `more` of them?"""
+        """Return whether the active segment's indexes are full after `more` entries."""
         return self.appender.is_full(self.config.segment_index_bytes, more)
 
     # -------------------------------------------------------------- roll
 
     def must_roll(self, header: BatchHeader, pending: Pending) -> bool:
-        """Does the last pending batch begin a new segment?"""
+        """Return whether the last pending batch begins a new segment."""
         return self.roll_rule.must_roll(self.config, self.appender, header, pending)
 
     def rows_before_roll(self, table: np.ndarray, first: int, unasked: int) -> int:
@@ -280,8 +287,10 @@ class LocalLog:
     # -------------------------------------------------------------- sync
 
     def sync(self) -> None:
-        """Return when everything appended before the call survives a power cut. Takes no lock; callers at the
-        same time share one sync."""
+        """Return when everything appended before the call survives a power cut.
+
+        Takes no lock; callers at the same time share one sync.
+        """
         target, durability = self.log_end, self.durability
 
         def done() -> bool:
@@ -293,7 +302,7 @@ class LocalLog:
                 durability.sync_files(self.appender, self.log_end, indexes=False)
 
     def sync_if_due(self) -> None:
-        """Sync if `flush.messages` or `flush.ms` asks for it."""
+        """Sync if `flush.messages` or `flush.ms` requires it."""
         config = self.config
         if self.durability.is_due(self.log_end, config.flush_messages, config.flush_ms):
             self.sync()
@@ -308,10 +317,10 @@ class LocalLog:
     # -------------------------------------------------------------- replace
 
     def replace(self, old: Sequence[Segment], output: Segment) -> Segment:
-        """Publish a rewritten segment in place of its sources; see `partition.swap` for every crash of it.
+        """Publish a rewritten segment in place of its sources; all of them, or none.
 
         Args:
-            old: Neighbours among the closed segments, named by any Segment of the same file.
+            old: Neighbours among the closed segments, named by any Segment of the same id.
             output: Complete, synced, in a private directory; it has the base offset of the first source.
         """
         segments = self.segment_set
@@ -328,8 +337,11 @@ class LocalLog:
     # -------------------------------------------------------------- cut
 
     def remove_prefix(self, log_start: int) -> list[Segment]:
-        """Remove the segments that lie below the log start as a whole. Their files are renamed when it
-        returns, and unlinked after `file.delete.delay.ms` (`remove_deferred`)."""
+        """Remove the segments that are wholly below the log start.
+
+        In a directory their files are renamed when it returns, and unlinked after `file.delete.delay.ms`
+        (`remove_deferred`).
+        """
         segments = self.segment_set
         gone = cut.below_start(segments, log_start)
         if not gone:
@@ -357,14 +369,15 @@ class LocalLog:
 
     @contextlib.contextmanager
     def cutting(self) -> Iterator[None]:
-        """Hold off syncs while the end of the log is cut. A failure inside stops the log: half of the change
-        may be on disk."""
+        """Prevent syncs while the end of the log is cut.
+
+        A failure inside stops the log: half of the change may be stored.
+        """
         with self.durability.group_commit.turn(), self.failure.latching():
             yield
 
     def truncate_to(self, offset: int, epoch: int) -> None:
-        """Remove the batches that reach `offset`, which the log holds; see steps 1 to 4 of
-        `partition.cut`."""
+        """Remove the batches that reach `offset`, which the log holds; see `partition.cut`, steps 1 to 4."""
         segments = self.segment_set
         self.durability.mark.lower(segments[segments.floor(offset)].end_before(offset))
         self.appender.close()
@@ -409,7 +422,7 @@ class LocalLog:
 
 
 def _own_segments(segments: SegmentSet, wanted: Sequence[Segment]) -> list[Segment]:
-    """Return the log's segments for the given ones, which must be the same files and neighbours."""
+    """Return the log's segments for the given ones, which must be the same and neighbours."""
     bases = [s.base_offset for s in segments]
     if not wanted or wanted[0].base_offset not in bases:
         raise ValueError("these segments are not in the log any more")

@@ -114,14 +114,17 @@ class PartitionLog(Reads):
 
     @property
     def name(self) -> str:
+        """Topic and partition, as `users-0`."""
         return f"{self.topic}-{self.partition}"
 
     @property
     def files(self) -> Files:
+        """Storage of the notes beside the segments."""
         return self.store.files
 
     @property
     def config(self) -> TopicConfig:
+        """Settings of the topic."""
         return self._local.config
 
     @config.setter
@@ -132,12 +135,15 @@ class PartitionLog(Reads):
 
     @property
     def segment_set(self) -> SegmentSet:
+        """The segments of now."""
         return self._local.segment_set
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments of now. One that is replaced later stays readable while its file is open; then
-        `refresh`."""
+        """The segments of now.
+
+        A segment that is replaced later stays readable while it is open; then `refresh`.
+        """
         return self._local.segment_set.segments
 
     @property
@@ -147,6 +153,7 @@ class PartitionLog(Reads):
 
     @property
     def log_start(self) -> int:
+        """First offset that may be read."""
         return self._log_start
 
     @property
@@ -166,6 +173,7 @@ class PartitionLog(Reads):
 
     @property
     def epochs(self) -> LeaderEpochs:
+        """The leader epochs."""
         return self._epochs
 
     @property
@@ -175,8 +183,10 @@ class PartitionLog(Reads):
 
     @property
     def stable_offset(self) -> int:
-        """Last stable offset: every transaction that begins below it is decided. `read_committed` ends here,
-        and nothing at or above it may be cleaned."""
+        """Last stable offset: every transaction that begins below it is decided.
+
+        `read_committed` ends here, and nothing at or above it may be cleaned.
+        """
         return self._stable_offset
 
     @property
@@ -186,14 +196,18 @@ class PartitionLog(Reads):
 
     @property
     def cleanable_offset(self) -> int:
-        """Nothing at or above may be cleaned: the last stable offset, or where an incomplete commit begins,
-        if that is lower."""
+        """Nothing at or above may be cleaned.
+
+        The last stable offset, or the beginning of an incomplete commit, if that is lower.
+        """
         return staged_batches.below(self.stable_offset, self._incomplete_commit_offset)
 
     @property
     def removable_offset(self) -> int:
-        """No segment that ends above may be removed: the high watermark, or the beginning of an incomplete
-        commit."""
+        """No segment that ends above may be removed.
+
+        The high watermark, or the beginning of an incomplete commit, if that is lower.
+        """
         return staged_batches.below(self.high_watermark, self._incomplete_commit_offset)
 
     def producer(self, producer_id: int) -> Producer | None:
@@ -430,8 +444,9 @@ class PartitionLog(Reads):
                 self._rolled()
 
     def roll_if_due(self) -> bool:
-        """Roll if the first record of the active segment is older than `segment.ms`, by the clock: the
-        setting then holds without new appends.
+        """Roll if the first record of the active segment is older than `segment.ms`, by the clock.
+
+        So the setting holds without new appends.
         """
         with self.lock:
             if not self._local.is_roll_due():
@@ -445,8 +460,7 @@ class PartitionLog(Reads):
             self.on_roll()
 
     def _take_snapshot(self) -> None:
-        """Write the producer state at the log end, durably, without idle producers. Nothing is known below
-        offset 0."""
+        """Write the producer state at the log end, durably, without idle producers."""
         now_ms = self.clock.now_ms()
         if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
             self._expired_ms = now_ms
@@ -474,10 +488,12 @@ class PartitionLog(Reads):
     # -------------------------------------------------------------- cut the front
 
     def raise_log_start(self, offset: int) -> bool:
-        """Make the log start at `offset`; False if it starts there or above already. The caller has made it
-        durable in the log-start checkpoint before: see `partition.cut`.
+        """Make the log start at `offset`; return False if it starts there or above already.
 
-        OffsetOutOfRangeError above the log end.
+        The caller has made it durable in the log-start checkpoint before: see `partition.cut`.
+
+        Raises:
+            OffsetOutOfRangeError: The offset is above the log end.
         """
         with self.lock:
             self._local.check_open()
@@ -491,8 +507,10 @@ class PartitionLog(Reads):
             return True
 
     def remove_prefix(self) -> list[Segment]:
-        """Remove the segments below the log start. Their files are renamed when it returns, and unlinked
-        after `file.delete.delay.ms` (`remove_deferred`); reads that have begun end undisturbed.
+        """Remove the segments below the log start.
+
+        Their files are renamed when it returns, and unlinked after `file.delete.delay.ms`
+        (`remove_deferred`); reads that have begun are not disturbed.
         """
         with self.lock:
             self._local.check_open()
@@ -506,11 +524,12 @@ class PartitionLog(Reads):
     # -------------------------------------------------------------- cut the end
 
     def truncate_to(self, offset: int) -> None:
-        """Remove everything from `offset` on; the next record gets exactly this offset. See
-        `partition.cut` for every crash of it. The caller lowers the checkpoints of the directory.
+        """Remove everything from `offset` on; the next record gets exactly this offset.
 
-        Below the first segment: `truncate_fully_and_start_at`. At the log end or above only leader epochs
-        that begin there go. After a failure the log takes no more until it is opened again.
+        See `partition.cut` for every crash of it. The caller lowers the checkpoints of the directory.
+
+        Below the first segment: `truncate_fully_and_start_at`. At the log end or above, only leader epochs
+        that begin there are removed. After a failure the log takes no more batches until it is opened again.
         """
         with self.lock:
             self._local.check_open()
@@ -539,8 +558,10 @@ class PartitionLog(Reads):
         self._update_stable_offset()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Remove everything; leave an empty log that starts at `offset`. The caller has put a log start above
-        the log end into the checkpoint before, so that a crash in here leads to this offset, too.
+        """Remove everything; leave an empty log that starts at `offset`.
+
+        The caller has put a log start above the log end into the checkpoint before, so that a crash in here
+        leads to this offset, too.
         """
         with self.lock:
             self._local.check_open()
@@ -571,7 +592,7 @@ class PartitionLog(Reads):
         Reads that have begun in an old segment end there; others find the new one.
 
         Args:
-            old: Neighbours among the log's closed segments, named by any Segment of the same file.
+            old: Neighbours among the log's closed segments, named by any Segment of the same id.
             new: One complete, synced segment in a private directory, with the base offset of the first and
                 the next offset of the last.
         """
@@ -584,8 +605,7 @@ class PartitionLog(Reads):
     # -------------------------------------------------------------- read
 
     def view(self) -> PartitionView:
-        """Return the log of now as a snapshot that other code, or a file list for other processes, can work
-        on."""
+        """Return the log of now as a snapshot."""
         from lastword.partition.view import PartitionView
 
         with self.lock:
@@ -602,7 +622,7 @@ class PartitionLog(Reads):
             )
 
     def _view_again(self) -> PartitionView:
-        """What a view of this log becomes when it is refreshed."""
+        """Return the view that a view of this log becomes when it is refreshed."""
         from lastword.partition.view import PartitionView
 
         if self._local.is_closed:
@@ -610,18 +630,19 @@ class PartitionLog(Reads):
         return self.view()
 
     def refresh(self) -> None:
-        """Wait until the swap that is under way is done; for readers whose file vanished."""
+        """Wait until a swap that has begun is complete; for readers whose file vanished."""
         with self.lock:
             return
 
     # -------------------------------------------------------------- close
 
     def close(self) -> bool:
-        """Sync everything, give the broker what a clean stop promises, close all files.
+        """Sync everything, make what a clean stop promises a broker, and close all files.
 
-        True if the promises hold: no torn tail, right indexes, a producer snapshot at the log end. Only then
-        may the directory's clean-shutdown marker be written. False after a failure. A second close does
-        nothing.
+        Returns:
+            True: The log has no torn tail, right indexes, and a producer snapshot at the log end. Only then
+            may the directory's clean-shutdown marker be written. False after a failure. A second close does
+            nothing.
         """
         with self.lock:
             local = self._local
@@ -638,11 +659,11 @@ class PartitionLog(Reads):
                 local.abandon()
 
     def abandon(self) -> None:
-        """Close the files and nothing else, as a killed process would."""
+        """Close the files and do nothing else, as if the process were killed."""
         with self.lock:
             self._local.abandon()
 
     def retire(self, why: LastwordError) -> None:
-        """Refuse every further call with `why`: the partition is somewhere else."""
+        """Raise `why` in every further call: the partition has moved."""
         with self.lock:
             self._local.failure.error = why

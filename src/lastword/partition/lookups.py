@@ -34,13 +34,17 @@ _LARGE_STEP_BYTES = 8192
 
 
 class Bounded(Readable, Protocol):
+    """A readable log with a log start."""
+
     @property
-    def log_start(self) -> int: ...
+    def log_start(self) -> int:
+        """First offset that may be read."""
 
 
 def positions_of(log: Readable, offsets: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-    """Of each offset the number of its segment in `log.segment_set`, and the position in that file where
-    reading for it begins. From the indexes alone: -1 and 0 for an offset below the first segment.
+    """Return for each offset the number of its segment in `log.segment_set`, and the position to read from.
+
+    Reads the indexes alone. -1 and 0 for an offset below the first segment.
     """
     wanted = np.asarray(offsets, np.int64)
     segments = log.segment_set
@@ -58,8 +62,10 @@ def positions_of(log: Readable, offsets: Sequence[int] | Int64s) -> tuple[Int64s
 
 
 def records_at(log: Bounded, offsets: Sequence[int] | Int64s) -> list[RawRecord | None]:
-    """The record at each offset, in the order asked for; None where none is: a gap that compaction left,
-    a control record, an offset outside the log. Every checksum on the way is verified: CorruptBatchError.
+    """Return the record at each offset, in the given order.
+
+    None for a gap that a cleaning left, a control record, or an offset outside the log. The checksum of each
+    batch that is read is verified: CorruptBatchError.
     """
     wanted, inverse = np.unique(np.asarray(offsets, np.int64), return_inverse=True)
     found: dict[int, RawRecord] = {}
@@ -89,7 +95,7 @@ def _find(log: Readable, wanted: Int64s, found: dict[int, RawRecord]) -> None:
                 try:
                     left = _read(segment, steps, left, back, bound, found)
                 except DataError:
-                    break  # who reads them one by one names the damage, if it hits a record asked for
+                    break  # `_find_one` raises the error if the damage hits a wanted record
                 if not left.size:
                     break
         for offset in left.tolist():
@@ -121,8 +127,10 @@ class _Steps:
         self.are_large = size > _LARGE_STEP_BYTES * (inside + 1)
 
     def of(self, wanted: Int64s, back: int) -> tuple[Int64s, Int64s]:
-        """Begin and end of the stretches that hold these offsets, touching ones put together; with `back` of
-        those before each."""
+        """Return begin and end of the stretches that hold these offsets, and `back` stretches before each.
+
+        Neighbouring stretches are joined.
+        """
         last = np.searchsorted(self._offsets, wanted) + 1
         last = np.unique(np.minimum(last, self.edges.size - 2))
         steps = np.unique(np.concatenate([np.maximum(last - less, 0) for less in range(back + 1)]))
@@ -134,7 +142,7 @@ class _Steps:
 
 
 class _Stretches:
-    """Parts of a file, one behind another, as a source for a ChunkReader."""
+    """Parts of a file, one after another, as a source for a ChunkReader."""
 
     def __init__(self, handle: Handle, begins: Int64s, ends: Int64s) -> None:
         self._handle = handle
@@ -155,8 +163,11 @@ def _read(
     bound: int | None,
     found: dict[int, RawRecord],
 ) -> Int64s:
-    """Reads the stretches for these offsets, keeps their records; gives back the offsets that nothing sound
-    was found to cover or to leave out. All of them if the file holds offsets that are not below `bound`.
+    """Read the stretches for these offsets and add their records to `found`.
+
+    Returns:
+        The offsets that the valid batches neither cover nor leave out; all of them if the file holds offsets
+        that are not below `bound`.
     """
     begins, ends = steps.of(wanted, back)
     source = _Stretches(segment.handle, begins, ends)
@@ -187,7 +198,7 @@ def _keep(chunk: Chunk, wanted: Int64s, found: dict[int, RawRecord]) -> None:
     columns = decode_columns(chunk)
     if not len(columns):
         return
-    asked = wanted[begin:end]
-    at = np.minimum(np.searchsorted(columns.offset, asked), len(columns) - 1)
-    for record in raw_records(columns.select(at[columns.offset[at] == asked]), chunk):
+    offsets = wanted[begin:end]
+    at = np.minimum(np.searchsorted(columns.offset, offsets), len(columns) - 1)
+    for record in raw_records(columns.select(at[columns.offset[at] == offsets]), chunk):
         found[record.offset] = record

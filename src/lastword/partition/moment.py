@@ -5,7 +5,7 @@ where that newer one lies above the end of a read, the key would be missing. So 
 
 1. opens every file of its range before it decides anything (`PartitionView.held`): an open file stays
    readable after a cleaning has replaced it;
-2. checks that its end is not below what the cleanings of these files used (`check_answerable`);
+2. checks that its end is not below the records that cleanings of these files used (`check_answerable`);
 3. begins again, with other files and with an end that is computed again, when a file was replaced before the
    first record was given out;
 4. raises ReadOvertakenError when a file is lost after that, which needs more segments than descriptors.
@@ -50,14 +50,18 @@ class Range:
 
     @classmethod
     def of(cls, view: PartitionView, bounds: Bounds) -> Range:
-        """Compute start and end from the view. Looking for a time may refresh it: then they are computed
-        again, so that they never are of an older log than its files."""
+        """Compute start and end from the view.
+
+        A search for a time may refresh the view: then they are computed again, so that they are never those
+        of an older log than its files.
+        """
         result = cls(view, 0, 0, bounds)
         result._compute()
         return result
 
     @property
     def partition(self) -> int:
+        """Number of the partition."""
         return self.view.partition
 
     def renew(self) -> None:
@@ -101,8 +105,9 @@ class Range:
 
 
 def at_one_moment(range_: Range, read: Callable[[PartitionView, int, int], Iterator[T]]) -> Generator[T]:
-    """Yield what `read(view, start, end)` yields, of one moment. Until its first item it may be called again;
-    `range_` then has the start and end that were used.
+    """Yield the items of `read(view, start, end)`, of one moment.
+
+    Until its first item `read` may be called again; `range_` then has the start and end that were used.
 
     ReadOvertakenError: files were replaced and closed after the first item, or again and again before it.
     """
@@ -140,13 +145,15 @@ def _overtaken(range_: Range) -> ReadOvertakenError:
 
 
 def check_answerable(view: PartitionView, end: int) -> None:
-    """OffsetOutOfRangeError if newest values as of `end` may be missing from the files of a view: they were
-    cleaned with records from `end` on. Names the lowest end that can be answered for certain.
+    """Raise OffsetOutOfRangeError if newest values as of `end` may be missing from the files of a view.
 
-    To be called after the files were opened: a cleaning notes what it uses before its first swap. No cleaner,
-    Kafka's neither, uses the active segment or anything from the last stable offset on. Below that, the
-    removal log says what our cleanings used. Where another cleaner was, or nothing was noted, the log must be
-    whole below `end`: no record was removed there.
+    They are missing if the files were cleaned with records from `end` on. The error names the lowest end that
+    can be answered for certain.
+
+    The files must be open already: a cleaning notes the records that it uses before its first swap. No
+    cleaner, Kafka's neither, uses the active segment or anything from the last stable offset on. Below that,
+    the removal log says what our cleanings used. Where another cleaner was, or nothing was noted, the log
+    must be whole below `end`: no record was removed there.
     """
     active = view.active
     if active is None or end >= active.base_offset or end >= view.stable_offset:
@@ -160,7 +167,7 @@ def check_answerable(view: PartitionView, end: int) -> None:
 
 
 def is_whole(view: PartitionView, end: int) -> bool:
-    """Is every offset from the log start up to `end` there? Reads headers."""
+    """Return whether every offset from the log start up to `end` is in the log. Reads headers."""
     due = view.log_start
     for segment in view.segment_set.starting_at(due):
         if segment.base_offset >= end:

@@ -1,4 +1,4 @@
-"""Opening a partition to write: what a crash left is put right first, in Kafka's order, with the damage told.
+"""Open a partition to write: first repair what a crash left, in Kafka's order, and report damage.
 
 1. An interrupted swap is finished or undone (`swap.recover`); unpublished rewrites are removed. A segment
    that is too wide for its indexes is split (`split`).
@@ -198,9 +198,10 @@ class _Opening:
         ).close()
 
     def _beyond_log_end(self, segments: SegmentSet, log_end: int) -> tuple[SegmentSet, int]:
-        """The checkpoint says that everything below an offset was deleted which the log does not reach. If
-        that can be, the log goes on there, so that no offset is given twice; the segments stay. If not, the
-        checkpoint is damaged.
+        """Continue the log at a log start above its end, so that no offset is given twice.
+
+        By the checkpoint, everything below an offset was deleted that the log does not reach. The segments
+        stay. If the offset is too far above, the checkpoint is damaged, and ignored.
         """
         if self.log_start - log_end > MAX_RELATIVE_OFFSET:
             self.repairs.tell(
@@ -223,8 +224,10 @@ class _Opening:
     # ---------------------------------------------------------- what goes with it
 
     def _find(self, damage: Damage, known: LogEnd) -> dict[int, Inspection]:
-        """`Damage.find`. If it refuses the log after a clean stop, the mark keeps where that stop left the
-        log end: the marker of the stop is gone when the partition is opened the next time.
+        """Call `Damage.find`.
+
+        If it refuses the log after a clean stop, the mark keeps the log end of that stop: the marker of the
+        stop is gone when the partition is opened the next time.
         """
         try:
             return damage.find()
@@ -271,7 +274,7 @@ class _Opening:
         created: bool,
         age: tuple[int, int],
     ) -> ProducerState:
-        """The producer state at the log end; puts snapshots and transaction indexes right."""
+        """Return the producer state at the log end; repair snapshots and transaction indexes."""
         if created:
             store.write(log_end, ())
             return ProducerState(log_end)
@@ -310,7 +313,7 @@ class _Opening:
         return result.state
 
     def _is_sane(self, base: int) -> bool:
-        """Can these be the transaction index entries of this segment?"""
+        """Return whether these can be the transaction index entries of this segment."""
         try:
             txn_index.TransactionIndex(SegmentFiles(self.files, self.directory, base)).check()
         except DataError:

@@ -32,29 +32,41 @@ _TRIES = 100
 class Readable(Protocol):
     """A log that is open, or a view of one."""
 
-    @property
-    def files(self) -> Files: ...
-
     directory: str
 
     @property
-    def segment_set(self) -> SegmentSet: ...
+    def files(self) -> Files:
+        """Storage of the notes beside the segments."""
+
     @property
-    def log_start(self) -> int: ...
+    def segment_set(self) -> SegmentSet:
+        """The segments."""
+
     @property
-    def log_end(self) -> int: ...
+    def log_start(self) -> int:
+        """First offset that may be read."""
+
     @property
-    def grows(self) -> bool: ...
+    def log_end(self) -> int:
+        """The offset that the next record gets."""
+
     @property
-    def damage(self) -> CorruptBatchError | None: ...
-    def refresh(self) -> None: ...
+    def grows(self) -> bool:
+        """The last segment may be appended to meanwhile."""
+
+    @property
+    def damage(self) -> CorruptBatchError | None:
+        """The error of a read that reaches the end of a log which must end elsewhere."""
+
+    def refresh(self) -> None:
+        """Take the segments of now."""
 
 
 class Reads:
-    """What can be read from either end of a log; for classes that are `Readable`."""
+    """Read methods of an open log and of a view, which are `Readable`."""
 
     damage: CorruptBatchError | None = None
-    """What a read gets that reaches the end of a log which must end elsewhere."""
+    """The error of a read that reaches the end of a log which must end elsewhere."""
 
     def check_end(self) -> None:
         """Raise `damage` if there is any: a plan or a figure over the whole log would miss records."""
@@ -69,19 +81,19 @@ class Reads:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         verify: bool = True,
     ) -> Iterator[Chunk]:
-        """Chunks of [start, end) offsets; see `read_chunks`."""
+        """Yield chunks of [start, end) offsets; see `read_chunks`."""
         return read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes, verify=verify)
 
     def batches(
         self: Readable, start_offset: int, end_offset: int | None = None
     ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
-        """Batches of [start, end) offsets in plain Python; see `read_batches`."""
+        """Yield batches of [start, end) offsets in plain Python; see `read_batches`."""
         return read_batches(self, start_offset, end_offset)
 
     def offset_at(self: Readable, timestamp: int) -> int | None:
-        """Offset of the first record not older than `timestamp` (ms), or None."""
-        found = offset_at(self, timestamp)
-        return None if found is None else max(found, self.log_start)
+        """Return the offset of the first record not older than `timestamp` (ms), or None."""
+        offset = offset_at(self, timestamp)
+        return None if offset is None else max(offset, self.log_start)
 
 
 def read_chunks(
@@ -93,10 +105,10 @@ def read_chunks(
     verify: bool = True,
     outcomes: Outcomes | None = None,
 ) -> Iterator[Chunk]:
-    """Chunks of the batches that may hold records of [start, end) offsets; None: up to the log end of now.
+    """Yield chunks of the batches that may hold records of [start, end) offsets. None: up to the log end.
 
     The first and the last batch may hold records outside of the range: the caller cuts by offset. A chunk is
-    valid until the next one. `outcomes` know about its batches when it is given out.
+    valid until the next one. `outcomes` has its batches when it is yielded.
     """
     end = log.log_end if end_offset is None else end_offset
     offset, tries, log_start = start_offset, 0, log.log_start
@@ -123,8 +135,11 @@ def read_chunks(
 
 
 def _check_ends(log: Readable, offset: int, end: int, before: int) -> None:
-    """Raise OffsetOutOfRangeError if the log start, which was at `before`, was raised above the offset that a
-    reader has reached, or the log was cut below the end of the range."""
+    """Raise OffsetOutOfRangeError if records that the reader was to have are gone.
+
+    The log start, which was at `before`, was raised above the reader's offset, or the log was cut below the
+    end of the range.
+    """
     if log.log_end < end:
         name = os.path.basename(os.path.normpath(log.directory))
         raise OffsetOutOfRangeError.above(name, end, log.log_end)
@@ -135,17 +150,17 @@ def _check_ends(log: Readable, offset: int, end: int, before: int) -> None:
 
 
 def check_reached(log: Readable, end: int) -> None:
-    """Every segment was read, for records below `end`: is the end of the log missing?"""
+    """Raise `damage` of a log whose segments were all read, if `end` is above the end that is there."""
     damage = log.damage
     if damage is not None and damage.offset is not None and end > damage.offset:
         raise damage
 
 
 def _bounded(log: Readable, offset: int) -> Iterator[tuple[Segment, int | None]]:
-    """Each segment with what its own offsets stay below: the base offset of the one after it, or the log end.
+    """Yield each segment with the bound of its offsets: the next segment's base offset, or the log end.
 
-    No checksum covers a batch's base offset, so this is what finds a wrong one; and an empty file that its
-    index knows batches of was emptied by somebody. None for a last segment that may be growing.
+    No checksum covers a batch's base offset, so the bound finds a wrong one. An empty file whose index has
+    entries was emptied. None for a last segment that may be growing.
     """
     segments = log.segment_set.starting_at(offset)
     log_end = None if log.grows else log.log_end
@@ -192,9 +207,9 @@ def _chunks_of(
 def read_batches(
     log: Readable, start_offset: int, end_offset: int | None = None, *, outcomes: Outcomes | None = None
 ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
-    """The same in plain Python, for a few records: each batch with its segment, its header and its bytes.
+    """Yield batches in plain Python, for a few records: each with its segment, its header and its bytes.
 
-    The header's position is that in the file; its checksum is not verified. `outcomes` know about it.
+    The header's position is that in the file; its checksum is not verified. `outcomes` has it.
     """
     end = log.log_end if end_offset is None else end_offset
     offset, tries, log_start = start_offset, 0, log.log_start
@@ -225,8 +240,9 @@ def read_batches(
 
 
 def offset_at(log: Readable, timestamp: int) -> int | None:
-    """Offset of the first record at or above the log start that is not older than `timestamp` (ms); None if
-    all are older.
+    """Return the offset of the first record from the log start on that is not older than `timestamp` (ms).
+
+    None if all are older.
     """
     from lastword.records.formats import check_crc, read_records
 

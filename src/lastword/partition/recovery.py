@@ -1,7 +1,7 @@
-"""What opening a partition repairs before it reads a batch, and the report of all repairs.
+"""Repair a partition directory before a batch is read, and report all repairs of an opening.
 
-`Recovery` is the report. The functions finish or undo interrupted swaps, remove what unpublished rewrites
-left, and split segments that are too wide for their indexes.
+`Recovery` is the report. The functions finish or undo interrupted swaps, remove files of unpublished
+rewrites, and split segments that are too wide for their indexes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from lastword.segment.stored import SegmentFiles
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, split,
-    index, snapshot, leftover, checkpoint. `offset`: where a cut log ends now.
+    """One repair.
+
+    Attributes:
+        code: torn-tail, lost-segment, swap-finished, swap-undone, split, index, snapshot, leftover or
+            checkpoint.
+        file: The file or directory.
+        text: For the user.
+        cut_bytes: Bytes that were cut off.
+        offset: The new end of a log that was cut.
     """
 
     topic: str
@@ -39,7 +46,7 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What opening one partition found and did. `walked`: segments whose every checksum was verified."""
+    """Report of the opening of one partition. `walked`: segments whose checksums were all verified."""
 
     topic: str
     partition: int
@@ -51,11 +58,12 @@ class Recovery:
 
     @property
     def cut_bytes(self) -> int:
+        """Bytes that were cut off in all."""
         return sum(r.cut_bytes for r in self.repaired)
 
 
 class Repairs:
-    """Collects what is put right in one partition."""
+    """Collect the repairs of one partition."""
 
     def __init__(self, topic: str, partition: int) -> None:
         self.done: list[Repaired] = []
@@ -63,12 +71,12 @@ class Repairs:
         self._partition = partition
 
     def tell(self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None) -> None:
-        """See `Repaired`."""
+        """Add a repair; see `Repaired`."""
         self.done.append(Repaired(self._topic, self._partition, code, file, text, cut_bytes, offset))
 
 
 def finish_swaps(files: Files, directory: str, repairs: Repairs) -> None:
-    """An interrupted swap is finished or undone, and what rewrites left beside segments goes."""
+    """Finish or undo an interrupted swap, and remove files that rewrites left beside segments."""
     done = swap.recover(files, directory)
     for base in done.finished:
         repairs.tell("swap-finished", names.segment_file(base, names.LOG), "an interrupted swap was finished")
@@ -79,7 +87,7 @@ def finish_swaps(files: Files, directory: str, repairs: Repairs) -> None:
 
 
 def remove_leftovers(files: Files, directory: str, repairs: Repairs) -> None:
-    """Unpublished rewrites, files that were to replace others, and indexes without a log."""
+    """Remove unpublished rewrites, temporary files, and indexes without a log."""
     private = os.path.join(directory, names.PRIVATE)
     if files.exists(private):
         for name in files.listdir(private):
@@ -103,9 +111,12 @@ def remove_leftovers(files: Files, directory: str, repairs: Repairs) -> None:
 
 
 def split_overflowed(files: Files, directory: str, index_interval_bytes: int, repairs: Repairs) -> set[int]:
-    """Segments that a cleaner of old made too wide for their indexes (`partition.split`); the base offsets of
-    the parts."""
-    found: set[int] = set()
+    """Split segments that an old cleaner made too wide for their indexes (`partition.split`).
+
+    Returns:
+        The base offsets of the parts.
+    """
+    bases: set[int] = set()
     for base, following in pairwise(log_bases(files, directory)):
         if following - base <= MAX_RELATIVE_OFFSET + 1:
             continue
@@ -114,15 +125,15 @@ def split_overflowed(files: Files, directory: str, index_interval_bytes: int, re
             continue
         private = os.path.join(directory, names.PRIVATE, f"{names.REWRITE_PREFIX}split-{base}")
         parts = split(files, segment, private, index_interval_bytes=index_interval_bytes)
-        found.update(parts)
+        bases.update(parts)
         repairs.tell(
             "split", os.path.basename(segment.file), f"was split at {', '.join(map(str, parts[1:]))}"
         )
-    return found
+    return bases
 
 
 def log_bases(files: Files, directory: str) -> list[int]:
-    """Base offsets of the segments that lie in a partition's directory, ascending."""
+    """Return the base offsets of the segments in a partition's directory, ascending."""
     parsed = (names.parse_segment_file(name) for name in files.listdir(directory))
     return sorted(
         p.base_offset for p in parsed if p is not None and p.extension == names.LOG and not p.suffix

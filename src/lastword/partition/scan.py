@@ -1,4 +1,4 @@
-"""The records of a range of offsets, oldest first: the one loop under readers, restores and views.
+"""Read the records of a range of offsets, oldest first: the loop under readers, restores and views.
 
 A short range is decoded in plain Python, so that looking at a few records loads no kernel; a long one goes
 through chunks and kernels. Both give the same records. Which files they come from, and what happens when a
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from lastword.records.columns import RecordColumns
 
 PLAIN_BYTES = 256 << 10
-"""Up to here plain Python is faster than loading the kernels (about 0.4 s, once a process)."""
+"""Up to this size plain Python is faster than loading the kernels (about 0.4 s, once a process)."""
 PLAIN_BYTES_LOADED = 4 << 10
-"""And up to here even when they are loaded."""
+"""Up to this size plain Python is faster even if they are loaded."""
 
 
 def records(
@@ -40,7 +40,7 @@ def records(
     plain: bool | None = None,
     committed: bool = True,
 ) -> Iterator[RawRecord]:
-    """Records with start <= offset < end, and of these `keys` if given; control records never show.
+    """Yield records with start <= offset < end, of these `keys` if given, without control records.
 
     `committed`: without those of aborted transactions; the range must end at or below the last stable
     offset. `plain` True or False forces a way of decoding. Raises CorruptBatchError and its like where the
@@ -56,7 +56,7 @@ def records(
 def columns(
     view: PartitionView, start: int, end: int, *, committed: bool = True
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
-    """The same records as chunks with their columns; each pair is valid until the next."""
+    """Yield the same records as chunks with their columns; each pair is valid until the next."""
     return _columns(view, start, end, Outcomes(view, end) if committed else None)
 
 
@@ -79,12 +79,12 @@ def _columns(
 
 
 def overlapping(view: PartitionView, start: int, end: int) -> Sequence[Segment]:
-    """The segments that may hold an offset in [start, end)."""
+    """Return the segments that may hold an offset in [start, end)."""
     return [s for s in view.segment_set.starting_at(start) if s.base_offset < end]
 
 
 def is_short(view: PartitionView, start: int, end: int) -> bool:
-    """Is what is to be read so little that plain Python does it sooner?"""
+    """Return whether the range is so short that plain Python reads it faster."""
     limit = PLAIN_BYTES_LOADED if "lastword.kernels" in sys.modules else PLAIN_BYTES
     left = limit
     for segment in overlapping(view, start, end):
@@ -94,7 +94,7 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
                 first = segment.position_of(start) if start > segment.base_offset else 0
                 size = segment.end_position_of(end) - first
             except FileVanishedError:
-                pass  # rewritten since it was listed: whoever reads lists again, this is only a guess
+                pass  # rewritten since it was listed: the read lists again, this is only a guess
         left -= size
         if left < 0:
             return False
@@ -102,12 +102,12 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
 
 
 def kernels_loaded() -> bool:
-    """Can columns be decoded without loading anything?"""
+    """Return whether columns can be decoded without loading modules."""
     return "lastword.records.columns" in sys.modules
 
 
 def first_end(view: PartitionView, start: int, end: int) -> int:
-    """Behind the first batch of [start, end): at most `end`, and `end` if there is no batch."""
+    """Return the offset behind the first batch of [start, end): at most `end`, which is also that of none."""
     for _, header, _ in read_batches(view, start, end):
         return min(header.next_offset, end)
     return end

@@ -111,8 +111,11 @@ class LogVersion:
 
 
 class PrivateSegment(NamedTuple):
-    """A segment that is built outside of the log. `location`: names it for `SegmentStore.output`, also in
-    another process.
+    """A segment that is built outside of the log.
+
+    Attributes:
+        location: Names it for `SegmentStore.output`, also in another process.
+        stored: Its bytes.
     """
 
     location: str
@@ -128,9 +131,12 @@ class SegmentStore(Protocol):
     """
 
     @property
-    def files(self) -> Files: ...
+    def files(self) -> Files:
+        """Storage of the notes."""
+
     @property
-    def directory(self) -> str: ...
+    def directory(self) -> str:
+        """Path of the notes."""
 
     # -------------------------------------------------------------- read
 

@@ -141,6 +141,7 @@ class Block(Sequence[memoryview]):
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all batches."""
         return self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:

@@ -1,12 +1,11 @@
-"""Publishing a rewritten segment in place of its sources, so that every crash leaves the old log or the new
-one.
+"""Publish a rewritten segment in place of its sources: every crash leaves the old log or the new one.
 
 One group at a time: sources S0 < S1 < ... (neighbours), one output N with the base offset of S0. N was built
-and synced in a private directory and covers the whole range of the group, for its last batch is kept, if need
-be empty. Only messages of magic 0 and 1 leave nothing behind, so N may end below where the sources did.
-Sources that lie wholly behind N's end are not hidden by N.swap; they go one by one, oldest first, the
-directory synced before each. What a crash leaves of them is then the newest ones, and a record that comes
-back in one of them comes back with the newer one, or the tombstone, that has replaced it.
+and synced in a private directory and covers the whole range of the group, because its last batch is kept, if
+need be empty. Only messages of magic 0 and 1 leave nothing behind, so N may end below the sources. Sources
+that are wholly behind N's end are not hidden by N.swap; they are removed one by one, oldest first, the
+directory synced before each. A crash then leaves the newest of them: a record that returns in one of them
+returns with the newer record, or the tombstone, that has superseded it.
 
 ```
 step                                   on disk, in the partition's directory        a crash here leaves
@@ -20,19 +19,19 @@ step                                   on disk, in the partition's directory    
 ```
 
 Why this order of syncs. Names may become durable in any order between two syncs of the directory. Before 2 is
-synced no source is touched, so a `.cleaned` that is still there proves that all sources are. Between 4 and 5,
-or a final N.log could become durable beside a source that it replaces, with nothing left to tell which one
-counts. Before 6, so that nothing of the swap is left to do when it returns, whatever the caller records then.
+synced no source is touched, so a `.cleaned` that exists proves that all sources do. The sync between 4 and 5
+prevents a final N.log that is durable beside a source which it replaces, where no rule could choose. The sync
+before 6 leaves nothing of the swap to do when it returns, whatever the caller records then.
 
-Only one group is ever under way: Kafka's recovery takes every `.swap` at or above the lowest `.cleaned` for
-unfinished, so a second group's `.cleaned` would cost the first one its data.
+Only one group is swapped at a time: Kafka's recovery takes every `.swap` at or above the lowest `.cleaned`
+for unfinished, so a second group's `.cleaned` would cost the first its data.
 
-**The rule for looking** (`decide`), the same for recovery and for readers without a lock: a `.swap` log
-stands for [its base offset, its next offset) and hides every other log that begins there, unless it must be
-undone. It must be undone if a `.cleaned` lies at or below it, or it is damaged or empty, and all its
-sources are there under their own names. A `.swap` whose sources are already `.deleted` is finished, whatever
-else lies around: undoing it would lose its range. (Kafka undoes it when an older `.cleaned` was left behind,
-and loses the range.) Snapshots are never deleted by range.
+**The rule for reading a listing** (`decide`), the same for recovery and for readers without a lock: a `.swap`
+log stands for [its base offset, its next offset) and hides every other log that begins there, unless it must
+be undone. It must be undone if there is a `.cleaned` at or below it, or it is damaged or empty, and all its
+sources exist under their own names. A `.swap` whose sources are already `.deleted` is finished in any case:
+undoing it would lose its range. (Kafka undoes it when an older `.cleaned` was left behind, and loses the
+range.) Snapshots are never deleted by range.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def _check(sources: Sequence[Segment], output: Segment) -> None:
 
 
 def _drop_inner_snapshots(files: Files, directory: str, sources: Sequence[Segment]) -> None:
-    """Producer snapshots at bases that are gone are of no use while a newer one is there."""
+    """Remove producer snapshots at bases that are gone, except the newest of all."""
     offsets = names.snapshot_offsets(files.listdir(directory))
     gone = {source.base_offset for source in sources[1:]}
     for offset in offsets[:-1]:
@@ -134,15 +133,17 @@ def _rename(files: Files, source: str, directory: str, base: int, extension: str
     files.rename(source, os.path.join(directory, names.segment_file(base, extension, suffix)))
 
 
-# ---------------------------------------------------------------- the rule for looking
+# ---------------------------------------------------------------- the rule for a listing
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a listing means. `finish`: (base, end) of each `.swap` log that counts; `undo`: bases of those
-    that do not.
+    """Meaning of a listing.
 
-    `logs`: base offset and suffix of the log files that are the log, ascending.
+    Attributes:
+        finish: (base, end) of each `.swap` log that is part of the log.
+        undo: Bases of those that are not.
+        logs: Base offset and suffix of the log files that are the log, ascending.
     """
 
     finish: tuple[tuple[int, int], ...]
@@ -151,7 +152,7 @@ class Decision:
 
 
 def decide(files: Files, directory: str, listing: Sequence[str]) -> Decision:
-    """The log that a directory listing stands for. FileVanishedError if it changes meanwhile."""
+    """Return the log that a directory listing stands for. FileVanishedError if it changes meanwhile."""
     parsed = [p for p in map(names.parse_segment_file, listing) if p is not None]
     logs = {
         suffix: sorted(p.base_offset for p in parsed if p.extension == LOG and p.suffix == suffix)
@@ -165,7 +166,7 @@ def decide(files: Files, directory: str, listing: Sequence[str]) -> Decision:
         try:
             output = Segment.load(SegmentFiles(files, directory, base, SWAP))
             if output.size == 0 and base in logs[""]:
-                # Nothing of ours is empty; such a file says nothing of the range that it stands for.
+                # We make no empty output; an empty file does not tell its range.
                 undo.add(base)
                 continue
             end = max(output.next_offset, base + 1)
@@ -187,7 +188,7 @@ _ALL = ("", CLEANED, SWAP, DELETED)
 
 
 def _sources_are_there(files: Files, directory: str, base: int, end: int, logs: dict[str, list[int]]) -> bool:
-    """Is everything that the output at `base` stands for still there under its own name?"""
+    """Return whether all sources of the output at `base` exist under their own names."""
     if any(base <= deleted < end for deleted in logs[DELETED]):
         return False
     below = [b for b in logs[""] if b <= base]
@@ -202,7 +203,7 @@ def _sources_are_there(files: Files, directory: str, base: int, end: int, logs: 
 
 @dataclass(frozen=True, slots=True)
 class SwapRecovery:
-    """What `recover` did: base offsets of swaps finished and undone, and names of leftover files removed."""
+    """Result of `recover`: base offsets of swaps finished and undone, and names of files removed."""
 
     finished: tuple[int, ...] = ()
     undone: tuple[int, ...] = ()
@@ -210,10 +211,10 @@ class SwapRecovery:
 
 
 def recover(files: Files, directory: str) -> SwapRecovery:
-    """Finish or undo whatever swap was interrupted, Kafka's too. Afterwards only final names are left.
+    """Finish or undo an interrupted swap, also of Kafka. Afterwards only final names are left.
 
-    Can itself be stopped anywhere: undone `.swap` files go before the `.cleaned` that condemn them; a stale
-    `.cleaned` goes before a source of a `.swap` that is finished; sources go before the `.swap` takes its
+    It may be stopped anywhere: undone `.swap` files are removed before the `.cleaned` that make them undone;
+    a stale `.cleaned` before a source of a `.swap` that is finished; sources before the `.swap` gets its
     final name.
     """
     listing = files.listdir(directory)
@@ -223,11 +224,11 @@ def recover(files: Files, directory: str) -> SwapRecovery:
     decision = decide(files, directory, listing)
     removed: list[str] = []
 
-    def remove(found: Sequence[SegmentFile]) -> None:
-        for file in found:
+    def remove(unwanted: Sequence[SegmentFile]) -> None:
+        for file in unwanted:
             files.unlink(os.path.join(directory, file.name), missing_ok=True)
             removed.append(file.name)
-        if found:
+        if unwanted:
             files.fsync_dir(directory)
 
     swaps = [p for p in parsed if p.suffix == SWAP]
@@ -259,7 +260,7 @@ def _finals(files: Files, directory: str) -> list[SegmentFile]:
 
 
 def _finish_name(files: Files, directory: str, file: SegmentFile, removed: list[str]) -> None:
-    """`.swap` becomes the final name; an index beside another log's is dropped instead."""
+    """Rename `.swap` to the final name; remove an index if the final name is taken."""
     final = names.segment_file(file.base_offset, file.extension)
     if file.extension != LOG and files.exists(os.path.join(directory, final)):
         files.unlink(os.path.join(directory, file.name), missing_ok=True)

@@ -56,11 +56,11 @@ class PartitionView(Reads):
         self._load_again = load_again
         """The view of now, from the open log; None: the store is read."""
         self.trusted = trusted
-        """Did this process recover the log, and does it hold its lock?"""
+        """This process has recovered the log, and holds its lock."""
         self.is_held = False
-        """It shows one moment: see `held`."""
+        """The view shows one moment: see `held`."""
         self.grows = False
-        """What was seen ends where it ended then."""
+        """Its end does not change."""
 
     def _take(self, version: LogVersion) -> None:
         self._version = version
@@ -73,8 +73,8 @@ class PartitionView(Reads):
     def stable_offset(self) -> int:
         """Last stable offset: every transaction that begins below it is decided.
 
-        Of a directory that somebody else may be writing it is found when first asked for: from the newest
-        producer snapshot, which is not older than the active segment, and the batches behind it.
+        If another process may be writing the log, it is computed at first use: from the newest producer
+        snapshot, which is not older than the active segment, and the batches behind it.
         """
         if self._stable_offset is None:
             self._stable_offset = self._stability.offset(self)
@@ -108,16 +108,19 @@ class PartitionView(Reads):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
+        """The segments of the view."""
         return self.segment_set.segments
 
     @property
     def active(self) -> Segment | None:
-        """The last segment: the one that a writer appends to."""
+        """The last segment, to which a writer appends; None: there is none."""
         return self.segments[-1] if self.segments else None
 
     def refresh(self) -> None:
-        """List again: segments, start and end become those of now. FileVanishedError for a view that is held:
-        its files cannot be exchanged for newer ones.
+        """Take the version of now: its segments, log start and log end.
+
+        Raises:
+            FileVanishedError: The view is held: its segments cannot be exchanged for newer ones.
         """
         if self.is_held:
             raise FileVanishedError(f"a file of {self.directory} was replaced", file=self.directory)
@@ -128,10 +131,13 @@ class PartitionView(Reads):
         self._incomplete_commit_offset, self.trusted = new._incomplete_commit_offset, new.trusted
 
     def held(self, start: int) -> PartitionView:
-        """The same view for one read from `start` on, with its files open. They stay readable when a cleaning
-        replaces them, unless there are more of them than descriptors: then reading raises FileVanishedError.
+        """Return the view for one read from `start` on, with its segments pinned.
 
-        FileVanishedError: one was replaced since the view was made.
+        They stay readable when a cleaning replaces them. In a directory that holds unless there are more of
+        them than descriptors: then reading raises FileVanishedError.
+
+        Raises:
+            FileVanishedError: A segment was replaced since the view was made.
         """
         self.store.pin(self.segment_set.starting_at(start))
         view = copy.copy(self)
@@ -141,24 +147,24 @@ class PartitionView(Reads):
     open_again = refresh
 
     def is_current(self) -> bool:
-        """Return whether the log ends as when the view was loaded. Segments before the last may have been
-        cleaned meanwhile, which changes no log end.
+        """Return whether the log ends as when the view was loaded.
+
+        Segments before the last may have been cleaned meanwhile, which changes no log end.
         """
         return self.store.is_current(self._version)
 
     def go_on_from(self, older: PartitionView) -> None:
-        """This view is of the same partition at a later time: what the older one knows of open transactions
-        need not be found again."""
+        """Reuse what an older view of the same partition has computed of open transactions."""
         self._stability = older._stability
 
     def positions_of(self, offsets: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each offset the number of its segment and where reading for it begins; see `lookups`."""
+        """Return for each offset the number of its segment and the position to read from; see `lookups`."""
         from lastword.partition.lookups import positions_of
 
         return positions_of(self, offsets)
 
     def records_at(self, offsets: Sequence[int]) -> list[RawRecord | None]:
-        """The record at each offset, or None; each batch is read once. See `lookups`."""
+        """Return the record at each offset, or None; each batch is read once. See `lookups`."""
         from lastword.partition.lookups import records_at
 
         return records_at(self, offsets)

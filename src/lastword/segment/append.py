@@ -36,13 +36,20 @@ class BatchSpan(Protocol):
     """Position and offsets of a batch in a file: what indexes need."""
 
     @property
-    def position(self) -> int: ...
+    def position(self) -> int:
+        """Position of the first byte."""
+
     @property
-    def base_offset(self) -> int: ...
+    def base_offset(self) -> int:
+        """Its first offset."""
+
     @property
-    def last_offset(self) -> int: ...
+    def last_offset(self) -> int:
+        """Its last offset."""
+
     @property
-    def max_timestamp(self) -> int: ...
+    def max_timestamp(self) -> int:
+        """Its largest timestamp in ms; -1 without one."""
 
 
 class SegmentEnd(NamedTuple):
@@ -196,8 +203,9 @@ class SegmentAppender:
         self._append(data, index, batches[0].max_timestamp, batches[-1].next_offset)
 
     def append_table(self, data: memoryview, table: np.ndarray) -> None:
-        """Write the batches of a table's rows. File positions count from the first row, and become those in
-        this segment.
+        """Write the batches of a table's rows.
+
+        Their file positions count from the first row, and become those in this segment.
         """
         from lastword.kernels import table as fields
         from lastword.segment.bulk_walk import BulkIndexer

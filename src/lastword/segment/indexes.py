@@ -320,8 +320,10 @@ class IndexBuilder:
 
     @property
     def state(self) -> tuple[int, int, int, int]:
-        """Position of the last entry, timestamp of the last time entry, the largest timestamp, the last
-        offset of its batch.
+        """State for `go_on`.
+
+        Position of the last entry, timestamp of the last time entry, the largest timestamp, the last offset
+        of its batch.
         """
         return self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset
 

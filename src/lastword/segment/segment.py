@@ -190,6 +190,7 @@ class Segment:
 
     @property
     def offset_index(self) -> OffsetIndex:
+        """The offset index, read at first use."""
         if self._offset_index is None:
             self._offset_index = OffsetIndex(
                 self.stored.read(names.INDEX) or b"", self.base_offset, self.size
@@ -198,6 +199,7 @@ class Segment:
 
     @property
     def time_index(self) -> TimeIndex:
+        """The time index, read at first use."""
         if self._time_index is None:
             self._time_index = TimeIndex(self.stored.read(names.TIME_INDEX) or b"", self.base_offset)
         return self._time_index
@@ -277,8 +279,10 @@ class Segment:
         return self.size
 
     def _end_of_indexed(self, index: OffsetIndex, number: int) -> int:
-        """Return the position behind the batch of an index entry; 0 if no valid batch there ends with the
-        entry's offset. Each batch is read once: a segment's bytes do not change.
+        """Return the position behind the batch of an index entry.
+
+        0 if no valid batch there ends with the entry's offset. Each batch is read once: a segment's bytes do
+        not change.
         """
         ends = self._ends
         if number >= len(ends):
@@ -368,8 +372,10 @@ class Segment:
         return None
 
     def _reaches(self, timestamp: int, offset: int) -> bool:
-        """Return whether a batch holds `offset` and has this largest timestamp. If not, the time index is not
-        that of the log. (The offset is that of the record in brokers before 3.0, else the batch's last.)
+        """Return whether a batch holds `offset` and has this largest timestamp.
+
+        If not, the time index is not that of the log. Brokers before 3.0 name the offset of the record with
+        that timestamp, others the batch's last offset.
         """
         for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
             if header.last_offset >= offset:

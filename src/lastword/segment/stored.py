@@ -44,7 +44,9 @@ class StoredSegment(Protocol):
     """The log and the indexes that are stored under one base offset. Indexes are named by extension."""
 
     @property
-    def base_offset(self) -> int: ...
+    def base_offset(self) -> int:
+        """Base offset of the segment."""
+
     def path(self, extension: str) -> str:
         """Return the name of the log or an index, for messages."""
 
@@ -70,8 +72,9 @@ class StoredSegment(Protocol):
         """Remove the log or an index, if there is one."""
 
     def seal(self, extensions: Sequence[str], mtime_ms: int) -> None:
-        """End a private segment whose log and indexes are written and synced: set their time, and make them
-        durable under their names.
+        """End a private segment whose log and indexes are written and synced.
+
+        Sets their time, and makes them durable under their names.
         """
 
 
