@@ -55,7 +55,7 @@ def batches(run: Run) -> Iterator[Measured]:
 
     def append() -> Times:
         (directory / "a-0").mkdir(parents=True)
-        log, _ = open_log(DEFAULT, str(directory / "a-0"), "a", 0, CONFIG, SystemClock(), clean=True)
+        log, _ = open_log(DEFAULT, str(directory / "a-0"), CONFIG, SystemClock(), clean=True)
 
         def work() -> None:
             for call in calls:
@@ -330,7 +330,7 @@ def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, seg
     ends: set[int] = set()
 
     def open_and_read() -> None:
-        log, _ = open_log(DEFAULT, str(partition), data.name, 0, config, SystemClock(), clean=how == "clean")
+        log, _ = open_log(DEFAULT, str(partition), config, SystemClock(), clean=how == "clean")
         next(read_batches(log, log.log_start, log.log_start + 1))
         ends.add(log.log_end)
         log.close()

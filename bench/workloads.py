@@ -248,7 +248,7 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
         for _ in range(run.repetitions + 1):
             shutil.rmtree(partition.parent, ignore_errors=True)
             link_partition(data.partitions[0], partition)
-            log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
+            log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
             plan = prepare(log, CONFIG, Request(0, strategy="generational", map_bytes=MAP_BYTES))
             context = CleanContext(DEFAULT, log.clock)
             ledger = opened(log, context, MAP_BYTES)
@@ -285,7 +285,7 @@ def two_threads(run: Run) -> Iterator[Measured]:
             for threads in (1, 2) * (run.repetitions + 1):
                 shutil.rmtree(partition.parent, ignore_errors=True)
                 link_partition(data.partitions[0], partition)
-                log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
+                log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
                 log.sync()
                 done: list[Any] = []
 
@@ -383,7 +383,7 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
     for _ in range(run.repetitions + 1):
         shutil.rmtree(partition.parent, ignore_errors=True)
         link_partition(data.partitions[0], partition)
-        log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
+        log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
         log.sync()  # earlier writes do not count as the cleaner's syncs
         times.append(timed(partial(clean, log)))
         log.close()
@@ -490,7 +490,7 @@ def restore(run: Run) -> Iterator[Measured]:
         directory = run.scratch / "logs"
         partition = link_partition(data.partitions[0], directory / data.partitions[0].name)
         if what == "cleaned":
-            log, _ = open_log(DEFAULT, str(partition), data.name, 0, CONFIG, SystemClock(), clean=True)
+            log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
             context = CleanContext(DEFAULT, log.clock)
             clean_partition(log, CONFIG, Request(0), context, record_first_dirty=lambda offset: None)
             log.close()

@@ -142,7 +142,7 @@ class LogBuilder:
                 self.files.mkdir(self.directory)
                 self.files.fsync_dir(self.root)
             self._log, self.recovery = open_log(
-                self.files, self.directory, *self._name, self.config, self.clock, recovery_point=0
+                self.files, self.directory, self.config, self.clock, recovery_point=0
             )
         return self._log
 

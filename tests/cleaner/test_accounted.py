@@ -47,7 +47,7 @@ class Log:
         self.open()
 
     def open(self):
-        self.log, _ = open_log(self.files, str(self.path), "t", 0, self.config, self.clock, clean=False)
+        self.log, _ = open_log(self.files, str(self.path), self.config, self.clock, clean=False)
         self.ledger = Ledger.open(self.files, self.log.directory, self.log.segments, map_bytes=self.map_bytes)
         return self.ledger
 

@@ -347,7 +347,7 @@ def test_a_flipped_bit_in_a_source_is_never_put_under_a_new_checksum(users: LogB
     from lastword.partition.open import open_log
 
     users._log, _ = open_log(
-        users.files, users.directory, "users", 0, users.config, users.clock, recovery_point=10, clean=True
+        users.files, users.directory, users.config, users.clock, recovery_point=10, clean=True
     )
     before = sources(users)
     with pytest.raises(CorruptBatchError) as caught:

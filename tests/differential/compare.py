@@ -136,7 +136,7 @@ def clean_ours(log: RandomLog, directory: Path, strategy: str) -> Story:
     for part, now_ms in enumerate(log.now_ms):
         add_part(log, directory, part)
         opened, _ = open_log(
-            UNSYNCED, str(directory), TOPIC, 0, log.config, ManualClock(now_ms), clean=False, recovery_point=0
+            UNSYNCED, str(directory), log.config, ManualClock(now_ms), clean=False, recovery_point=0
         )
         with contextlib.closing(opened):
             story.before.append(read(directory))

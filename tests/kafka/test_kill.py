@@ -46,7 +46,7 @@ class Stops:
 
 def write(directory: Path) -> None:
     directory.mkdir(parents=True)
-    log, _ = open_log(DEFAULT, str(directory), TOPIC, 0, CONFIG, CLOCK)
+    log, _ = open_log(DEFAULT, str(directory), CONFIG, CLOCK)
     for batch in traffic.batches(traffic.updates(310, 170, 5)):
         builder = BatchBuilder()
         for r in batch:

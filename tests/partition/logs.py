@@ -66,8 +66,6 @@ def opened(
     return open_log(
         files,
         directory,
-        "users",
-        0,
         config,
         clock or ManualClock(NOW),
         recovery_point=recovery_point,

@@ -115,7 +115,7 @@ def partition(root: Path) -> str:
 def opened(directory: str, config: TopicConfig = CONFIG, **more: Any) -> tuple[PartitionLog, Recovery]:
     files = more.pop("files", UNSYNCED)
     clock = more.pop("clock", None) or ManualClock(T)
-    return open_log(files, directory, "users", 0, config, clock, **more)
+    return open_log(files, directory, config, clock, **more)
 
 
 def write_segment(

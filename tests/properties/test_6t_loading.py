@@ -486,5 +486,5 @@ def test_6T_264_the_topic_id_is_read_back(tmp_path: Path) -> None:
     with home(tmp_path) as logs:
         assert logs.topic_id("users") == given
     assert json.loads((tmp_path / names.CLEAN_SHUTDOWN).read_text())["version"] == 0
-    log, _ = open_log(UNSYNCED, str(tmp_path / "users-0"), "users", 0, CONFIG, ManualClock(T))
+    log, _ = open_log(UNSYNCED, str(tmp_path / "users-0"), CONFIG, ManualClock(T))
     log.abandon()

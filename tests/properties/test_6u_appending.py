@@ -93,9 +93,7 @@ def test_6U_266_jitter_is_taken_off(tmp_path: Path, seed: int) -> None:
     Of every segment another part; never more than it says.
     """
     config = CONFIG.replace(segment_ms=HOUR, segment_jitter_ms=HOUR // 10)
-    log, _ = open_log(
-        UNSYNCED, partition(tmp_path), "users", 0, config, ManualClock(T), rng=random.Random(seed)
-    )
+    log, _ = open_log(UNSYNCED, partition(tmp_path), config, ManualClock(T), rng=random.Random(seed))
     waits = []
     time = T
     for _ in range(3):

@@ -30,8 +30,7 @@ def clean_partition(
     strategy: str = "kafka",
 ) -> CleanRound | None:
     """One round over `directory`. `recorded` gets the new first dirty offset."""
-    topic, _, number = directory.name.rpartition("-")
-    log, _ = open_log(files, str(directory), topic, int(number), config, clock, clean=clean_stop)
+    log, _ = open_log(files, str(directory), config, clock, clean=clean_stop)
     with contextlib.closing(log):
         return clean(
             log,

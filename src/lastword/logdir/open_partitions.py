@@ -119,8 +119,6 @@ class OpenPartitions:
         log, recovery = open_log(
             self._files,
             directory,
-            tp.topic,
-            tp.partition,
             config,
             self._clock,
             recovery_point=left.recovery_point,

@@ -171,7 +171,7 @@ class DirectorySegments:
     # -------------------------------------------------------------- build in private
 
     def create_output(self, base_offset: int, within: str | None = None) -> PrivateSegment:
-        """As `SegmentStore.create_output`. `within`: a directory; its `lastword` directory is made if need be.
+        """As `SegmentStore.create_output`. `within`: a directory; its `lastword` directory may be missing.
 
         The location is a directory `<partition>/lastword/rewrite-<base offset>-<token>/` with a random token:
         a second attempt at the same group never meets the files of the first.

@@ -62,8 +62,6 @@ from lastword.segment.stored import SegmentFiles
 def open_log(
     files: Files,
     directory: str,
-    topic: str,
-    partition: int,
     config: TopicConfig,
     clock: Clock,
     *,
@@ -76,13 +74,24 @@ def open_log(
 ) -> tuple[PartitionLog, Recovery]:
     """Recover a partition directory and open it to write; an empty one becomes a log at `log_start`.
 
-    `clean`: the directory's clean-shutdown marker was there. `recovery_point`, `log_start`, `first_dirty`: as
-    the checkpoints say; a log start that the log cannot have is ignored. CorruptBatchError or
-    UnknownMagicError leave everything as it was, but for an interrupted swap. `producer_expiration_ms`:
-    producers without an open transaction that were silent for so long are forgotten.
+    Args:
+        files: The storage.
+        directory: Of the partition; its name holds topic and partition.
+        config: Settings of the topic.
+        clock: The time.
+        recovery_point: By the checkpoint.
+        log_start: By the checkpoint; a log start that the log cannot have is ignored.
+        first_dirty: By the checkpoint.
+        clean: The directory's clean-shutdown marker was there.
+        rng: Jitter of rolling.
+        producer_expiration_ms: Producers that were silent for so long, without a transaction, are dropped.
+
+    Raises:
+        CorruptBatchError: Damage that no crash explains. Everything is as it was, except an interrupted swap.
+        UnknownMagicError: Likewise.
     """
     checkpointed = recovery_point, log_start, first_dirty
-    opening = _Opening(files, directory, topic, partition, config, checkpointed, clean)
+    opening = _Opening(files, directory, config, checkpointed, clean)
     return opening.run(clock, rng, producer_expiration_ms)
 
 
@@ -91,20 +100,17 @@ class _Opening:
         self,
         files: Files,
         directory: str,
-        topic: str,
-        partition: int,
         config: TopicConfig,
         checkpointed: tuple[int, int, int],
         clean: bool,
     ) -> None:
         self.files = files
         self.directory = directory
-        self.topic = topic
-        self.partition = partition
+        self.topic, self.partition = names.topic_partition(directory)
         self.config = config
         self.recovery_point, self.log_start, self.first_dirty = checkpointed
         self.clean = clean
-        self.repairs = Repairs(topic, partition)
+        self.repairs = Repairs(self.topic, self.partition)
 
     def run(
         self, clock: Clock, rng: random.Random | None, producer_expiration_ms: int

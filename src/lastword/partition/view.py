@@ -8,7 +8,6 @@ A view that is `held` has its segments pinned and is never refreshed: it shows o
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,9 +44,7 @@ class PartitionView(Reads):
         self.store = store
         self.files = store.files
         self.directory = store.directory
-        parsed = names.parse_partition_dir(os.path.basename(os.path.normpath(store.directory)))
-        self.topic = parsed.topic if parsed else ""
-        self.partition = parsed.partition if parsed else 0
+        self.topic, self.partition = names.topic_partition(store.directory)
         self._take(version)
         self._stable_offset = stable_offset
         self._incomplete_commit_offset = incomplete_commit_offset

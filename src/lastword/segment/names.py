@@ -21,6 +21,7 @@ stops a broker from starting.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -172,6 +173,12 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
     if partition > INT32_MAX or (not marker and match[2] != str(partition)):
         return None  # "t-01" would be a second directory of t-1
     return PartitionDir(match[1], partition, marker)
+
+
+def topic_partition(directory: str) -> tuple[str, int]:
+    """Return topic and partition of a partition directory's path; ("", 0) for another name."""
+    parsed = parse_partition_dir(os.path.basename(os.path.normpath(directory)))
+    return ("", 0) if parsed is None else (parsed.topic, parsed.partition)
 
 
 def is_lease(name: str) -> bool:
