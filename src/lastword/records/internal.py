@@ -113,7 +113,7 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
     kinds = _schemas()[topic]
     if key is None:
         raise UndecodableError("no key")
-    reader = _Reader(key)
+    reader = _FieldReader(key)
     kind = str(reader.number("int16"))
     schema = kinds["key"].get(kind)
     if schema is None:
@@ -123,7 +123,7 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
     name = schema["name"].removesuffix("Key")
     if value is None:
         return InternalRecord(name, fields, None)
-    reader = _Reader(value)
+    reader = _FieldReader(value)
     version = reader.number("int16")
     candidates = [kinds["value"][kind]]
     if name == "LegacyOffsetCommit":  # keys of type 0 came with every version of the value
@@ -134,7 +134,7 @@ def decode(topic: str, key: bytes | None, value: bytes | None) -> InternalRecord
 def _decode_metadata(value: bytes | None) -> InternalRecord:
     if value is None:
         raise UndecodableError("no value")
-    reader = _Reader(value)
+    reader = _FieldReader(value)
     frame, kind, version = (reader.uvarint() for _ in range(3))
     if frame != FRAME_VERSION:
         raise UndecodableError(f"frame version {frame}")
@@ -144,7 +144,7 @@ def _decode_metadata(value: bytes | None) -> InternalRecord:
     return InternalRecord(schema["name"], {}, _message(reader, [schema], version))
 
 
-def _message(reader: _Reader, candidates: list[dict[str, Any]], version: int) -> dict[str, Any]:
+def _message(reader: _FieldReader, candidates: list[dict[str, Any]], version: int) -> dict[str, Any]:
     for schema in candidates:
         if _covers(schema["versions"], version):
             fields = reader.struct(schema["fields"], version, flexible=_covers(schema["flexible"], version))
@@ -166,7 +166,7 @@ def _covers(versions: list[int], version: int) -> bool:
     return versions[0] <= version <= versions[1]
 
 
-class _Reader:
+class _FieldReader:
     """Reads fields from the bytes of one message; every length is checked before it is used."""
 
     def __init__(self, data: bytes) -> None:
@@ -218,7 +218,7 @@ class _Reader:
             tagged = {field["tag"]: field for field in fields if _is_tagged(field, version)}
             for _ in range(self.uvarint()):
                 tag = self.uvarint()
-                inner = _Reader(self.take(self.uvarint()))
+                inner = _FieldReader(self.take(self.uvarint()))
                 if tag in tagged:  # others are of a newer Kafka, which may add them without a new version
                     result[tagged[tag]["name"]] = inner.field(tagged[tag], version, flexible)
                     inner.finish()
