@@ -41,7 +41,7 @@ from lastword.clock import Clock
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import Value
 
-Result = Literal["ok", "partial", "aborted", "failed", "expired", "looked"]
+Result = Literal["ok", "partial", "aborted", "failed", "expired", "scanned"]
 Stop = Callable[[], bool]
 
 
@@ -64,7 +64,7 @@ class Done(Value):
 
     Attributes:
         result: `ok`; `partial`: stopped between two swaps, what was swapped stays; `aborted`: stopped before
-            the first; `failed`, with `error`; `expired`: retention removed segments; `looked`: new segments
+            the first; `failed`, with `error`; `expired`: retention removed segments; `scanned`: new segments
             were scanned (not in the history).
         round: The report of the cleaning; None if there is none.
         deletion: What retention removed.
@@ -256,7 +256,7 @@ class Scheduler:
                 self._running.pop(tp, None)
                 self._overtaken_at.pop(tp, None)
                 self._rest(tp, done)
-            if done is not None and done.result != "looked":
+            if done is not None and done.result != "scanned":
                 self._note(done)
             self.states.apply(tp, "damage" if done is not None and done.damaged else "end")
 
@@ -286,7 +286,7 @@ class Scheduler:
         A cleaning that moved something may be followed by the next one without a pause. A complete one that
         moved nothing would do so again, so it counts as a failure.
         """
-        if done is not None and done.result == "looked":
+        if done is not None and done.result == "scanned":
             return
         ended = done is not None and done.result == "ok" and done.round is not None
         if done is not None and done.round is not None and ended and _moved(done.round):

@@ -149,7 +149,7 @@ class ScanTask(CleaningTask):
             return None
         for error in cleaner.errors.values():
             raise error
-        return Done(*self.partition, self.drive, "looked", now_ms)
+        return Done(*self.partition, self.drive, "scanned", now_ms)
 
 
 class DirectoryWork:

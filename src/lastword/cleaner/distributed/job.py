@@ -204,10 +204,10 @@ def go_on(files: Files, job: ShardedJob) -> None:
     """
     done = published(files, job)
     for number, _ in enumerate(groups_of(files, job) or ()):
-        known = load_note(files, job, number)
-        if known is not None and number not in done:
-            there = files.exists(known["group"]["output"]["directory"])
-            if known["starts_clocks"] or not there:
+        note = load_note(files, job, number)
+        if note is not None and number not in done:
+            there = files.exists(note["group"]["output"]["directory"])
+            if note["starts_clocks"] or not there:
                 files.unlink(f"{job.scratch}/built-{number:05d}.json", missing_ok=True)
 
 
@@ -345,9 +345,9 @@ def load_note(files: Files, job: ShardedJob, number: int) -> dict[str, Any] | No
     return read_json(files, path) if files.exists(path) else None
 
 
-def built_of(known: dict[str, Any]) -> BuiltGroup:
+def built_of(note: dict[str, Any]) -> BuiltGroup:
     """Return the built group of a note."""
-    fields = dict(known["group"])
+    fields = dict(note["group"])
     fields["sources"] = tuple(SourceFacts(**segment) for segment in fields["sources"])
     fields["output"] = OutputFacts(**fields["output"])
     fields["removed"] = Removed(**fields["removed"])
@@ -359,11 +359,11 @@ def published(files: Files, job: ShardedJob) -> dict[int, int]:
     """Return the groups whose outputs are swapped in already: number to base offset."""
     published_bases = {}
     for number, _ in enumerate(groups_of(files, job) or ()):
-        known = load_note(files, job, number)
-        if known is not None:
-            output = known["group"]["output"]
+        note = load_note(files, job, number)
+        if note is not None:
+            output = note["group"]["output"]
             facts = SegmentFiles(files, job.partition, output["base_offset"]).facts()
-            if facts is not None and facts.id == (known["inode"], output["size_bytes"]):
+            if facts is not None and facts.id == (note["inode"], output["size_bytes"]):
                 published_bases[number] = output["base_offset"]
     return published_bases
 

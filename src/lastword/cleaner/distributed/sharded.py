@@ -128,7 +128,7 @@ def read_transactions(files: Files, directory: str, first_offset: int) -> None:
     transactions = Transactions(view.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     with _on_damage(files, job):
         decisions, facts = transactions.walk(first_offset), transactions.facts
-    known = {
+    fields = {
         "aborted": [tuple(entry) for entry in decisions.aborted],
         "undecided": list(decisions.undecided.items()),
         "due": sorted(facts.due),
@@ -137,7 +137,7 @@ def read_transactions(files: Files, directory: str, first_offset: int) -> None:
         "segments": sorted(facts.segments),
         "spoke_ms": list(facts.spoke_ms.items()),
     }
-    write_json(files, f"{job.scratch}/{_TRANSACTIONS}", known)
+    write_json(files, f"{job.scratch}/{_TRANSACTIONS}", fields)
 
 
 def resolve_shard(files: Files, directory: str, number: int) -> None:
@@ -191,7 +191,7 @@ def merge(files: Files, job: ShardedJob) -> None:
     units = [read_arrays(files, f"{job.scratch}/unit-{i:05d}.npz") for i in range(len(job.units))]
     tally = shards.merge_counts(units, [_shard(files, job, i) for i in range(job.shards)])
     write_arrays(files, f"{job.scratch}/{_FACTS}", tally.to_parts())
-    groups = group(tally.facts(), limits_of(job.plan), _found(files, job).segments)
+    groups = group(tally.facts(), limits_of(job.plan), _transaction_facts(files, job).segments)
     write_json(files, f"{job.scratch}/{GROUPS}", [asdict(group) for group in groups])
 
 
@@ -251,7 +251,7 @@ class ShardedScan:
         self._job = job
         self._group = (groups_of(files, job) or ())[number]
         self._resolution = _resolution(files, job, self._group)
-        self._transactions = _found(files, job)
+        self._transactions = _transaction_facts(files, job)
 
     def __enter__(self) -> Self:
         return self
@@ -385,18 +385,18 @@ def _transactions(files: Files, job: ShardedJob) -> tuple[Decisions, Transaction
     path = f"{job.scratch}/{_TRANSACTIONS}"
     if not files.exists(path):
         return None
-    known = read_json(files, path)
+    saved = read_json(files, path)
     aborted, below_limit = (
-        tuple(AbortedTransaction(*fields) for fields in known[name]) for name in ("aborted", "below")
+        tuple(AbortedTransaction(*fields) for fields in saved[name]) for name in ("aborted", "below")
     )
-    sets = (frozenset(known["due"]), frozenset(known["unclocked"]))
-    facts = TransactionFacts(*sets, below_limit, frozenset(known["segments"]), dict(known["spoke_ms"]))
-    return Decisions(aborted, undecided=dict(known["undecided"])), facts
+    sets = (frozenset(saved["due"]), frozenset(saved["unclocked"]))
+    facts = TransactionFacts(*sets, below_limit, frozenset(saved["segments"]), dict(saved["spoke_ms"]))
+    return Decisions(aborted, undecided=dict(saved["undecided"])), facts
 
 
-def _found(files: Files, job: ShardedJob) -> TransactionFacts:
-    known = _transactions(files, job)
-    return NOTHING if known is None else known[1]
+def _transaction_facts(files: Files, job: ShardedJob) -> TransactionFacts:
+    transactions = _transactions(files, job)
+    return NOTHING if transactions is None else transactions[1]
 
 
 # ---------------------------------------------------------------- files of a job
@@ -468,8 +468,8 @@ def _bits(
     """
     from lastword.resolve.bitmaps import bitmaps_of
 
-    known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
-    edges, checks = [shard["edges"] for shard in known], [shard["checks"] for shard in known]
+    shards = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
+    edges, checks = [shard["edges"] for shard in shards], [shard["checks"] for shard in shards]
     for i in range(group.first, group.last + 1):
         end = facts[i].next_offset if i == group.last else max(facts[i].next_offset, facts[i + 1].base_offset)
         dead = [
