@@ -33,7 +33,7 @@ _VERSION = 0
 
 
 def read_lines(files: Files, path: str, fields: int) -> list[list[str]]:
-    """The lines of a checkpoint, each split into `fields` fields. No file: no lines."""
+    """Return the lines of a checkpoint, each split into `fields` fields; none if there is no file."""
     facts = files.stat(path)
     if facts is None:
         return []
@@ -49,7 +49,7 @@ def read_lines(files: Files, path: str, fields: int) -> list[list[str]]:
 
 
 def parse_lines(text: str, path: str, fields: int) -> list[list[str]]:
-    """As `read_lines`, of a text; `path` names it in errors."""
+    """Return the lines of a checkpoint's text, as `read_lines` does. `path` is named in errors."""
     if not text:
         return []
     lines = text.split("\n")
@@ -61,22 +61,22 @@ def parse_lines(text: str, path: str, fields: int) -> list[list[str]]:
     if len(lines) < 2:
         raise _corrupt(path, "ends after its version")
     announced = number(lines[1], path)
-    found = [line.split() for line in lines[2:]]
-    if announced != len(found):
-        raise _corrupt(path, f"{len(found)} lines, {announced} announced")
-    for line, parts in enumerate(found, 3):
+    rows = [line.split() for line in lines[2:]]
+    if announced != len(rows):
+        raise _corrupt(path, f"{len(rows)} lines, {announced} announced")
+    for line, parts in enumerate(rows, 3):
         if len(parts) != fields:
             raise _corrupt(path, f"line {line}: {len(parts)} fields, expected {fields}")
-    return found
+    return rows
 
 
 def format_lines(lines: Sequence[str]) -> bytes:
-    """The bytes of a checkpoint with these lines."""
+    """Return the bytes of a checkpoint with these lines."""
     return "".join(f"{line}\n" for line in (str(_VERSION), str(len(lines)), *lines)).encode("utf-8")
 
 
 def number(text: str, path: str) -> int:
-    """A non-negative 64-bit number in plain digits."""
+    """Parse a non-negative 64-bit number in plain digits."""
     if not (text.isascii() and text.isdigit()) or len(text) > 19 or int(text) >= 1 << 63:
         raise _corrupt(path, f"{text[:40]!r} is no number")
     return int(text)
@@ -93,12 +93,14 @@ def _corrupt(path: str, text: str) -> CorruptFileError:
 
 @dataclass(frozen=True, slots=True)
 class EpochEntry:
+    """A leader epoch and its first offset."""
+
     epoch: int
     start_offset: int
 
 
 class LeaderEpochs:
-    """The list, and the file it lives in."""
+    """The leader epochs of one partition, and their file."""
 
     def __init__(self, files: Files, directory: str, entries: list[EpochEntry]) -> None:
         self._files = files
@@ -107,7 +109,7 @@ class LeaderEpochs:
 
     @classmethod
     def load(cls, files: Files, directory: str) -> LeaderEpochs:
-        """Reads the file; a damaged one counts as empty, for it only says what the batches say too."""
+        """Read the file. A damaged one counts as empty, because the batches hold the epochs, too."""
         try:
             return cls(files, directory, read_epochs(files, os.path.join(directory, names.LEADER_EPOCHS)))
         except CorruptFileError:
@@ -115,20 +117,22 @@ class LeaderEpochs:
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
+        """All epochs, ascending."""
         return tuple(self._entries)
 
     @property
     def latest(self) -> int | None:
-        """The newest epoch, or None while there is none."""
+        """The newest epoch; None if there is none."""
         return self._entries[-1].epoch if self._entries else None
 
     def at(self, offset: int) -> int:
-        """The epoch that holds in front of `offset`; 0 if there is none."""
+        """Return the epoch of the offset before `offset`; 0 if there is none."""
         return max((e.epoch for e in self._entries if e.start_offset < offset), default=0)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` holds from `start_offset` on. Entries that contradict it go; the same again changes
-        nothing.
+        """Begin `epoch` at `start_offset`. Entries that contradict it are removed.
+
+        Repeating the latest epoch changes nothing.
         """
         if epoch < 0:
             return
@@ -142,11 +146,11 @@ class LeaderEpochs:
         self._set([*kept, EpochEntry(epoch, start_offset)])
 
     def truncate_from_end(self, offset: int) -> None:
-        """Epochs that begin at or above `offset` go."""
+        """Remove the epochs that begin at or above `offset`."""
         self._set([e for e in self._entries if e.start_offset < offset])
 
     def truncate_from_start(self, offset: int) -> None:
-        """The epoch that holds at `offset` begins there; those before it go."""
+        """Let the epoch of `offset` begin there, and remove those before it."""
         below = [e for e in self._entries if e.start_offset <= offset]
         above = [e for e in self._entries if e.start_offset > offset]
         if below and below[-1].start_offset < offset:
@@ -161,9 +165,9 @@ class LeaderEpochs:
 
 
 def read_epochs(files: Files, path: str) -> list[EpochEntry]:
-    """Entries of a leader-epoch-checkpoint; CorruptFileError if they do not rise."""
+    """Return the entries of a leader-epoch-checkpoint; CorruptFileError if they do not rise."""
     entries = [EpochEntry(number(e, path), number(o, path)) for e, o in read_lines(files, path, 2)]
-    for one, following in pairwise(entries):
-        if following.epoch <= one.epoch or following.start_offset <= one.start_offset:
+    for entry, following in pairwise(entries):
+        if following.epoch <= entry.epoch or following.start_offset <= entry.start_offset:
             raise CorruptFileError("epochs do not rise", file=path)
     return entries

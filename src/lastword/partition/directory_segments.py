@@ -88,7 +88,7 @@ class DirectorySegments:
     def _with_end_checked(
         self, version: LogVersion, listed_bytes: int, listing: list[str]
     ) -> LogVersion | None:
-        """Compare the log end with the one that must be there (`synced.LogEnd`).
+        """Compare the log end with the one that must be there (`durability.LogEnd`).
 
         If they differ, the version ends where the log must end, and a read that reaches the end raises its
         `damage`. None: a writer is active, so the directory must be listed again.

@@ -53,8 +53,10 @@ from lastword.segment.segment import Segment
 
 
 class FailureLatch:
-    """The first failure after which memory and files of an open log may differ. It is final: the log is
-    opened again, and recovery repairs it."""
+    """The first failure after which memory and files of an open log may differ.
+
+    The failure is final: the log must be opened again, and recovery repairs it.
+    """
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -62,15 +64,17 @@ class FailureLatch:
         self.error: LastwordError | None = None
 
     def latch(self, error: LastwordError) -> None:
+        """Keep the first error."""
         self.error = self.error or error
 
     def latch_if_offline(self, error: LastwordError) -> None:
+        """Keep the error if the drive is offline."""
         if self._files.offline(self._directory) is not None:
             self.latch(error)
 
     @contextlib.contextmanager
     def latching(self) -> Iterator[None]:
-        """Guard a change that may leave a half of itself."""
+        """Guard a change that may be half done when it fails."""
         try:
             yield
         except LastwordError as error:
@@ -79,7 +83,7 @@ class FailureLatch:
 
     @contextlib.contextmanager
     def latching_if_offline(self) -> Iterator[None]:
-        """Guard a change that leaves the log as it was when it fails, unless the drive went offline."""
+        """Guard a change that leaves the log unchanged when it fails, unless the drive is offline."""
         try:
             yield
         except LastwordError as error:
@@ -88,8 +92,10 @@ class FailureLatch:
 
 
 class GroupCommit:
-    """A mutex that lets waiters go without a turn, if the holder's work served them: callers that sync at the
-    same time share one sync."""
+    """A mutex whose waiters may return without a turn if the holder's work served them.
+
+    Callers that sync at the same time share one sync.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -114,11 +120,11 @@ class GroupCommit:
 
 
 class Durability:
-    """What is synced of one open log. A sync, and a change of the files, needs the turn of `group_commit`.
+    """What of one open log is synced. A sync, and a change of the files, needs the turn of `group_commit`.
 
     Attributes:
         synced_to: Everything below this offset survives a power cut.
-        recovery_point: Everything below it is on the drive with its indexes; recovery begins here.
+        recovery_point: Everything below this offset is on the drive with its indexes; recovery begins here.
         directory_unsynced: A name may be missing after a power cut.
     """
 
@@ -145,15 +151,17 @@ class Durability:
         self._unsynced = list(unsynced)
 
     def is_due(self, log_end: int, messages: int, interval_ms: int) -> bool:
-        """Are `messages` offsets unsynced, or is one for longer than `interval_ms`? No timer runs: this is
-        called after each append."""
+        """Return whether `messages` offsets are unsynced, or an offset for longer than `interval_ms`.
+
+        No timer runs: this is called after each append.
+        """
         waiting = log_end - self.synced_to
         if waiting >= messages:
             return True
         return waiting > 0 and self._clock.now_ms() - self._synced_ms >= interval_ms
 
     def begin_segment(self, segment: Segment) -> None:
-        """Track a segment that is new, or will be appended to again; all others are synced."""
+        """Track a segment that is new or will be appended to again; all others are synced."""
         self._unsynced = [segment]
 
     def forget(self, gone: Iterable[Segment], left: Iterable[Segment]) -> None:
@@ -162,7 +170,7 @@ class Durability:
         self._unsynced = [s for s in self._unsynced if s.base_offset not in bases]
 
     def lower(self, offset: int) -> None:
-        """Note that the log was cut: offsets from here on will be given again."""
+        """Lower both offsets after a cut: offsets from here on will be assigned again."""
         self.synced_to = min(self.synced_to, offset)
         self.recovery_point = min(self.recovery_point, offset)
 
@@ -213,10 +221,11 @@ RESTORE = "restore the file from a copy; `lastword verify` lists all damage"
 class Mark(NamedTuple):
     """A synced mark.
 
-    offset       0: none, or a damaged one
-    is_current   no broker led since it was written
-    is_alone     no broker ever had the directory: one that follows a leader appends what the leader has, gaps
-                 of a compacted log included, and begins no epoch
+    Attributes:
+        offset: 0: none, or a damaged one.
+        is_current: No broker has led since the mark was written.
+        is_alone: No broker ever had the directory. A broker that follows a leader appends the leader's
+            batches, with the gaps of a compacted log, and begins no epoch.
     """
 
     offset: int = 0
@@ -234,11 +243,11 @@ class SyncedMark:
         self._handle: Handle | None = None
 
     def write(self, offset: int) -> None:
-        """Everything below `offset` is synced."""
+        """Write that everything below `offset` is synced."""
         self._write(offset)
 
     def lower(self, offset: int) -> None:
-        """Offsets from here on will be given again: an older, higher mark must not come back. Synced."""
+        """Lower the mark, synced. A higher mark must not return: offsets from here on are assigned again."""
         if read_synced(self._files, self._directory) > offset:
             self._write(offset).fsync()
 
@@ -254,18 +263,19 @@ class SyncedMark:
         return self._handle
 
     def close(self) -> None:
+        """Close the file."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
 
 
 def read_synced(files: Files, directory: str) -> int:
-    """The offset below which everything was synced; 0 if that is not known."""
+    """Return the offset below which everything was synced; 0 if it is not known."""
     return _read(files, directory)[0]
 
 
 def read_mark(files: Files, directory: str) -> Mark:
-    """The mark, and whether it is current."""
+    """Return the mark, and whether it is current."""
     offset, epoch = _read(files, directory)
     if offset == 0 or epoch is None:
         return Mark(offset)
@@ -276,7 +286,7 @@ def read_mark(files: Files, directory: str) -> Mark:
 
 
 def _read(files: Files, directory: str) -> tuple[int, int | None]:
-    """Offset and epoch; no epoch of version 1."""
+    """Return offset and epoch; version 1 has no epoch."""
     path = os.path.join(directory, names.PRIVATE, names.SYNCED)
     try:
         data = files.read_bytes(path) if files.exists(path) else b""
@@ -286,7 +296,7 @@ def _read(files: Files, directory: str) -> tuple[int, int | None]:
 
 
 def decode_mark(data: bytes) -> tuple[int, int | None] | None:
-    """Return offset and epoch of a mark's bytes, no epoch of version 1; None if they are damaged."""
+    """Return offset and epoch of a mark's bytes, without epoch for version 1; None if they are damaged."""
     if len(data) == _OLD_MARK.size:
         offset, crc = _OLD_MARK.unpack(data)
         return (max(offset, 0), None) if google_crc32c.value(data[:8]) == crc else None
@@ -306,10 +316,11 @@ def decode_mark(data: bytes) -> tuple[int, int | None] | None:
 class LogEnd:
     """What a directory says about the end of a log, apart from the log itself.
 
-    clean            the last holder stopped cleanly: its clean-shutdown marker was there
-    recovery_point   of the checkpoint; 0: not known
-    mark             the synced mark
-    snapshots        offsets of the producer snapshots
+    Attributes:
+        clean: The last holder stopped cleanly: its clean-shutdown marker was there.
+        recovery_point: From the checkpoint; 0: not known.
+        mark: The synced mark.
+        snapshots: Offsets of the producer snapshots.
     """
 
     clean: bool
@@ -318,8 +329,9 @@ class LogEnd:
     snapshots: Collection[int]
 
     def is_torn_tail(self, offset: int, *, followed: bool) -> bool:
-        """Can bytes that make no sense from `offset` on be what a crash left of an append? `followed`: sound
-        batches lie behind them. A mark that is not current counts only then.
+        """Return whether a crash during an append can have left the damaged bytes from `offset` on.
+
+        `followed`: valid batches are behind them. A mark that is not current counts only then.
         """
         if self.clean and (followed or self.contradicts(offset) is not None):
             return False
@@ -328,16 +340,16 @@ class LogEnd:
 
     @property
     def contiguous_from(self) -> int | None:
-        """The batches above this offset follow each other without a gap; None: that is not known."""
+        """The offset above which no batch leaves a gap; None: not known."""
         mark = self.mark
         return mark.offset if mark.offset and mark.is_current and mark.is_alone else None
 
     def contradicts(self, end: int) -> int | None:
-        """Where the log must end if it cannot be `end`; None: it may end there.
+        """Return where the log must end if it cannot end at `end`; None if it can.
 
-        A current mark has a checksum: the log does not end below it, and one at its end settles the matter.
-        Then up to three witnesses name the exact end after a clean stop. Each may be damaged, too: the log is
-        believed unless more of them name another offset. A snapshot below the end is no witness: the newest
+        A current mark has a checksum: the log does not end below it, and a mark at its end decides. Otherwise
+        up to three witnesses name the exact end after a clean stop. Each may be damaged, so the log's own end
+        holds unless more witnesses name another offset. A snapshot below the end is no witness: the newest
         one may have been removed.
         """
         mark = self.mark.offset if self.mark.is_current else 0
@@ -355,7 +367,7 @@ class LogEnd:
 
 
 def wrong_end(file: str, position: int, end: int, expected: int, *, clean: bool) -> CorruptBatchError:
-    """The error for a log that ends at `end` (behind the batch that ends at `position`) and must not."""
+    """Return the error of a log that must not end at `end`. `position`: where its last batch ends."""
     known = "the last writer stopped cleanly at" if clean else "it was synced up to"
     if end < expected:
         missing = f"offset {end} is" if expected == end + 1 else f"offsets {end}-{expected - 1} are"
@@ -373,8 +385,9 @@ def wrong_end(file: str, position: int, end: int, expected: int, *, clean: bool)
 
 
 def read_log_end(files: Files, directory: str, end: int, listing: Collection[str]) -> LogEnd | None:
-    """The same as somebody reads it who does not hold the lock; None if nothing is known that a log which
-    ends at `end` could contradict. `listing`: the names in the directory.
+    """Return what a reader without the lock can see of the log's end.
+
+    None if nothing could contradict a log that ends at `end`. `listing`: the names in the directory.
     """
     root, name = os.path.split(os.path.normpath(directory))
     clean = files.exists(os.path.join(root, names.CLEAN_SHUTDOWN))
@@ -387,8 +400,9 @@ def read_log_end(files: Files, directory: str, end: int, listing: Collection[str
 
 
 def _recovery_point(files: Files, root: str, name: str) -> int:
-    """One line of the recovery-point checkpoint, 0 if there is none. The file may have a line for each of
-    very many partitions: the others are not parsed.
+    """Return the partition's line of the recovery-point checkpoint, 0 if there is none.
+
+    The file may have lines of very many partitions: only this partition's line is parsed.
     """
     path = os.path.join(root, names.RECOVERY_POINTS)
     topic, _, partition = name.rpartition("-")

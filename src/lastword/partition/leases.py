@@ -73,14 +73,19 @@ FORM = Framed(
 
 @dataclass(frozen=True, slots=True)
 class LeaseFacts(Value):
-    """One lease on one partition.
+    """A lease on one partition.
 
-    position      offset that its reader will read next: it has met every tombstone below
-    advanced_ms   when it was registered or last advanced; it lapses `max_age_ms` later
-    drops         how many times tombstones had been dropped from the partition then; cuts: how often the log
-                  was cut; elsewhere, cleaned_to: how often, and how far, somebody else had cleaned it
-    cut_from      where it stood before the log was cut below; None: it was not
-    damaged       its file cannot be understood
+    Attributes:
+        name: The name of the lease.
+        position: Next offset that its reader will read. The reader has met every tombstone below.
+        advanced_ms: Time at which it was registered or last advanced.
+        max_age_ms: It lapses this long after `advanced_ms`.
+        drops: The number of noted drops of tombstones at that time.
+        cuts: The number of noted cuts of the log at that time.
+        elsewhere: The number of noted cleanings by other cleaners at that time.
+        cleaned_to: How far another cleaner had cleaned the log at that time.
+        cut_from: Its position before the log was cut below; None: the log was not.
+        damaged: Its file cannot be read.
     """
 
     name: str
@@ -96,32 +101,34 @@ class LeaseFacts(Value):
 
     @property
     def lapses_ms(self) -> int:
+        """The time at which the lease lapses."""
         return self.advanced_ms + self.max_age_ms
 
     def lapsed(self, now_ms: int) -> bool:
+        """Return whether the lease has lapsed."""
         return now_ms > self.lapses_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Leases(Value):
-    """All leases on one partition at one moment, by name."""
+    """All leases on one partition at one time, by name."""
 
     live: tuple[LeaseFacts, ...] = ()
     lapsed: tuple[LeaseFacts, ...] = ()
 
     @property
     def floor(self) -> int:
-        """A tombstone at offset o may go only if o < floor: the lowest live position, `NO_FLOOR` without."""
-        return min((one.position for one in self.live), default=NO_FLOOR)
+        """A tombstone at offset o may go only if o < floor: the lowest live position, or `NO_FLOOR`."""
+        return min((lease.position for lease in self.live), default=NO_FLOOR)
 
     @property
     def lowest(self) -> LeaseFacts | None:
-        """The live lease that stands at the floor."""
-        return min(self.live, key=lambda one: one.position, default=None)
+        """The live lease with the lowest position."""
+        return min(self.live, key=lambda lease: lease.position, default=None)
 
 
 def check_name(name: str) -> str:
-    """The name itself, if a file can have it and Kafka would take it for a topic; else UsageError."""
+    """Return the name if a file and a Kafka topic can have it; else UsageError."""
     if not names.is_lease(name) or name.endswith(_SCRATCH):
         raise UsageError(
             f"{name!r} is no name for a lease",
@@ -134,7 +141,7 @@ def check_name(name: str) -> str:
 
 
 def load(files: Files, directory: str, now_ms: int) -> Leases:
-    """The leases on the partition in `directory`, live and lapsed by `now_ms`."""
+    """Return the leases on the partition in `directory`, live and lapsed at `now_ms`."""
     private = os.path.join(directory, names.PRIVATE)
     try:
         listing = files.listdir(private)
@@ -144,16 +151,16 @@ def load(files: Files, directory: str, now_ms: int) -> Leases:
     if not there:
         return Leases()
     known = removal_log.load(files, directory)
-    each = [_read(files, directory, name, known) for name in there]
-    found = [one for one in each if one is not None]
+    read_leases = (_read(files, directory, name, known) for name in there)
+    leases = [lease for lease in read_leases if lease is not None]
     return Leases(
-        live=tuple(one for one in found if not one.lapsed(now_ms)),
-        lapsed=tuple(one for one in found if one.lapsed(now_ms)),
+        live=tuple(lease for lease in leases if not lease.lapsed(now_ms)),
+        lapsed=tuple(lease for lease in leases if lease.lapsed(now_ms)),
     )
 
 
 def read(files: Files, directory: str, name: str) -> LeaseFacts | None:
-    """One lease, or None if there is none of that name."""
+    """Return a lease; None if there is none of that name."""
     return _read(files, directory, name, removal_log.load(files, directory))
 
 
@@ -184,7 +191,7 @@ def _read(files: Files, directory: str, name: str, known: RemovalLog) -> LeaseFa
 
 
 def dropped_up_to(files: Files, directory: str) -> int:
-    """One past the highest offset of a tombstone that a cleaning dropped; 0 if none was."""
+    """Return one past the highest offset of a tombstone that a cleaning dropped; 0 if none was."""
     return removal_log.load(files, directory).up_to
 
 
@@ -192,14 +199,17 @@ def _is_lease(name: str) -> bool:
     return name.startswith(names.LEASE) and not name.endswith(_SCRATCH)
 
 
-# ---------------------------------------------------------------- the side of who holds the lock
+# ---------------------------------------------------------------- the side of the lock's holder
 
 
 def log_found(files: Files, directory: str, log_end: int, first_dirty: int) -> None:
-    """A log was opened to append and ends at `log_end`; its cleaner checkpoint says `first_dirty`. A lease
-    that says more has read what a power cut has taken, or was of another copy."""
+    """Note the facts of a log that was opened to append.
+
+    A lease above `log_end` has read records that a power cut has taken, or is of another copy. A
+    `first_dirty` that is not ours is a cleaning by another cleaner.
+    """
     there = load(files, directory, 0)
-    if any(one.position > log_end for one in (*there.live, *there.lapsed)):
+    if any(lease.position > log_end for lease in (*there.live, *there.lapsed)):
         removal_log.note_cut(files, directory, log_end)
     if there != Leases():
         removal_log.note_elsewhere(files, directory, first_dirty)
@@ -212,28 +222,30 @@ def _token() -> str:
     return os.urandom(8).hex()
 
 
-def write(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str] = _token) -> LeaseFacts:
-    """Replace the lease's file as a whole. Two writers of one lease do not meet: each has a scratch file of
-    its own, and the later rename stands. Whoever opens the log to write removes scratch files, which may be
-    this one: then it is written again."""
+def write(files: Files, directory: str, lease: LeaseFacts, token: Callable[[], str] = _token) -> LeaseFacts:
+    """Replace the lease's file as a whole.
+
+    Two writers of one lease do not conflict: each has its own temporary file, and the later rename holds. A
+    process that opens the log to append removes temporary files. If it removes this one, it is written again.
+    """
     for _ in range(_TRIES):
         with suppress(FileVanishedError):
-            return _write_once(files, directory, one, token)
-    return _write_once(files, directory, one, token)
+            return _write_once(files, directory, lease, token)
+    return _write_once(files, directory, lease, token)
 
 
-def _write_once(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str]) -> LeaseFacts:
+def _write_once(files: Files, directory: str, lease: LeaseFacts, token: Callable[[], str]) -> LeaseFacts:
     make_private(files, directory)
-    path = _path(directory, one.name)
+    path = _path(directory, lease.name)
     scratch = f"{path}.{token()}{_SCRATCH}"
     fields = {
-        "position": one.position if one.cut_from is None else one.cut_from,
-        "advanced_ms": one.advanced_ms,
-        "max_age_ms": one.max_age_ms,
-        "drops": one.drops,
-        "cuts": one.cuts,
-        "elsewhere": one.elsewhere,
-        "cleaned_to": one.cleaned_to,
+        "position": lease.position if lease.cut_from is None else lease.cut_from,
+        "advanced_ms": lease.advanced_ms,
+        "max_age_ms": lease.max_age_ms,
+        "drops": lease.drops,
+        "cuts": lease.cuts,
+        "elsewhere": lease.elsewhere,
+        "cleaned_to": lease.cleaned_to,
     }
     try:
         with files.open_append(scratch, create=True, exclusive=True) as handle:
@@ -241,15 +253,15 @@ def _write_once(files: Files, directory: str, one: LeaseFacts, token: Callable[[
             handle.fsync()
         files.rename(scratch, path)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # the first error is raised
             files.unlink(scratch, missing_ok=True)
         raise
     files.fsync_dir(os.path.dirname(path))
-    return one
+    return lease
 
 
 def release(files: Files, directory: str, name: str) -> bool:
-    """Give the lease back: its reader will not come again, or will begin anew. True if there was one."""
+    """Delete the lease. True if there was one."""
     path = _path(directory, check_name(name))
     there = files.exists(path)
     files.unlink(path, missing_ok=True)
@@ -277,15 +289,24 @@ def register(
     now_ms: int,
     holds_nothing: bool = False,
 ) -> LeaseFacts:
-    """Take a lease, or take it up again; durable when it returns.
+    """Take a lease, or take it again; durable when it returns.
 
-    position       offset that the reader will read next. None: where the lease of that name stands, and for
-                   a new one `log_start`, for a reader that holds nothing yet
-    holds_nothing  this reader has nothing from below `position` either: a new lease is taken whatever
-                   tombstones are gone, for it knows no old value that one of them ended
+    Args:
+        files: The storage.
+        directory: The partition's directory.
+        name: The name of the lease.
+        position: Next offset that the reader will read. None: the position of the lease of that name, or, for
+            a new lease of a reader that holds nothing yet, `log_start`.
+        log_start: First offset of the log.
+        log_end: Next offset of the log.
+        max_age_ms: The lease lapses if it is not advanced for this long.
+        now_ms: The current time.
+        holds_nothing: The reader has nothing from below `position` either. A new lease is accepted even if
+            tombstones are gone, because the reader holds no old value that one of them deleted.
 
-    LeaseRefusedError if tombstones above the position may be gone already; OffsetOutOfRangeError outside the
-    log. Nothing was changed then.
+    Raises:
+        LeaseRefusedError: Tombstones above the position may be gone. Nothing was changed.
+        OffsetOutOfRangeError: The position is outside the log. Nothing was changed.
     """
     check_name(name)
     if max_age_ms <= 0:
@@ -304,10 +325,11 @@ def register(
 def advance(
     files: Files, directory: str, name: str, position: int, *, log_start: int, log_end: int, now_ms: int
 ) -> LeaseFacts:
-    """Its reader has read up to `position` (exclusive); durable when it returns. Also says that it lives.
+    """Set a lease to `position`, up to which its reader has read, exclusive; durable when it returns.
 
-    LeaseRefusedError for a lease that is gone, or that lapsed while tombstones above it went, or where the
-    log was cut below `position` or cleaned by somebody else since.
+    Raises:
+        LeaseRefusedError: The lease is gone, or lapsed while tombstones above it were dropped, or the log was
+            cut below `position` or cleaned by another cleaner since.
     """
     before = read(files, directory, check_name(name))
     if before is None:
@@ -317,10 +339,10 @@ def advance(
         )
     _check_range(directory, position, log_start, log_end)
     sound = _sound(before)
-    # It read on from where the lease stood, so nothing may have gone from there on: while a lease lives
-    # nothing does, and one that lapsed is judged by the place that it left.
+    # The reader continued from the lease's position, so no tombstone may be gone from there on. While a lease
+    # is live none is dropped; a lapsed lease is checked at its last position.
     stood = position if sound is None else min(position, sound.position)
-    # Where a cut has left it, it only lives on: whether its reader went back, too, is not said.
+    # At the offset of a cut the lease stays live, but this does not say that its reader went back, too.
     stays = sound is not None and sound.cut_from is not None and position == sound.position
     return _go_on(files, directory, name, position, stood, sound, before.max_age_ms, now_ms, stays=stays)
 
@@ -337,8 +359,12 @@ def _go_on(
     *,
     stays: bool = False,
 ) -> LeaseFacts:
-    """Write the lease, looked at before and after. `stood`: from where on its reader must not have missed
-    anything; `stays`: what it knows of cuts stays as it was."""
+    """Write the lease, with a check before and after.
+
+    Args:
+        stood: The offset from which on its reader must not have missed anything.
+        stays: The cuts that the lease has met stay as they were.
+    """
     known = removal_log.load(files, directory)
     _check(files, directory, name, stood, before, known, now_ms)
     taken = _now(files, directory, name, position, max_age_ms, known, now_ms)
@@ -362,7 +388,7 @@ def _go_on(
 def _now(
     files: Files, directory: str, name: str, position: int, max_age_ms: int, known: RemovalLog, now_ms: int
 ) -> LeaseFacts:
-    """A lease of a reader that knows of all that was lost so far."""
+    """Return a lease of a reader that has met all removals so far."""
     cleaned_to = removal_log.first_dirty(files, directory)
     return LeaseFacts(
         name,
@@ -395,11 +421,12 @@ def _check(
     known: RemovalLog,
     now_ms: int,
 ) -> None:
-    """May a reader that stood at `stood` go on from there?
+    """Raise LeaseRefusedError if a reader at `stood` may have missed a tombstone.
 
-    A live lease may always go forward: what went while it lived lay below it. Any other reader must have
-    nothing dropped above it; a lapsed lease also goes on if nothing was dropped since it was last advanced.
-    A cleaner that asks no lease must have come nowhere above either, since the lease was last written.
+    A live lease may always advance: while it lived, tombstones were dropped only below it. Any other reader
+    must have no dropped tombstone above it; a lapsed lease is also accepted if nothing was dropped since it
+    was last advanced. No cleaner that reads no leases may have come above it since the lease was last
+    written.
     """
     elsewhere = _elsewhere_up_to(files, directory, before, known)
     if stood < elsewhere:
@@ -423,10 +450,11 @@ def _check(
 
 
 def _elsewhere_up_to(files: Files, directory: str, before: LeaseFacts | None, known: RemovalLog) -> int:
-    """Up to where somebody else has cleaned without this reader's knowledge; 0: nowhere.
+    """Return how far another cleaner has cleaned that this reader has not met; 0: nowhere.
 
-    Of a new reader, what the cleaner checkpoint says now counts, too. One that was taken while a broker had
-    the log knows how far that had come."""
+    For a new reader the present value of the cleaner checkpoint counts, too. A lease that was taken while a
+    broker had the log holds how far that broker had cleaned.
+    """
     if before is None:
         now = removal_log.first_dirty(files, directory)
         return max(known.elsewhere_up_to, 0 if known.is_ours(now) else now)
@@ -454,8 +482,8 @@ def _was_cut(directory: str, name: str, position: int, cut: int) -> LeaseRefused
     )
 
 
-def _sound(one: LeaseFacts | None) -> LeaseFacts | None:
-    return None if one is None or one.damaged else one
+def _sound(lease: LeaseFacts | None) -> LeaseFacts | None:
+    return None if lease is None or lease.damaged else lease
 
 
 def _name_of(directory: str) -> str:

@@ -1,43 +1,43 @@
-"""The removal log of a partition: what is gone that a reader beside it may count on.
+"""The removal log of a partition: what was removed that a reader without the lock may rely on.
 
 ```
 <partition>/lastword/dropped-tombstones    framed JSON, version 2
-    up_to, drops          tombstones below `up_to` went by rounds that asked the leases; how often
-    cuts                  where the log was cut, one offset for each time (`partition.cut`), and where it
+    up_to, drops          cleanings that read the leases dropped tombstones below `up_to`; how often
+    cuts                  where the log was cut, one offset for each note (`partition.cut`), and where it
                           ended after a stop that was not clean, noted before the first append after it
     older_cuts, lowest_older_cut
-                          how many cuts came before those in `cuts`, and the lowest of them
+                          the number of cuts before those in `cuts`, and the lowest of them
     elsewhere, elsewhere_up_to
-                          how often somebody else had cleaned the log, who knows no lease, and how far up
-    cleaned_to            what our last two rounds left in the root's cleaner checkpoint
+                          how often another cleaner, which reads no leases, had cleaned the log, and how far
+    cleaned_to            the values that our last two cleanings left in the root's cleaner checkpoint
     cleaned_knowing       records below this offset made our cleanings remove older ones; 0: none was noted
 ```
 
-Versions 0 and 1 have nothing of `older_cuts` and `cleaned_knowing`. They are read, and written as version 2
-with the next note.
+Versions 0 and 1 lack `older_cuts` and `cleaned_knowing`. They are read, and written as version 2 with the
+next note.
 
-Where the log may have been cut. After a stop that was not clean nothing tells whether a power cut took
-records that a reader has met. What is left is a beginning of the log, so a reader that reached to its end or
-less has lost nothing. Where it ended is noted before anything is appended; a snapshot file or lease that
-reaches above, and was made before the note, may stand for other records than the log has now.
+Where the log may have been cut. After a stop that was not clean, nothing shows whether a power cut took
+records that a reader has read. The log that is left is a prefix, so a reader at or below its end has lost
+nothing. The end is noted before anything is appended. A snapshot file or lease that reaches above the note,
+and is older, may stand for other records than the log has now.
 
-What cleanings knew. A record is removed because of a newer one of its key, so the newest values as of an
-offset between the two are not in the log any more. Before its first swap each cleaning notes how far the
-records reach that it used (`note_knowledge`).
+What cleanings used. A record is removed because of a newer one of its key, so the log no longer has the
+newest values as of an offset between the two. Before its first swap each cleaning notes the end of the
+records that it used (`note_knowledge`).
 
-Who else has cleaned. A broker's cleaner drops a tombstone `delete.retention.ms` after it first cleaned it,
-and leaves no note. But whoever cleans a partition moves its line in `cleaner-offset-checkpoint`, and nothing
-at or above that offset was cleaned. So a line that is none of our own last two (two, for a crash may come
-between note and checkpoint) tells that somebody cleaned up to there; it becomes a note before the line is
-written over, and when a log that has leases is opened to append. What cannot be known: whether a tombstone
-went at all; what a cleaner did that died between its swap and its checkpoint; and, while a broker has the
-log, what it drops above a lease that was taken before. There `delete.retention.ms` alone is a reader's time.
-Likewise, of a broker that has taken over a log which we cleaned: what its first cleaning uses, from its first
-swap until it moves the checkpoint.
+Cleanings by others. A broker's cleaner drops a tombstone `delete.retention.ms` after it first cleaned it,
+without a note. But every cleaner moves the partition's line in `cleaner-offset-checkpoint`, and nothing at or
+above that offset was cleaned. So a line that is none of our own last two (two, because a crash may come
+between note and checkpoint) shows that another cleaner cleaned up to there. It is noted before the line is
+overwritten, and when a log with leases is opened to append. Three things cannot be detected: whether a
+tombstone was dropped at all; the work of a cleaner that died between its swap and its checkpoint; and the
+tombstones that a broker drops, while it has the log, above a lease that was taken before. In the last case a
+reader has only `delete.retention.ms`. The same holds for a broker that takes over a log which we cleaned:
+the records that its first cleaning uses are not known from its first swap until it moves the checkpoint.
 
-Only the holder of the directory's lock writes; anybody reads. A note is never lowered: one that is too high
-refuses a reader that could have gone on, one that is too low brings a deleted key back. One that cannot be
-understood counts as "everything": then only readers that hold nothing are taken.
+Only the holder of the directory's lock writes; any process reads. A note is never lowered: one that is too
+high refuses a reader that could have continued, one that is too low brings a deleted key back. A damaged
+file counts as "everything": then only readers that hold nothing are accepted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ FORM = Framed(
 
 @dataclass(frozen=True, slots=True)
 class RemovalLog(Value):
-    """What was noted of one partition; the fields of the file."""
+    """The fields of the file of one partition."""
 
     up_to: int = 0
     drops: int = 0
@@ -83,24 +83,26 @@ class RemovalLog(Value):
 
     @property
     def unknown(self) -> bool:
-        """The note cannot be understood."""
+        """Whether the file is damaged."""
         return self.up_to == EVERYTHING
 
     @property
     def cut_count(self) -> int:
-        """How often the log was cut, or may have been."""
+        """The number of notes of cuts."""
         return self.older_cuts + len(self.cuts)
 
     def cut_since(self, seen: int) -> int:
-        """The lowest offset at which the log was cut since that many cuts; `EVERYTHING`: it was not. Too low
-        where `seen` is older than the cuts that are kept one by one; 0 for more cuts than there were."""
+        """Return the lowest offset at which the log was cut after `seen` notes; `EVERYTHING`: it was not.
+
+        Too low if `seen` is older than the cuts that are kept one by one; 0 for more cuts than were noted.
+        """
         if seen > self.cut_count and not self.unknown:
             return 0
         older = self.lowest_older_cut if seen < self.older_cuts else EVERYTHING
         return min((older, *self.cuts[max(0, seen - self.older_cuts) :]))
 
     def with_cut(self, offset: int) -> RemovalLog:
-        """Add a cut; the oldest ones are kept as their number and the lowest of them."""
+        """Add a cut. The oldest cuts are kept as their number and the lowest of them."""
         gone, kept = self.cuts[: -(_MAX_CUTS - 1)], self.cuts[-(_MAX_CUTS - 1) :]
         return replace(
             self,
@@ -110,17 +112,21 @@ class RemovalLog(Value):
         )
 
     def knows_history(self, first_dirty: int) -> bool:
-        """Does `cleaned_knowing` hold for every cleaning so far? Not where another cleaner moved the cleaner
-        checkpoint last, or where none of ours noted it."""
+        """Return whether `cleaned_knowing` holds for every cleaning so far.
+
+        It does not if another cleaner moved the cleaner checkpoint last, or if no cleaning of ours noted it.
+        """
         return not self.unknown and self.cleaned_knowing > 0 and self.is_ours(first_dirty)
 
     def is_ours(self, first_dirty: int) -> bool:
-        """Is this what our own last round left in the cleaner checkpoint, or what a log has that was never
-        cleaned?"""
+        """Return whether our own last cleaning left this value in the cleaner checkpoint.
+
+        Also true of the value of a log that was never cleaned.
+        """
         return first_dirty == 0 or first_dirty in self.cleaned_to
 
     def with_elsewhere(self, first_dirty: int) -> RemovalLog:
-        """The same, with a cleaning up to there that was not ours noted."""
+        """Add a cleaning by another cleaner up to `first_dirty`, unless it was ours."""
         if self.unknown or self.is_ours(first_dirty):
             return self
         return replace(
@@ -132,7 +138,7 @@ class RemovalLog(Value):
 
 
 def load(files: Files, directory: str) -> RemovalLog:
-    """What was lost so far; everything, where the note cannot be understood."""
+    """Read the removal log of a partition. A damaged file counts as the removal of everything."""
     path = _path(directory)
     try:
         fields = FORM.load(files, path)
@@ -154,7 +160,7 @@ def load(files: Files, directory: str) -> RemovalLog:
 
 
 def first_dirty(files: Files, directory: str) -> int:
-    """What the root's cleaner checkpoint says of this partition; 0 if nothing that can be read."""
+    """Return the partition's line in the root's cleaner checkpoint; 0 if it cannot be read."""
     directory = os.path.normpath(directory)
     path = os.path.join(os.path.dirname(directory), names.FIRST_DIRTY)
     try:
@@ -166,12 +172,14 @@ def first_dirty(files: Files, directory: str) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- of who holds the lock
+# ---------------------------------------------------------------- written by the holder of the lock
 
 
 def note_dropped(files: Files, directory: str, offset: int) -> RemovalLog:
-    """Before a swap that drops the tombstone at `offset` and maybe others below it; durable when it returns,
-    and the leases are read afterwards."""
+    """Note that a swap will drop the tombstone at `offset`, and maybe others below it.
+
+    Called before the swap; durable when it returns. The cleaner reads the leases afterwards.
+    """
     known = load(files, directory)
     return _noted(
         files, directory, known, replace(known, up_to=max(known.up_to, offset + 1), drops=known.drops + 1)
@@ -179,8 +187,11 @@ def note_dropped(files: Files, directory: str, offset: int) -> RemovalLog:
 
 
 def note_cut(files: Files, directory: str, offset: int) -> RemovalLog:
-    """Note a cut before the log loses the records from `offset` on, or after it may have lost them and before
-    others take their place; durable when it returns."""
+    """Note a cut at `offset`; durable when it returns.
+
+    Called before the log loses the records from `offset` on. Also called after a power cut may have taken
+    them, before other records take their offsets.
+    """
     known = load(files, directory)
     return _noted(files, directory, known, known.with_cut(offset))
 
@@ -188,7 +199,11 @@ def note_cut(files: Files, directory: str, offset: int) -> RemovalLog:
 def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -> RemovalLog:
     """Note, before the first swap of a cleaning, that it used records below `limit`; durable when it returns.
 
-    active_base   base offset of the active segment: cleanings of which nothing was noted used no more
+    Args:
+        files: The storage.
+        directory: The partition's directory.
+        limit: The offset that the used records do not reach.
+        active_base: Base offset of the active segment: cleanings without a note used no record from there on.
     """
     known = load(files, directory)
     if not known.knows_history(first_dirty(files, directory)):
@@ -198,13 +213,13 @@ def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -
 
 
 def note_elsewhere(files: Files, directory: str, first_dirty: int) -> RemovalLog:
-    """The log is in our hands, and the cleaner checkpoint says `first_dirty`: if that was not us, note it."""
+    """Note that another cleaner moved the cleaner checkpoint to `first_dirty`, unless we did."""
     known = load(files, directory)
     return _noted(files, directory, known, known.with_elsewhere(first_dirty))
 
 
 def note_cleaned(files: Files, directory: str, before: int, first_dirty: int) -> RemovalLog:
-    """Before our own round moves the cleaner checkpoint from `before` to `first_dirty`."""
+    """Note that our cleaning will move the cleaner checkpoint from `before` to `first_dirty`."""
     known = load(files, directory)
     noted = known.with_elsewhere(before)
     if noted.cleaned_to[-1:] != (first_dirty,):
@@ -221,6 +236,7 @@ def _noted(files: Files, directory: str, known: RemovalLog, noted: RemovalLog) -
 
 
 def make_private(files: Files, directory: str) -> None:
+    """Make the private directory of a partition durably, if there is none."""
     private = os.path.join(directory, names.PRIVATE)
     if not files.exists(private):
         with suppress(FileTakenError):  # made by a reader in between
@@ -229,7 +245,7 @@ def make_private(files: Files, directory: str) -> None:
 
 
 def whole(value: object) -> int:
-    """ValueError for what is no number of ours."""
+    """Return a non-negative 64-bit integer. ValueError for any other value."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= EVERYTHING:
         raise ValueError(f"{value!r} is no number")
     return value
