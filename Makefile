@@ -53,8 +53,8 @@ test-spark: java $(READY) kernels
 test-kafka: java $(READY) kernels
 	@$(PY) -m pytest -m kafka
 
-exhaustive: $(READY) kernels ## the slow tests without sampling: every bit, every failing call, every moment of a power cut
-	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m 'slow and not spark and not kafka'
+exhaustive: java $(READY) kernels ## the slow tests without sampling: every bit, every failing call, every moment of a power cut
+	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m '(slow or kafka) and not spark' --timeout 1800
 
 model: $(READY) kernels ## random operations against a dict: make model N=5000
 	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q

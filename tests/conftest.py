@@ -22,6 +22,9 @@ MEMORY = "/dev/shm"
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
+# JVMs of tests run for seconds. With the first compiler and one collector thread they take half the CPU.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+
 # A shell starts what it runs in the background deaf to Ctrl-C, and so are all processes below. Some tests
 # press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -171,7 +171,7 @@ def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
             files.mark(f"acked {number}")
     checked = 0
     for number, image in enumerate(files.images(seeds=range(1))):
-        if not image.marks or number % stride(3):
+        if not image.marks or number % stride(7):
             continue
         image.write(tmp_path / "image")
         target = tmp_path / "image" / "d"
@@ -511,7 +511,7 @@ def test_some_bits_of_the_journal(old_format: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("old_format", [False, True])
 def test_every_bit_of_the_journal(old_format: bool) -> None:
-    _no_call_comes_in_twice(stride(7), old_format=old_format)
+    _no_call_comes_in_twice(stride(17), old_format=old_format)
 
 
 def test_a_journal_cut_at_every_length_is_torn_or_damaged() -> None:

@@ -535,11 +535,11 @@ def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path, original: LogBui
     log.clean()
     images = 0
     for number, image in enumerate(files.images(seeds=range(2), start=start)):
-        if number % stride(3):
+        if number % stride(7):
             continue
         target = tmp_path / f"image{number}"
         image.write(target)
         check_crashed(continued(target, original), final, f"{number} {image.label}")
         shutil.rmtree(target)
         images += 1
-    assert images > 30
+    assert images > 12

@@ -10,6 +10,7 @@ import pytest
 
 import lastword
 from lastword.cli import main, signals
+from tests.support.exhaustive import stride
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 MARKER = ".kafka_cleanshutdown"
@@ -125,7 +126,7 @@ def test_a_changing_command_ends_at_a_safe_point(data, tmp_path, number, call, p
 
 
 @pytest.mark.slow
-@each_signal
+@pytest.mark.parametrize("number", SIGNALS[:: stride(2)], ids=lambda number: number.name)
 def test_append_keeps_what_it_took_in(data, number):
     with process("-m", "lastword", "append", data, "users") as running:
         running.stdin.write('{"key": "late", "value": "x"}\n')
@@ -148,7 +149,7 @@ def test_clean_every_ends_cleanly(data, number):
 
 
 @pytest.mark.slow
-@each_signal
+@pytest.mark.parametrize("number", SIGNALS[:: stride(2)], ids=lambda number: number.name)
 def test_a_look_ends_where_it_is(data, number):
     with process("-m", "lastword", "read", data, "users", "--follow") as running:
         for _ in range(60):
@@ -180,7 +181,7 @@ def test_the_second_signal_ends_at_once(data, tmp_path, number):
 
 
 @pytest.mark.slow
-@each_signal
+@pytest.mark.parametrize("number", SIGNALS[:: stride(3)], ids=lambda number: number.name)
 def test_an_ignored_signal_stays_ignored(data, tmp_path, number):
     """As under nohup."""
     told = tmp_path / "reached"

@@ -15,6 +15,7 @@ from lastword.api.open_dirs import OpenDirs
 from lastword.cli import main
 from lastword.kernels import cache
 from lastword.kernels.warming import warm
+from tests.support.exhaustive import stride
 
 COMMAND = [sys.executable, "-m", "lastword"]
 WARM_AND_SHOW = """
@@ -92,6 +93,6 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
     assert folder.name == f"kernels-{cache.sources_digest()}" and folder.stat().st_mode & 0o777 == 0o700
     compiled = sorted(path.name for path in folder.rglob("*.nbc"))
     assert run("-c", WARM_AND_SHOW, command=[sys.executable]).stdout == "elsewhere untouched\n"
-    for words in NEED_KERNELS:
+    for words in NEED_KERNELS[:: stride(4)]:
         assert "compiling" not in run(*words).stderr, words
     assert sorted(path.name for path in folder.rglob("*.nbc")) == compiled

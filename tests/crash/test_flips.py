@@ -27,6 +27,7 @@ from tests.crash.flips import (
 from tests.crash.invariants import NOW
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.scenarios import Process, keyed
+from tests.support.exhaustive import stride
 
 
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
@@ -40,7 +41,7 @@ def test_some_bits_of_the_last_batch(life: Life) -> None:
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
 def test_every_bit_of_the_last_batch(life: Life) -> None:
     lived = live(life)
-    assert list(judge_flips(lived, lived.bits)) == []
+    assert list(judge_flips(lived, lived.bits[:: stride(3)])) == []
 
 
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ pytest.importorskip("pyspark")
 from bench.spark_rival import Rival
 
 from tests.kafka.traffic import START_MS, batches, updates
+from tests.support.exhaustive import stride
 from tests.support.jars import KafkaMissing, must_not_skip
 from tests.support.kafka import Broker, KafkaRecord, Tools
 
@@ -81,6 +83,8 @@ SAME = [
     ),
     case("stream of transactions", stream=True, committed=True, startingOffsets="earliest", subscribe="tx"),
 ]
+STREAMS = [found for found in SAME if found["stream"]]
+SAME = [found for found in SAME if not found["stream"]] + STREAMS[:: stride(2)]
 
 REFUSED = [
     case("no topic", topics="none"),
@@ -124,10 +128,10 @@ def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         broker.send("tx", ("a", "begin"), ("a", rows[:10]), ("a", "commit"))
         broker.send("tx", ("a", "begin"), ("a", rows[10:20]), ("a", "abort"))
         broker.send("tx", ("a", "begin"), ("a", rows[20:30]), ("a", "commit"), ("a", "close"))
-        yield {
-            "kafka": _run(str(rival.python), "kafka", broker.bootstrap, str(rival.jars)),
-            "lastword": _run(sys.executable, "lastword", str(directory), "-"),
-        }
+        with ThreadPoolExecutor() as pool:
+            kafka = pool.submit(_run, str(rival.python), "kafka", broker.bootstrap, str(rival.jars))
+            ours = pool.submit(_run, sys.executable, "lastword", str(directory), "-")
+            yield {"kafka": kafka.result(), "lastword": ours.result()}
 
 
 def _placed(records: Any, partition: int) -> list[KafkaRecord]:
@@ -183,4 +187,5 @@ def test_the_cases_have_rows(answers: dict[str, dict[str, Any]]) -> None:
     rows = {name: sum(map(len, one.get("batches", []))) for name, one in answers["lastword"].items()}
     assert rows["every record"] == 280 and rows["two topics"] == 280 + 75
     assert rows["transactions, committed"] == 20 and rows["transactions, uncommitted"] == 30
-    assert len(answers["lastword"]["stream in small batches"]["batches"]) > 4
+    small = answers["lastword"].get("stream in small batches")
+    assert small is None or len(small["batches"]) > 4

@@ -18,6 +18,7 @@ import lastword
 from lastword.errors import WrongUserError
 from lastword.files import OsFiles
 from lastword.ingest.staging import StagedWriter
+from tests.support.exhaustive import stride
 
 NOBODY = pwd.getpwnam("nobody")
 OTHER = 12_345
@@ -251,8 +252,12 @@ def test_a_directory_that_its_group_shares_takes_every_member(open_root: Path) -
 def test_the_owner_himself_needs_nothing(open_root: Path) -> None:
     root = open_root
     give_away(root, OTHER, OTHER, folder=0o750, file=0o640)
-    done = run_as(OTHER, "clean", root, "users")
-    assert done.returncode == 0, done.stderr
+    changes = [("append", root, "users", "a", "1"), ("trim", root, "users", "--before", "1", "--yes")]
+    if stride(2) == 1:
+        changes.append(("clean", root, "users"))  # compiles kernels: no cache of others is trusted
+    for command in changes:
+        done = run_as(OTHER, *command)
+        assert done.returncode == 0, done.stderr
     assert misfits(root, OTHER, OTHER, folder=0o750, file=0o640) == {}
 
 
