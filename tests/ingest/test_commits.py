@@ -17,7 +17,6 @@ from lastword.clock import ManualClock
 from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullError, LastwordError
 from lastword.files import DEFAULT, Files, OsFiles
 from lastword.ingest import apply, staging
-from lastword.ingest import commit as committing
 from lastword.ingest.apply import open_to_append
 from lastword.ingest.manifest import Manifest, next_number, pending
 from lastword.logdir.log_dir import LogDirectory
@@ -63,7 +62,7 @@ def stage(
 
 def commit(root: Path, manifest: Manifest, files: Files = DEFAULT, patience: float = 5.0) -> None:
     clock = ManualClock(NOW_MS)
-    committing.commit(
+    apply.commit(
         str(root),
         manifest,
         files,
@@ -463,7 +462,7 @@ def test_a_commit_that_nobody_began_is_taken_back(tmp_path: Path) -> None:
         raise DiskFullError("no room")
 
     with pytest.raises(DiskFullError, match="no room; commit j was taken back"):
-        committing.commit(str(tmp_path), manifest, DEFAULT, opens, patience_seconds=1)
+        apply.commit(str(tmp_path), manifest, DEFAULT, opens, patience_seconds=1)
     assert not pending(DEFAULT, str(tmp_path))
 
 

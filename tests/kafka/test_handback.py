@@ -26,8 +26,7 @@ from lastword.cleaner.inspection import DrivePartition
 from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
-from lastword.ingest import commit as committing
-from lastword.ingest import staging
+from lastword.ingest import apply, staging
 from lastword.ingest.manifest import Manifest
 from lastword.logdir import TopicPartition
 from lastword.partition import staged_batches
@@ -190,7 +189,7 @@ def job_commits(root: Path, told: Story) -> None:
     before = len(list((root / "life1-0").glob("*.log")))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(staged_batches, "MIN_SIZE_RATIO", 0.0)
-        committing.commit(
+        apply.commit(
             str(root),
             manifest,
             DEFAULT,
