@@ -31,16 +31,20 @@ class SystemClock:
     """The clock of the operating system."""
 
     def now_ms(self) -> int:
+        """Return milliseconds since 1970, UTC."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
+        """Return seconds from an arbitrary start."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
+        """Block this thread for a number of seconds of `monotonic`."""
         if seconds > 0:
             time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait until the event is set or `seconds` of `monotonic` have passed; return whether it is set."""
         return event.wait(max(0.0, seconds))
 
 
@@ -59,17 +63,21 @@ class ManualClock:
         self._slept = 0.0  # seconds below one millisecond, not yet in the two counters
 
     def now_ms(self) -> int:
+        """Return milliseconds since 1970, UTC."""
         return self._now_ms
 
     def monotonic(self) -> float:
+        """Return seconds from an arbitrary start."""
         return self._elapsed_ms / 1000 + self._slept
 
     def sleep(self, seconds: float) -> None:
+        """Block this thread for a number of seconds of `monotonic`."""
         whole_ms, rest_ms = divmod(self._slept * 1000 + max(0.0, seconds) * 1000, 1)
         self._slept = rest_ms / 1000
         self.advance(int(whole_ms))
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait until the event is set or `seconds` of `monotonic` have passed; return whether it is set."""
         end = self.monotonic() + seconds
         while not event.is_set() and self.monotonic() < end:
             event.wait(POLL_SECONDS)

@@ -15,22 +15,22 @@
     │   ├── SerializerError          a key or value that its serializer refuses
     │   ├── RecordTooLargeError      larger than max.message.bytes
     │   ├── LeaseRefusedError        a reader so far behind that tombstones above it are gone
-    │   ├── SnapshotRefusedError     a restored file from which a state would come out wrong
-    │   ├── SequenceGapError         a producer's sequences must rise without a hole
+    │   ├── SnapshotRefusedError     a restored file from which a state would be wrong
+    │   ├── SequenceGapError         a producer's sequences must rise without a gap
     │   ├── ProducerFencedError      a newer epoch of this producer id has written already
     │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
-    │   ├── TransactionStateError    what a producer may not do while its transaction is open, or without one
+    │   ├── TransactionStateError    not allowed in the present state of the producer's transaction
     │   └── SparkOptionError         an option or column that the Spark source does not take
     ├── DataError         exit 3: the bytes are bad
     │   ├── CorruptBatchError        length, CRC, count or fields contradict each other
     │   ├── CorruptFileError         a checkpoint, index or properties file is damaged
     │   ├── UnknownMagicError        a message format that is not read
-    │   ├── UnsupportedBatchError    a sound batch of a kind that the operation cannot treat
+    │   ├── UnsupportedBatchError    a valid batch of a kind that the operation does not support
     │   ├── DecompressionLimitError  a payload that grows past its bound
     │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
     │   ├── DuplicatePartitionError  one partition in two directories
     │   ├── NotAPartitionError       a link, pipe or file where a directory or a log must be
-    │   ├── CertificateError         a rewrite that does not hold what it must: nothing was published
+    │   ├── CertificateError         a rewrite without the expected records: nothing was published
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
     │   ├── LogDirLockedError        another process writes there
@@ -40,7 +40,7 @@
     │   └── StateTooLargeError       a restore past max_bytes
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
-    │   ├── OfflineError             what lies in a directory that failed; the others serve
+    │   ├── OfflineError             in a directory that failed; the others serve
     │   ├── NotPermittedError        also PermissionError: owner, permissions, or a read-only drive
     │   ├── LockLostError            `.lock` was removed or replaced: the directory is offline
     │   ├── WrongUserError           files made by this user could not be used by the directory's owner
@@ -50,8 +50,8 @@
     ├── MissingError      exit 7, also ImportError: install something
     └── PartialFailure    some partitions failed; has the others' results; also the first error's class
 
-`str(error)` has the message and, on a second line, the remedy. All errors pickle, so that Spark's tasks can
-send them home. Where a sentence is fixed, a class method of the error makes it, so that it reads the same
+`str(error)` has the message and, on a second line, the remedy. All errors can be pickled, so that Spark's
+tasks can return them to the driver. Fixed sentences are made by class methods, so that they are the same
 everywhere.
 """
 
@@ -165,7 +165,7 @@ def _partial_class(kind: type[LastwordError]) -> type[LastwordError]:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that `name` was probably meant to be, or None."""
+    """Return the known name that is most similar to `name`, or None."""
     import difflib  # loads only for a message
 
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
@@ -176,42 +176,56 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 class UsageError(LastwordError, ValueError):
+    """The call is wrong: exit code 2. Also a ValueError."""
+
     exit_code = 2
     kafka_code = 42  # INVALID_REQUEST
 
 
 class ReadOnlyError(UsageError):
+    """A change of a directory or state that was opened to read."""
+
     kafka_code = 44  # POLICY_VIOLATION
 
     @classmethod
     def opened(cls, path: str) -> ReadOnlyError:
+        """Return the error for a directory that was opened in mode "r"."""
         return cls(f'{path} was opened with mode "r"', remedy=f'lastword.open("{path}", "a")', file=path)
 
 
 class NotALogDirError(UsageError):
+    """The path is not a log directory."""
+
     kafka_code = 57  # LOG_DIR_NOT_FOUND
 
 
 class UnknownTopicError(UsageError, KeyError):
+    """There is no such topic; names the nearest. Also a KeyError."""
+
     kafka_code = 3  # UNKNOWN_TOPIC_OR_PARTITION
 
     @classmethod
     def named(cls, topic: str, where: str, known: Iterable[str]) -> UnknownTopicError:
+        """Return the error for a topic that is not in `where`."""
         near = nearest(topic, known)
         hint = f"; nearest: {near!r}" if near else ""
         return cls(f"no topic {topic!r} in {where}{hint}", remedy="create_topic if it is new", file=where)
 
 
 class TopicExistsError(UsageError):
+    """The topic exists, and `exist_ok` was not given."""
+
     kafka_code = 36  # TOPIC_ALREADY_EXISTS
 
 
 class InvalidTopicError(UsageError):
+    """The name cannot be the name of a Kafka topic."""
+
     kafka_code = 17  # INVALID_TOPIC_EXCEPTION
 
 
 class InvalidSettingError(UsageError):
-    """One or several settings are wrong. `problems`: one line each, all found at once."""
+    """One or several settings are wrong. `problems` has one line for each."""
 
     kafka_code = 40  # INVALID_CONFIG
 
@@ -221,21 +235,23 @@ class InvalidSettingError(UsageError):
 
 
 class UnknownSettingError(InvalidSettingError):
-    """Of the settings that are wrong one at least does not exist."""
+    """At least one of the wrong settings does not exist."""
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> str:
-    """The sentence for a setting that does not exist."""
+    """Return the sentence for a setting that does not exist."""
     near = nearest(name, known)
     return f"unknown setting {name!r}" + (f"; nearest: {near}" if near else "")
 
 
 class NoPolicyError(UsageError):
+    """Nothing may be removed, because cleanup.policy is unknown or does not allow it."""
+
     kafka_code = 44  # POLICY_VIOLATION
 
     @classmethod
     def of(cls, topic: str, directory: str = "DIR") -> NoPolicyError:
-        """Both values are named: the wrong one removes what the topic's owner wants to keep."""
+        """Return the error for a topic. The remedy names both values, because only the owner can choose."""
         change = f"lastword config {shlex.quote(directory)} {topic} --set cleanup.policy="
         return cls(
             f"{topic} has no known cleanup.policy: nothing may be removed",
@@ -246,10 +262,13 @@ class NoPolicyError(UsageError):
 
 
 class OffsetOutOfRangeError(UsageError):
+    """The offset is below the log start or above the log end."""
+
     kafka_code = 1  # OFFSET_OUT_OF_RANGE
 
     @classmethod
     def below(cls, partition: str, offset: int, log_start: int, why: str = "") -> OffsetOutOfRangeError:
+        """Return the error for an offset below the log start."""
         reason = f" ({why})" if why else ""
         gone = f"{offset}-{log_start - 1} are" if offset < log_start - 1 else f"{offset} is"
         return cls(
@@ -260,6 +279,7 @@ class OffsetOutOfRangeError(UsageError):
 
     @classmethod
     def above(cls, partition: str, offset: int, log_end: int) -> OffsetOutOfRangeError:
+        """Return the error for an offset above the log end."""
         return cls(
             f"{partition}: offset {offset} is above log end {log_end}",
             remedy=f'{log_end} ("latest") at most; or is this another log than the offset was saved for?',
@@ -268,6 +288,7 @@ class OffsetOutOfRangeError(UsageError):
 
     @classmethod
     def cleaned(cls, partition: str, offset: int, cleaned: int) -> OffsetOutOfRangeError:
+        """Return the error for an end below which the log was cleaned."""
         return cls(
             f"{partition}: what was newest below offset {offset} is not known any more: "
             f"the log was cleaned up to {cleaned}",
@@ -277,10 +298,13 @@ class OffsetOutOfRangeError(UsageError):
 
 
 class KeyRequiredError(UsageError):
+    """A compacted topic needs a key in every record."""
+
     kafka_code = 87  # INVALID_RECORD
 
     @classmethod
     def of(cls, partition: str) -> KeyRequiredError:
+        """Return the error for a partition."""
         return cls(
             f"{partition}: a compacted topic takes no record without a key",
             remedy="give a key, or set cleanup.policy=delete",
@@ -288,38 +312,54 @@ class KeyRequiredError(UsageError):
 
 
 class SerializerError(UsageError):
+    """A serializer refuses a key or value."""
+
     kafka_code = 87  # INVALID_RECORD
 
 
 class RecordTooLargeError(UsageError):
+    """The record is larger than max.message.bytes."""
+
     kafka_code = 10  # MESSAGE_TOO_LARGE
 
 
 class LeaseRefusedError(UsageError):
+    """Tombstones above the reader's position may be gone."""
+
     kafka_code = 1  # OFFSET_OUT_OF_RANGE
 
 
 class SnapshotRefusedError(UsageError):
-    """A restored file that a state may not start from."""
+    """A state that starts from this restored file would be wrong."""
 
 
 class SequenceGapError(UsageError):
+    """The sequences of a producer have a gap."""
+
     kafka_code = 45  # OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 class ProducerFencedError(UsageError):
+    """A newer epoch of this producer id has written."""
+
     kafka_code = 47  # INVALID_PRODUCER_EPOCH
 
 
 class CoordinatorFencedError(ProducerFencedError):
+    """The marker comes from a transaction coordinator that was replaced."""
+
     kafka_code = 52  # TRANSACTION_COORDINATOR_FENCED
 
 
 class TransactionStateError(UsageError):
+    """The producer's transaction does not allow this operation now."""
+
     kafka_code = 48  # INVALID_TXN_STATE
 
 
 class SparkOptionError(UsageError):
+    """The Spark source does not support this option or column."""
+
     kafka_code = 42  # INVALID_REQUEST
 
 
@@ -327,9 +367,9 @@ class SparkOptionError(UsageError):
 
 
 class DataError(LastwordError):
-    """Damaged or untreatable bytes. `code` is a short stable name of the problem, for reports and JSON.
+    """Damaged or unsupported bytes. `code` is a short stable name of the problem, for reports and JSON.
 
-    A message that does not name its file gets file and position put in front.
+    File and position are put in front of a message that does not name the file.
     """
 
     exit_code = 3
@@ -355,10 +395,13 @@ class DataError(LastwordError):
 
 
 class CorruptBatchError(DataError):
+    """Length, CRC, count or fields of a batch contradict each other."""
+
     code = "corrupt-batch"
 
     @classmethod
     def crc(cls, file: str, position: int, offset: int, stored: int, computed: int) -> CorruptBatchError:
+        """Return the error for a wrong checksum."""
         return cls(
             f"offset {offset} has CRC {stored:08x}, computed {computed:08x}",
             code="bad-crc",
@@ -370,31 +413,42 @@ class CorruptBatchError(DataError):
 
 
 class CorruptFileError(DataError):
+    """A checkpoint, index or properties file is damaged."""
+
     code = "corrupt-file"
     kafka_code = 56  # KAFKA_STORAGE_ERROR
 
 
 class UnknownMagicError(DataError):
+    """The message format is not supported."""
+
     code = "unknown-magic"
     kafka_code = 43  # UNSUPPORTED_FOR_MESSAGE_FORMAT
 
 
 class UnsupportedBatchError(DataError):
+    """The operation does not support this kind of valid batch."""
+
     code = "unsupported-batch"
     kafka_code = 43  # UNSUPPORTED_FOR_MESSAGE_FORMAT
 
 
 class DecompressionLimitError(DataError):
+    """The decompressed batch is larger than its limit."""
+
     code = "decompression-limit"
     kafka_code = 10  # MESSAGE_TOO_LARGE
 
 
 class InconsistentTopicIdError(DataError):
+    """The partition belongs to another topic of the same name."""
+
     code = "topic-id"
     kafka_code = 103  # INCONSISTENT_TOPIC_ID
 
     @classmethod
     def of(cls, directory: str, own: str, expected: str) -> InconsistentTopicIdError:
+        """Return the error for a directory with another topic id."""
         return cls(
             f"{directory} has the topic id {own}, the topic has {expected}",
             remedy="it is of another topic of that name: move it out of the log directory",
@@ -403,11 +457,14 @@ class InconsistentTopicIdError(DataError):
 
 
 class DuplicatePartitionError(DataError):
+    """One partition is in two directories."""
+
     code = "duplicate-partition"
     kafka_code = 56  # KAFKA_STORAGE_ERROR
 
     @classmethod
     def of(cls, partition: str, first: str, second: str) -> DuplicatePartitionError:
+        """Return the error for a partition in two directories."""
         return cls(
             f"{partition} lies in {first} and in {second}",
             remedy="find out which one is the newer, and move the other out",
@@ -416,13 +473,14 @@ class DuplicatePartitionError(DataError):
 
 
 class NotAPartitionError(DataError):
-    """What has the name of a partition, or of one of its logs, is of another kind: a link, a pipe, a file."""
+    """A link, pipe or file has the name of a partition or of a log."""
 
     code = "not-a-partition"
     kafka_code = 56  # KAFKA_STORAGE_ERROR
 
     @classmethod
     def link(cls, path: str) -> NotAPartitionError:
+        """Return the error for a symbolic link."""
         return cls(
             f"{path} is a symbolic link, which is not followed",
             remedy="put its target itself there",
@@ -431,14 +489,19 @@ class NotAPartitionError(DataError):
 
     @classmethod
     def of(cls, path: str, expected: str) -> NotAPartitionError:
+        """Return the error for a path that is not a file or directory as expected."""
         return cls(f"{path} is no {expected}", remedy="move it away, and restore the partition", file=path)
 
 
 class CertificateError(DataError):
+    """A rewrite does not hold the expected records; nothing was published."""
+
     code = "certificate"
 
 
 class QuarantinedError(DataError):
+    """The partition is in quarantine after an earlier DataError."""
+
     code = "quarantined"
     kafka_code = 56  # KAFKA_STORAGE_ERROR
 
@@ -447,16 +510,19 @@ class QuarantinedError(DataError):
 
 
 class BusyError(LastwordError):
+    """The resource is in use: exit code 4. The call may succeed later."""
+
     exit_code = 4
     retriable = True
     kafka_code = 7  # REQUEST_TIMED_OUT
 
 
 class ReadOvertakenError(BusyError):
-    """A cleaning replaced files of a read that must show one moment, and they were not open any more."""
+    """A cleaning replaced files of a read that must show one moment, and the files were not open."""
 
     @classmethod
     def of(cls, partition: str, directory: str) -> ReadOvertakenError:
+        """Return the error for a partition."""
         return cls(
             f"{partition}: a cleaning replaced files while their newest values were read; what was read "
             "so far is not complete",
@@ -477,6 +543,7 @@ class LogDirLockedError(BusyError):
 
     @classmethod
     def held_here(cls, path: str, pid: int, holder: object, opened_at: str) -> LogDirLockedError:
+        """Return the error for a directory that this process has open."""
         return cls(
             f"{path} is open to append in this process ({pid}) already: {holder!r}, opened at {opened_at}",
             remedy=f"use that object, or close() it; to look beside it: lastword.open({path!r})",
@@ -487,6 +554,7 @@ class LogDirLockedError(BusyError):
 
     @classmethod
     def held(cls, path: str, pid: int | None, process: str | None) -> LogDirLockedError:
+        """Return the error for a directory that another process holds; unknown facts are None."""
         holder = "another process" if pid is None else f"process {pid}" + (f" ({process})" if process else "")
         instead = "use what has it open, or close that" if process == "this process" else "stop it"
         return cls(
@@ -502,13 +570,15 @@ class LogDirLockedError(BusyError):
 
 
 class CapacityError(LastwordError):
+    """There is not enough room: exit code 5."""
+
     exit_code = 5
     retriable = True
     kafka_code = 56  # KAFKA_STORAGE_ERROR
 
 
 class DiskFullError(CapacityError):
-    """`needed_bytes` did not fit in `free_bytes`; what was begun was taken back."""
+    """`needed_bytes` did not fit in `free_bytes`; the incomplete write was undone."""
 
     def __init__(
         self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None, **facts: Any
@@ -519,6 +589,7 @@ class DiskFullError(CapacityError):
 
     @classmethod
     def of(cls, what: str, where: str, needed_bytes: int, free_bytes: int, file: str) -> DiskFullError:
+        """Return the error for a file that does not fit on its drive."""
         needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
         return cls(
             f"{what} needs {needed} on {where}, {free} free; log unchanged",
@@ -530,6 +601,8 @@ class DiskFullError(CapacityError):
 
 
 class StateTooLargeError(CapacityError):
+    """A restored state is larger than `max_bytes`."""
+
     retriable = False
 
 
@@ -561,14 +634,15 @@ def _rebuild_storage(kind: type[StorageError], args: tuple[Any, ...], state: dic
 
 
 class SyncFailedError(StorageError):
-    """fsync failed: what was written since the last good one may or may not be on the drive.
+    """An fsync failed: bytes written since the last successful fsync may be lost.
 
-    Asking again would lie, for the kernel forgets the error once it was told. So the directory stays offline
-    until it is opened and recovered again.
+    The kernel reports the error only once, so a second fsync would succeed without writing. The directory
+    stays offline until it is opened and recovered again.
     """
 
     @classmethod
     def of(cls, file: str, why: str, root: str, errno: int | None) -> SyncFailedError:
+        """Return the error for a failed fsync of `file`, which takes `root` offline."""
         return cls(
             f"fsync of {file}: {why}; {root} is offline",
             remedy="check the drive, open again",
@@ -578,14 +652,15 @@ class SyncFailedError(StorageError):
 
 
 class NotPermittedError(StorageError, PermissionError):
-    """The system forbids it: the file's permissions, or a drive that is mounted read-only."""
+    """The system forbids the call: permissions of the file, or a drive that is mounted read-only."""
 
 
 class LockLostError(StorageError):
-    """Another process may have taken the directory. It stays offline here until it is opened again."""
+    """Another process may have locked the directory. It stays offline here until it is opened again."""
 
     @classmethod
     def of(cls, file: str, how: str) -> LockLostError:
+        """Return the error for a lock file that was removed or replaced."""
         directory = file.rpartition("/")[0] or "."
         return cls(
             f"{file} was {how} while this process held the lock: another process may write there, "
@@ -596,8 +671,11 @@ class LockLostError(StorageError):
 
 
 class OfflineError(StorageError):
+    """The file or partition is in a directory that is offline."""
+
     @classmethod
     def of(cls, what: str, directory: str, why: LastwordError | None) -> OfflineError:
+        """Return the error for a file or partition in an offline directory."""
         reason = f" ({why.message})" if why is not None else ""
         return cls(
             f"{what} lies in {directory}, which is offline{reason}",
@@ -614,6 +692,7 @@ class WrongUserError(StorageError):
 
     @classmethod
     def of(cls, directory: str, user: str, process_user: str) -> WrongUserError:
+        """Return the error for a directory of another user."""
         error = cls(
             f"{directory} belongs to {user}, and this process runs as {process_user}: "
             f"{user} could not use the files that it would make there; nothing was changed",
@@ -626,12 +705,17 @@ class WrongUserError(StorageError):
 
 
 class FileVanishedError(StorageError, FileNotFoundError):
+    """The file no longer exists. Also a FileNotFoundError."""
+
     retriable = True
 
 
 class NotSharedError(StorageError):
+    """A worker cannot see the directory that the driver opened."""
+
     @classmethod
     def of(cls, path: str, host: str) -> NotSharedError:
+        """Return the error for a path that is missing on a worker."""
         return cls(
             f"{path} is not there on {host}: the driver sees it, this executor does not",
             remedy="mount the log directory under this name on every machine that runs executors, or run "
@@ -641,17 +725,19 @@ class NotSharedError(StorageError):
 
 
 class FileTakenError(StorageError, FileExistsError):
-    pass
+    """The file exists already. Also a FileExistsError."""
 
 
 # ---------------------------------------------------------------- exit 7: install something
 
 
 class MissingError(LastwordError, ImportError):
+    """A package must be installed: exit code 7. Also an ImportError."""
+
     exit_code = 7
     kafka_code = 76  # UNSUPPORTED_COMPRESSION_TYPE, the one case that a client could meet
 
     @classmethod
     def package(cls, feature: str, needs: str, requirement: str) -> MissingError:
-        """`requirement`: as in pyproject.toml, so that the command works wherever lastword came from."""
+        """Return the error for a package. `requirement` is that of pyproject.toml."""
         return cls(f"{feature} needs {needs}", remedy=f'pip install "{requirement}"')

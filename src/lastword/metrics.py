@@ -59,8 +59,11 @@ class Metric:
 
 
 class Counter(Metric):
-    """A number that only grows. It is exported after its first `add`, which may add 0: an alert rule cannot
-    see the increase of a counter that appears with its first event."""
+    """A number that only grows.
+
+    It is exported after its first `add`, which may add 0: an alert rule cannot see the increase of a counter
+    that appears with its first event.
+    """
 
     kind = "counter"
 

@@ -107,14 +107,14 @@ def plural(number: int, noun: str) -> str:
 
 
 def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:
-    """The function to call, or None."""
+    """Return the function to call, or None."""
     if progress is True:
         return _Line()
     return progress or None
 
 
 class _Line:
-    """One line of stderr that is overwritten, at most ten times a second."""
+    """One line of stderr that is overwritten at most ten times a second."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -130,7 +130,7 @@ class _Line:
 
 
 class Meter:
-    """Adds up parts of a long call, each of which counts its own bytes from zero."""
+    """Adds up the parts of a long call; each part counts its own bytes from zero."""
 
     def __init__(self, verb: str, progress: ProgressLike | bool | None, total_bytes: int) -> None:
         self._verb = verb
@@ -141,8 +141,10 @@ class Meter:
 
     @contextmanager
     def part(self, size_bytes: int) -> Iterator[Callable[[int, int], None] | None]:
-        """Gives a function of (done, total) for one part, or None when nobody listens; the part may count
-        in units of its own, its share of the whole is `size_bytes`."""
+        """Yield a function of (done, total) for one part, or None without a listener.
+
+        The part may count in its own units; its share of the whole is `size_bytes`.
+        """
         tell = self._tell
         if tell is None:
             yield None
@@ -158,7 +160,7 @@ class Meter:
 
     @contextmanager
     def progress_part(self, size_bytes: int) -> Iterator[ProgressLike | None]:
-        """The same for a part that tells `Progress` values."""
+        """Yield a function of `Progress` for one part, as `part` does."""
         with self.part(size_bytes) as update:
             yield None if update is None else (lambda value: update(value.done_bytes, value.total_bytes))
 

@@ -35,7 +35,7 @@ _WIRE = {"int32": ">i4", "int64": ">i8", "float64": ">f8"}
 
 
 class ArrowForm:
-    """Batches of one topic. `key` and `value` are names of serializers, None for callables."""
+    """Converts the records of one topic to Arrow. `key` and `value` name serializers; None for callables."""
 
     def __init__(self, topic: str, key: str | None, value: str | None) -> None:
         self._topic = topic
@@ -56,7 +56,7 @@ class ArrowForm:
     def of_columns(
         self, columns: RecordColumns, chunk: Chunk, partition: int, batch_bytes: int
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of about `batch_bytes`, without a Python object per record."""
+        """Yield batches of about `batch_bytes`, without a Python object for each record."""
         from lastword.records.columns import timestamp_types, to_arrow
 
         size = int(np.maximum(columns.key_length, 0).sum() + np.maximum(columns.value_length, 0).sum())
@@ -76,6 +76,7 @@ class ArrowForm:
             )
 
     def of_records(self, records: Sequence[RawRecord], partition: int) -> pa.RecordBatch:
+        """Return one batch of records."""
         headers = [
             [{"key": _text(name), "value": value} for name, value in one.headers] if one.headers else None
             for one in records
@@ -133,7 +134,7 @@ class ArrowForm:
 
 
 def _numbers(data: pa.Array, name: str, what: str) -> pa.Array:
-    """Big-endian numbers of a binary array, all at once."""
+    """Decode the big-endian numbers of a binary array."""
     wire = np.dtype(_WIRE[name])
     lengths = pc.binary_length(data).drop_null()
     if len(lengths) and pc.any(pc.not_equal(lengths, wire.itemsize)).as_py():
@@ -155,7 +156,7 @@ def _text(name: str) -> str:
 
 
 def read_stream(source: Any) -> Iterator[pa.RecordBatch]:
-    """Batches of anything with `__arrow_c_stream__`, checked to have a key and a value column."""
+    """Return the batches of an object with `__arrow_c_stream__`; UsageError without key and value columns."""
     reader = pa.RecordBatchReader.from_stream(source)
     missing = [name for name in ("key", "value") if name not in reader.schema.names]
     if missing:
@@ -167,7 +168,7 @@ def read_stream(source: Any) -> Iterator[pa.RecordBatch]:
 
 
 def binary_column(column: pa.Array, serializer: Serializer, what: str) -> pa.Array:
-    """A key or value column as the records' bytes, a `pa.binary()` array."""
+    """Return a key or value column as the bytes of the records, a `pa.binary()` array."""
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.binary())
@@ -189,7 +190,7 @@ def binary_column(column: pa.Array, serializer: Serializer, what: str) -> pa.Arr
 
 
 def timestamp_column(column: pa.Array, now_ms: int) -> Any:
-    """Milliseconds as int64; a null is now."""
+    """Return timestamps in milliseconds, an int64 array; a null becomes `now_ms`."""
     if pa.types.is_timestamp(column.type):
         if column.type.tz is None:
             raise UsageError(

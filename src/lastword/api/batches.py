@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 
 class PartitionAssigner:
-    """Of one topic. `turns`: those of records without a key, counted up."""
+    """Assigns records of one topic to partitions: as given, by the key, or in turn.
+
+    Attributes:
+        turns: Counter for records without a key.
+    """
 
     def __init__(self, topic: str, partitions: int, partitioner: Partitioner) -> None:
         self.topic = topic
@@ -40,7 +44,7 @@ class PartitionAssigner:
         self._partitioner = partitioner
 
     def of(self, key: bytes | None, given: int | None, turn: int | None = None) -> int:
-        """The partition of a record; those without a key take turns, or go where `turn` says."""
+        """Return the partition of a record. `turn` replaces the counter for a record without a key."""
         if given is not None:
             return self.checked(given)
         if key is None:
@@ -48,7 +52,7 @@ class PartitionAssigner:
         return choose(self._partitioner, key, self.partitions)
 
     def checked(self, given: int) -> int:
-        """The number itself; UsageError if the topic has no such partition."""
+        """Return the number; UsageError if the topic has no such partition."""
         if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < self.partitions:
             raise UsageError(
                 f"{self.topic} has no partition {given!r}",
@@ -57,7 +61,14 @@ class PartitionAssigner:
         return given
 
     def of_columns(self, keys: Any, given: Any, partition: int | None, call: Call | None) -> Any:
-        """int64 partition of each record. `given`: a column of them, `partition`: one for all; or None."""
+        """Return the int64 partition of each record.
+
+        Args:
+            keys: The keys, a binary column.
+            given: A column of partitions, or None.
+            partition: One partition for all records, or None.
+            call: The call of a named producer, or None.
+        """
         import numpy as np
         import pyarrow as pa
 
@@ -97,7 +108,7 @@ WEIGHT_BYTES = 32
 
 
 class PairRun(NamedTuple):
-    """Keys and values in order. `odd`: the one that came after them and is no such pair, or nothing."""
+    """Keys and values in order. `odd` holds the item that ended the run because it is not such a pair."""
 
     keys: list[Any]
     values: list[Any]
@@ -107,8 +118,9 @@ class PairRun(NamedTuple):
 def take_pairs(
     records: Iterator[Any], key_kind: PairType, value_kind: PairType, most_bytes: int, most: int
 ) -> PairRun:
-    """The next pairs whose key and value are None or exactly of these types, until they are `most` or weigh
-    `most_bytes`.
+    """Take pairs whose key and value are None or exactly of these types.
+
+    Stops after `most` pairs, or when they weigh `most_bytes`.
     """
     keys: list[Any] = []
     values: list[Any] = []
@@ -136,7 +148,7 @@ def take_pairs(
 
 
 def pair_column(rows: list[Any], kind: PairType) -> pa.Array:
-    """The rows as one binary column. UnicodeError for text that UTF-8 has no bytes for."""
+    """Return keys or values as one binary column. UnicodeError for text that UTF-8 cannot encode."""
     import pyarrow as pa
 
     if kind is bytes:
@@ -154,7 +166,7 @@ CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "z
 
 @dataclass(slots=True)
 class Rows:
-    """Records of one partition that wait to be packed."""
+    """Records of one partition, before they are packed."""
 
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
@@ -165,6 +177,7 @@ class Rows:
     def add(
         self, key: bytes | None, value: bytes | None, timestamp: int, headers: tuple[Header, ...]
     ) -> None:
+        """Add one record."""
         self.keys.append(key)
         self.values.append(value)
         self.timestamps.append(timestamp)
@@ -174,14 +187,14 @@ class Rows:
 
 @dataclass(slots=True)
 class PackedGroup:
-    """Ready batches by partition, and how many records they hold."""
+    """Encoded batches by partition, and their number of records."""
 
     batches: dict[int, list[Any]]
     records: int
 
 
 class Packer:
-    """Turns what users give into batches, for one topic."""
+    """Packs the records of one topic into batches."""
 
     def __init__(self, schema: TopicSchema, config: TopicConfig) -> None:
         self.topic = schema.topic
@@ -194,6 +207,7 @@ class Packer:
     # -------------------------------------------------------------- one record
 
     def encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
+        """Encode a key and a value; None stays None."""
         return (
             None if key is None else self._key.encode(key, "key"),
             None if value is None else self._value.encode(value, "value"),
@@ -207,7 +221,7 @@ class Packer:
         headers: tuple[Header, ...],
         partition: int,
     ) -> bytes:
-        """The ready batch of a single record."""
+        """Return the encoded batch of a single record."""
         self._check(key, partition)
         builder = BatchBuilder(self._codec, level=self.config.compression_level)
         builder.append(timestamp, key, value, headers)
@@ -216,8 +230,11 @@ class Packer:
         return data
 
     def timestamp_of(self, given: int | datetime | None, now_ms: int) -> int:
-        """Milliseconds; now if none was given. UsageError for a naive datetime, and outside the topic's
-        bounds."""
+        """Return a timestamp in milliseconds; `now_ms` if none was given.
+
+        Raises:
+            UsageError: A naive datetime, or a timestamp outside the bounds of the topic.
+        """
         if given is None:
             return now_ms
         timestamp = to_ms(given)
@@ -254,8 +271,14 @@ class Packer:
     def groups(
         self, records: Iterable[Any], now_ms: int, partition: int | None, call: Call | None = None
     ) -> Iterator[PackedGroup]:
-        """Groups of pairs, `Record`s, or a mapping's items. `call`: without those that it has in the log
-        already; they count as records all the same.
+        """Yield groups of pairs, `Record`s, or the items of a mapping.
+
+        Args:
+            records: The records.
+            now_ms: Timestamp of records without one.
+            partition: One partition for all records, or None.
+            call: The call of a named producer. Its records that are in the log already are left out, but
+                counted.
         """
         if isinstance(records, Mapping):
             records = records.items()
@@ -278,8 +301,9 @@ class Packer:
         value_kind: PairType,
         call: Call | None,
     ) -> Iterator[PackedGroup]:
-        """Pairs of bytes or text go into columns as they are; a group with anything else in it, or a small
-        one, record by record.
+        """Yield groups of pairs of bytes or text, as columns.
+
+        A small group, or a group with another kind of item, is processed record by record.
         """
         while True:
             taken = take_pairs(records, key_kind, value_kind, GROUP_BYTES, GROUP_RECORDS)
@@ -414,7 +438,7 @@ class Packer:
     def arrow_groups(
         self, source: Any, now_ms: int, partition: int | None, call: Call | None = None
     ) -> Iterator[PackedGroup]:
-        """A group per batch of an Arrow stream. `call`: as of `groups`."""
+        """Yield groups of an Arrow stream. The arguments are those of `groups`."""
         from lastword.api import arrow
 
         for batch in arrow.read_stream(source):
@@ -450,7 +474,7 @@ class Packer:
         partition: int | None,
         call: Call | None,
     ) -> PackedGroup:
-        """A group of Arrow columns; `given`: a column of partitions, or None."""
+        """Pack Arrow columns. `given`: a column of partitions, or None."""
         import numpy as np
 
         chosen = self.assigner.of_columns(keys, given, partition, call)
@@ -476,7 +500,7 @@ class Packer:
 
 
 def _few() -> int:
-    """From how many records on kernels pack them sooner than Python does."""
+    """Return the number of records from which the kernels pack faster than Python."""
     return KERNEL_RECORDS_LOADED if "lastword.kernels" in sys.modules else KERNEL_RECORDS
 
 
@@ -487,7 +511,7 @@ def _repeated(now_ms: int, size: int) -> Any:
 
 
 def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> int:
-    """How many of these rows, from the first on, the call has in the log already."""
+    """Return how many of these rows, from the first on, are in the log already."""
     first = which[: call.left_over(partition)]
     for done, (key, value) in enumerate(
         zip(keys.take(first).to_pylist(), values.take(first).to_pylist(), strict=True)
@@ -498,10 +522,10 @@ def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> 
 
 
 def _both(size_bytes: int) -> str:
-    """To the byte, and for reading."""
+    """Format a size exactly and for reading."""
     return f"{size_bytes} bytes" + (f" ({format_bytes(size_bytes)})" if size_bytes >= 1024 else "")
 
 
 def _enough(size_bytes: int) -> str:
-    """The next power of two, as a setting is written."""
+    """Return the next power of two, as a setting is written."""
     return exact_bytes(min(1 << (size_bytes - 1).bit_length(), INT32_MAX))

@@ -175,6 +175,8 @@ def _other_log(given: Any) -> tuple[OpenDirs | None, str | None]:
 
 
 class _Mapping:
+    """Keys and offsets of a mapping."""
+
     def __init__(self, given: Mapping[Any, int], serializer: Serializer) -> None:
         self._given = given
         self._encode = serializer.encode
@@ -207,6 +209,8 @@ class _Log:
 
 
 class _Batches:
+    """Keys and offsets of Arrow batches."""
+
     def __init__(self, batches: Any, serializer: Serializer, what: str) -> None:
         self._batches = batches
         self._serializer = serializer
@@ -236,6 +240,8 @@ class _Batches:
 
 
 class _Lines:
+    """Keys and offsets of a `.jsonl` file."""
+
     def __init__(self, files: Files, path: str, serializer: str | None) -> None:
         self._files = files
         self._path = path

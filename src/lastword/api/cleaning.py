@@ -391,10 +391,10 @@ def expire(
 
 
 def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[Deletion]:
-    """What `expire` would do with every partition, also with those that lose nothing.
+    """Return the deletion of every partition that `expire` would make, also if it removes nothing.
 
-    A partition that cannot be viewed does not stop the others: PartialFailure, raised at the end, holds
-    their deletions.
+    Raises:
+        PartialFailure: Partitions cannot be viewed; raised at the end, with the deletions of the others.
     """
     from lastword.retention.expire import outlook
 
@@ -415,8 +415,15 @@ def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> 
 def trim(
     dirs: OpenDirs, topic: str, partition: int | None, before: int | datetime, *, dry_run: bool = False
 ) -> dict[int, int]:
-    """See `Topic.trim`. All partitions are looked at before the first one is changed; with `dry_run` none is,
-    and what would be the log starts is returned."""
+    """See `Topic.trim`. All partitions are checked before the first is changed.
+
+    Args:
+        dirs: The open directories.
+        topic: The topic.
+        partition: One partition; None: all.
+        before: Offset or time of the first record to keep.
+        dry_run: Change nothing, and return the log starts that would result.
+    """
     from lastword.retention.expire import trim_offset
 
     numbers = [number for _, number in dirs.select(topic, partition)]

@@ -33,17 +33,24 @@ if TYPE_CHECKING:
 class PartitionInfo(Value):
     """One partition, as `lastword ls DIR TOPIC` shows it.
 
-    policy          "compact", "delete", "compact,delete", or None when unknown: then nothing is ever removed
-    log_start       first offset that may be read
-    first_dirty     up to here the log was cleaned (exclusive)
-    stable          last stable offset: nothing at or above it is decided
-    log_end         offset of the next record
-    size_bytes      of the .log files: live_bytes + garbage_bytes
-    garbage_bytes   bytes of superseded records, and of what is left of batches whose records all went
-    records         that are on disk, also below log_start while their file is there; live_records of them are
-                    the newest of their key, tombstones included
-    exact           True: counted; False: an estimate
-    quarantine      why the cleaner leaves this partition alone, or None
+    Attributes:
+        topic: The topic.
+        partition: Its number.
+        dir: Its log directory.
+        policy: "compact", "delete", "compact,delete", or None if unknown: then nothing is ever removed.
+        log_start: First offset that can be read.
+        first_dirty: The log is clean below this offset.
+        stable: Last stable offset; transactions from here on are undecided.
+        log_end: Offset of the next record.
+        segments: Number of segments.
+        size_bytes: Size of the .log files: live_bytes + garbage_bytes.
+        live_bytes: Bytes that are not garbage.
+        garbage_bytes: Bytes of superseded records, and of the headers of emptied batches.
+        records: Records on disk, also below log_start while their file exists.
+        live_records: Those that are the newest of their key, tombstones included.
+        tombstones: Newest records that are tombstones.
+        exact: True: counted; False: an estimate.
+        quarantine: Why the partition is not cleaned, or None.
     """
 
     topic: str
@@ -74,10 +81,15 @@ class PartitionInfo(Value):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo(Value):
-    """One segment.
+    """One segment; fields as in `PartitionInfo`.
 
-    generation    how often it was rewritten; None while no garbage account knows it
-    survivorship  share of the bytes that its last rewrite kept; None if there was none that is known
+    Attributes:
+        base_offset: Its first offset.
+        next_offset: The offset after its last one.
+        generation: How often it was rewritten; None without a garbage index.
+        survivorship: Share of the bytes that its last rewrite kept; None if unknown.
+        largest_timestamp: Milliseconds since 1970.
+        active: Whether records are appended to it.
     """
 
     topic: str
@@ -169,7 +181,7 @@ def _raised(row: Row | LastwordError) -> Row:
 
 
 def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
-    """The row of a partition in `describe`."""
+    """Return the row of a partition in `describe`."""
     size = sum(segment.size for segment in view.segments)
     policy = dirs.config(view.topic).cleanup_policy
     set_aside = quarantine.load(view.files, view.directory)
@@ -198,7 +210,7 @@ def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -
 
 
 def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> list[SegmentInfo]:
-    """The rows of a partition in `segments`."""
+    """Return the rows of a partition in `segments`."""
     rewritten = _rewritten(dirs, view)
     rows = []
     for segment, count in zip(view.segments, counted, strict=True):
@@ -224,8 +236,10 @@ def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) ->
 
 
 def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
-    """How often each segment was rewritten, and what share of the bytes the last rewrite kept, as far as the
-    garbage accounts know; by base offset and inode."""
+    """Return (number of rewrites, share that the last one kept) of each indexed segment.
+
+    The key is (base offset, inode).
+    """
     from lastword.accounts.snapshot import saved_entries
 
     held = dirs.log_dir(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
@@ -249,7 +263,7 @@ class _Count:
 
 
 def _counted(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
-    """Of each segment of the view."""
+    """Count each segment of a view."""
     known = _accounted(dirs, view)
     if known is not None and (quick or all(one.exact for one in known)):
         with meter.part(sum(segment.size for segment in view.segments)):
@@ -261,8 +275,10 @@ def _counted(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> 
 
 
 def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
-    """As the garbage accounts have it, those in memory or those that were saved; None if there are none that
-    fit the log. A segment that they do not know counts as live, its records as if no offset were missing."""
+    """Return the counts of the garbage index, in memory or saved; None if no index fits the log.
+
+    A segment that is not indexed counts as live, its records as if no offset were missing.
+    """
     from lastword.accounts.ledger import Ledger
     from lastword.accounts.snapshot import has_accounts
 
@@ -303,9 +319,9 @@ def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Cou
 
 
 def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
-    """Resolve a whole log. What is of an undecided transaction counts as live, and replaces nothing yet.
+    """Scan a whole log. Records of an undecided transaction count as live and supersede nothing.
 
-    A file that vanishes was rewritten: the view is listed again, and then all of it is counted anew.
+    A file that vanishes was rewritten: the view is listed again, and the count starts again.
     """
     from lastword.resolve import resolve
 

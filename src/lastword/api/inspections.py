@@ -72,8 +72,10 @@ def duplication(
 def _views(
     dirs: OpenDirs, chosen: dict[str, list[int]], by: str
 ) -> tuple[dict[str, dict[int, PartitionView]], list[LastwordError]]:
-    """Views of each topic's partitions, and the errors of those that have none: the rest of such a topic is
-    counted, but no row stands for the whole of it."""
+    """Return the views of each topic's partitions, and the errors of those without one.
+
+    The rest of a topic with an error is counted, but no row stands for the whole topic.
+    """
     views: dict[str, dict[int, PartitionView]] = {}
     errors: list[LastwordError] = []
     for name, numbers in chosen.items():
@@ -85,7 +87,7 @@ def _views(
 
 
 def check_by(by: str) -> By:
-    """The unit of a row, checked. UsageError for what no row can stand for."""
+    """Return the unit of a row; UsageError if it is unknown."""
     from lastword.tools.duplication import BY
 
     if by not in BY:
@@ -103,10 +105,10 @@ def explained(
     key: bytes | None,
     partitioner: PartitionerLike | None,
 ) -> Explanation:
-    """One partition explained: the one that was named, the only one, or the one that the key lies in.
+    """Explain one partition: the one that is named, the only one, or the one that holds the key.
 
-    A key lies where the topic's partitioner says, and if it does not, then in the first partition that has
-    it: another producer may have partitioned in another way.
+    If the partition that the partitioner gives does not hold the key, the first that does is explained:
+    another producer may use another partitioner.
     """
     numbers = [number for _, number in dirs.select(topic, partition)]
     if len(numbers) == 1:
@@ -187,10 +189,10 @@ def _counted(dirs: OpenDirs, topic: str, partition: int) -> Counted | None:
 
 
 def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Plan | LastwordError]:
-    """What the scheduler would do with each partition, or why that is not known.
+    """Return the cleaning that is due for each partition, or the error that prevents a plan.
 
-    By accounts a partition is chosen among all on its drive, whose target is for all of them together, so
-    all of them are inspected, once.
+    By accounts, a partition is chosen among all on its drive, because they share its space target. So all of
+    them are inspected, once.
     """
     from lastword.api.cleaning import plan_chosen, plan_due
     from lastword.cleaner.policy.choose import by_accounts
@@ -212,8 +214,7 @@ def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str,
 
 
 def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | None:
-    """When a tombstone may go by the clock of the garbage accounts: those in memory, if no round has them
-    now, else those that were saved last."""
+    """Return when a tombstone may be removed, by the garbage index in memory, else by the saved one."""
     from lastword.accounts.ledger import Ledger
 
     home, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
@@ -306,7 +307,7 @@ def _one_drive(
 
 
 def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> OverwriteTrace:
-    """A file that vanishes was rewritten: the view is listed again, and read anew."""
+    """Trace the overwrites of a partition; if a file vanishes, list the view again and repeat."""
     from lastword.cleaner.policy.choose import corrected_first_dirty
     from lastword.tools.overwrites import trace_log
 

@@ -28,10 +28,16 @@ Position = int | Mapping[int, int]
 class LeaseInfo(Value):
     """One lease on one partition, as `lastword lease DIR TOPIC` shows it.
 
-    position      next offset that its reader will read; lag_offsets: from there to the log end
-    advanced_ms   when it was taken or last advanced; lapses_ms: when it stops to hold tombstones back
-    lapsed        it has; a reader that comes back may find tombstones gone
-    cut_from      where it stood before the log was cut at `position`; None: it was not
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        name: The name of the lease.
+        position: Next offset that its reader will read.
+        lag_offsets: Offsets from there to the log end.
+        advanced_ms: When it was taken or last advanced.
+        lapses_ms: When it stops to hold tombstones back.
+        lapsed: Whether it has lapsed; tombstones may then be missing for its reader.
+        cut_from: Its position before the log was cut at `position`; None: it was not.
     """
 
     topic: str
@@ -55,7 +61,9 @@ class LeaseInfo(Value):
 class Lease(Handle):
     """A named lease on all partitions of a topic. Get it from `Topic.lease`; safe from any thread.
 
-    topic, name   whose it is
+    Attributes:
+        topic: The topic.
+        name: The name of the lease.
     """
 
     def __init__(self, dirs: OpenDirs, topic: str, name: str) -> None:
@@ -68,9 +76,10 @@ class Lease(Handle):
 
     @property
     def position(self) -> int | dict[int, int]:
-        """Where it stands: an offset, or of a topic with several partitions a dict of them.
+        """The next offset of its reader; a dict by partition if the topic has several.
 
-        LeaseRefusedError if it was released.
+        Raises:
+            LeaseRefusedError: The lease was released.
         """
         found = {}
         for number, home in self._dirs.partitions(self.topic).items():
@@ -84,14 +93,16 @@ class Lease(Handle):
         return _one_or_all(found)
 
     def advance(self, position: Position) -> None:
-        """The reader has kept all that lies below `position`, and lives. Durable when it returns.
+        """Move the lease to `position` and renew it. Durable when the call returns.
 
-        position   an offset for every partition, or a dict per partition; partitions that it leaves out stay
-                   where they are, and live on
+        Args:
+            position: An offset for every partition, or a dict. Other partitions keep their position
+                and are renewed.
 
-        LeaseRefusedError if the lease was released, or lapsed while tombstones went that it had not passed,
-        or if the log was cut below `position`, or cleaned by a broker above it: restore, or start from
-        "earliest".
+        Raises:
+            LeaseRefusedError: The lease was released, or lapsed while tombstones above its position were
+                removed; or the log was cut below `position`, or cleaned by a broker above it. Restore, or
+                start from "earliest".
         """
         wanted = _by_partition(self._dirs, self.topic, position)
         now_ms = self._dirs.clock.now_ms()
@@ -111,13 +122,13 @@ class Lease(Handle):
             )
 
     def release(self) -> None:
-        """Give it back: its reader will not come again, or will begin anew. A second release does nothing."""
+        """Release the lease. A second release does nothing."""
         for number, home in self._dirs.partitions(self.topic).items():
             leases.release(home.files, home.directory(self.topic, number), self.name)
 
 
 def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_age: str | int) -> Lease:
-    """See `Topic.lease`. Refused in one partition, it is taken in none."""
+    """See `Topic.lease`. If one partition refuses the lease, no partition keeps it."""
     leases.check_name(name)
     max_age_ms = parse_duration_ms(max_age)
     wanted = {} if position is None else _by_partition(dirs, topic, position)
@@ -150,7 +161,7 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
 
 
 def listed(dirs: OpenDirs, topic: str, partition: int | None = None) -> list[LeaseInfo]:
-    """All leases on a topic, live and lapsed, by partition and name."""
+    """Return all leases on a topic, live and lapsed, by partition and name."""
     now_ms = dirs.clock.now_ms()
     found = []
     for _, number in dirs.select(topic, partition):
@@ -177,7 +188,7 @@ def listed(dirs: OpenDirs, topic: str, partition: int | None = None) -> list[Lea
 
 
 def age_text(info: LeaseInfo, now_ms: int) -> str:
-    """`lapses in 6 d`, `lapsed 3 h ago`, and whether a cut took it back."""
+    """Format the age of a lease: `lapses in 6 d`, `lapsed 3 h ago`, and whether a cut moved it."""
     if info.lapsed:
         return f"lapsed {format_duration(now_ms - info.lapses_ms)} ago{_cut_text(info)}"
     return f"lapses in {format_duration(info.lapses_ms - now_ms)}{_cut_text(info)}"

@@ -67,11 +67,11 @@ V = TypeVar("V")
 
 
 class LogDir(Handle):
-    """An open log directory. Also a context manager, and a mapping of its topics: `logs["users"]`,
-    `"users" in logs`, `len(logs)`, `list(logs)`. Safe from any thread.
+    """An open log directory: a context manager, and a mapping of its topics. Safe from any thread.
 
-    After a fork, a `LogDir` of mode "a" is closed in the child: the parent holds the lock. The child opens
-    the directory again after the parent has closed it.
+    `logs["users"]`, `"users" in logs`, `len(logs)` and `list(logs)` work as for a dict. After a fork, a
+    `LogDir` of mode "a" is closed in the child: the parent holds the lock. The child opens the directory
+    again after the parent has closed it.
 
     Attributes:
         paths: Its directories.
@@ -126,21 +126,27 @@ class LogDir(Handle):
 
     @property
     def set_aside(self) -> list[tuple[str, SetAside]]:
-        """Partition directories that are not served, each with its log directory: `-stray` ones, which a
-        broker set aside, and `-future` ones, which are unfinished copies."""
+        """Partition directories that are not served, each with its log directory.
+
+        A broker set `-stray` ones aside; `-future` ones are unfinished copies.
+        """
         self.dirs.require_open()
         return [(home.path, one) for home in self.dirs.directories for one in home.set_aside()]
 
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
-        """What opening repaired, a `DirRecovery` for each directory. Partitions are recovered at their first
-        use. In mode "r" nothing is repaired, and `clean` is None."""
+        """What opening repaired, a `DirRecovery` for each directory.
+
+        Partitions are recovered at their first use. In mode "r" nothing is repaired, and `clean` is None.
+        """
         return tuple(directory.recovery for directory in self.dirs.directories)
 
     @property
     def offline(self) -> dict[str, LastwordError]:
-        """Directories that failed, by path, with the reason. Their partitions raise OfflineError; the other
-        directories serve."""
+        """Directories that failed, by path, with the reason.
+
+        Their partitions raise OfflineError; the other directories serve.
+        """
         return self.dirs.offline
 
     @property
@@ -157,6 +163,7 @@ class LogDir(Handle):
 
     @cached_property
     def background(self) -> Background:
+        """The scheduler of the background cleaner. For tools; it may change."""
         from lastword.api.cleaner import Background
 
         background = Background(self.dirs)
@@ -632,8 +639,9 @@ class LogDir(Handle):
         )
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its records. Its files are removed after `file.delete.delay.ms`, or at
-        closing.
+        """Delete a topic with all its records.
+
+        Its files are removed after `file.delete.delay.ms`, or at closing.
 
         Raises:
             OfflineError: One of its partitions is in a directory that is offline. Nothing was removed.
@@ -673,8 +681,10 @@ class LogDir(Handle):
         self.dirs.dir_set.write_list()
 
     def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
-        """Change settings in lastword.toml, of one topic or (None) of all; a value of None resets a setting.
-        The change applies immediately."""
+        """Change settings in lastword.toml, of one topic or (None) of all.
+
+        A value of None resets a setting. The change applies immediately.
+        """
         self.dirs.set_config(topic, config)
 
     # -------------------------------------------------------------- verbs
@@ -688,8 +698,10 @@ class LogDir(Handle):
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
     ) -> list[Plan]:
-        """Return what `clean` with these arguments and `expire` would do now, and why: a `Plan` for each
-        partition, and one more with the action `delete` where retention would remove something.
+        """Return what `clean` with these arguments and `expire` would do now, and why.
+
+        The result has a `Plan` for each partition, and one more with the action `delete` where retention
+        would remove segments.
 
         Raises:
             PartialFailure: Partitions are damaged. It is raised at the end, with the plans of the others in
@@ -741,10 +753,9 @@ class LogDir(Handle):
         *,
         stop: Callable[[], bool] | None = None,
     ) -> list[Deletion]:
-        """Apply retention by time, size and log start now, as far as `cleanup.policy` allows. Return a
-        `Deletion` for each partition that lost segments.
+        """Apply retention by time, size and log start now, as far as `cleanup.policy` allows.
 
-        A quarantine of the cleaner does not prevent retention.
+        Returns a `Deletion` for each partition that lost segments. A quarantine does not prevent retention.
 
         Args:
             topic: None: every topic.
@@ -817,10 +828,10 @@ class LogDir(Handle):
     def explain(
         self, topic: str | None = None, partition: int | None = None, *, key: Any = None
     ) -> Explanation:
-        """Explain why a partition is or is not due. With `key`, explain which rule keeps or frees each record
-        of the key.
+        """Explain why a partition is or is not due.
 
-        Takes no lock and changes nothing.
+        With `key`, explain which rule keeps or frees each record of the key. Takes no lock and changes
+        nothing.
 
         Args:
             topic: None: the only one.

@@ -203,8 +203,11 @@ class OpenDirs(Handle):
         return self.log_dir(topic, partition).view(topic, partition)
 
     def views(self, topic: str) -> Mapping[int, PartitionView]:
-        """Return the views of all partitions of a topic. Each is made at its first use, so a partition in an
-        offline directory does not stop the reads of the others."""
+        """Return the views of all partitions of a topic.
+
+        Each is made at its first use, so a partition in an offline directory does not stop reads of the
+        others.
+        """
         return _Views(topic, self.partitions(topic))
 
     def checked_view(self, topic: str, partition: int) -> PartitionView:
@@ -269,8 +272,10 @@ class OpenDirs(Handle):
 
     @property
     def settings_file(self) -> str:
-        """The path of the lastword.toml that all directories share: in the first that has one, else in the
-        first."""
+        """The path of the lastword.toml that all directories share.
+
+        It is in the first directory that has one, else in the first.
+        """
         candidates = [os.path.join(directory.path, names.SETTINGS) for directory in self.directories]
         return next((path for path in candidates if self.files.exists(path)), candidates[0])
 
@@ -334,7 +339,7 @@ def writers() -> list[OpenDirs]:
 
 
 def _warn_of_open() -> None:
-    """Name what was left open when the process ends: the next opening has to recover it."""
+    """Warn of directories that are open at the end of the process: the next opening has to recover them."""
     for dirs in writers():
         dirs._warn_unclosed()
 
@@ -343,8 +348,11 @@ atexit.register(_warn_of_open)
 
 
 def _close_in_child() -> None:
-    """Close everything in a forked child, which holds no lock: its parent would overwrite what it appends,
-    and closing would write checkpoints of a log that its parent still changes."""
+    """Close everything in a forked child, which holds no lock.
+
+    Its parent would overwrite what the child appends, and closing would write checkpoints of a log that the
+    parent still changes.
+    """
     for dirs in writers():
         dirs._close_after_fork()
     _writers.clear()

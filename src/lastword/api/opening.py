@@ -128,7 +128,7 @@ def open(
 def wait_for_lock(
     attempt: Callable[[], T], seconds: float, clock: Clock, sleep: Callable[[float], None]
 ) -> T:
-    """Return what `attempt` returns. Repeat it while it raises LogDirLockedError, for so many seconds."""
+    """Return the result of `attempt`; repeat it for `seconds` while it raises LogDirLockedError."""
     deadline = clock.monotonic() + seconds
     while True:
         try:
@@ -143,7 +143,7 @@ def wait_for_lock(
 def _directory(
     path: str, mode: Mode, files: Files, clock: Clock, load: Callable[[], Settings]
 ) -> LogDirectory:
-    """Open one. LogDirLockedError names the object of this process that has it open."""
+    """Open one directory. LogDirLockedError names the object of this process that has it open."""
     opens = partial(open_to_append, path) if mode == "a" else partial(LogDirectory.open, path, mode)
     try:
         return opens(files, clock, load)
@@ -165,7 +165,7 @@ def _among(path: str, paths: Sequence[str]) -> bool:
 
 
 def _caller() -> str:
-    """File and line of the first caller outside this package."""
+    """Return file and line of the first caller outside this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "lastword":
         frame = frame.f_back
@@ -193,9 +193,12 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
 
 
 def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:
-    """Return the directories of the setting log.dirs, if it is set. UsageError unless `path` is one of them:
-    the settings file of a copy names the directories that it was copied from. UsageError, too, if it names
-    others and the caller has not `named` it."""
+    """Return the directories of the setting log.dirs, if it is set.
+
+    Raises:
+        UsageError: `path` is none of them (the settings file of a copy names the original directories), or
+            the file names others and the caller has not `named` the file.
+    """
     if not log_dirs:
         return [path]
     relative = [one for one in log_dirs if not os.path.isabs(one)]  # noqa: PTH117  pathlib takes 4 ms to load

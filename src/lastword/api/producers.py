@@ -45,7 +45,7 @@ LogOf = Callable[[int], PartitionLog]
 
 
 class Producers:
-    """The producers of one topic that is open to append."""
+    """The named producers of one topic that is open to append."""
 
     def __init__(self, home: PartitionLog, rng: random.Random) -> None:
         self._journal = Journal(home.files, home.directory, rng)
@@ -54,9 +54,10 @@ class Producers:
 
     @contextmanager
     def call(self, log_of: LogOf, name: str | None, sequence: int | None) -> Iterator[Call | None]:
-        """One call of a producer at a time; None if it was made before, wholly.
+        """Enter a call of a producer, one at a time; yields None if it was completed before.
 
-        UsageError for what is no name or no sequence.
+        Raises:
+            UsageError: An invalid name or sequence.
         """
         name, sequence = check(name, sequence)
         with self._alone(name):
@@ -66,13 +67,13 @@ class Producers:
             yield None if last is not None and sequence <= last else Call(producer, sequence, log_of)
 
     def finish(self, call: Call, log_of: LogOf, *, sync: bool) -> None:
-        """The call is whole: its records are in the log, and durable if `sync`."""
+        """Record that a call is complete: its records are in the log, and durable if `sync`."""
         self._journal.add(call.producer, WholeCall(call.sequence, call.parts()), sync=sync)
         if self._journal.size_bytes > COMPACT_BYTES:
             self._rewrite(log_of)
 
     def last_sequence(self, log_of: LogOf, name: str) -> int | None:
-        """The newest whole call; None if there was none."""
+        """Return the sequence of the newest complete call, or None."""
         if name not in self._journal.producers:
             return None
         with self._alone(name):
@@ -81,7 +82,7 @@ class Producers:
             return producer.last_sequence
 
     def part(self, name: str, sequence: int) -> dict[int, Part] | None:
-        """Where the records of a whole call lie, if it is the last one."""
+        """Return the end positions of a complete call by partition; None unless it is the last one."""
         producer = self._journal.producers.get(name)
         if producer is None or producer.last_sequence != sequence:
             return None
@@ -92,7 +93,7 @@ class Producers:
             return self._busy.setdefault(name, threading.Lock())
 
     def _settle(self, producer: NamedProducer, log_of: LogOf) -> None:
-        """Strike the calls that the log does not hold any more: a power cut, or a truncation, took a part."""
+        """Remove calls whose records are no longer in the log, after a power cut or a truncation."""
         if all(_is_there(producer, log_of(n), part) for n, part in producer.parts.items()):
             return
         for count, call in enumerate(producer.calls):
@@ -109,7 +110,7 @@ class Producers:
 
 
 class Leftover(NamedTuple):
-    """A record of a call that did not come to its end. `number`: the how-manieth of its partition's."""
+    """A record of an incomplete call. `number`: ordinal of the record within its partition."""
 
     number: int
     offset: int
@@ -118,7 +119,7 @@ class Leftover(NamedTuple):
 
 
 class Share:
-    """What one call adds to one partition."""
+    """The records of one call in one partition."""
 
     def __init__(self, producer: NamedProducer, log: PartitionLog, number: int) -> None:
         known = producer.parts.get(number, Part(0, -1))
@@ -137,7 +138,11 @@ class Share:
         self._next: Leftover | None = None
 
     def skips(self, sequence: int, key: bytes | None, value: bytes | None) -> bool:
-        """Is the next record of the call in the log? UsageError if another one is there in its place."""
+        """Return whether the next record of the call is in the log.
+
+        Raises:
+            UsageError: Another record is in its place.
+        """
         if self.written >= self.ahead_to:
             return False
         if self._leftovers is None:
@@ -169,6 +174,7 @@ class Share:
                 yield Leftover(number, record.offset, record.key, record.value)
 
     def append(self, batches: list[Any]) -> list[AppendedBatch]:
+        """Stamp batches with id and sequence of the producer, and append them."""
         stamped = []
         at = self.written
         for batch in batches:
@@ -181,7 +187,7 @@ class Share:
 
 
 class Call:
-    """One call under way; partition by partition."""
+    """A running call of a named producer."""
 
     def __init__(self, producer: NamedProducer, sequence: int, log_of: LogOf) -> None:
         self.producer = producer
@@ -192,32 +198,33 @@ class Call:
         """Records that the call was given so far."""
 
     def turn(self, records: int) -> int:
-        """The turn of the next record, if it has no key; `records` more are seen."""
+        """Return the turn of the next record without a key, and count `records` more records."""
         turn = self.turn_at(self.seen)
         self.seen += records
         return turn
 
     def turn_at(self, number: Any) -> Any:
-        """Whose turn it is at a record of the call: the same when it is repeated, whichever way it is
-        packed."""
+        """Return the turn of a record of the call; it is the same when the call is repeated."""
         return self.sequence % TURNS + number // TURN_RECORDS
 
     def share(self, partition: int) -> Share:
+        """Return the share of a partition."""
         found = self._shares.get(partition)
         if found is None:
             found = self._shares[partition] = Share(self.producer, self._log_of(partition), partition)
         return found
 
     def skips(self, partition: int, key: bytes | None, value: bytes | None) -> bool:
-        """Is this record, the next of the call for its partition, in the log already?"""
+        """Return whether the next record of the call for a partition is in the log already."""
         return self.share(partition).skips(self.sequence, key, value)
 
     def left_over(self, partition: int) -> int:
-        """How many of the next records for that partition may be in the log already."""
+        """Return how many of the next records of a partition may be in the log already."""
         share = self.share(partition)
         return share.ahead_to - share.written
 
     def parts(self) -> dict[int, Part]:
+        """Return the end position in each partition that got records."""
         return {
             number: Part(share.written, share.last_offset)
             for number, share in self._shares.items()
@@ -226,11 +233,12 @@ class Call:
 
     @property
     def partitions(self) -> list[int]:
+        """The partitions that the call has used, sorted."""
         return sorted(self._shares)
 
 
 def check(name: object, sequence: object) -> tuple[str, int]:
-    """Both, if they are a name and a sequence; otherwise UsageError."""
+    """Return name and sequence; UsageError if one is invalid."""
     if name is None:
         raise UsageError(f"sequence={sequence!r} without a producer", remedy='give both: producer="loader"')
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
@@ -244,7 +252,7 @@ def check(name: object, sequence: object) -> tuple[str, int]:
 
 
 def stamp(batch: bytearray, producer_id: int, sequence: int) -> int:
-    """Make a ready batch one of that producer's; returns how many sequences it takes."""
+    """Write id and sequence of a producer into an encoded batch; return the number of sequences it takes."""
     header = read_header(batch, 0, len(batch), "<append>")
     _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, EPOCH, sequence)
     _CRC.pack_into(batch, CRC_AT, google_crc32c.value(bytes(batch[ATTRIBUTES_AT:])))
@@ -252,7 +260,7 @@ def stamp(batch: bytearray, producer_id: int, sequence: int) -> int:
 
 
 def _is_there(producer: NamedProducer, log: PartitionLog, part: Part) -> bool:
-    """Does the log hold that many of the producer's records, or did it once?"""
+    """Return whether the log holds, or held, the records of a part."""
     state = log.producer(producer.producer_id)
     if state is not None and state.batches:
         return ((state.last_sequence + 1 - part.written) & INT32_MAX) < _HALF
@@ -270,7 +278,7 @@ def _is_there(producer: NamedProducer, log: PartitionLog, part: Part) -> bool:
 def find_appended(
     producers: Producers, log_of: LogOf, name: str | None, sequence: int | None, partition: int
 ) -> Appended:
-    """Where the record of a call of one lies; offset -1 if a later call was made since."""
+    """Return the position of the record of a call with one record; offset -1 if a later call was made."""
     parts = producers.part(*check(name, sequence)) or {}
     if len(parts) != 1:
         return Appended(partition, -1, -1)
@@ -288,7 +296,7 @@ _OPENING = threading.Lock()
 
 
 def producers_of(home: PartitionLog, rng: random.Random | None = None) -> Producers:
-    """The producers of the topic whose first partition is `home`: one object for all who append to it."""
+    """Return the producers of the topic whose first partition is `home`: one object for all appenders."""
     with _OPENING:
         found = _OPEN.get(home)
         if found is None:
@@ -297,7 +305,7 @@ def producers_of(home: PartitionLog, rng: random.Random | None = None) -> Produc
 
 
 def last_sequence_seen(views: dict[int, PartitionView], name: str) -> int | None:
-    """The same for a directory that is only looked at: the newest call whose records are all there."""
+    """Return the newest call whose records are all in these views, or None."""
     check(name, 0)
     home = views[min(views)]
     producer = read_journal(home.files, home.directory)[0].get(name)

@@ -44,11 +44,14 @@ Bounds = Bound | Mapping[int, Bound]
 def ranges(
     views: Mapping[int, PartitionView], start: Bounds, end: Bounds, *, committed: bool = True
 ) -> list[Range]:
-    """Return one Range per partition, which computes its offsets again when it is renewed. A partition that a
-    mapping does not name starts at "earliest" and ends at "latest". A committed read ends at the last stable
-    offset, which is also its "latest".
+    """Return one Range for each partition, which computes its offsets again when it is renewed.
 
-    OffsetOutOfRangeError for an offset outside the log; UsageError for what is no place in a log.
+    A partition that a mapping does not name starts at "earliest" and ends at "latest". A committed read ends
+    at the last stable offset, which is also its "latest".
+
+    Raises:
+        OffsetOutOfRangeError: An offset is outside the log.
+        UsageError: A bound is not a position in a log.
     """
     for what, given in (("start", start), ("end", end)):
         if isinstance(given, Mapping):
@@ -70,7 +73,7 @@ def ranges(
 
 
 def _offsets(view: PartitionView, *, start: Any, end: Any, committed: bool) -> tuple[int, int]:
-    """Start and end as offsets of a view."""
+    """Return start and end as offsets of a view."""
     log_end = view.log_end
     latest = min(view.stable_offset, log_end) if committed else log_end
     first = _offset(view, log_end, latest, start, "start")
@@ -114,12 +117,11 @@ NEW_PARTITIONS_SECONDS = 1.0  # a look at the whole directory, so not with every
 
 
 class Follow:
-    """Ranges to read, one after another, without an end or until `timeout` seconds of silence.
+    """Yields ranges to read, without an end, or until `timeout` seconds pass without a record.
 
-    position   per partition the next offset: moved on by the reader, who is also to call `heard` when a range
-               had a record for it
-    added      gives the partitions that have come meanwhile, of those it is told; they are followed too, and
-               `position` gets them. None: only `latest_views`
+    The reader advances `position`, the next offset of each partition, and calls `heard` after a range with
+    records. `added` returns views of partitions that are not in its argument; None: the topic's partitions
+    are fixed.
     """
 
     def __init__(
@@ -143,10 +145,11 @@ class Follow:
         self._stopped = False
 
     def heard(self) -> None:
+        """Note that a range had records: the timeout starts again."""
         self._heard = True
 
     def stop(self) -> None:
-        """End the iteration at its next step, from any thread."""
+        """End the iteration at its next step. May be called from any thread."""
         self._stopped = True
 
     def __iter__(self) -> Iterator[Range]:
@@ -202,7 +205,7 @@ def following(
     committed: bool,
     grows: bool,
 ) -> Callable[[dict[int, int]], Follow]:
-    """Makes the `Follow` of a reader from its position. `grows`: partitions that come later are read too."""
+    """Return a function that makes the `Follow` of a reader. `grows`: also read partitions that are added."""
 
     def ends(number: int) -> tuple[int, int, int]:
         log = dirs.log(topic, number)
@@ -233,7 +236,7 @@ def following(
 
 
 def check_follow(follow: bool, timeout: float | None, end: object, view: str) -> None:
-    """UsageError for what does not go together."""
+    """Raise UsageError for arguments that cannot be combined."""
     if not follow:
         if timeout is not None:
             raise UsageError("timeout= is for follow=True", remedy="a bounded read ends by itself")
@@ -257,10 +260,12 @@ ISOLATIONS = (READ_COMMITTED, "read_uncommitted")
 
 
 def check_view(view: str) -> View:
+    """Return the view; UsageError if it is unknown."""
     return cast("View", _one_of(view, VIEWS, "view"))
 
 
 def check_isolation(isolation: str) -> Isolation:
+    """Return the isolation level; UsageError if it is unknown."""
     return cast("Isolation", _one_of(isolation, ISOLATIONS, "isolation"))
 
 
@@ -275,15 +280,16 @@ def _one_of(given: str, known: tuple[str, ...], what: str) -> str:
 
 
 class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
-    """The records of one `Topic.read`, partition after partition, in the order of offsets.
+    """The records of one `Topic.read`, partition by partition, in the order of offsets.
 
-    position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it,
-                and pass it back as `start=` to go on.
+    Use it from one thread; `close` may be called from another. Nothing is read before the first record is
+    requested. A bounded reader ends at the log end of its start; with `view="latest"` or `"changes"` later, if
+    a cleaning replaced files. A reader that follows continues from there. After any interruption, also Ctrl-C,
+    `position` is the offset after the last record that was returned.
 
-    For use from one thread; `close` may come from another. Reads nothing before it is asked, and ends at the
-    log end that `read` saw; with `view="latest"` or `"changes"` at a later one where a cleaning has been
-    faster. One that follows goes on from there. Whatever stops it, a Ctrl-C too, `position` is behind the
-    last record that it gave out.
+    Attributes:
+        position: The next offset of each partition, also over gaps and past a cleaned tail. Save it, and pass
+            it as `start=` to continue.
     """
 
     def __init__(
@@ -316,10 +322,10 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
         return next(self._records)
 
     def close(self) -> None:
-        """End the read, from any thread: a loop over it ends as if there were no more records.
+        """End the read: a loop over the reader ends as if there were no more records.
 
-        A loop that waits for records with `follow=True` ends within 0.1 s. `position` stays behind the last
-        record that was given out. Nothing needs this: a reader holds nothing that must be given back.
+        May be called from any thread. A loop that waits with `follow=True` ends within 0.1 s. Closing is
+        optional: a reader holds no resources.
         """
         self._records = iter(())
         if self._follow is not None:
@@ -348,7 +354,7 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
             self._done(one)
 
     def _turns(self) -> Iterable[Range]:
-        """What is to be read, in order; a range ends with `_done`."""
+        """Return the ranges to read, in order; each ends with `_done`."""
         return self._ranges if self._follow is None else self._follow
 
     def _done(self, one: Range) -> None:
@@ -363,14 +369,12 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
             yield record
 
     def _split(self, one: Range) -> tuple[Range, Range]:
-        """The first batch of much, and the rest: the first records are there before the kernels are loaded,
-        and who wants no more never loads them.
-        """
+        """Split off the first batch, so that first records are returned before the kernels are loaded."""
         middle = one.start if scan.kernels_loaded() else scan.first_end(one.view, one.start, one.end)
         return Range(one.view, one.start, middle), Range(one.view, middle, one.end)
 
     def _is_bulk(self, one: Range, start: int) -> bool:
-        """Is what is left so much that kernels decode it, and is all of it wanted?"""
+        """Return whether the rest of a range is long enough for the kernels, and all of it is wanted."""
         return (
             start < one.end
             and self._view == "log"
@@ -418,11 +422,11 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
     # -------------------------------------------------------------- Arrow
 
     def arrow(self, batch_bytes: int = 2 << 20) -> pa.RecordBatchReader:
-        """The records that are left, as Arrow batches of about `batch_bytes`.
+        """Return the remaining records as Arrow batches of about `batch_bytes`.
 
-        Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key
-        and value are text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`,
-        else binary as they lie there.
+        Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key and
+        value are text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`, else the
+        stored bytes.
         """
         import pyarrow as pa
 
@@ -465,7 +469,7 @@ def _pieces(records: Iterator[RawRecord], batch_bytes: int) -> Iterator[list[Raw
 
 
 def encoded_keys(keys: Any, serializer: Serializer) -> frozenset[bytes] | None:
-    """`keys=` as bytes. A mapping or text is refused: both iterate, and neither is meant."""
+    """Return `keys=` as bytes. A mapping or text is refused: iterating it is rarely intended."""
     if keys is None:
         return None
     if isinstance(keys, (str, bytes, Mapping)):

@@ -31,13 +31,17 @@ TIMESTAMP_TYPES = {0: "create", 1: "append", -1: "none"}
 class Record(Generic[K, V]):
     """One record.
 
-    topic, partition, offset   where it lies; the offset is permanent
-    timestamp                  milliseconds since 1970, -1 for none
-    timestamp_type             "create" (the writer's), "append" (the log's), or "none" (magic 0 has none)
-    key, value                 decoded; None for null
-    headers                    pairs of str and bytes or None, in order
-    has_key                    False only for a null key (a JSON `null` is a key)
-    is_tombstone               True only for a null value (a JSON `null` is a value)
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset, which is permanent.
+        timestamp: Milliseconds since 1970; -1: none.
+        timestamp_type: "create" (set by the producer), "append" (set by the log), or "none" (magic 0).
+        key: The decoded key; None for null.
+        value: The decoded value; None for null.
+        headers: Pairs of str and bytes or None, in order.
+        has_key: False only for a null key (a JSON `null` is a key).
+        is_tombstone: True only for a null value (a JSON `null` is a value).
     """
 
     topic: str
@@ -53,8 +57,11 @@ class Record(Generic[K, V]):
 
     @property
     def time(self) -> datetime | None:
-        """The timestamp as an aware datetime in UTC; None if there is none. SerializerError after the year
-        9999, which no datetime holds."""
+        """The timestamp as an aware datetime in UTC; None if there is none.
+
+        Raises:
+            SerializerError: The timestamp is after the year 9999.
+        """
         try:
             return None if self.timestamp < 0 else datetime.fromtimestamp(self.timestamp / 1000, UTC)
         except (ValueError, OverflowError, OSError):
@@ -65,7 +72,7 @@ class Record(Generic[K, V]):
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of `lastword read --json`, keys and values as Python objects."""
+        """Return the fields of `lastword read --json`, with key and value as Python objects."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -80,8 +87,7 @@ class Record(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where an acknowledged record lies: partition, offset, and the timestamp it got (milliseconds since
-    1970)."""
+    """Partition, offset and timestamp (milliseconds since 1970) of an acknowledged record."""
 
     partition: int
     offset: int
@@ -91,6 +97,7 @@ class Appended:
         return f"partition {self.partition}, offset {self.offset}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict."""
         return {"partition": self.partition, "offset": self.offset, "timestamp": self.timestamp}
 
 
@@ -99,7 +106,7 @@ HeadersLike = Mapping[str, bytes | None] | Iterable[Header]
 
 
 def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
-    """Headers as given, as pairs; UsageError unless they are str and bytes or None."""
+    """Return headers as pairs; UsageError unless they are str and bytes or None."""
     try:
         given = headers.items() if isinstance(headers, Mapping) else headers
         pairs = tuple(tuple(pair) for pair in given)
@@ -126,7 +133,7 @@ def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
 
 @dataclass(slots=True)
 class _Draft(Generic[K, V]):
-    """The slots of `Record`, in its order, open to be filled."""
+    """The slots of `Record` in its order, mutable."""
 
     topic: str
     partition: int
@@ -148,8 +155,12 @@ def records_of(
     serializers: tuple[Serializer, Serializer],
     position: dict[int, int],
 ) -> Iterator[Record[Any, Any]]:
-    """The records in order, made one by one as they are asked for; `position[partition]` moves behind each
-    before it is given out. Raises SerializerError.
+    """Yield the records of a chunk in order.
+
+    `position[partition]` is moved past each record before the record is yielded.
+
+    Raises:
+        SerializerError: A key or value cannot be decoded.
     """
     from lastword.records.columns import header_tuples, timestamp_types
 
@@ -198,7 +209,7 @@ def records_of(
 
 
 def _used(columns: RecordColumns) -> tuple[int, int]:
-    """Where in the chunk's plain bytes the keys and values lie."""
+    """Return begin and end of the keys and values in the chunk's uncompressed bytes."""
     if not len(columns):
         return 0, 0
     last = int(columns.value_position[-1]) + max(int(columns.value_length[-1]), 0)
@@ -206,11 +217,11 @@ def _used(columns: RecordColumns) -> tuple[int, int]:
 
 
 def _edges(position: Any, length: Any, first: int) -> tuple[list[int], list[int]]:
-    """Begin and end of each span, counted from `first`; a null ends before it begins."""
+    """Return begin and end of each span, counted from `first`; a null ends before it begins."""
     begin = position - first
     return begin.tolist(), (begin + length).tolist()
 
 
 def _decoder(serializer: Serializer) -> Callable[[bytes, str], Any] | None:
-    """None for bytes, which are what they are."""
+    """Return the decoder; None for bytes, which stay as they are."""
     return None if serializer.name == "bytes" else serializer.decode

@@ -92,7 +92,7 @@ def _write(
     complete: bool,
     progress: ProgressLike | bool | None,
 ) -> list[Restored]:
-    """Write the file, of ranges that are held from here on: the rows and the ends are of one moment."""
+    """Write the file from ranges that are held open: rows and end offsets are of one moment."""
     complete_ms = dirs.clock.now_ms() if complete else -1
     chosen = [one.settled() for one in chosen]
     reach = Reach(
@@ -120,7 +120,7 @@ def _write(
 
 
 def _batches(one: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Batches of the newest values, each with the bytes of its keys and values."""
+    """Yield batches of the newest values, each with the bytes of its keys and values."""
     import numpy as np
 
     parts = newest_parts(one, tombstones=False, map_bytes=map_bytes, progress=tell)
@@ -141,7 +141,7 @@ def _batches(one: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple
 
 
 def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> Iterator[str]:
-    """The rows as `lastword read --json` prints them."""
+    """Yield the rows as `lastword read --json` prints them."""
     import pyarrow as pa
 
     columns = [
@@ -167,7 +167,7 @@ def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> 
 
 
 class SnapshotFile:
-    """A restored file as `State` loads it: keys and values as the bytes of their records."""
+    """A restored file that a `State` loads: keys and values as the bytes of their records."""
 
     def __init__(self, dirs: OpenDirs, path: str, schema: TopicSchema) -> None:
         self._files = dirs.files
@@ -180,7 +180,7 @@ class SnapshotFile:
         self.ends: Mapping[int, int] = self._reach.end_offsets
 
     def check(self, ranges: Mapping[int, Range]) -> None:
-        """SnapshotRefusedError if the state would not be what a full restore of these ranges gives."""
+        """Raise SnapshotRefusedError if the state would differ from a full restore of these ranges."""
         reach, dirs, topic = self._reach, self._dirs, self._topic
         if reach.topic != topic:
             self._refuse(f"it holds {reach.topic}, not {topic}")
@@ -217,8 +217,11 @@ class SnapshotFile:
             self._check_age(dirs, topic, number, offset, now_ms)
 
     def _check_age(self, dirs: OpenDirs, topic: str, number: int, offset: int, now_ms: int) -> None:
-        """A broker's cleaner leaves no note of what it drops, but nothing that was appended after the file
-        was made goes before `delete.retention.ms` is over."""
+        """Refuse an old file if a broker has cleaned the log above its end.
+
+        A broker's cleaner does not record which tombstones it removes, but it keeps those that were appended
+        after the file was made for `delete.retention.ms`.
+        """
         cleaned = removal_log.first_dirty(dirs.files, dirs.partitions(topic)[number].directory(topic, number))
         if cleaned <= offset:
             return
@@ -239,8 +242,11 @@ class SnapshotFile:
         )
 
     def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]:
-        """Yield (partition, keys and values) of the rows from `starts` on; CorruptFileError for rows that are
-        none."""
+        """Yield (partition, keys and values) of the rows from `starts` on.
+
+        Raises:
+            CorruptFileError: A row is invalid.
+        """
         if not self._files.is_dir(self._path) and format_of(self._path) == ".jsonl":
             for fields in read_lines(self._files, self._path):
                 number = self._partition(fields.get("partition"))
@@ -268,7 +274,7 @@ class SnapshotFile:
                     yield number, Pairs.of(keys, values)
 
     def _integers(self, batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
-        """A column of whole numbers, none of them null."""
+        """Return a column of integers without nulls."""
         import pyarrow as pa
 
         column = self._column(batch, name)

@@ -31,7 +31,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash of Kafka's Java client, as an unsigned number."""
+    """Return the 32-bit hash of Kafka's Java client, as an unsigned number."""
     length = len(data)
     h = _SEED ^ length
     whole = length & ~3
@@ -46,12 +46,12 @@ def murmur2(data: bytes) -> int:
 
 
 def by_murmur2(key: bytes, partitions: int) -> int:
-    """Java's `toPositive(murmur2(key)) % partitions`: the sign bit is cleared, not negated."""
+    """Return Java's `toPositive(murmur2(key)) % partitions`: the sign bit is cleared, not negated."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def by_crc32(key: bytes, partitions: int) -> int:
-    """librdkafka's `consistent`: the unsigned CRC-32 (zlib's) modulo the number of partitions."""
+    """Return the partition of librdkafka's `consistent`: unsigned CRC-32 (zlib) modulo the partitions."""
     return zlib.crc32(key) % partitions
 
 
@@ -59,7 +59,7 @@ PARTITIONERS: dict[str, Partitioner] = {"murmur2": by_murmur2, "crc32": by_crc32
 
 
 def partitioner_of(given: PartitionerLike) -> tuple[str | None, Partitioner]:
-    """(name or None for a callable, function). UsageError for an unknown name."""
+    """Return (name, function); the name of a callable is None. UsageError for an unknown name."""
     if isinstance(given, str):
         found = PARTITIONERS.get(given)
         if found is None:
@@ -78,7 +78,7 @@ def partitioner_of(given: PartitionerLike) -> tuple[str | None, Partitioner]:
 
 
 def choose(partitioner: Partitioner, key: bytes, partitions: int) -> int:
-    """The partition of `key`, checked: a callable that answers outside 0..partitions-1 is refused."""
+    """Return the partition of `key`; UsageError if a callable returns a number outside 0..partitions-1."""
     if partitions == 1:
         return 0
     chosen = partitioner(key, partitions)
@@ -91,8 +91,7 @@ def choose(partitioner: Partitioner, key: bytes, partitions: int) -> int:
 
 
 def murmur2_partitions(keys: pa.Array, partitions: int) -> np.ndarray:
-    """`by_murmur2` of many keys at once: int64, one of each key of an Arrow binary or string array; -1 where
-    there is none."""
+    """Return `by_murmur2` of each key of an Arrow binary or string array, as int64; -1 for a null."""
     import numpy as np
 
     from lastword import kernels
@@ -144,7 +143,7 @@ class TopicSchema:
         value_serializer: SerializerLike | None = None,
         partitioner: PartitionerLike | None = None,
     ) -> TopicSchema:
-        """Return the schema of a topic. What is not given is as saved with the topic.
+        """Return the schema of a topic. Arguments that are not given are as saved with the topic.
 
         Raises:
             InvalidSettingError: A serializer's name contradicts the saved one.
@@ -167,8 +166,11 @@ class TopicSchema:
 
 
 def _serializer(part: str, given: SerializerLike | None, saved: str | None, topic: str) -> Serializer:
-    """Return the serializer to use. InvalidSettingError for a name that contradicts the saved one, because
-    no other reader could read what it writes."""
+    """Return the serializer to use.
+
+    Raises:
+        InvalidSettingError: The name contradicts the saved one; no other reader could read the records.
+    """
     if given is None:
         return saved_serializer(saved)
     serializer = serializer_of(given)

@@ -51,14 +51,14 @@ _SMALL = {2: struct.Struct(">H"), 4: struct.Struct(">I")}
 
 
 def msgpack_dumps(value: Any) -> bytes:
-    """TypeError for what has no form, ValueError for an int outside 64 bits."""
+    """Encode a value. TypeError for a type without a form, ValueError for an int outside 64 bits."""
     out = bytearray()
     _write_msgpack(out, value, MAX_LEVELS)
     return bytes(out)
 
 
 def msgpack_loads(data: bytes) -> Any:
-    """ValueError unless `data` is one whole value."""
+    """Decode a value; ValueError unless `data` is exactly one value."""
     reader = _MessagePackReader(data)
     value = reader.value(MAX_LEVELS)
     if reader.position != len(data):
@@ -99,8 +99,14 @@ def _write_msgpack(out: bytearray, value: Any, deep: int) -> None:
 
 
 def _msgpack_head(length: int, short: int, shorts: int, long: int, with_byte: bool) -> bytes:
-    """Type and length. `short`, `shorts`: type byte and number of the lengths that fit into it; `long`: type
-    byte of the first longer form.
+    """Return type and length.
+
+    Args:
+        length: The length.
+        short: Type byte of the lengths that fit into it.
+        shorts: Number of these lengths.
+        long: Type byte of the first longer form.
+        with_byte: There is a form with a length of one byte.
     """
     if length < shorts:
         return bytes([short | length])
@@ -193,11 +199,15 @@ T = TypeVar("T")
 
 @runtime_checkable
 class SerializerObject(Protocol):
-    """Anything with both directions, for example the module `orjson`."""
+    """An object with both directions, for example the module `orjson`."""
 
-    def dumps(self, value: Any, /) -> bytes: ...
+    def dumps(self, value: Any, /) -> bytes:
+        """Encode a value."""
+        ...
 
-    def loads(self, data: bytes, /) -> Any: ...
+    def loads(self, data: bytes, /) -> Any:
+        """Decode a value."""
+        ...
 
 
 # What a type checker knows of a name: the Python type of what it reads and writes.
@@ -215,7 +225,7 @@ SerializerLike = str | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | S
 class Serializer:
     """Both directions under one name; `name` is None for callables, which cannot be saved.
 
-    `saved`: it was saved with the topic, not given by the caller; for messages.
+    `saved`: the serializer was saved with the topic, not given by the caller; for messages.
     """
 
     name: str | None
@@ -224,8 +234,7 @@ class Serializer:
     saved: bool = False
 
     def encode(self, value: Any, what: str) -> bytes:
-        """Bytes of `value`; `what` ("key", "value") goes into the SerializerError, the value itself does
-        not."""
+        """Encode a value. SerializerError names `what` ("key", "value"), but not the value itself."""
         try:
             data = self.dumps(value)
         except SerializerError:
@@ -251,7 +260,7 @@ class Serializer:
         return data
 
     def decode(self, data: bytes, what: str) -> Any:
-        """The value that `data` stands for; SerializerError names `what` and the serializer."""
+        """Decode a value; SerializerError names `what` and the serializer."""
         try:
             return self.loads(data)
         except Exception as error:
@@ -265,14 +274,16 @@ class Serializer:
 
 
 def _fitting(value: Any) -> str:
-    """The name of a serializer that takes values like this one."""
+    """Return the name of a serializer that accepts values like this one."""
     kinds = {str: "str", bytes: "bytes", int: "int64", float: "float64"}
     return kinds.get(type(value), "json")
 
 
 def _reason(error: Exception) -> str:
-    """The kind of failure without its text: messages of codecs quote the data, and logs hold no keys or
-    values."""
+    """Return the kind of failure without its text.
+
+    Messages of codecs quote the data, and errors must not contain keys or values.
+    """
     if isinstance(error, UnicodeError):
         return "not UTF-8"
     if isinstance(error, struct.error):
@@ -333,18 +344,18 @@ SERIALIZERS: dict[str, Serializer] = {
 
 
 def saved_serializer(name: str | None) -> Serializer:
-    """The serializer that was saved with a topic; "bytes" if none was."""
+    """Return the serializer that was saved with a topic; "bytes" if none was."""
     serializer = serializer_of(name or "bytes")
     return serializer if name is None else replace(serializer, saved=True)
 
 
 def contradicts(saved: str | None, given: object) -> bool:
-    """Is `given` the name of another form than the one saved with the topic? Every form is bytes."""
+    """Return whether `given` names another form than the saved one. "bytes" fits every form."""
     return isinstance(given, str) and saved not in (None, "bytes", given)
 
 
 def serializer_of(given: SerializerLike | Serializer) -> Serializer:
-    """The Serializer for a name, a pair or an object with dumps and loads. UsageError for anything else."""
+    """Return the Serializer for a name, a pair, or an object with dumps and loads; else UsageError."""
     if isinstance(given, Serializer):
         return given
     if isinstance(given, str):
@@ -367,7 +378,7 @@ def serializer_of(given: SerializerLike | Serializer) -> Serializer:
 
 
 def bytes_json(data: bytes | None) -> Any:
-    """A string if it is UTF-8, else the base64 form; None stays null."""
+    """Return a string if the data is UTF-8, else the base64 form; None stays null."""
     if data is None:
         return None
     try:
@@ -377,8 +388,11 @@ def bytes_json(data: bytes | None) -> Any:
 
 
 def field_json(data: bytes | None, serializer: str | None) -> Any:
-    """A key or value as JSON: of a `json`, `msgpack`, `int32`, `int64` or `float64` topic as itself, if its
-    bytes say exactly that."""
+    """Return a key or value as JSON.
+
+    A `json`, `msgpack`, `int32`, `int64` or `float64` value is returned as itself, if encoding it gives the
+    same bytes.
+    """
     if data is None or serializer in (None, "bytes", "str"):
         return bytes_json(data)
     chosen = SERIALIZERS[serializer]
@@ -393,7 +407,12 @@ def field_json(data: bytes | None, serializer: str | None) -> Any:
 
 
 def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
-    """The inverse of `field_json`. UsageError or SerializerError for what the topic cannot take."""
+    """Return the bytes of a field; the inverse of `field_json`.
+
+    Raises:
+        UsageError: The field is not valid for the topic.
+        SerializerError: The serializer refuses the value.
+    """
     if value is None:
         return None
     if is_base64_form(value):
@@ -414,4 +433,5 @@ def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
 
 
 def is_base64_form(value: Any) -> bool:
+    """Return whether a value is `{"base64": "..."}`."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get("base64"), str)

@@ -148,7 +148,7 @@ class Topic(Handle, Generic[K, V]):
         level: str,
         began: float,
     ) -> Appended:
-        """`append` of a producer."""
+        """Append one record of a named producer."""
         from lastword.api import producers
 
         with self._call(*asked) as call:
@@ -278,7 +278,7 @@ class Topic(Handle, Generic[K, V]):
         return self.dirs.log(self.name, partition)
 
     def _finish(self, call: Call, level: str) -> None:
-        """The call's records are in the log: make them durable if asked, then note the call."""
+        """Make the records of a call durable if required, then record that the call is complete."""
         if level == "disk":
             for number in call.partitions:
                 self._log_of(number).sync()
@@ -380,12 +380,13 @@ class Topic(Handle, Generic[K, V]):
     def describe(
         self, *, quick: bool = False, progress: ProgressLike | bool | None = None
     ) -> list[PartitionInfo]:
-        """Count records and garbage of each partition. Counts are exact: every record is scanned, unless the
-        garbage accounts cover them all.
+        """Count records and garbage of each partition.
+
+        Counts are exact: every record is scanned, unless the garbage index covers them all.
 
         Args:
-            quick: Use the accounts as they are, if there are any: no record is scanned, and `exact` is False
-                if something was appended since.
+            quick: Use the index as it is, if there is one: no record is scanned; `exact` is False if records
+                were appended since.
             progress: True, or a function of `Progress`.
         """
         from lastword.api.counts import describe
@@ -429,8 +430,10 @@ class Topic(Handle, Generic[K, V]):
         return listed(self.dirs, self.name, partition)
 
     def set_config(self, **config: Unpack[TopicKeywords]) -> None:
-        """Change settings of this topic in lastword.toml; None resets a setting to its default. The change
-        applies immediately."""
+        """Change settings of this topic in lastword.toml; None resets a setting to its default.
+
+        The change applies immediately.
+        """
         self.dirs.set_config(self.name, config)
         from lastword.api.batches import Packer
 
@@ -524,8 +527,10 @@ class Topic(Handle, Generic[K, V]):
         return restore(self.dirs, self.name, partition, os.fspath(to), end, progress)
 
     def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
-        """Explain why a partition is or is not due, and which rule keeps each record of `key`; see
-        `LogDir.explain`."""
+        """Explain why a partition is or is not due; see `LogDir.explain`.
+
+        With `key`, explain which rule keeps each record of the key.
+        """
         from lastword.api.inspections import explained
 
         data = None if key is None else self.schema.key.encode(key, "key")

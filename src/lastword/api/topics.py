@@ -88,7 +88,7 @@ def _refuse_contradictions(
     serializers: tuple[SerializerLike | None, SerializerLike | None],
     config: Mapping[str, Any],
 ) -> None:
-    """InvalidSettingError if what is given contradicts a topic that is there. None is not given."""
+    """Raise InvalidSettingError if an argument contradicts an existing topic. None is not given."""
     saved = dirs.settings.topic(name, saved=True)
     problems, remedies = [], []
     count = max(dirs.partitions(name), default=-1) + 1
@@ -119,7 +119,7 @@ def _refuse_contradictions(
 
 
 def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, Any]) -> None:
-    """Partitions go to the directories with the fewest; all have one topic id."""
+    """Create partitions in the directories with the fewest; all have one topic id."""
     partition_numbers(partitions)
     placed = dirs.dir_set.place(partitions)
     own = {os.path.join(home.path, names.SETTINGS): home for home in placed}
@@ -222,7 +222,7 @@ def open_state(
 
 
 def check_keeps_keys(topic: str, config: TopicConfig) -> None:
-    """UsageError if the topic's policy is not one under which a state keeps its keys."""
+    """Raise UsageError if the topic's policy deletes keys of a state, or is unknown."""
     policy = config.cleanup_policy
     retains = config.retention_ms < 0 and config.retention_bytes < 0
     if policy is not None and "compact" in policy and ("delete" not in policy or retains):

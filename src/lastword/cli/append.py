@@ -33,6 +33,7 @@ FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", 
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `append`."""
     command(app, "append", usage="DIR TOPIC [KEY VALUE]", examples=EXAMPLES, changes=True)(append)
 
 

@@ -24,6 +24,7 @@ lastword audit data /backup/data
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `audit`."""
     command(app, "audit", usage="DIR [TOPIC] OTHER", examples=EXAMPLES)(audit)
 
 

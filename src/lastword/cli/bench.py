@@ -33,6 +33,7 @@ SINGLE = 20_000  # records appended one by one
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `bench`."""
     command(app, "bench", usage="[NAME]", examples=EXAMPLES)(bench)
 
 
@@ -47,9 +48,11 @@ class Measured:
 
     @property
     def ratio(self) -> float:
+        """Our speed divided by the rival's."""
         return self.rival_seconds / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields of `--json`."""
         return {
             "workload": self.name,
             "records": self.records,
@@ -81,15 +84,18 @@ class Scratch:
             file.writelines(json.dumps(row) + "\n" for row in self.rows)
 
     def logs(self, mode: Any = "r") -> LogDir:
+        """Open the log."""
         import lastword
 
         return lastword.open(f"{self.path}/logs", mode)
 
     def open_lines(self, mode: str, name: str | None = None) -> Any:
+        """Open the rival's file, or another one."""
         # The rival stands for a user's program, so it writes its file directly.
         return open(name or self.lines, mode)  # noqa: PTH123
 
     def parsed(self) -> Iterator[tuple[str, str]]:
+        """Yield the rows of the rival's file."""
         with self.open_lines("r") as file:
             for line in file:
                 key, value = json.loads(line)

@@ -32,6 +32,7 @@ lastword clean data users -p 0 --retry
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `clean`."""
     command(app, "clean", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(clean)
 
 

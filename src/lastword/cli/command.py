@@ -105,6 +105,7 @@ class Session(Output):
     wait_seconds: float = 0.0  # for the lock
 
     def open(self, target: Target, mode: Literal["r", "a"] = "r", **settings: Any) -> LogDir:
+        """Open the directories of a target; waits for the lock as --wait allows."""
         import lastword
 
         if not PLACE.paths:  # the command line names the first target that is opened
@@ -153,6 +154,7 @@ class Session(Output):
 def session(
     json: bool, quiet: bool, verbose: bool, progress: bool | None, color: str, config: str | None
 ) -> Session:
+    """Return the session for the global options; UsageError for an unknown --color."""
     choices = ("auto", "always", "never")
     if color not in choices:
         near = nearest(color, choices)
@@ -294,9 +296,11 @@ class Help(typer.core.TyperCommand):
     everywhere: frozenset[str] = frozenset()
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line."""
         return [*self.usage.split(), "[options]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, options and global options in sections."""
         arguments: Rows = []
         own: Rows = []
         common: Rows = []
@@ -321,6 +325,7 @@ class Commands(typer.core.TyperGroup):
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands in groups."""
         for title, names in self.groups:
             with formatter.section(title):
                 formatter.write_dl([(name, str(self.commands[name].short_help)) for name in names])

@@ -19,6 +19,7 @@ lastword config data users --unset segment.bytes
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `config`."""
     command(app, "config", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(config)
 
 

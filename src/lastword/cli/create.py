@@ -22,6 +22,7 @@ MANY = 10_000  # more partitions than this take minutes to create, at about 100 
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `create`."""
     command(app, "create", usage="DIR TOPIC", examples=EXAMPLES, changes=True)(create)
 
 

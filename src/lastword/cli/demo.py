@@ -38,6 +38,7 @@ Row = tuple[str, str | None]
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `demo`."""
     command(app, "demo", usage="", examples=EXAMPLES)(demo)
 
 

@@ -19,6 +19,7 @@ lastword drop data events --yes
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `drop`."""
     command(app, "drop", usage="DIR TOPIC", examples=EXAMPLES, changes=True)(drop)
 
 

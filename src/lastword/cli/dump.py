@@ -23,6 +23,7 @@ lastword dump data/recovery-point-offset-checkpoint --json
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `dump`."""
     command(app, "dump", usage="FILE...", examples=EXAMPLES)(dump)
 
 

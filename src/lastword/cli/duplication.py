@@ -26,6 +26,7 @@ lastword duplication data users --exact --by topic
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `duplication`."""
     command(app, "duplication", usage="DIR [TOPIC]", examples=EXAMPLES)(duplication)
 
 

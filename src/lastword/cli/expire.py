@@ -25,6 +25,7 @@ lastword expire data events
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `expire`."""
     command(app, "expire", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(expire)
 
 

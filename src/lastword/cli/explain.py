@@ -28,6 +28,7 @@ WEIGHED = 3  # rejected runs of segments that are shown without -v
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `explain`."""
     command(app, "explain", usage="DIR [TOPIC]", examples=EXAMPLES)(explain)
 
 

@@ -24,6 +24,7 @@ lastword lease data users replica-2 --release
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `lease`."""
     command(app, "lease", usage="DIR TOPIC [NAME]", examples=EXAMPLES)(lease)
 
 

@@ -33,6 +33,7 @@ SORTS = ("name", "size", "garbage")
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `ls`."""
     command(app, "ls", usage="DIR [TOPIC]", examples=EXAMPLES)(ls)
 
 
@@ -181,6 +182,7 @@ class Topic:
 
     @classmethod
     def of(cls, rows: list[PartitionInfo | Uncounted]) -> Topic:
+        """Return the sums over the rows of a topic."""
         counted = [row for row in rows if not isinstance(row, Uncounted)]
         return cls(
             topic=rows[0].topic,
@@ -200,6 +202,7 @@ class Topic:
 
     @property
     def health(self) -> str:
+        """Number of quarantined and damaged partitions, as text; empty if there are none."""
         marks = [(self.quarantined, "quarantined"), (self.uncounted - self.quarantined, "damaged")]
         named = [f"{number} {mark}" for number, mark in marks if number > 0]
         return f" ({', '.join(named)})" if named else ""

@@ -58,6 +58,8 @@ def _names(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
 
 
 class Grouped(Commands):
+    """The commands of lastword in three groups."""
+
     groups = (
         ("Inspect: no lock, no change; works beside a running broker", _names(INSPECT)),
         ("Change: takes the lock (lease does not); --dry-run changes nothing", _names(CHANGE)),

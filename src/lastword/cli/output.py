@@ -35,6 +35,7 @@ def wants_color(color: str, stream: TextIO) -> bool:
 
 
 def painted(text: str, color: str) -> str:
+    """Return text in a colour."""
     return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
 
 
@@ -107,6 +108,7 @@ class Output:
             self.line(text)
 
     def paint(self, text: str, color: str) -> str:
+        """Return text in a colour, if stdout has colours."""
         return painted(text, color) if self.colored else text
 
     # -- messages
@@ -124,6 +126,7 @@ class Output:
             self.say(text)
 
     def warning(self, message: str) -> None:
+        """Write a warning to stderr; not with -q."""
         if self.as_json:
             self._object("warning", {"message": message})
         elif not self.quiet:

@@ -36,6 +36,7 @@ VIEWS = ("log", "latest", "changes")
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `read`."""
     command(app, "read", usage="DIR TOPIC", examples=EXAMPLES)(read)
 
 

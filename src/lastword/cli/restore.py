@@ -24,6 +24,7 @@ lastword restore data users -
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `restore`."""
     command(app, "restore", usage="DIR [TOPIC] OUT", examples=EXAMPLES)(restore)
 
 

@@ -57,10 +57,12 @@ def settle() -> None:
 
 
 def exit_code() -> int:
+    """Return the exit code for the signal."""
     return 128 + (_state.first or signal.SIGINT)
 
 
 def name() -> str:
+    """Return the name of the signal."""
     return signal.Signals(_state.first or signal.SIGINT).name
 
 

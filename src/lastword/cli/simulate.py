@@ -28,6 +28,7 @@ _COLUMNS = ("PARTITION", "SETTINGS", "STRATEGY", "ROUNDS", "READ", "WRITTEN", "P
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `simulate`."""
     command(app, "simulate", usage="DIR [TOPIC]", examples=EXAMPLES)(simulate)
 
 

@@ -1,7 +1,7 @@
-"""Convert keys and values to text on one line, and typed text to keys and values.
+r"""Convert keys and values to text on one line, and typed text to keys and values.
 
-UTF-8 is shown unchanged. Bytes that are not UTF-8, and control characters, are shown as `\\xNN`; other
-invisible characters as `\\uNNNN`; a backslash as `\\\\`. A null value is shown as `<tombstone>`, a null key
+UTF-8 is shown unchanged. Bytes that are not UTF-8, and control characters, are shown as `\xNN`; other
+invisible characters as `\uNNNN`; a backslash as `\\`. A null value is shown as `<tombstone>`, a null key
 as `<no key>`; real data with this spelling gets a leading backslash. `unescape` reverses `escape`, so a key
 can be typed as it is shown. JSON is shown as JSON, with JSON's escapes.
 """
@@ -86,10 +86,12 @@ def json_escaped(text: str) -> str:
 
 
 def key_text(key: bytes | str | None) -> str:
+    """Return a key on one line."""
     return _or_null(key, NO_KEY)
 
 
 def value_text(value: bytes | str | None) -> str:
+    """Return a value on one line."""
     return _or_null(value, TOMBSTONE)
 
 

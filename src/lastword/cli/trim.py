@@ -21,6 +21,7 @@ lastword trim data events -p 0 --before 4000 --yes
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `trim`."""
     command(app, "trim", usage="DIR TOPIC --before OFFSET|TIME", examples=EXAMPLES, changes=True)(trim)
 
 

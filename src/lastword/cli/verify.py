@@ -24,6 +24,7 @@ lastword verify data/users-0 --json
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `verify`."""
     command(app, "verify", usage="DIR [TOPIC]", examples=EXAMPLES)(verify)
 
 

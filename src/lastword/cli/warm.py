@@ -17,6 +17,7 @@ LASTWORD_CACHE_DIR=/opt/lastword-cache lastword warm
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command `warm`."""
     command(app, "warm", usage="", examples=EXAMPLES)(warm)
 
 

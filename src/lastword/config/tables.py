@@ -186,8 +186,10 @@ class TopicConfig:
         return self.cleanup_policy is not None and "delete" in self.cleanup_policy
 
     def source(self, name: str) -> str:
-        """Return the source of a value: `argument`, `environment`, `lastword.toml:9 [topics.users]`,
-        `default`."""
+        """Return the source of a value: `argument`, `environment`, `default`, or a line of the file.
+
+        A line is shown as `lastword.toml:9 [topics.users]`.
+        """
         return self.sources.get(name.replace("_", "."), "default")
 
     def contradictions(self) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
-"""The frame of small private files: a line with kind, version and checksum, then a JSON object.
+r"""The frame of small private files: a line with kind, version and checksum, then a JSON object.
 
 ```
-lastword <kind> <version> <CRC-32C, 8 hex digits>\\n
-{"position": 120, ...}\\n
+lastword <kind> <version> <CRC-32C, 8 hex digits>\n
+{"position": 120, ...}\n
 ```
 
 The checksum covers kind, version and content, so a flipped bit, a cut or a run of zeros is always detected.

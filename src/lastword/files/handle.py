@@ -47,8 +47,13 @@ class Reopenable(Protocol):
     pins: int
     unsynced: bool
 
-    def reopen(self) -> int: ...
-    def sync_before_closing(self) -> None: ...
+    def reopen(self) -> int:
+        """Open the file again and return the descriptor."""
+        ...
+
+    def sync_before_closing(self) -> None:
+        """Sync the file before its descriptor is closed."""
+        ...
 
 
 class Descriptors:
@@ -223,6 +228,7 @@ class OsHandle(Handle):
     # ---- reading
 
     def pread(self, n: int, position: int) -> bytes:
+        """Read `n` bytes from `position`; fewer only at the end of the file."""
         if n < 0 or position < 0:
             raise ValueError(f"pread of {n} bytes at {position}")
         fd = self._acquire("read")
@@ -247,6 +253,7 @@ class OsHandle(Handle):
         return b"".join(parts)
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
+        """Fill a writable buffer from `position`; return the bytes read: fewer only at the file's end."""
         view = memoryview(buffer).cast("B")
         count_read, n = 0, len(view)
         fd = self._acquire("read")
@@ -265,6 +272,7 @@ class OsHandle(Handle):
     # ---- writing
 
     def append(self, data: Buffer) -> int:
+        """Write all of `data` at the end of the file and return the position of its first byte."""
         if self._torn:
             raise StorageError(
                 f"{self.path} has a torn tail that could not be cut back",
@@ -309,6 +317,7 @@ class OsHandle(Handle):
         return DiskFullError.of(os.path.basename(self.path), directory, needed, free_bytes, self.path)
 
     def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data` at `position`."""
         self._root.check()
         fd = self._acquire("write")
         try:
@@ -320,6 +329,7 @@ class OsHandle(Handle):
             self._descriptors.release(self)
 
     def truncate(self, size: int) -> None:
+        """Set the size of the file."""
         self._root.check()
         fd = self._acquire("truncate")
         try:
@@ -332,6 +342,7 @@ class OsHandle(Handle):
         self._torn = False
 
     def start_sync(self, position: int, size: int) -> None:
+        """Start to write these bytes to the drive ahead of an `fsync`."""
         if self._root.failure is None:
             with contextlib.suppress(LastwordError):  # a later fsync reports it
                 fd = self._acquire("sync")
@@ -341,6 +352,7 @@ class OsHandle(Handle):
                     self._descriptors.release(self)
 
     def fsync(self) -> None:
+        """Wait until bytes and size are on the drive."""
         self._root.check()
         fd = self._acquire("sync")
         try:
@@ -350,6 +362,7 @@ class OsHandle(Handle):
             self._descriptors.release(self)
 
     def stat(self) -> FileFacts:
+        """Return the facts of the open file."""
         fd = self._acquire("look at")
         try:
             return facts_of(os.fstat(fd))
@@ -359,6 +372,7 @@ class OsHandle(Handle):
             self._descriptors.release(self)
 
     def close(self) -> None:
+        """Close; a second close does nothing."""
         self._closed = True
         fd = self._descriptors.remove(self)
         if fd >= 0:

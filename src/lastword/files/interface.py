@@ -229,8 +229,10 @@ class Files(ABC):
         self.fsync_dir(os.path.dirname(path) or ".")
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and its content without following links. Durable after `fsync_dir` of the
-        parent."""
+        """Remove a directory and its content without following links.
+
+        Durable after `fsync_dir` of the parent.
+        """
         path = os.fspath(path)
         for name in self.listdir(path):
             child = os.path.join(path, name)

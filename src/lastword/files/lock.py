@@ -144,8 +144,10 @@ class FileLock:
                 os.close(fd)
 
     def drop(self) -> None:
-        """Free the lock of a directory that was not closed. For finalizers: takes no mutex, because the
-        thread may hold one."""
+        """Free the lock of a directory that was not closed.
+
+        For finalizers: takes no mutex, because the thread may hold one.
+        """
         if self._pid == os.getpid():
             fds, self._fds = self._fds, []
             for fd in fds:

@@ -58,8 +58,10 @@ class Scratch:
             raise translate(error, path, "open") from error
 
     def grow(self, size_bytes: int) -> mmap.mmap:
-        """Map at least `size_bytes` bytes; the existing content is kept. Earlier maps stay valid and show the
-        same bytes."""
+        """Map at least `size_bytes` bytes; the existing content is kept.
+
+        Earlier maps stay valid and show the same bytes.
+        """
         try:
             os.posix_fallocate(self._fd, 0, size_bytes)
             return mmap.mmap(self._fd, size_bytes)
@@ -96,6 +98,7 @@ class OsFiles(Files):
     # ---- roots: directories that go offline as a whole
 
     def guard(self, root: Path) -> None:
+        """Take everything below `root` offline together after a failed sync; a second call resets that."""
         path = os.path.realpath(root)
         with self._mutex:
             self._roots[path] = Root(path)
@@ -105,12 +108,15 @@ class OsFiles(Files):
         DIR_OFFLINE.set(0, path)
 
     def offline(self, path: Path) -> StorageError | None:
+        """Return the failed sync that took `path` offline, if any."""
         path = os.fspath(path)
         return self._root(os.path.join(path, ".") if os.path.isdir(path) else path).failure
 
     def _root(self, path: str) -> Root:
-        """Return the root of the directory of `path`. Cached by the directory's name, because resolving
-        links costs a system call per level of the path."""
+        """Return the root of the directory of `path`.
+
+        Cached by the directory's name, because resolving links costs a system call per level of the path.
+        """
         directory = os.path.dirname(path)
         result = self._root_by_directory.get(directory)
         if result is not None:
@@ -153,9 +159,11 @@ class OsFiles(Files):
         return OsHandle(fd, path, self._root(path), self.descriptors, reopen_flags)
 
     def open_read(self, path: Path) -> OsHandle:
+        """Open a file to read."""
         return self._open(os.fspath(path), os.O_RDONLY)
 
     def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> OsHandle:
+        """Open a file to read and write."""
         path = os.fspath(path)
         root = self._root(path)
         flags = os.O_RDWR | os.O_NOFOLLOW  # a link could redirect a write out of the directory
@@ -169,10 +177,12 @@ class OsFiles(Files):
         return self._open(path, flags)
 
     def truncate(self, path: Path, size: int) -> None:
+        """Set the size of a file."""
         with self.open_append(path) as handle:
             handle.truncate(size)
 
     def set_mtime(self, path: Path, ms: int) -> None:
+        """Set the time of a file's last change, in ms since 1970."""
         path = self._check_change(path)
         try:
             os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
@@ -182,12 +192,14 @@ class OsFiles(Files):
     # ---- names
 
     def listdir(self, path: Path) -> list[str]:
+        """List the names in a directory, sorted."""
         try:
             return sorted(self.descriptors.open(lambda: os.listdir(path)))
         except OSError as error:
             raise translate(error, os.fspath(path), "list") from error
 
     def stat(self, path: Path) -> FileFacts | None:
+        """Return the facts of a file or directory; None if it does not exist."""
         try:
             facts = os.lstat(path)
             link = modes.S_ISLNK(facts.st_mode)
@@ -198,9 +210,11 @@ class OsFiles(Files):
             raise translate(error, os.fspath(path), "look at") from error
 
     def is_dir(self, path: Path) -> bool:
+        """Return whether the path is a directory, or a link to one."""
         return os.path.isdir(path)
 
     def is_link(self, path: Path) -> bool:
+        """Return whether the path is a symbolic link."""
         return os.path.islink(path)
 
     def _check_change(self, path: Path) -> str:
@@ -209,6 +223,7 @@ class OsFiles(Files):
         return path
 
     def mkdir(self, path: Path) -> None:
+        """Make a directory."""
         path = self._check_change(path)
         try:
             os.mkdir(path)
@@ -230,6 +245,7 @@ class OsFiles(Files):
             os.close(fd)
 
     def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
         path = self._check_change(path)
         try:
             os.rmdir(path)
@@ -237,6 +253,7 @@ class OsFiles(Files):
             raise translate(error, path, "remove") from error
 
     def rename(self, source: Path, target: Path) -> None:
+        """Rename atomically; replaces a file at `target`."""
         source = self._check_change(source)
         try:
             self.descriptors.open(lambda: owner.assign_moved(source, os.fspath(target), self._log_root))
@@ -247,6 +264,7 @@ class OsFiles(Files):
             raise translate(error, source, f"rename to {os.fspath(target)}:") from error
 
     def unlink(self, path: Path, missing_ok: bool = False) -> None:
+        """Remove a file."""
         path = self._check_change(path)
         try:
             os.unlink(path)
@@ -257,6 +275,7 @@ class OsFiles(Files):
             raise translate(error, path, "remove") from error
 
     def fsync_dir(self, path: Path) -> None:
+        """Wait until the names in a directory are on the drive."""
         path = os.fspath(path)
         root = self._root(os.path.join(path, "."))
         root.check_lock()
@@ -273,6 +292,7 @@ class OsFiles(Files):
     # ---- the drive
 
     def check_owner(self, directory: Path) -> None:
+        """Raise WrongUserError unless new files in `directory` can get their owner."""
         try:
             owner.check(os.fspath(directory))
         except LastwordError:
@@ -281,6 +301,7 @@ class OsFiles(Files):
             raise translate(error, os.fspath(directory), "look at") from error
 
     def lock(self, path: Path) -> FileLock:
+        """Take the exclusive lock of a lock file, which is made if absent."""
         path = os.fspath(path)
         try:
             lock = self.descriptors.open(lambda: FileLock.take(path))
@@ -294,6 +315,7 @@ class OsFiles(Files):
         return lock
 
     def free_bytes(self, path: Path) -> int:
+        """Return the room left for this user on the drive of `path`."""
         try:
             facts = os.statvfs(path)
         except OSError as error:
@@ -301,6 +323,7 @@ class OsFiles(Files):
         return facts.f_bavail * facts.f_frsize
 
     def device(self, path: Path) -> int:
+        """Return a number that is the same for all paths on one drive."""
         try:
             return os.stat(path).st_dev
         except OSError as error:

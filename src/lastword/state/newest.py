@@ -453,8 +453,10 @@ def _resolved(
 
 
 def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_SegmentSlice], int]:
-    """Return the slices to resolve, and the offset from which the range must be replayed (`end` if no batch
-    is cut)."""
+    """Return the slices to resolve, and the offset from which the range must be replayed.
+
+    That offset is `end` if no batch is cut.
+    """
     parts = []
     cut = end
     segments = scan.overlapping(view, start, end)

@@ -118,8 +118,9 @@ def format_of(path: str) -> str:
 
 
 class SnapshotWriter:
-    """Writes a snapshot to a file beside `path` and renames it. A context manager: a block that raises leaves
-    no file.
+    """Writes a snapshot to a file beside `path` and renames it.
+
+    A context manager: a block that raises leaves no file.
 
     Args:
         files: The storage.

@@ -66,26 +66,44 @@ class _Delete(enum.Enum):
 class Coder(Protocol):
     """A serializer, as `api.serializers.Serializer`."""
 
-    def encode(self, value: Any, what: str) -> bytes: ...
-    def decode(self, data: bytes, what: str) -> Any: ...
+    def encode(self, value: Any, what: str) -> bytes:
+        """Encode a value."""
+        ...
+
+    def decode(self, data: bytes, what: str) -> Any:
+        """Decode a value."""
+        ...
 
 
 class AppendResult(Protocol):
+    """Partition and offset of an appended record."""
+
     @property
-    def partition(self) -> int: ...
+    def partition(self) -> int:
+        """The partition."""
+        ...
+
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """The offset."""
+        ...
 
 
 class ByteTopic(Protocol):
     """The topic below a state, with keys and values as bytes."""
 
     @property
-    def name(self) -> str: ...
-    def append(
-        self, key: bytes, value: bytes | None, /, *, headers: tuple[Header, ...] = ()
-    ) -> AppendResult: ...
-    def extend(self, records: Iterable[tuple[bytes, bytes | None]], /) -> int: ...
+    def name(self) -> str:
+        """The name of the topic."""
+        ...
+
+    def append(self, key: bytes, value: bytes | None, /, *, headers: tuple[Header, ...] = ()) -> AppendResult:
+        """Append one record."""
+        ...
+
+    def extend(self, records: Iterable[tuple[bytes, bytes | None]], /) -> int:
+        """Append many records; return their number."""
+        ...
 
 
 @dataclass(slots=True)
@@ -124,9 +142,17 @@ class Snapshot(Protocol):
     """
 
     @property
-    def ends(self) -> Mapping[int, int]: ...
-    def check(self, ranges: Mapping[int, Range]) -> None: ...
-    def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]: ...
+    def ends(self) -> Mapping[int, int]:
+        """The end offset of each partition."""
+        ...
+
+    def check(self, ranges: Mapping[int, Range]) -> None:
+        """Raise an error if a range does not continue the snapshot."""
+        ...
+
+    def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]:
+        """Yield (partition, keys and values) of the records from `starts` on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
