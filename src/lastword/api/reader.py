@@ -283,8 +283,8 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
     """The records of one `Topic.read`, partition by partition, in the order of offsets.
 
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is
-    requested. A bounded reader ends at the log end of its start; with `view="latest"` or `"changes"` later, if
-    a cleaning replaced files. A reader that follows continues from there. After any interruption, also Ctrl-C,
+    requested. A bounded reader ends at the log end of its start; with `view="latest"` or `"changes"` it ends
+    later, if a cleaning replaced files. A reader that follows continues. After any interruption, also Ctrl-C,
     `position` is the offset after the last record that was returned.
 
     Attributes:
