@@ -86,7 +86,7 @@ def test_the_records_of_a_plain_walk(tmp_path: Path, seed: int) -> None:
 def test_what_is_left_out_is_not_looked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = write_log(tmp_path / "a-0", random.Random(4))
     view = PartitionView.load(DirectorySegments(DEFAULT, str(tmp_path / "a-0")))
-    monkeypatch.setattr(lookups, "_find_one", lambda *_: pytest.fail("looked for one by one"))
+    monkeypatch.setattr(lookups, "_find_single", lambda *_: pytest.fail("looked for one by one"))
     every = list(range(view.log_end))
     assert records_at(view, every) == [there.get(offset) for offset in every]
 

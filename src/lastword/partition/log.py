@@ -429,8 +429,8 @@ class PartitionLog(Reads):
             self._find_incomplete_commit()
 
     def _find_incomplete_commit(self) -> None:
-        found = staged_batches.incomplete_commit_offset(self.files, self.directory)
-        self._incomplete_commit_offset = found
+        offset = staged_batches.incomplete_commit_offset(self.files, self.directory)
+        self._incomplete_commit_offset = offset
 
     # -------------------------------------------------------------- roll
 

@@ -1,11 +1,11 @@
-"""Many offsets at once: where they lie, and their records, each batch read and verified once.
+"""Look up many offsets together: their positions, and their records, each batch read and verified once.
 
-The offsets are sorted; the index of each segment says by one search between which of its entries they lie.
-Only those stretches are read, one behind another into one buffer, and decoded by the kernels. An index is not
-believed: an offset counts as looked up when a sound batch covers it, or two neighbours leave it out. What the
-index did not lead to is looked for the slow way, which begins at an entry that was checked.
+The offsets are sorted; one search in the index of each segment finds the entries around them. Only the
+stretches between these entries are read, one after another into one buffer, and decoded by the kernels. An
+index is not trusted: a lookup is complete if a valid batch covers the offset, or two neighbouring batches
+leave it out. Other offsets are searched the slow way, which begins at an entry that was checked.
 
-Loads NumPy and the kernels: imported where many offsets are asked for.
+Loads NumPy and the kernels: imported where many offsets are looked up.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ def records_at(log: Bounded, offsets: Sequence[int] | Int64s) -> list[RawRecord 
     batch that is read is verified: CorruptBatchError.
     """
     wanted, inverse = np.unique(np.asarray(offsets, np.int64), return_inverse=True)
-    found: dict[int, RawRecord] = {}
+    records: dict[int, RawRecord] = {}
     for tries in range(_TRIES + 1):
         try:
-            _find(log, wanted[(wanted >= log.log_start) & (wanted < log.log_end)], found)
+            _find(log, wanted[(wanted >= log.log_start) & (wanted < log.log_end)], records)
             break
         except FileVanishedError:
             if tries == _TRIES:
                 raise
             log.refresh()
-    each = [found.get(offset) for offset in wanted.tolist()]
+    each = [records.get(offset) for offset in wanted.tolist()]
     return [each[number] for number in inverse.tolist()]
 
 
-def _find(log: Readable, wanted: Int64s, found: dict[int, RawRecord]) -> None:
+def _find(log: Readable, wanted: Int64s, records: dict[int, RawRecord]) -> None:
     segments = log.segment_set
     bases = np.array([segment.base_offset for segment in segments], np.int64)
     cuts = [*np.searchsorted(wanted, bases).tolist(), wanted.size]
@@ -93,22 +93,22 @@ def _find(log: Readable, wanted: Int64s, found: dict[int, RawRecord]) -> None:
             bound = segments[number + 1].base_offset if number + 1 < len(segments) else None
             for back in (0, 1) if steps.are_large else (1,):
                 try:
-                    left = _read(segment, steps, left, back, bound, found)
+                    left = _read(segment, steps, left, back, bound, records)
                 except DataError:
-                    break  # `_find_one` raises the error if the damage hits a wanted record
+                    break  # `_find_single` raises the error if the damage hits a wanted record
                 if not left.size:
                     break
         for offset in left.tolist():
-            _find_one(log, offset, found)
+            _find_single(log, offset, records)
 
 
-def _find_one(log: Readable, offset: int, found: dict[int, RawRecord]) -> None:
+def _find_single(log: Readable, offset: int, records: dict[int, RawRecord]) -> None:
     for segment, header, data in read_batches(log, offset, offset + 1):
         check_crc(data, header, segment.file, position=0)
         if not header.control:
             for record in read_records(data, header, segment.file, position=0):
                 if record.offset == offset:
-                    found[offset] = record
+                    records[offset] = record
 
 
 class _Steps:
@@ -161,7 +161,7 @@ def _read(
     wanted: Int64s,
     back: int,
     bound: int | None,
-    found: dict[int, RawRecord],
+    records: dict[int, RawRecord],
 ) -> Int64s:
     """Read the stretches for these offsets and add their records to `found`.
 
@@ -180,7 +180,7 @@ def _read(
     first, last, position = np.concatenate(rows).T
     if bound is not None and last[-1] >= bound:
         return wanted
-    found |= kept
+    records |= kept
     row = np.searchsorted(last, wanted)
     at = np.minimum(row, last.size - 1)
     covered = (row < last.size) & (first[at] <= wanted)
@@ -191,7 +191,7 @@ def _read(
     return wanted[~(covered | between | before | behind)]
 
 
-def _keep(chunk: Chunk, wanted: Int64s, found: dict[int, RawRecord]) -> None:
+def _keep(chunk: Chunk, wanted: Int64s, records: dict[int, RawRecord]) -> None:
     begin, end = np.searchsorted(wanted, (chunk.table[0, fields.BASE_OFFSET], chunk.next_offset)).tolist()
     if begin == end:
         return
@@ -201,4 +201,4 @@ def _keep(chunk: Chunk, wanted: Int64s, found: dict[int, RawRecord]) -> None:
     offsets = wanted[begin:end]
     at = np.minimum(np.searchsorted(columns.offset, offsets), len(columns) - 1)
     for record in raw_records(columns.select(at[columns.offset[at] == offsets]), chunk):
-        found[record.offset] = record
+        records[record.offset] = record

@@ -1,16 +1,17 @@
-"""One moment of a partition: segment files and an end offset that belong together.
+"""One moment of a partition: segments and an end offset that belong together.
 
-The newest value of a key is right only for both: a cleaning removes a record because of a newer one, and
-where that newer one lies above the end of a read, the key would be missing. So a read of newest values
+The newest value of a key is right only for both: a cleaning removes a record because of a newer one. If that
+newer record is above the end of a read, the key would be missing. So a read of newest values
 
-1. opens every file of its range before it decides anything (`PartitionView.held`): an open file stays
+1. pins every segment of its range before it decides anything (`PartitionView.held`): a pinned segment stays
    readable after a cleaning has replaced it;
 2. checks that its end is not below the records that cleanings of these files used (`check_answerable`);
-3. begins again, with other files and with an end that is computed again, when a file was replaced before the
-   first record was given out;
-4. raises ReadOvertakenError when a file is lost after that, which needs more segments than descriptors.
+3. begins again, with other segments and with an end that is computed again, if a segment was replaced before
+   the first record was yielded;
+4. raises ReadOvertakenError if a segment is lost after that: in a directory this needs more segments than
+   descriptors.
 
-A read of all records (`view="log"`) needs none of this: it goes on in the files that are there (`reads`).
+A read of all records (`view="log"`) needs none of this: it continues in the segments of now (`reads`).
 """
 
 from __future__ import annotations

@@ -2,24 +2,24 @@
 
 1. An interrupted swap is finished or undone (`swap.recover`); unpublished rewrites are removed. A segment
    that is too wide for its indexes is split (`split`).
-2. Index files without a log go. A log without an index gets one, also after a clean stop.
+2. Index files without a log are removed. A log without an index gets one, also after a clean stop.
 3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and
-   its indexes are built again. After a clean one only the end of the active segment is read.
-4. Damage. A tail that makes no sense is cut if it lies above everything that is known to be synced
-   (recovery point and synced mark): then a crash explains it, and nothing that was acknowledged at `disk` is
-   in it or behind it. After a clean stop it is cut only where the stop left the log end, with no sound batch
-   behind it.
-   Otherwise it is damage by the drive or by somebody: CorruptBatchError, no log is changed, this partition
-   stays closed. So is a log that ends elsewhere than the clean stop says, or below a current synced mark, or
-   one with a gap above that mark: no checksum covers base offsets. `durability.LogEnd` has the rules.
-5. The log end and the leader epochs are made to agree with what is left.
+   its indexes are rebuilt. After a clean stop only the end of the active segment is read.
+4. Damage. A tail that is no batch is cut if it is above everything that is known to be synced (recovery point
+   and synced mark): then a crash explains it, and nothing that was acknowledged at `disk` is in it or behind
+   it. After a clean stop it is cut only at the log end of that stop, with no valid batch behind it.
+   Otherwise the drive or another program has damaged the log: CorruptBatchError, no log is changed, this
+   partition stays closed. The same holds for a log that does not end where the clean stop left it, or ends
+   below a current synced mark, or has a gap above that mark: no checksum covers base offsets.
+   `durability.LogEnd` has the rules.
+5. The log end and the leader epochs are made to agree with the rest.
 6. The producer state is that of the newest sound snapshot, and of the batches behind it. After a stop that
    was not clean, replay begins below the first segment that was walked, and the transaction indexes of these
-   are built again. Snapshots that tell of more than the log has go, durably, before the log may grow there.
-   No missing snapshot is taken for an empty one.
+   segments are rebuilt. Snapshots above the log end are removed, durably, before the log may grow there. A
+   missing snapshot is never taken for an empty one.
 
-Opening again after a crash in here finds the same and does the same: what is cut was not sound before, and
-nothing later is removed before the cut is made.
+Opening again after a crash in here does the same: the bytes that are cut were not valid before, and nothing
+later is removed before the cut is made.
 """
 
 from __future__ import annotations
@@ -133,21 +133,21 @@ class _Opening:
         damage = Damage(
             files, directory, self.repairs, known=known, parts=parts, index_interval_bytes=interval
         )
-        found = self._find(damage, known)
+        inspections = self._find(damage, known)
         created = not log_bases(files, directory)
-        damage.mend(found)
-        segments = self._segments(found)
+        damage.mend(inspections)
+        segments = self._segments(inspections)
         log_end = segments.active.next_offset
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
         log_start = max(self.log_start, segments[0].base_offset)
         leases.log_found(files, directory, log_end, self.first_dirty)
         self._check_recovery_point(log_end)
-        epochs = self._epochs(found, log_start, log_end)
+        epochs = self._epochs(inspections, log_start, log_end)
         self._mend_synced(log_end, epochs)
         snapshots = Snapshots(files, directory)
         producers = self._producers(
-            snapshots, found, segments, log_end, created, (clock.now_ms(), producer_expiration_ms)
+            snapshots, inspections, segments, log_end, created, (clock.now_ms(), producer_expiration_ms)
         )
         recovery_point = log_end if self.clean else min(self.recovery_point, log_end)
         local = LocalLog(
@@ -178,7 +178,7 @@ class _Opening:
 
     # ---------------------------------------------------------- segments
 
-    def _segments(self, found: dict[int, Inspection]) -> SegmentSet:
+    def _segments(self, inspections: dict[int, Inspection]) -> SegmentSet:
         bases = log_bases(self.files, self.directory)
         if not bases:
             base = self.log_start
@@ -186,7 +186,7 @@ class _Opening:
             bases = [base]
         segments = []
         for base in bases:
-            inspected = found.get(base)
+            inspected = inspections.get(base)
             segments.append(
                 Segment.load(
                     SegmentFiles(self.files, self.directory, base),
@@ -261,12 +261,12 @@ class _Opening:
         mark.lower(log_end)
         mark.close()
 
-    def _epochs(self, found: dict[int, Inspection], log_start: int, log_end: int) -> LeaderEpochs:
+    def _epochs(self, inspections: dict[int, Inspection], log_start: int, log_end: int) -> LeaderEpochs:
         epochs = LeaderEpochs.load(self.files, self.directory)
         epochs.truncate_from_end(log_end + 1)
         epochs.truncate_from_start(log_start)
-        for base in sorted(found):
-            for epoch, start in found[base].epochs:
+        for base in sorted(inspections):
+            for epoch, start in inspections[base].epochs:
                 if epochs.latest is None or epoch > epochs.latest:
                     epochs.assign(epoch, start)
         return epochs
@@ -274,7 +274,7 @@ class _Opening:
     def _producers(
         self,
         store: Snapshots,
-        found: dict[int, Inspection],
+        inspections: dict[int, Inspection],
         segments: SegmentSet,
         log_end: int,
         created: bool,
@@ -287,8 +287,8 @@ class _Opening:
         bases = [segment.base_offset for segment in segments]
         listing = set(self.files.listdir(self.directory))
         indexed = {base for base in bases if names.segment_file(base, names.TXN_INDEX) in listing}
-        rebuild = set(found) | {base for base in indexed if not self._is_sane(base)}
-        barren = {base for base in found if not found[base].producers}
+        rebuild = set(inspections) | {base for base in indexed if not self._is_sane(base)}
+        barren = {base for base in inspections if not inspections[base].producers}
         last = set(bases[-2:]) - set(store.offsets()) - {bases[0]}
         result = replay(
             store,

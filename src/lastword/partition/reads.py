@@ -1,10 +1,10 @@
 """Read a range of offsets over segments that may be replaced meanwhile.
 
-Both ends of a log, the writer's `PartitionLog` and the `PartitionView` without a lock, offer a snapshot of
-segments and a way to list them again. A file that vanished was replaced by one that holds at least the newest
-record of every key at the same offsets, so reading goes on at the offset that was reached: every record that
-survives comes once, in order. Where the log start was raised above that offset meanwhile, or the log was cut
-below the end, records are gone that the reader was to have: that is an OffsetOutOfRangeError, not a gap.
+The writer's `PartitionLog` and the `PartitionView` without a lock both have a snapshot of segments and a way
+to refresh it. A segment that vanished was replaced by one that holds at least the newest record of every key
+at the same offsets. So reading continues at the offset that was reached: every record that survives is
+yielded once, in order. If the log start was raised above that offset meanwhile, or the log was cut below the
+end, records of the range are gone: that is an OffsetOutOfRangeError, not a gap.
 
 For newest values this is not enough: see `moment`.
 """

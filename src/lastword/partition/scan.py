@@ -1,8 +1,8 @@
 """Read the records of a range of offsets, oldest first: the loop under readers, restores and views.
 
-A short range is decoded in plain Python, so that looking at a few records loads no kernel; a long one goes
-through chunks and kernels. Both give the same records. Which files they come from, and what happens when a
-rewrite replaces one of them meanwhile, is the business of `reads`.
+A short range is decoded in plain Python, so that reading a few records loads no kernel; a long range by
+chunks and kernels. Both give the same records. `reads` chooses the segments, and handles those that a rewrite
+replaces meanwhile.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def _columns(
 
     for chunk in read_chunks(view, start, end, outcomes=outcomes):
         READ_BYTES.add(chunk.size_bytes, view.topic)
-        found = decode_columns(chunk)
+        decoded = decode_columns(chunk)
         hidden = outcomes.hidden(chunk) if outcomes is not None else None
         if hidden is not None and hidden.any():
-            found = found.select(~hidden[found.row])
-        if len(found) and (found.offset[0] < start or found.offset[-1] >= end):
-            found = found.select((found.offset >= start) & (found.offset < end))
-        if len(found):
-            yield chunk, found
+            decoded = decoded.select(~hidden[decoded.row])
+        if len(decoded) and (decoded.offset[0] < start or decoded.offset[-1] >= end):
+            decoded = decoded.select((decoded.offset >= start) & (decoded.offset < end))
+        if len(decoded):
+            yield chunk, decoded
         start = max(start, chunk.next_offset)  # a rewrite may put what was read and what was not in one batch
 
 
@@ -149,14 +149,14 @@ def _bulk(
     from lastword.records.columns import raw_records
 
     if keys is None:
-        for chunk, found in _columns(view, start, end, outcomes):
-            yield from raw_records(found, chunk)
+        for chunk, decoded in _columns(view, start, end, outcomes):
+            yield from raw_records(decoded, chunk)
         return
     import numpy as np
 
     lengths = sorted({len(key) for key in keys})
-    for chunk, found in _columns(view, start, end, outcomes):
+    for chunk, decoded in _columns(view, start, end, outcomes):
         # Keys of other lengths need not become Python objects.
-        for record in raw_records(found.select(np.isin(found.key_length, lengths)), chunk):
+        for record in raw_records(decoded.select(np.isin(decoded.key_length, lengths)), chunk):
             if record.key in keys:
                 yield record
