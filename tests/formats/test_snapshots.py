@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
-from lastword.partition import snapshots
+from lastword.partition import cut, snapshots
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
 from lastword.partition.snapshots import Snapshots
+from lastword.segment import names
+from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.recording import RecordingFiles
 from tests.formats.batches import T, abort, control, data
@@ -193,13 +196,16 @@ def test_6W_325_marking_for_deletion_renames(tmp_path: Path) -> None:
     """6W.325: Marking a snapshot for deletion renames it to `.deleted`; if it is gone already, nothing is
     returned.
     """
-    store = store_in(tmp_path, state_at(10))
-    renamed = store.mark_deleted(10)
-    assert renamed is not None
+    store = store_in(tmp_path, state_at(10), state_at(20))
+    (tmp_path / names.segment_file(10, names.LOG)).write_bytes(b"")
+    segment = Segment.load(SegmentFiles(DEFAULT, str(tmp_path), 10))
+    (tmp_path / names.segment_file(10, names.LOG)).unlink()
+    listing = DEFAULT.listdir(str(tmp_path))
+    (renamed,) = cut.set_aside(DEFAULT, str(tmp_path), [segment], listing)
     assert renamed.endswith("00000000000000000010.snapshot.deleted")
     assert Path(renamed).exists()
-    assert store.offsets() == []
-    assert store.mark_deleted(10) is None
+    assert store.offsets() == [20]
+    assert cut.set_aside(DEFAULT, str(tmp_path), [segment], DEFAULT.listdir(str(tmp_path))) == []
 
 
 def test_only_whole_snapshots_of_numbers_count(tmp_path: Path) -> None:

@@ -1,31 +1,29 @@
-"""What a partition remembers of each producer: epoch, last sequences, open transaction. Nothing here opens
-a file.
+"""The state that a partition keeps of each producer: epoch, last sequences, open transaction. Opens no file.
 
-A producer with an id numbers its records: each batch has an epoch and the sequence of its first record;
-sequences lie in 0 … 2^31-1 and wrap to 0. The state of a partition at an offset follows from the batches
+A producer with an id numbers its records: each batch has an epoch and the sequence of its first record.
+Sequences range over 0 … 2^31-1 and wrap to 0. The state of a partition at an offset follows from the batches
 below it, so it is rebuilt by replay (headers and markers are enough) from a snapshot (`snapshots`) or from
 the log start.
 
-Two ways in:
+Two ways to update it:
 
-    leader   pending = state.begin(); pending.add(header, marker) for each batch: checks, may answer
-    "duplicate"
+    leader   pending = state.begin(); pending.add(header, marker) for each batch: checks, may return
+    a duplicate
              ... the bytes are written ...
-             state.apply(pending): now it is so; gives the aborted transactions for the transaction index
-    replay   state.update(header, marker) for each batch that lies in the log: what was accepted once is not
-    judged again
+             state.apply(pending): changes the state; returns the entries for the transaction index
+    replay   state.update(header, marker) for each batch of the log: an accepted batch is not checked again
 
-A leader's rules: an older epoch is fenced; a new epoch starts at sequence 0; a known epoch goes on at the
-last sequence + 1 (at 0 if the producer is known from a marker only); an unknown producer may start
-anywhere. One of the last five batches of a producer sent again is a duplicate: it is answered with the
-offsets it got and never appended again.
+A leader's rules: an older epoch is fenced; a new epoch starts at sequence 0; a known epoch continues at the
+last sequence + 1 (at 0 if the producer is known from a marker only); an unknown producer may start at any
+sequence. If one of the last five batches of a producer is sent again, it is a duplicate: the answer has the
+offsets of the first time, and nothing is appended.
 
-The last stable offset is the first offset of the oldest transaction that is undecided, or decided by a
-marker that lies at or above the high watermark; without one it is the high watermark.
+The last stable offset is the first offset of the oldest transaction that is undecided, or whose marker is at
+or above the high watermark. Without such a transaction it is the high watermark.
 
-An emptied marker (the cleaner leaves one where it is a producer's last trace) has no content; its header
-still tells producer id and epoch, and they are kept, so that an older epoch stays fenced after a rebuild.
-Kafka's replay ignores it.
+An emptied marker (the cleaner leaves one if it is the last trace of a producer) has no content. Its header
+has producer id and epoch, and they are kept, so that an older epoch stays fenced after a rebuild. Kafka's
+replay ignores such a marker.
 """
 
 from __future__ import annotations
@@ -49,27 +47,34 @@ NO_PRODUCER = -1
 NO_SEQUENCE = -1
 NO_EPOCH = -1
 FIRST_NAMED_ID = 1 << 62
+"""Producer ids from here on belong to named producers (`api.producers`); no controller assigns them.
+They never expire, because a named producer may return after years."""
 PRODUCER_EXPIRATION_MS = 86_400_000  # Kafka's default
-"""Producer ids from here on belong to producers with names (`api.producers`); no controller gives them. They
-are never forgotten: whoever named one may come back after years."""
 KEPT_BATCHES = 5
-"""Batches of a producer that are known as duplicates when they come again: Kafka's bound of requests in
+"""Batches of a producer that are recognized when they are repeated: Kafka's bound of requests in
 flight."""
 
 
 def add_sequence(sequence: int, increment: int) -> int:
-    """`sequence + increment`, wrapping from 2^31-1 to 0."""
+    """Return `sequence + increment`, wrapping from 2^31-1 to 0."""
     return (sequence + increment) & INT32_MAX
 
 
 def subtract_sequence(sequence: int, decrement: int) -> int:
-    """`sequence - decrement`, wrapping from 0 to 2^31-1."""
+    """Return `sequence - decrement`, wrapping from 0 to 2^31-1."""
     return (sequence - decrement) & INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class SequencedBatch:
-    """One remembered batch. `offset_delta` is last minus first offset; `timestamp` its maximum, ms."""
+    """A remembered batch of a producer.
+
+    Attributes:
+        last_sequence: Sequence of its last record.
+        last_offset: Offset of its last record.
+        offset_delta: Last minus first offset.
+        timestamp: Largest timestamp, ms.
+    """
 
     last_sequence: int
     last_offset: int
@@ -78,10 +83,12 @@ class SequencedBatch:
 
     @property
     def first_offset(self) -> int:
+        """Offset of the first record."""
         return self.last_offset - self.offset_delta
 
     @property
     def first_sequence(self) -> int:
+        """Sequence of the first record."""
         if self.last_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return subtract_sequence(self.last_sequence, self.offset_delta)
@@ -89,8 +96,12 @@ class SequencedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """One producer id's state. `batches`: the newest of its epoch, oldest first; `transaction_start`: None
-    if none is open."""
+    """The state of one producer id.
+
+    Attributes:
+        batches: The newest batches of its epoch, oldest first.
+        transaction_start: First offset of its open transaction; None if none is open.
+    """
 
     producer_id: int
     epoch: int = NO_EPOCH
@@ -101,14 +112,16 @@ class Producer:
 
     @property
     def last_sequence(self) -> int:
+        """Sequence of its newest record; `NO_SEQUENCE` without a batch."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     @property
     def last_data_offset(self) -> int:
+        """Offset of its newest record; -1 without a batch."""
         return self.batches[-1].last_offset if self.batches else -1
 
     def duplicate_of(self, header: BatchHeader) -> SequencedBatch | None:
-        """The remembered batch that `header` repeats, if any."""
+        """Return the remembered batch that `header` repeats; None if there is none."""
         if header.producer_epoch != self.epoch or header.base_sequence < 0:
             return None
         wanted = (header.base_sequence, header.last_sequence)
@@ -118,7 +131,10 @@ class Producer:
         return None
 
     def is_expired(self, now_ms: int, expiration_ms: int) -> bool:
-        """Idle for that long, and no transaction open; a producer with a name never is."""
+        """Return whether the producer was idle for `expiration_ms` without an open transaction.
+
+        A named producer never expires.
+        """
         return (
             self.transaction_start is None
             and self.producer_id < FIRST_NAMED_ID
@@ -126,7 +142,7 @@ class Producer:
         )
 
     def tells_the_same(self, other: Producer) -> bool:
-        """Would a snapshot hold the same of both?"""
+        """Return whether a snapshot holds the same for both producers."""
         return (
             self.epoch == other.epoch
             and self.coordinator_epoch == other.coordinator_epoch
@@ -136,6 +152,7 @@ class Producer:
         )
 
     def after_data(self, header: BatchHeader) -> Producer:
+        """Return the state after a data batch."""
         delta = header.last_offset - header.base_offset
         batch = SequencedBatch(header.last_sequence, header.last_offset, delta, header.max_timestamp)
         kept = self.batches[1 - KEPT_BATCHES :] if header.producer_epoch == self.epoch else ()
@@ -152,8 +169,10 @@ class Producer:
         )
 
     def after_marker(self, header: BatchHeader, marker: ControlRecord | None) -> Producer:
-        """The state after a marker. An emptied one (None) is known by its header only: it decides no
-        transaction."""
+        """Return the state after a marker.
+
+        An emptied marker (None) has only its header: it decides no transaction.
+        """
         epoch = marker.coordinator_epoch if marker is not None else None
         return Producer(
             self.producer_id,
@@ -166,8 +185,10 @@ class Producer:
 
 
 class PendingAppend:
-    """What one append call is about to change. Checked before the write; nothing of the state changes until
-    `apply`."""
+    """The changes of one append call, checked before the write.
+
+    The state itself changes only in `ProducerState.apply`.
+    """
 
     def __init__(self, known: dict[int, Producer]) -> None:
         self._known = known
@@ -175,11 +196,17 @@ class PendingAppend:
         self.batches: list[tuple[BatchHeader, ControlRecord | None]] = []
 
     def add(self, header: BatchHeader, marker: ControlRecord | None = None) -> SequencedBatch | None:
-        """Checks the next batch of the call, which has its final offsets, by a leader's rules.
+        """Check the next batch of the call by a leader's rules. The batch has its final offsets.
 
-        Returns None if it is to be appended, or the earlier batch that it repeats: then leave it out and
-        answer with that one's offsets. Raises SequenceGapError, ProducerFencedError, CoordinatorFencedError
-        or TransactionStateError.
+        Returns:
+            None if the batch must be appended. Otherwise the earlier batch that it repeats: the caller does
+            not append it, and returns the offsets of the earlier batch.
+
+        Raises:
+            SequenceGapError: A sequence is missing or repeated.
+            ProducerFencedError: A newer epoch has written.
+            CoordinatorFencedError: The marker is of an older coordinator.
+            TransactionStateError: The batch is outside its producer's open transaction.
         """
         producer_id = header.producer_id
         if producer_id != NO_PRODUCER:
@@ -198,13 +225,13 @@ class PendingAppend:
 
 
 class ProducerState:
-    """All producers of one partition, as of `end_offset` (every batch below it is in)."""
+    """All producers of one partition as of `end_offset`: every batch below it is included."""
 
     def __init__(self, end_offset: int = 0, producers: Iterable[Producer] = ()) -> None:
         self.reset(end_offset, producers)
 
     def reset(self, end_offset: int, producers: Iterable[Producer] = ()) -> None:
-        """Starts over: nothing but `producers` is known at `end_offset`."""
+        """Replace the state: only `producers` exist at `end_offset`."""
         self.end_offset = end_offset
         self._producers = {producer.producer_id: producer for producer in producers}
         self._open = OpenTransactions(
@@ -221,29 +248,37 @@ class ProducerState:
 
     @property
     def producers(self) -> list[Producer]:
-        """Every producer, by producer id."""
+        """Every producer, ordered by producer id."""
         return [self._producers[producer_id] for producer_id in sorted(self._producers)]
 
     def get(self, producer_id: int) -> Producer | None:
+        """Return a producer; None if there is no state of it."""
         return self._producers.get(producer_id)
 
-    # ------------------------------------------------------------ batches come in
+    # ------------------------------------------------------------ updates
 
     def begin(self) -> PendingAppend:
-        """A leader's append call begins. One at a time, under the log's lock."""
+        """Begin a leader's append call. One at a time, under the log's lock."""
         return PendingAppend(self._producers)
 
     def apply(self, pending: PendingAppend) -> list[AbortedTransaction]:
-        """The batches of `pending` are in the log now. Returns what the transaction index gets, in order."""
+        """Apply the changes of `pending`, whose batches are in the log now.
+
+        Returns:
+            The entries for the transaction index, in order.
+        """
         entries = [self.update(header, marker) for header, marker in pending.batches]
         return [entry for entry in entries if entry is not None]
 
     def update(self, header: BatchHeader, marker: ControlRecord | None = None) -> AbortedTransaction | None:
-        """One batch that lies in the log, in offset order; `marker`: a control batch's record, None if it
-        was emptied.
+        """Apply one batch of the log, in offset order. Refuses nothing.
 
-        Returns the entry for the transaction index if the batch is a marker that aborts a transaction.
-        Refuses nothing.
+        Args:
+            header: The batch.
+            marker: The record of a control batch; None if it was emptied.
+
+        Returns:
+            The entry for the transaction index if the batch is a marker that aborts a transaction.
         """
         self.end_offset = header.last_offset + 1
         producer_id = header.producer_id
@@ -267,11 +302,10 @@ class ProducerState:
         return self._open.index_entry(completed)
 
     def learn(self, producers: Iterable[Producer]) -> None:
-        """What a sound snapshot says of this offset, met during a replay that began at an older one.
+        """Apply the producers of a valid snapshot that a replay from an older one meets at this offset.
 
-        It saw batches that cleaning has removed since, so where the two differ it is right. What it does not
-        mention stays: a producer that the log has, and an open transaction above all, is never forgotten
-        because a snapshot does not know it.
+        The snapshot includes batches that cleaning has removed since, so it overrides the replayed state. A
+        producer that it lacks stays: the log's producers and open transactions must not be removed.
         """
         for producer in producers:
             known = self._producers.get(producer.producer_id)
@@ -286,30 +320,36 @@ class ProducerState:
         )
 
     def expire(self, now_ms: int, expiration_ms: int) -> list[int]:
-        """Forgets producers idle for `expiration_ms` that have no open transaction; returns their ids."""
+        """Remove producers that were idle for `expiration_ms` without an open transaction.
+
+        Returns:
+            Their ids.
+        """
         gone = [p.producer_id for p in self._producers.values() if p.is_expired(now_ms, expiration_ms)]
         for producer_id in gone:
             del self._producers[producer_id]
         return gone
 
-    # ------------------------------------------------------------ what is decided
+    # ------------------------------------------------------------ transactions
 
     def open_transactions(self) -> dict[int, int]:
-        """Producer id -> first offset of its undecided transaction, oldest first."""
+        """Return producer id -> first offset of its undecided transaction, oldest first."""
         return self._open.first_offsets()
 
     def high_watermark_moved(self, high_watermark: int) -> None:
-        """Transactions whose markers lie below it hold the last stable offset back no longer."""
+        """Release the decided transactions whose markers are below the high watermark."""
         if self._unreplicated:
             self._unreplicated = [done for done in self._unreplicated if done.last_offset >= high_watermark]
 
     def open_since(self) -> int | None:
-        """First offset of the oldest undecided transaction; None if there is none."""
+        """Return the first offset of the oldest undecided transaction; None if there is none."""
         return self._open.oldest()
 
     def first_unstable_offset(self) -> int | None:
-        """First offset of the oldest transaction that is undecided, or whose marker the high watermark has
-        not passed."""
+        """Return the first offset of the oldest unstable transaction; None if there is none.
+
+        Unstable: undecided, or the high watermark has not passed its marker.
+        """
         waiting = [done.first_offset for done in self._unreplicated]
         oldest = self._open.oldest()
         if oldest is not None:
@@ -317,8 +357,10 @@ class ProducerState:
         return min(waiting, default=None)
 
     def last_stable_offset(self, high_watermark: int, log_start: int = 0) -> int:
-        """Where `read_committed` ends: everything below is decided. Never above the high watermark nor
-        below the log start."""
+        """Return the end of a `read_committed` read: every transaction below is decided.
+
+        Never above the high watermark nor below the log start.
+        """
         self.high_watermark_moved(high_watermark)
         unstable = self.first_unstable_offset() if self._unreplicated else self._open.oldest()
         if unstable is None:

@@ -60,7 +60,7 @@ CRC_START = 6
 
 
 def encode(producers: Iterable[Producer]) -> bytes:
-    """The bytes of a snapshot file, entries by producer id."""
+    """Return the bytes of a snapshot file, with the entries ordered by producer id."""
     body = bytearray()
     count = 0
     for producer in sorted(producers, key=lambda producer: producer.producer_id):
@@ -82,8 +82,7 @@ def encode(producers: Iterable[Producer]) -> bytes:
 
 
 def decode(data: bytes, file: str) -> list[Producer]:
-    """The producers of a snapshot file's bytes. Raises CorruptFileError for anything that is not a whole,
-    sound snapshot."""
+    """Return the producers of a snapshot file's bytes. CorruptFileError unless it is whole and valid."""
 
     def bad(text: str, position: int) -> CorruptFileError:
         return CorruptFileError(
@@ -114,7 +113,7 @@ EMPTY_SNAPSHOT = encode(())
 
 
 def write_empty_snapshot(files: Files, directory: str, offset: int) -> None:
-    """For a partition that is just being made: nothing is known at `offset`. Its name is not durable yet."""
+    """Write an empty snapshot at `offset`, for a new partition. Its name is not durable yet."""
     path = os.path.join(directory, names.segment_file(offset, names.SNAPSHOT))
     files.unlink(path, missing_ok=True)
     with files.open_append(path, create=True, exclusive=True) as handle:
@@ -128,18 +127,22 @@ class Snapshots:
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
         self.directory = directory
-        self._current = -1  # the offset of the snapshot last taken or loaded: known to hold what it should
+        self._current = -1  # offset of the snapshot that was last taken or loaded
 
     def path(self, offset: int) -> str:
+        """Return the path of the snapshot at `offset`."""
         return os.path.join(self.directory, names.segment_file(offset, names.SNAPSHOT))
 
     def offsets(self) -> list[int]:
-        """Offsets of all snapshot files, ascending."""
+        """Return the offsets of all snapshot files, ascending."""
         return names.snapshot_offsets(self.files.listdir(self.directory))
 
     def take(self, state: ProducerState) -> bool:
-        """Writes the state at its end offset, durably. False, and nothing done, if that was the last one
-        taken or loaded."""
+        """Write the state at its end offset, durably.
+
+        Returns:
+            False, and nothing written, if that was the last snapshot taken or loaded.
+        """
         path = self.path(state.end_offset)
         if state.end_offset == self._current and self.files.exists(path):
             return False
@@ -147,16 +150,16 @@ class Snapshots:
         return True
 
     def write(self, offset: int, producers: Iterable[Producer]) -> None:
-        """Makes the snapshot at `offset` hold `producers`, durably."""
+        """Replace the snapshot at `offset` by one with `producers`, durably."""
         self.files.write_atomic(self.path(offset), encode(producers))
         self._current = offset
 
     def is_current(self, offset: int) -> None:
-        """The snapshot at `offset` is sound and tells what the caller's state is."""
+        """Note that the snapshot at `offset` is valid and equals the caller's state."""
         self._current = offset
 
     def read(self, offset: int) -> list[Producer]:
-        """Raises CorruptFileError; StorageError if there is none."""
+        """Return the producers at `offset`. CorruptFileError if damaged; StorageError if there is none."""
         path = self.path(offset)
         return decode(self.files.read_bytes(path), path)
 
@@ -169,12 +172,12 @@ class Snapshots:
         expiration_ms: int,
         remove_damaged: bool = True,
     ) -> ProducerState:
-        """The state of the newest sound snapshot in (log_start, log_end], or an empty one at `log_start`.
+        """Return the state of the newest valid snapshot in (log_start, log_end].
 
-        The caller replays the batches from the state's `end_offset` on. Expired producers without an open
-        transaction are left out. A damaged snapshot is skipped; so is one above the log end, for it tells
-        of batches that were lost. Both are removed unless this only looks (`remove_damaged`): otherwise the
-        log could grow up to one that tells another story.
+        Without one the state is empty, at `log_start`. The caller replays the batches from the state's
+        `end_offset` on. Expired producers without an open transaction are left out. A damaged snapshot is
+        skipped, and so is one above the log end, which includes batches that were lost. `remove_damaged`:
+        both are removed, because the log could grow up to a snapshot of other batches.
         """
         for offset in reversed(self.offsets()):
             if offset <= log_start:
@@ -192,7 +195,7 @@ class Snapshots:
         return ProducerState(log_start)
 
     def remove_outside(self, log_start: int, log_end: int) -> list[int]:
-        """After a truncation: removes those that are not in (log_start, log_end]; their offsets."""
+        """Remove the snapshots outside (log_start, log_end] after a truncation. Return their offsets."""
         gone = [offset for offset in self.offsets() if not log_start < offset <= log_end]
         for offset in gone:
             self.files.unlink(self.path(offset), missing_ok=True)
@@ -201,8 +204,10 @@ class Snapshots:
         return gone
 
     def remove_stray(self, segment_bases: Iterable[int]) -> list[int]:
-        """Removes those that are at no segment's base, except the largest if it lies above all bases (a
-        clean close left it); their offsets."""
+        """Remove the snapshots that are at no segment's base. Return their offsets.
+
+        The largest snapshot stays if it is above all bases: a clean close wrote it.
+        """
         bases = set(segment_bases)
         offsets = self.offsets()
         stray = [offset for offset in offsets if offset not in bases]
@@ -211,15 +216,6 @@ class Snapshots:
         for offset in stray:
             self.files.unlink(self.path(offset), missing_ok=True)
         return stray
-
-    def mark_deleted(self, offset: int) -> str | None:
-        """Renames a snapshot to `.deleted`, as its segment's files are, and returns the new path; None if
-        there is none."""
-        path = self.path(offset)
-        if not self.files.exists(path):
-            return None
-        self.files.rename(path, path + names.DELETED)
-        return path + names.DELETED
 
 
 # ---------------------------------------------------------------- replay
@@ -230,9 +226,15 @@ _TRIES = 100
 
 @dataclass(slots=True)
 class Replayed:
-    """What `replay` found. `aborted`: by base of the segment that holds the marker; `at_bases`: the producers
-    as of a segment's base; `damaged`: offsets of snapshots that are none; `exact`: the snapshot at the log
-    end says all there is to say."""
+    """The result of `replay`.
+
+    Attributes:
+        state: The producer state at the log end.
+        aborted: Aborted transactions, by base offset of the segment that holds the marker.
+        at_bases: The producers as of a segment's base.
+        damaged: Offsets of damaged snapshots.
+        exact: The snapshot at the log end equals the state.
+    """
 
     state: ProducerState
     aborted: dict[int, list[AbortedTransaction]] = field(default_factory=dict)
@@ -251,24 +253,28 @@ def replay(
     bases: Collection[int] = (),
     is_expired: Callable[[Producer], bool] = lambda producer: False,
 ) -> Replayed:
-    """State at `log_end`. Changes nothing on disk.
+    """Compute the producer state at `log_end`. Changes nothing on disk.
 
-    `limit`: replay must begin at or below it, for the sake of `aborted`; None: as late as possible.
-    `barren`: bases of segments known to hold no batch with a producer id; they are not read. `bases`: those
-    whose producers are wanted.
-    `is_expired`: producers of snapshots that are left out.
+    Args:
+        store: The snapshots.
+        segments: The segments of the log.
+        log_end: Next offset of the log.
+        limit: Replay begins at or below it, for a complete `aborted`; None: as late as possible.
+        barren: Base offsets of segments without a batch of a producer. They are not read.
+        bases: Base offsets of segments whose producers are returned.
+        is_expired: Whether to leave out a producer of a snapshot.
     """
     first = segments[0].base_offset if len(segments) else log_end
     offsets = [offset for offset in store.offsets() if first <= offset <= log_end]
-    found = Replayed(ProducerState(first))
+    replayed = Replayed(ProducerState(first))
 
     def producers_at(offset: int) -> list[Producer] | None:
-        if offset in found.damaged:
+        if offset in replayed.damaged:
             return None
         try:
             return [p for p in store.read(offset) if not is_expired(p)]
         except CorruptFileError:
-            found.damaged.append(offset)
+            replayed.damaged.append(offset)
         except StorageError:  # removed since the listing
             pass
         return None
@@ -277,10 +283,10 @@ def replay(
     for offset in reversed([offset for offset in offsets if offset <= start]):
         producers = producers_at(offset)
         if producers is not None:
-            found.state = ProducerState(offset, producers)
-            found.exact = offset == log_end
+            replayed.state = ProducerState(offset, producers)
+            replayed.exact = offset == log_end
             break
-    state = found.state
+    state = replayed.state
     later = [offset for offset in offsets if offset > state.end_offset]
 
     def pass_snapshots(offset: int) -> None:
@@ -292,10 +298,10 @@ def replay(
     for segment in segments.starting_at(state.end_offset) if state.end_offset < log_end else ():
         pass_snapshots(segment.base_offset)
         if segment.base_offset in bases and segment.base_offset >= state.end_offset:
-            found.at_bases[segment.base_offset] = state.producers
+            replayed.at_bases[segment.base_offset] = state.producers
         if segment.base_offset in barren:
             continue
-        aborted = found.aborted.setdefault(segment.base_offset, [])
+        aborted = replayed.aborted.setdefault(segment.base_offset, [])
         for header, marker in producer_batches_between(segment, state.end_offset, log_end):
             pass_snapshots(header.base_offset)
             entry = state.update(header, marker)
@@ -303,10 +309,12 @@ def replay(
                 aborted.append(entry)
     pass_snapshots(log_end)
     state.end_offset = log_end
-    return found
+    return replayed
 
 
-class Readable(Protocol):
+class GrowingLog(Protocol):
+    """The parts of a log view that `Stability` reads."""
+
     @property
     def files(self) -> Files: ...
 
@@ -320,15 +328,16 @@ class Readable(Protocol):
 
 
 class Stability:
-    """The last stable offset of a log that others may be changing. Asked again when it has grown, it reads
-    only what was added.
+    """The last stable offset of a log that others may be changing.
+
+    When the log has grown, only the added part is read.
     """
 
     def __init__(self) -> None:
         self._state: ProducerState | None = None
 
-    def offset(self, log: Readable) -> int:
-        """For the log as it is seen now; it is refreshed if its files vanish."""
+    def offset(self, log: GrowingLog) -> int:
+        """Return the last stable offset of the log as listed. Refreshes the log if its files vanish."""
         for _ in range(_TRIES):
             try:
                 if not len(log.segment_set):
@@ -337,11 +346,11 @@ class Stability:
                 first = self._state.open_since()
                 return log.log_end if first is None else max(first, log.log_start)
             except FileVanishedError:
-                self._state = None  # it may have taken in a part
+                self._state = None  # it may include a part of the change
                 log.refresh()
         raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
 
-    def _at_end(self, log: Readable) -> ProducerState:
+    def _at_end(self, log: GrowingLog) -> ProducerState:
         state = self._state
         if state is None or state.end_offset > log.log_end:
             return replay(Snapshots(log.files, log.directory), log.segment_set, log.log_end).state

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class Fate(IntEnum):
-    """What became of a batch. A data batch outside any transaction is committed."""
+    """The outcome of a batch. A data batch outside any transaction is committed."""
 
     COMMITTED = 0
     ABORTED = 1
@@ -70,7 +70,7 @@ class Fate(IntEnum):
 
 
 class CompletedTransaction(NamedTuple):
-    """A transaction that its marker (at `last_offset`) has decided."""
+    """A transaction that the marker at `last_offset` has decided."""
 
     producer_id: int
     first_offset: int
@@ -81,10 +81,9 @@ class CompletedTransaction(NamedTuple):
 def control_of(
     buffer: Any, header: BatchHeader, file: str, *, position: int | None = None
 ) -> ControlRecord | None:
-    """The control record of a control batch; None for a data batch, and for a marker that the cleaner has
-    emptied.
+    """Return the record of a control batch; None for a data batch or an emptied marker.
 
-    `position`: of the batch in `buffer`, by default that in its file. Raises CorruptBatchError.
+    Raises CorruptBatchError. `position`: of the batch in `buffer`, by default its position in the file.
     """
     if not header.control:
         return None
@@ -94,7 +93,7 @@ def control_of(
 
 
 class OpenTransactions:
-    """Transactions that have begun and are not decided, oldest first. Offsets must come in order."""
+    """Transactions that have begun and are undecided, oldest first. Offsets must rise."""
 
     def __init__(self, first_offsets: dict[int, int] | None = None) -> None:
         """`first_offsets`: producer id -> first offset, for instance of a snapshot, in any order."""
@@ -107,28 +106,26 @@ class OpenTransactions:
         return producer_id in self._first
 
     def first_offsets(self) -> dict[int, int]:
-        """Producer id -> first offset of its open transaction, oldest first."""
+        """Return producer id -> first offset of its open transaction, oldest first."""
         return dict(self._first)
 
     def begin(self, producer_id: int, offset: int) -> None:
-        """Data of a transaction at `offset`; nothing changes if the producer's transaction is open
-        already."""
+        """Begin a transaction at `offset`, unless the producer's transaction is open already."""
         self._first.setdefault(producer_id, offset)
 
     def end(self, producer_id: int, offset: int, marker: ControlRecord) -> CompletedTransaction | None:
-        """A marker at `offset`: the transaction that it decides, or None if it decides none."""
+        """End the transaction that a marker at `offset` decides, and return it; None if it decides none."""
         first = self._first.pop(producer_id, None)
         if first is None:
             return None
         return CompletedTransaction(producer_id, first, offset, marker.type == "abort")
 
     def oldest(self) -> int | None:
-        """First offset of the oldest open transaction."""
+        """Return the first offset of the oldest open transaction; None if there is none."""
         return next(iter(self._first.values()), None)
 
     def index_entry(self, completed: CompletedTransaction) -> AbortedTransaction | None:
-        """What the transaction index gets for a transaction just ended here: nothing unless it was
-        aborted."""
+        """Return the entry for the transaction index of a transaction that just ended; None if committed."""
         if not completed.aborted:
             return None
         oldest = self.oldest()
@@ -139,7 +136,7 @@ class OpenTransactions:
 
 
 class Decisions:
-    """The fate of every batch of a range of a log."""
+    """The outcome of every batch of a range of a log."""
 
     def __init__(
         self,
@@ -148,11 +145,13 @@ class Decisions:
         undecided: dict[int, int] | None = None,
         stable_offset: int | None = None,
     ) -> None:
-        """`aborted`: every entry that touches the range. Then one of:
+        """Index the decisions.
 
-        `undecided`: producer id -> first offset of its open transaction (exact), or `stable_offset`: the
-        log's last stable offset: what is transactional, lies at or above it and is not known as aborted
-        counts as undecided (all that a reader who did not scan can say).
+        Args:
+            aborted: Every entry that overlaps the range.
+            undecided: Producer id -> first offset of its open transaction; exact.
+            stable_offset: The log's last stable offset, if the range was not scanned: a transactional batch
+                at or above it counts as undecided unless it is known as aborted.
         """
         self.aborted = sorted(set(aborted), key=lambda entry: entry.last_offset)
         self.undecided = dict(undecided or {})
@@ -164,6 +163,7 @@ class Decisions:
             lasts.append(entry.last_offset)
 
     def fate(self, header: BatchHeader) -> Fate:
+        """Return the outcome of one batch."""
         if header.control:
             return Fate.CONTROL
         if not header.transactional:
@@ -187,8 +187,10 @@ class Decisions:
         base_offsets: np.ndarray,
         last_offsets: np.ndarray,
     ) -> np.ndarray:
-        """The same for many batches: int64 arrays of one length, such as columns of a Chunk's table; gives
-        uint8 of `Fate`."""
+        """Return the outcomes of many batches as uint8 of `Fate`.
+
+        The arguments are int64 arrays of one length, such as columns of a chunk's table.
+        """
         import numpy as np
 
         fates = np.zeros(len(attributes), np.uint8)
@@ -217,13 +219,14 @@ class Decisions:
 def scan(
     batches: Iterable[tuple[BatchHeader, ControlRecord | None]], *, until: int | None = None
 ) -> Decisions:
-    """Decisions from the batches themselves, in offset order, without any index: one walk over headers and
-    markers.
+    """Compute decisions from batches in offset order, without an index: one walk over headers and markers.
 
-    `batches`: each header, and of a control batch its record (None if it was emptied; see `control_of`).
-    The aborted entries found are those that the transaction indexes hold, if the walk began at or below
-    their transactions. Its `undecided` is exact as of the last batch taken. `until`: take no more once every
-    transaction that began below this offset is decided.
+    The aborted entries are those of the transaction indexes, if the walk began at or below their
+    transactions. `undecided` is exact as of the last batch.
+
+    Args:
+        batches: Each header, and for a control batch its record (None if it was emptied; see `control_of`).
+        until: Stop once every transaction that began below this offset is decided.
     """
     open_transactions = OpenTransactions()
     aborted = []
@@ -247,7 +250,7 @@ class MarkerTracker:
     """One pass of the cleaner over batches in offset order, all below the last stable offset."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction], *, pass_start: int, log_start: int) -> None:
-        """`aborted`: the entries that touch the pass. `pass_start`: the first offset that the pass meets."""
+        """`aborted`: the entries that overlap the pass. `pass_start`: the first offset of the pass."""
         self.decisions = Decisions(aborted)
         self._entries = {(entry.producer_id, entry.last_offset): entry for entry in self.decisions.aborted}
         self._whole = pass_start <= log_start
@@ -255,22 +258,20 @@ class MarkerTracker:
         self._seen_since: dict[int, int] = {}  # producer id -> first batch met of the transaction under way
         self._markers_met: set[int] = set()
         self.kept_entries: list[AbortedTransaction] = []
-        """What the transaction index of the output holds, in order; take and clear it at each segment's
-        end."""
+        """Entries for the transaction index of the output, in order; cleared at each segment's end."""
 
     def data(self, header: BatchHeader) -> bool:
-        """A data batch, even an empty one: True if its transaction was aborted (its records go at once)."""
+        """Note a data batch, even an empty one. True if its transaction was aborted."""
         if not header.transactional:
             return False
         self._seen_since.setdefault(header.producer_id, header.base_offset)
         return self.decisions.fate(header) is Fate.ABORTED
 
     def control(self, header: BatchHeader, marker: ControlRecord | None) -> bool:
-        """A control batch: True if it may go once its delete horizon has passed (or, without one yet, may
-        be given one).
+        """Return whether a control batch may be removed once its delete horizon has passed.
 
-        `marker`: its content, None if it was emptied. Emptied ones may go; control records that are no
-        markers never.
+        A batch without a horizon yet may then be given one. `marker`: its content, None if it was emptied.
+        Emptied markers may be removed; control records that are no markers never.
         """
         if marker is None:
             return True
@@ -299,7 +300,9 @@ KERNEL_BYTES = 8 << 20
 KERNEL_BYTES_LOADED = 256 << 10
 
 
-class Readable(Protocol):
+class ScannedLog(Protocol):
+    """The parts of a log view that `Outcomes` reads."""
+
     @property
     def files(self) -> Files: ...
 
@@ -312,18 +315,19 @@ class Readable(Protocol):
 
 
 class Outcomes:
-    """Of the transactions that touch [start, end) offsets of a log. `end` above the stable offset: what is
-    there and not known as aborted counts as undecided.
+    """The outcomes of transactions that overlap [start, end) offsets of a log.
 
-    `fates` is what `resolve` asks. Every question may raise FileVanishedError, and DataError for damage.
+    With an `end` above the stable offset, batches that are not known as aborted count as undecided. Every
+    method may raise FileVanishedError, and DataError for damage.
     """
 
-    def __init__(self, log: Readable, end: int) -> None:
+    def __init__(self, log: ScannedLog, end: int) -> None:
         self._log = log
         self._end = end
         self._decisions: Decisions | None = None
 
     def fate(self, header: BatchHeader) -> Fate:
+        """Return the outcome of one batch."""
         if header.control:
             return Fate.CONTROL
         if not header.transactional:
@@ -337,45 +341,44 @@ class Outcomes:
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
-        """As `Decisions.fates`."""
+        """Return the outcomes of many batches, as `Decisions.fates` does."""
         data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
         decisions = self._known(int(base_offsets[data][0])) if data.any() else Decisions()
         return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
 
     def hidden(self, chunk: Chunk) -> NDArray[np.bool_] | None:
-        """Which batches of a chunk a committed read leaves out; None: none of those with data."""
+        """Return which batches of a chunk a committed read leaves out; None if no data batch."""
         from lastword.kernels import table as fields
 
         attributes = chunk.table[:, fields.ATTRIBUTES]
         if not (attributes & TRANSACTIONAL_BIT).any():
             return None
         columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
-        found = self.fates(*(chunk.table[:, column] for column in columns))
-        return found != Fate.COMMITTED
+        return self.fates(*(chunk.table[:, column] for column in columns)) != Fate.COMMITTED
 
     def _known(self, offset: int) -> Decisions:
-        """Decisions about batches from `offset` on; asked for in rising order."""
+        """Return decisions about batches from `offset` on. Offsets of calls must rise."""
         if self._decisions is None:
             log = self._log
             segments = log.segment_set.starting_at(offset)
-            found = scan(_special_batches(segments, offset, log.log_end), until=self._end)
+            decisions = scan(_special_batches(segments, offset, log.log_end), until=self._end)
             if not log.is_held:
                 for segment in segments:
                     if segment.base_offset < self._end and not segment.is_in_place:
                         raise FileVanishedError(
                             f"{segment.file} was replaced since it was listed", file=segment.file
                         )
-            self._decisions = found
+            self._decisions = decisions
         return self._decisions
 
 
 def _special_batches(
     segments: tuple[Segment, ...], start: int, end: int
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
-    """Transactional and control batches from the batch that holds `start` on, markers with their content.
+    """Yield transactional and control batches from the batch at `start` on, markers with their content.
 
-    Checksums and the order of offsets are verified: a damaged marker must not decide anything, nor one be
-    missed.
+    Checksums and the order of offsets are verified: a damaged marker must not decide anything, and none may
+    be missed.
     """
     for at, segment in enumerate(segments):
         due = segment.base_offset
