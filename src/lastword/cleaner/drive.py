@@ -188,7 +188,7 @@ class DriveCleaner:
         for tp, partition in self._partitions.items():
             if tp in held or (only is not None and tp not in only):
                 continue
-            view = partition.log_dir.view(*tp)
+            view = partition.view()
             plan = limit_plan(partition, view, now_ms, dead_bytes.get(tp, 0))
             quarantined = quarantine.load(partition.log_dir.files, view.directory)
             if quarantined is not None:
@@ -273,7 +273,7 @@ class InlineExecutor:
     ) -> Iterator[tuple[DrivePartition, Plan]]:
         """Count each plan."""
         for partition, plan, choices in chosen:
-            view = partition.log_dir.view(*partition.tp)
+            view = partition.view()
             with partition.ledgers.of(partition.tp, view) as ledger:
                 yield (
                     partition,

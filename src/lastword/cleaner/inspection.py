@@ -47,11 +47,13 @@ class DrivePartition:
         tp: Topic and number.
         log_dir: The directory that holds it.
         ledgers: The ledgers to use: those of the directory, or for a dry run others.
+        views: Of a dry run: the views that were made, one for all steps.
     """
 
     tp: TopicPartition
     log_dir: LogDirectory
     ledgers: Ledgers
+    views: dict[TopicPartition, PartitionView] | None = None
 
     @classmethod
     def of(cls, tp: TopicPartition, log_dir: LogDirectory) -> DrivePartition:
@@ -63,6 +65,14 @@ class DrivePartition:
         """Return the settings of the topic."""
         return self.log_dir.topic_config(self.tp.topic)
 
+    def view(self) -> PartitionView:
+        """Return a view of the partition; all steps of a dry run use the same one."""
+        if self.views is None:
+            return self.log_dir.view(*self.tp)
+        if self.tp not in self.views:
+            self.views[self.tp] = self.log_dir.view(*self.tp)
+        return self.views[self.tp]
+
     def request(self, strategy: str = "generational", *, due: bool = True) -> Request:
         """Return a request for this partition with the memory that the settings allow."""
         map_bytes = self.log_dir.settings.instance.map_bytes
@@ -72,7 +82,10 @@ class DrivePartition:
 def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]:
     """Return the partitions with ledgers of their own, which are never saved."""
     ledgers = {partition.log_dir.path: partition.log_dir.new_ledgers(saves=False) for partition in partitions}
-    return [replace(partition, ledgers=ledgers[partition.log_dir.path]) for partition in partitions]
+    views: dict[TopicPartition, PartitionView] = {}
+    return [
+        replace(partition, ledgers=ledgers[partition.log_dir.path], views=views) for partition in partitions
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +196,7 @@ def _inspect_partition(
 
 def _log_of(partition: DrivePartition) -> tuple[PartitionLog | PartitionView, int]:
     """Return the log to inspect, of a dry run a view of it, and the known garbage of its closed segments."""
-    view = partition.log_dir.view(*partition.tp)
+    view = partition.view()
     view.check_end()
     stats = partition.ledgers.cached_stats.get(partition.tp)
     dead_bytes = stats.account.dead_bytes if isinstance(stats, CachedStats) else 0

@@ -58,7 +58,7 @@ class LedgerParams:
         """Return the parameters of a partition; advances the drive's time by the bytes appended since."""
         log_dir, tp = partition.log_dir, partition.tp
         time = saved_time(log_dir.files, log_dir.directory(*tp))
-        partition.ledgers.advance(tp, log_dir.view(*tp).segments, time)
+        partition.ledgers.advance(tp, partition.view().segments, time)
         alpha = log_dir.settings.instance.lastword_survivorship_alpha
         return cls(time.write_clock, time.reached, log_dir.path, alpha)
 
