@@ -156,7 +156,7 @@ def test_planted_a_tail_that_is_always_cut(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_planted_a_base_offset_that_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(damage_module.Damage, "_check_end", lambda *given: None)
+    monkeypatch.setattr(damage_module.DamageRepair, "_check_end", lambda *given: None)
     assert any("opening shows" in problem for problem in _found(range(48, 64)))
 
 

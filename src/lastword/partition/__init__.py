@@ -14,7 +14,7 @@ until it is complete.
 Reading. `view.py` shows a partition without a lock, `reads.py` reads ranges of it, `moment.py` reads newest
 values, `lookups.py` single records.
 
-Opening. `open.py` has the rules; `recovery.py`, `damage.py` and `split.py` repair, `durability.py` says where
+Opening. `open.py` has the rules; `recovery.py` and `damage.py` repair, `durability.py` says where
 a log must end, `snapshots.py` computes the producer state (`producer_state.py`).
 
 Beside the log. `leases.py`: positions of readers that hold tombstones back. `named.py`: the journal of

@@ -1,9 +1,9 @@
-"""Kafka's text checkpoints: the format that all of them share, and the leader epochs of a partition.
+r"""Kafka's text checkpoints: the format that all of them share, and the leader epochs of a partition.
 
 ```
 0            version
 2            number of lines that follow
-orders 3 42  fields, separated by blanks; every line ends with \\n
+orders 3 42  fields, separated by blanks; every line ends with \n
 users 0 7
 ```
 

@@ -1,5 +1,6 @@
-"""Damage in the segments of a log that is being opened: which of them are walked to find it, where it may be
-cut, and the cut. `partition.open` has the rules.
+"""Find and repair damage in the segments of a log that is being opened.
+
+`partition.open` has the rules: which segments are read with their checksums, and where a log may be cut.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ SIDE_BY_SIDE_BYTES = 16 << 20
 """Segments that are as large as this on average are walked by several threads."""
 
 
-class Damage:
-    """Of one partition: `find` it, then `mend` it.
+class DamageRepair:
+    """The damage of one partition: `find`, then `mend`.
 
-    known    what the directory says about the log end
-    parts    base offsets of segments that were split just now: they have no indexes yet
-    walked   how many segments had every checksum verified
+    Attributes:
+        walked: The number of segments of which every checksum was verified.
     """
 
     def __init__(
@@ -47,7 +47,11 @@ class Damage:
         self._repairs = repairs
 
     def find(self) -> dict[int, Inspection]:
-        """Walk what must be walked, by base offset. CorruptBatchError for damage that must not be cut."""
+        """Verify the segments that need it, by base offset.
+
+        Raises:
+            CorruptBatchError: Damage that must not be cut.
+        """
         bases = log_bases(self._files, self._directory)
         listing = set(self._files.listdir(self._directory))
         due: list[tuple[int, bool]] = []
@@ -67,14 +71,15 @@ class Damage:
                 due.append((bases[-1], True))
         self.walked += len(due)
         size = sum(self._log_bytes(base) for base, _ in due) if len(due) > 1 else 0
-        found = self._walk_all(due, size)
-        if not self._is_cut(found, bases):
-            self._check_end(found, bases, sound_end)
-        return found
+        inspections = self._walk_all(due, size)
+        if not self._is_cut(inspections, bases):
+            self._check_end(inspections, bases, sound_end)
+        return inspections
 
     def _walk_all(self, due: list[tuple[int, bool]], size: int) -> dict[int, Inspection]:
-        """Large files side by side: the kernels and the reads hold no lock of the interpreter. With small
-        ones threads would only wait for each other.
+        """Verify segments, large ones in parallel: the kernels and the reads release the interpreter's lock.
+
+        With small segments the lock would cost more than the threads gain.
         """
         threads = min(len(due), os.cpu_count() or 1)
         if threads < 2 or size < len(due) * SIDE_BY_SIDE_BYTES or not is_bulk(size):
@@ -82,8 +87,8 @@ class Damage:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(threads) as pool:
-            each = list(pool.map(lambda one: self._walk(one[0], one[1], size), due))
-        return {base: found for (base, _), found in zip(due, each, strict=True)}
+            inspections = list(pool.map(lambda item: self._walk(item[0], item[1], size), due))
+        return {base: inspection for (base, _), inspection in zip(due, inspections, strict=True)}
 
     def _walk(self, base: int, active: bool, of_bytes: int = 0) -> Inspection:
         return inspect(
@@ -97,8 +102,9 @@ class Damage:
         )
 
     def _valid_end(self, base: int) -> int | None:
-        """After a clean stop: where the active segment ends, if it does with a whole sound batch that its
-        indexes agree with; None: it must be walked.
+        """Return the end of the active segment after a clean stop; None if it must be verified.
+
+        It ends with a whole valid batch that its indexes cover.
         """
         from lastword.partition.directory_segments import end_of_valid_part
 
@@ -112,10 +118,10 @@ class Damage:
         position, next_offset = end_of_valid_part(segment)
         return next_offset if position == segment.size else None
 
-    def _is_cut(self, found: dict[int, Inspection], bases: list[int]) -> bool:
-        """Does the first damage end the log? CorruptBatchError if it must not: then nothing is cut."""
+    def _is_cut(self, inspections: dict[int, Inspection], bases: list[int]) -> bool:
+        """Return whether the first damage is a torn tail. CorruptBatchError if it must not be cut."""
         for at, base in enumerate(bases):
-            inspection = found.get(base)
+            inspection = inspections.get(base)
             if inspection is None:
                 continue
             if at + 1 < len(bases) and inspection.next_offset > bases[at + 1]:
@@ -150,12 +156,12 @@ class Damage:
             )
         return False
 
-    def _check_end(self, found: dict[int, Inspection], bases: list[int], sound_end: int | None) -> None:
-        """CorruptBatchError if a sound log ends where it cannot, or has a gap where it cannot."""
+    def _check_end(self, inspections: dict[int, Inspection], bases: list[int], sound_end: int | None) -> None:
+        """Raise CorruptBatchError if a valid log has a wrong end, or a gap where there must be none."""
         if not bases:
             end, file, position = 0, self._directory, 0
         else:
-            inspection = found.get(bases[-1])
+            inspection = inspections.get(bases[-1])
             end = inspection.next_offset if inspection is not None else sound_end or bases[-1]
             segment = Segment.load(SegmentFiles(self._files, self._directory, bases[-1]))
             file, position = segment.file, segment.size
@@ -180,11 +186,14 @@ class Damage:
         facts = self._files.stat(os.path.join(self._directory, names.segment_file(base, names.LOG)))
         return 0 if facts is None else facts.size
 
-    def mend(self, found: dict[int, Inspection]) -> None:
-        """Make the files what the walk found. Segments behind a cut go first, from the end: the log stays
-        whole.
+    def mend(self, inspections: dict[int, Inspection]) -> None:
+        """Repair the files by the result of `find`.
+
+        Segments behind a cut are removed first, from the end, so that the log stays a prefix.
         """
-        damaged = min((base for base, one in found.items() if one.damage is not None), default=None)
+        damaged = min(
+            (base for base, inspection in inspections.items() if inspection.damage is not None), default=None
+        )
         if damaged is not None:
             behind = [b for b in log_bases(self._files, self._directory) if b > damaged]
             if behind:  # closed segments are cut: what grows there may look like them
@@ -192,19 +201,19 @@ class Damage:
             for base in reversed(behind):
                 self._remove_segment(base)
                 self._files.fsync_dir(self._directory)  # or a power cut could keep a segment behind a hole
-                found.pop(base, None)
+                inspections.pop(base, None)
             if behind:  # it is the active one now, whose time index goes on
-                found[damaged] = self._walk(damaged, active=True)
-        for base, one in found.items():
-            done = repair(self._files, one)
+                inspections[damaged] = self._walk(damaged, active=True)
+        for base, inspection in inspections.items():
+            done = repair(self._files, inspection)
             if done.cut_bytes:
-                assert one.damage is not None
+                assert inspection.damage is not None
                 self._repairs.tell(
                     "torn-tail",
                     names.segment_file(base, names.LOG),
-                    f"{done.cut_bytes} bytes cut: {one.damage.text}",
+                    f"{done.cut_bytes} bytes cut: {inspection.damage.text}",
                     cut_bytes=done.cut_bytes,
-                    offset=one.next_offset,
+                    offset=inspection.next_offset,
                 )
             for path in done.rebuilt:
                 self._repairs.tell("index", os.path.basename(path), "built again")

@@ -361,9 +361,8 @@ def _go_on(
 ) -> LeaseFacts:
     """Write the lease, with a check before and after.
 
-    Args:
-        stood: The offset from which on its reader must not have missed anything.
-        stays: The cuts that the lease has met stay as they were.
+    `stood`: the offset from which on its reader must not have missed anything. `stays`: the cuts that the
+    lease has met stay as they were.
     """
     known = removal_log.load(files, directory)
     _check(files, directory, name, stood, before, known, now_ms)

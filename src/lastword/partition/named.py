@@ -1,4 +1,4 @@
-"""Producers with names: `<topic>-<lowest partition>/lastword/producers`, a journal of whole calls.
+r"""The journal of named producers: `<topic>-<lowest partition>/lastword/producers`.
 
 ```
 <CRC-32C of the rest, 8 hex digits> <JSON>\n
@@ -52,7 +52,7 @@ _FIRST_LINE = {"version": VERSION, "name": "", "id": -1}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A producer's share of one partition: records put there in all, and the offset of the last."""
+    """A producer's share of one partition: the number of its records there, and the offset of the last."""
 
     written: int
     last_offset: int
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WholeCall:
-    """A call that came to its end: its sequence, and of each partition that it wrote to the share so far."""
+    """A completed call: its sequence, and the producer's share so far of each partition written to."""
 
     sequence: int
     parts: dict[int, Part]
@@ -68,7 +68,14 @@ class WholeCall:
 
 @dataclass(slots=True)
 class NamedProducer:
-    """`calls`: the whole ones that the journal knows, oldest first. `parts`: the shares after all of them."""
+    """A named producer.
+
+    Attributes:
+        name: The name.
+        producer_id: The id of its batches.
+        calls: The completed calls in the journal, oldest first.
+        parts: The shares after all of these calls, by partition.
+    """
 
     name: str
     producer_id: int
@@ -77,14 +84,16 @@ class NamedProducer:
 
     @property
     def last_sequence(self) -> int | None:
+        """Sequence of the last completed call; None without one."""
         return self.calls[-1].sequence if self.calls else None
 
     def add(self, call: WholeCall) -> None:
+        """Add a completed call."""
         self.calls.append(call)
         self.parts.update(call.parts)
 
     def keep(self, count: int) -> None:
-        """Only the oldest `count` calls hold."""
+        """Keep only the oldest `count` calls."""
         kept, self.calls, self.parts = self.calls[:count], [], {}
         for call in kept:
             self.add(call)
@@ -127,9 +136,10 @@ def read_journal(files: Files, directory: str) -> tuple[dict[str, NamedProducer]
 
 
 def _is_torn(data: bytes, start: int, end: int) -> bool:
-    """Can a crash have left what begins at `start`, where no sound line is? `end`: of that line, -1 without
-    one. One wrong bit leaves no two zero bytes, no zero at the beginning or the end of the file, and does not
-    take the end from a line that is whole.
+    """Return whether a crash can have left the bytes at `start`, where no valid line begins.
+
+    `end`: of that line, -1 without one. One wrong bit leaves no two zero bytes, no zero at the beginning or
+    the end of the file, and does not remove the end of a whole line.
     """
     if end < 0:
         return data[-1] == 0 or not _is_sound(data[start:-1])
@@ -150,11 +160,12 @@ def _damaged(path: str, position: int, text: str) -> CorruptFileError:
 
 
 def journal_path(directory: str) -> str:
+    """Return the path of the journal in a partition's directory."""
     return os.path.join(directory, names.PRIVATE, names.PRODUCERS)
 
 
 class Journal:
-    """The writing side. One per topic that is open to append; safe from any thread."""
+    """The journal of a topic that is open to append. Safe from any thread."""
 
     def __init__(self, files: Files, directory: str, rng: random.Random) -> None:
         self._files = files
@@ -166,7 +177,7 @@ class Journal:
         self.producers, self.size_bytes = read_journal(files, directory)
 
     def name(self, name: str) -> NamedProducer:
-        """The producer of that name; a new one gets its id here, durably."""
+        """Return the producer of that name. A new producer gets its id, durably."""
         known = self.producers.get(name)
         if known is None:
             with self._group_commit.turn():
@@ -182,8 +193,10 @@ class Journal:
         return known
 
     def add(self, producer: NamedProducer, call: WholeCall, *, sync: bool) -> None:
-        """A call came to its end; its records are in the log, and durable if `sync`. Callers that sync at the
-        same time share one fsync."""
+        """Write a completed call, whose records are in the log; durable if `sync`.
+
+        Callers that sync at the same time share one fsync.
+        """
         parts = {str(number): [part.written, part.last_offset] for number, part in call.parts.items()}
         with self._group_commit.turn():
             self._append({"id": producer.producer_id, "sequence": call.sequence, "parts": parts})
@@ -197,8 +210,10 @@ class Journal:
                     self._synced = upto
 
     def rewrite(self) -> None:
-        """Only the newest of what holds; everything that it speaks of must be durable. As a whole or not at
-        all."""
+        """Replace the journal by its newest entries, as a whole or not at all.
+
+        Every record that it names must be durable.
+        """
         with self._group_commit.turn():
             lines = _encode(_FIRST_LINE)
             for producer in self.producers.values():

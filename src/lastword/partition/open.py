@@ -1,7 +1,7 @@
 """Open a partition to write: first repair what a crash left, in Kafka's order, and report damage.
 
 1. An interrupted swap is finished or undone (`swap.recover`); unpublished rewrites are removed. A segment
-   that is too wide for its indexes is split (`split`).
+   that is too wide for its indexes is split (`recovery.split`).
 2. Index files without a log are removed. A log without an index gets one, also after a clean stop.
 3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and
    its indexes are rebuilt. After a clean stop only the end of the active segment is read.
@@ -34,7 +34,7 @@ from lastword.errors import CorruptBatchError, DataError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.checkpoint_file import LeaderEpochs
-from lastword.partition.damage import Damage
+from lastword.partition.damage import DamageRepair
 from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.durability import LogEnd, SyncedMark, read_mark
 from lastword.partition.local_log import LocalLog
@@ -130,7 +130,7 @@ class _Opening:
             read_mark(files, directory),
             names.snapshot_offsets(files.listdir(directory)),
         )
-        damage = Damage(
+        damage = DamageRepair(
             files, directory, self.repairs, known=known, parts=parts, index_interval_bytes=interval
         )
         inspections = self._find(damage, known)
@@ -229,7 +229,7 @@ class _Opening:
 
     # ---------------------------------------------------------- what goes with it
 
-    def _find(self, damage: Damage, known: LogEnd) -> dict[int, Inspection]:
+    def _find(self, damage: DamageRepair, known: LogEnd) -> dict[int, Inspection]:
         """Call `Damage.find`.
 
         If it refuses the log after a clean stop, the mark keeps the log end of that stop: the marker of the

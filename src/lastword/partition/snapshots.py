@@ -316,15 +316,19 @@ class GrowingLog(Protocol):
     """The parts of a log view that `Stability` reads."""
 
     @property
-    def files(self) -> Files: ...
+    def files(self) -> Files:
+        """The storage."""
 
     directory: str
     log_start: int
     log_end: int
 
     @property
-    def segment_set(self) -> SegmentSet: ...
-    def refresh(self) -> None: ...
+    def segment_set(self) -> SegmentSet:
+        """The segments, in order."""
+
+    def refresh(self) -> None:
+        """List the files again."""
 
 
 class Stability:

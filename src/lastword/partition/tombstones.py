@@ -50,7 +50,9 @@ def held_by(facts: TombstoneFacts, now_ms: int, floor: int = NO_FLOOR) -> Any:
     """Return the number of the first reason that keeps a tombstone or marker, `MAY_GO` if none does.
 
     Args:
-        floor: the lowest offset that a reader with a lease has yet to read.
+        facts: The tombstone or marker, or an array of them.
+        now_ms: The current time.
+        floor: The lowest offset that a reader with a lease has yet to read.
     """
     held: Any = MAY_GO
     for reason, holds in (

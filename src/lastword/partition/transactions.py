@@ -304,14 +304,18 @@ class ScannedLog(Protocol):
     """The parts of a log view that `Outcomes` reads."""
 
     @property
-    def files(self) -> Files: ...
+    def files(self) -> Files:
+        """The storage."""
 
     is_held: bool
 
     @property
-    def segment_set(self) -> SegmentSet: ...
+    def segment_set(self) -> SegmentSet:
+        """The segments, in order."""
+
     @property
-    def log_end(self) -> int: ...
+    def log_end(self) -> int:
+        """Next offset of the log."""
 
 
 class Outcomes:
