@@ -308,8 +308,9 @@ class MemorySegments:
         segment = Segment.load(MemorySegment(self, content, self._current), active=True)
         return SegmentAppender.resume(segment, index_interval_bytes=index_interval_bytes)
 
-    def contains(self, base_offset: int) -> bool:
-        return any(one.content.base_offset == base_offset for one in self.now.listed)
+    def stored(self, base_offset: int) -> MemorySegment:
+        contents = [one.content for one in self.now.listed if one.content.base_offset == base_offset]
+        return MemorySegment(self, (contents or [self._content(base_offset)])[0], self._current)
 
     def sync(self, segment: Segment) -> None:
         """Memory needs no sync."""

@@ -122,7 +122,8 @@ class DirectorySegments:
             return False
         if facts.id != (active.id.number, active.size if version.token is None else version.token):
             return False
-        return active.base_offset == version.log_end or not self.contains(version.log_end)
+        following = self.stored(version.log_end).path(names.LOG)
+        return active.base_offset == version.log_end or not self.files.exists(following)
 
     def pin(self, segments: Sequence[Segment]) -> None:
         """As `SegmentStore.pin`: an open file stays readable, if there are enough descriptors."""
@@ -136,7 +137,7 @@ class DirectorySegments:
 
     def create(self, base_offset: int, *, index_interval_bytes: int) -> SegmentAppender:
         """As `SegmentStore.create`."""
-        stored = SegmentFiles(self.files, self.directory, base_offset)
+        stored = self.stored(base_offset)
         return _created(
             stored, lambda: SegmentAppender.create(stored, index_interval_bytes=index_interval_bytes)
         )
@@ -145,7 +146,7 @@ class DirectorySegments:
         self, file: str, batches: Sequence[BatchSpan], *, index_interval_bytes: int
     ) -> SegmentAppender:
         """As `SegmentStore.ingest`: the file is renamed, and must be on the same drive."""
-        stored = SegmentFiles(self.files, self.directory, batches[0].base_offset)
+        stored = self.stored(batches[0].base_offset)
         return _created(
             stored,
             lambda: SegmentAppender.from_file(
@@ -153,9 +154,9 @@ class DirectorySegments:
             ),
         )
 
-    def contains(self, base_offset: int) -> bool:
-        """As `SegmentStore.contains`."""
-        return self.files.exists(SegmentFiles(self.files, self.directory, base_offset).path(names.LOG))
+    def stored(self, base_offset: int) -> SegmentFiles:
+        """As `SegmentStore.stored`."""
+        return SegmentFiles(self.files, self.directory, base_offset)
 
     def sync(self, segment: Segment) -> None:
         """As `SegmentStore.sync`."""

@@ -267,7 +267,9 @@ class LocalLog:
         try:
             self._roll(lambda: self.store.ingest(file, batches, index_interval_bytes=interval))
         except LastwordError as error:
-            if self.store.contains(batches[0].base_offset):  # another segment would begin beside it
+            if (
+                self.store.stored(batches[0].base_offset).facts() is not None
+            ):  # another segment would begin beside it
                 self.failure.latch(error)
             raise
 

@@ -172,8 +172,8 @@ class SegmentStore(Protocol):
     ) -> SegmentAppender:
         """Make a file of `files`, which holds these batches, the last segment; durable when it returns."""
 
-    def contains(self, base_offset: int) -> bool:
-        """Return whether a segment is stored under a base offset of the log, whole or not."""
+    def stored(self, base_offset: int) -> StoredSegment:
+        """Return what is stored under a base offset of the log; its facts are None if there is nothing."""
 
     def sync(self, segment: Segment) -> None:
         """Make all bytes of a closed segment durable."""

@@ -353,7 +353,7 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
         if not handle.pread(file_size - last.size, last.size).strip(b"\0"):
             return  # space that Kafka preallocated
     try:
-        now = PartitionView.load(DirectorySegments(files, view.directory))
+        now = PartitionView.load(view.store)
     except LastwordError:
         return  # the partition is changing
     if now.log_end == view.log_end:

@@ -31,9 +31,10 @@ from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files
 from lastword.files.framed import Framed
 from lastword.partition import leases
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 from lastword.segment.segment import Segment
-from lastword.segment.stored import SegmentFiles, SegmentId
+from lastword.segment.stored import SegmentId
 from lastword.values import Value
 
 PREFIX = "sharded-"
@@ -190,7 +191,7 @@ def _sound(files: Files, path: str, partition: str, clock: Clock) -> ShardedJob 
     except LastwordError:  # a damaged file of a step: the job starts again
         return None
     for number, source in enumerate(job.sources):
-        facts = SegmentFiles(files, partition, source.base_offset).facts()
+        facts = DirectorySegments(files, partition).stored(source.base_offset).facts()
         same = facts is not None and facts.id == source.id
         if not same and number not in gone:
             return None
@@ -362,7 +363,7 @@ def published(files: Files, job: ShardedJob) -> dict[int, int]:
         note = load_note(files, job, number)
         if note is not None:
             output = note["group"]["output"]
-            facts = SegmentFiles(files, job.partition, output["base_offset"]).facts()
+            facts = DirectorySegments(files, job.partition).stored(output["base_offset"]).facts()
             if facts is not None and facts.id == (note["inode"], output["size_bytes"]):
                 published_bases[number] = output["base_offset"]
     return published_bases

@@ -60,7 +60,6 @@ from lastword.partition.segment_store import SegmentStore
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
-from lastword.segment.stored import SegmentFiles
 from lastword.segment.txn_index import AbortedTransaction
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
     prepared = clean(log, plan, liveness, Collector(plan, staged_in=outputs), CleanContext(files, clock))
     for built in prepared.groups:
         output = built.output
-        facts = SegmentFiles(files, output.directory, output.base_offset).facts()
+        facts = log.store.output(output.directory, output.base_offset).facts()
         note = {
             "group": asdict(built),
             "inode": -1 if facts is None else facts.id.number,
@@ -350,7 +349,7 @@ class Sources(Sequence[Segment]):
         if number not in self._loaded:
             wanted = self._job.sources[number]
             segment = Segment.load(
-                SegmentFiles(self._files, self._job.partition, wanted.base_offset),
+                DirectorySegments(self._files, self._job.partition).stored(wanted.base_offset),
                 next_offset=wanted.next_offset,
             )
             if segment.id != wanted.id:
