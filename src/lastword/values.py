@@ -33,7 +33,7 @@ class Value:
         return table_html(type(self).__name__, ("field", "value"), rows)
 
 
-class Handle:
+class ProcessBound:
     """Mixin for objects that belong to one process (open files, threads, a lock): refuses pickle and copy."""
 
     __slots__ = ()

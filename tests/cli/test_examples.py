@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import typer
 
 import lastword
 from lastword.cli import main
@@ -20,8 +21,11 @@ from lastword.clock import ManualClock
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/kafka.md", "docs/cleaning.md")
-COMMANDS = (*main.INSPECT, *main.CHANGE, main.demo, main.bench)
-HELPED = {module.__name__.rpartition(".")[2]: module.EXAMPLES.strip().splitlines() for module in COMMANDS}
+HELPED = {
+    name: [line.strip() for line in command.epilog.splitlines()[2:]]
+    for name, command in typer.main.get_command(main.app).commands.items()
+    if name != "warm"
+}
 STAYS = ("--every", "lastword demo", "lastword bench")  # run for long, each in a test of its own
 PLACES = {"/srv/kafka": "data", "/backup/data": "backup"}
 MAKES = {"create": "data", "append": "copy"}

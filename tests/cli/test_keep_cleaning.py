@@ -18,7 +18,7 @@ import pytest
 import lastword
 from lastword.api import cleaner
 from lastword.cli import keep_cleaning, main
-from lastword.cli.exporter import exporter, parse_address
+from lastword.cli.keep_cleaning import exporter, parse_address
 
 pytestmark = pytest.mark.slow
 

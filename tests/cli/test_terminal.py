@@ -14,7 +14,7 @@ import pytest
 
 import lastword
 from lastword.cli import main
-from lastword.cli.table import table
+from lastword.cli.output import table
 from lastword.clock import ManualClock
 
 LONG = "a-topic-whose-name-is-long-as-names-of-applications-are.v2"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.api.serializers import field_bytes, field_json
-from lastword.cli.table import cut, table
+from lastword.cli.output import cut, table
 from lastword.cli.text import escape, field_text, json_escaped, key_candidates, key_text, unescape, value_text
 
 

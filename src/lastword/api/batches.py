@@ -26,7 +26,7 @@ from lastword.wire import INT32_MAX
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lastword.api.producers import Call
+    from lastword.api.producers import ProducerCall
     from lastword.api.schema import TopicSchema
 
 
@@ -60,7 +60,7 @@ class PartitionAssigner:
             )
         return given
 
-    def of_columns(self, keys: Any, given: Any, partition: int | None, call: Call | None) -> Any:
+    def of_columns(self, keys: Any, given: Any, partition: int | None, call: ProducerCall | None) -> Any:
         """Return the int64 partition of each record.
 
         Args:
@@ -269,7 +269,7 @@ class Packer:
     # -------------------------------------------------------------- many records
 
     def groups(
-        self, records: Iterable[Any], now_ms: int, partition: int | None, call: Call | None = None
+        self, records: Iterable[Any], now_ms: int, partition: int | None, call: ProducerCall | None = None
     ) -> Iterator[PackedGroup]:
         """Yield groups of pairs, `Record`s, or the items of a mapping.
 
@@ -299,7 +299,7 @@ class Packer:
         partition: int | None,
         key_kind: PairType,
         value_kind: PairType,
-        call: Call | None,
+        call: ProducerCall | None,
     ) -> Iterator[PackedGroup]:
         """Yield groups of pairs of bytes or text, as columns.
 
@@ -325,7 +325,7 @@ class Packer:
             yield from self._groups(each, now_ms, partition, call)
 
     def _groups(
-        self, records: Iterator[Any], now_ms: int, partition: int | None, call: Call | None
+        self, records: Iterator[Any], now_ms: int, partition: int | None, call: ProducerCall | None
     ) -> Iterator[PackedGroup]:
         rows: dict[int, Rows] = {}
         size = number = 0
@@ -436,7 +436,7 @@ class Packer:
     # -------------------------------------------------------------- Arrow
 
     def arrow_groups(
-        self, source: Any, now_ms: int, partition: int | None, call: Call | None = None
+        self, source: Any, now_ms: int, partition: int | None, call: ProducerCall | None = None
     ) -> Iterator[PackedGroup]:
         """Yield groups of an Arrow stream. The arguments are those of `groups`."""
         from lastword.api import arrow
@@ -446,7 +446,9 @@ class Packer:
                 part = batch.slice(start, GROUP_RECORDS)
                 yield self._arrow_group(part, now_ms, partition, call)
 
-    def _arrow_group(self, batch: Any, now_ms: int, partition: int | None, call: Call | None) -> PackedGroup:
+    def _arrow_group(
+        self, batch: Any, now_ms: int, partition: int | None, call: ProducerCall | None
+    ) -> PackedGroup:
         from lastword.api import arrow
 
         keys = arrow.binary_column(batch.column("key"), self._key, "key")
@@ -472,7 +474,7 @@ class Packer:
         headers: Any,
         given: Any,
         partition: int | None,
-        call: Call | None,
+        call: ProducerCall | None,
     ) -> PackedGroup:
         """Pack Arrow columns. `given`: a column of partitions, or None."""
         import numpy as np
@@ -510,7 +512,7 @@ def _repeated(now_ms: int, size: int) -> Any:
     return np.full(size, now_ms, np.int64)
 
 
-def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> int:
+def _skipped(call: ProducerCall, partition: int, keys: Any, values: Any, which: Any) -> int:
     """Return how many of these rows, from the first on, are in the log already."""
     first = which[: call.left_over(partition)]
     for done, (key, value) in enumerate(

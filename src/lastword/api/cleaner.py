@@ -23,7 +23,7 @@ from lastword.errors import NoPolicyError, QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.parse import parse_bytes
 from lastword.units import format_bytes
-from lastword.values import Handle, Value
+from lastword.values import ProcessBound, Value
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs, PathLike
@@ -154,7 +154,7 @@ class CleanerStatus(Value):
         return "; ".join([threads, *map(str, self.drives), *map(str, self.partitions)])
 
 
-class Cleaner(Handle):
+class Cleaner(ProcessBound):
     """The background cleaner. Safe from any thread. All but `status` and `history` need mode "a".
 
     A process that ends without closing ends a cleaning at its next safe point, too. A forked child has none

@@ -15,7 +15,7 @@ from lastword.errors import LastwordError, LeaseRefusedError, UsageError
 from lastword.parse import parse_duration_ms
 from lastword.partition import leases
 from lastword.units import format_duration, format_time
-from lastword.values import Handle, Value
+from lastword.values import ProcessBound, Value
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
@@ -58,7 +58,7 @@ class LeaseInfo(Value):
         )
 
 
-class Lease(Handle):
+class Lease(ProcessBound):
     """A named lease on all partitions of a topic. Get it from `Topic.lease`; safe from any thread.
 
     Attributes:

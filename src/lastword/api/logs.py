@@ -23,7 +23,7 @@ from lastword.api.topic import Topic
 from lastword.config import Settings, remove_topic_settings
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
-from lastword.values import Handle, ProgressLike, table_html
+from lastword.values import ProcessBound, ProgressLike, table_html
 
 if TYPE_CHECKING:
     from lastword.api.cleaner import Background, Cleaner
@@ -66,7 +66,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class LogDir(Handle):
+class LogDir(ProcessBound):
     """An open log directory: a context manager, and a mapping of its topics. Safe from any thread.
 
     `logs["users"]`, `"users" in logs`, `len(logs)` and `list(logs)` work as for a dict. After a fork, a

@@ -30,7 +30,7 @@ from lastword.files import Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.partition import leases
 from lastword.segment import names
-from lastword.values import Handle
+from lastword.values import ProcessBound
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.throttle import Drives
@@ -42,7 +42,7 @@ Mode = Literal["r", "a"]
 By = Literal["topic", "partition", "segment"]
 
 
-class OpenDirs(Handle):
+class OpenDirs(ProcessBound):
     """Directories that are open in one mode, with their settings, files and clock.
 
     Attributes:

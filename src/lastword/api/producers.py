@@ -53,7 +53,7 @@ class Producers:
         self._busy: dict[str, threading.Lock] = {}
 
     @contextmanager
-    def call(self, log_of: LogOf, name: str | None, sequence: int | None) -> Iterator[Call | None]:
+    def call(self, log_of: LogOf, name: str | None, sequence: int | None) -> Iterator[ProducerCall | None]:
         """Enter a call of a producer, one at a time; yields None if it was completed before.
 
         Raises:
@@ -64,9 +64,9 @@ class Producers:
             producer = self._journal.name(name)
             self._settle(producer, log_of)
             last = producer.last_sequence
-            yield None if last is not None and sequence <= last else Call(producer, sequence, log_of)
+            yield None if last is not None and sequence <= last else ProducerCall(producer, sequence, log_of)
 
-    def finish(self, call: Call, log_of: LogOf, *, sync: bool) -> None:
+    def finish(self, call: ProducerCall, log_of: LogOf, *, sync: bool) -> None:
         """Record that a call is complete: its records are in the log, and durable if `sync`."""
         self._journal.add(call.producer, WholeCall(call.sequence, call.parts()), sync=sync)
         if self._journal.size_bytes > COMPACT_BYTES:
@@ -186,7 +186,7 @@ class Share:
         return done
 
 
-class Call:
+class ProducerCall:
     """A running call of a named producer."""
 
     def __init__(self, producer: NamedProducer, sequence: int, log_of: LogOf) -> None:

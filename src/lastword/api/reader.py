@@ -27,7 +27,7 @@ from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
 from lastword.partition.view import LatestView, PartitionView
 from lastword.records.record import RawRecord
-from lastword.values import Handle
+from lastword.values import ProcessBound
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -279,7 +279,7 @@ def _one_of(given: str, known: tuple[str, ...], what: str) -> str:
     return given
 
 
-class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
+class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     """The records of one `Topic.read`, partition by partition, in the order of offsets.
 
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is

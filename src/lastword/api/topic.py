@@ -20,13 +20,13 @@ from lastword.api.record import Appended, HeadersLike, K, Record, V, header_pair
 from lastword.api.schema import TopicSchema
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, PartialFailure, UsageError
-from lastword.values import Handle, ProgressLike, table_html
+from lastword.values import ProcessBound, ProgressLike, table_html
 
 if TYPE_CHECKING:
     from lastword.api.batches import Packer
     from lastword.api.counts import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo, Position
-    from lastword.api.producers import Call, Producers
+    from lastword.api.producers import ProducerCall, Producers
     from lastword.api.reader import Bounds, Isolation, Reader, View
     from lastword.cleaner import CleanRound, Plan
     from lastword.config.keywords import Keywords, TopicKeywords
@@ -43,7 +43,7 @@ Ack = Literal["os", "disk"]
 ACKS = ("os", "disk")
 
 
-class Topic(Handle, Generic[K, V]):
+class Topic(ProcessBound, Generic[K, V]):
     """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`. Safe from any thread.
 
     Attributes:
@@ -221,7 +221,7 @@ class Topic(Handle, Generic[K, V]):
         with self._call(producer, sequence) as call:
             return 0 if call is None else self._extend(records, partition, level, call)
 
-    def _extend(self, records: Any, partition: int | None, level: str, call: Call | None) -> int:
+    def _extend(self, records: Any, partition: int | None, level: str, call: ProducerCall | None) -> int:
         now_ms = self.dirs.clock.now_ms()
         if hasattr(records, "__arrow_c_stream__"):
             groups = self._packer.arrow_groups(records, now_ms, partition, call)
@@ -266,7 +266,9 @@ class Topic(Handle, Generic[K, V]):
             return producers.last_sequence_seen(dict(self.dirs.views(self.name)), producer)
         return self._producers().last_sequence(self._log_of, producer)
 
-    def _call(self, producer: str | None, sequence: int | None) -> AbstractContextManager[Call | None]:
+    def _call(
+        self, producer: str | None, sequence: int | None
+    ) -> AbstractContextManager[ProducerCall | None]:
         return self._producers().call(self._log_of, producer, sequence)
 
     def _producers(self) -> Producers:
@@ -277,7 +279,7 @@ class Topic(Handle, Generic[K, V]):
     def _log_of(self, partition: int) -> PartitionLog:
         return self.dirs.log(self.name, partition)
 
-    def _finish(self, call: Call, level: str) -> None:
+    def _finish(self, call: ProducerCall, level: str) -> None:
         """Make the records of a call durable if required, then record that the call is complete."""
         if level == "disk":
             for number in call.partitions:

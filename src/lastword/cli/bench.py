@@ -1,8 +1,8 @@
-"""`lastword bench`: measure lastword on this machine beside the obvious program without it.
+"""`lastword bench` and `lastword warm`: measure lastword on this machine, or compile its kernels.
 
 The rival is a file of JSON lines and a dict: append a line and flush it, parse all lines, keep the newest
-value of each key in a dict, write the dict to a file. Both sides run in this process, on the same records and
-the same drive.
+value of each key in a dict, write the dict to a file. Both sides run in this process, on the same records
+and the same drive.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli.command import Session, command
+from lastword.units import format_bytes
+from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
 
-EXAMPLES = """
+
+BENCH_EXAMPLES = """
 lastword bench
 lastword bench restore --records 1000000
 lastword bench append --dir /srv/d1
@@ -33,12 +36,13 @@ SINGLE = 20_000  # records appended one by one
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command `bench`."""
-    command(app, "bench", usage="[NAME]", examples=EXAMPLES)(bench)
+    """Add the commands `bench` and `warm`."""
+    command(app, "bench", usage="[NAME]", examples=BENCH_EXAMPLES)(bench)
+    command(app, "warm", usage="", examples=WARM_EXAMPLES)(warm)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchResult:
     """The result of one workload: records, our seconds, and the rival's seconds."""
 
     name: str
@@ -63,7 +67,7 @@ class Measured:
         }
 
 
-class Scratch:
+class BenchLog:
     """A scratch log with `records` records and a fifth as many keys, and the same records as JSON lines."""
 
     def __init__(self, path: str, records: int) -> None:
@@ -108,7 +112,7 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _append(scratch: Scratch) -> Measured:
+def _append(scratch: BenchLog) -> BenchResult:
     rows = scratch.rows[:SINGLE]
 
     def ours() -> None:
@@ -124,32 +128,32 @@ def _append(scratch: Scratch) -> Measured:
                 file.flush()
             os.fsync(file.fileno())
 
-    return Measured("append", len(rows), _seconds(ours), _seconds(rival))
+    return BenchResult("append", len(rows), _seconds(ours), _seconds(rival))
 
 
-def _scan(scratch: Scratch) -> Measured:
+def _scan(scratch: BenchLog) -> BenchResult:
     def ours() -> None:
         with scratch.logs() as logs:
             counted = sum(batch.num_rows for batch in logs.topic(TOPIC).read().arrow())
         assert counted == scratch.records
 
     ours()  # loads the kernels, which is not measured
-    return Measured(
+    return BenchResult(
         "scan", scratch.records, _seconds(ours), _seconds(lambda: sum(1 for _ in scratch.parsed()))
     )
 
 
-def _restore(scratch: Scratch) -> Measured:
+def _restore(scratch: BenchLog) -> BenchResult:
     def ours() -> None:
         with scratch.logs() as logs:
             state = logs.state(TOPIC)
             assert len(state) > 0
 
     ours()
-    return Measured("restore", scratch.records, _seconds(ours), _seconds(lambda: dict(scratch.parsed())))
+    return BenchResult("restore", scratch.records, _seconds(ours), _seconds(lambda: dict(scratch.parsed())))
 
 
-def _clean(scratch: Scratch) -> Measured:
+def _clean(scratch: BenchLog) -> BenchResult:
     def ours() -> None:
         with scratch.logs("a") as logs:
             logs.clean(TOPIC)
@@ -163,11 +167,11 @@ def _clean(scratch: Scratch) -> Measured:
 
     with scratch.logs() as logs:
         logs.plan(TOPIC)  # compiles and loads what cleaning needs
-    return Measured("clean", scratch.records, _seconds(ours), _seconds(rival))
+    return BenchResult("clean", scratch.records, _seconds(ours), _seconds(rival))
 
 
 # Cleaning is last: the other workloads measure the log as it was written.
-WORKLOADS: dict[str, Callable[[Scratch], Measured]] = {
+WORKLOADS: dict[str, Callable[[BenchLog], BenchResult]] = {
     "append": _append,
     "scan": _scan,
     "restore": _restore,
@@ -202,7 +206,7 @@ def bench(
         raise UsageError(f"{scratch} is not a directory", remedy="create it, or name another")
     with tempfile.TemporaryDirectory(prefix="lastword-bench-", dir=scratch) as path:
         out.say(f"writing {records} records")
-        log = Scratch(path, records)
+        log = BenchLog(path, records)
         measured = []
         for workload in [name] if name is not None else WORKLOADS:
             out.say(f"measuring {workload}")
@@ -224,3 +228,33 @@ def bench(
         "lrrrr",
     )
     out.summary(workloads=len(measured))
+
+
+WARM_EXAMPLES = """
+lastword warm
+LASTWORD_CACHE_DIR=/opt/lastword-cache lastword warm
+"""
+
+
+def warm(out: Session) -> None:
+    """Compile all kernels into the cache folder, once.
+
+    Use it in the RUN step of a container image, or before the first use. Commands that count, clean or
+    restore otherwise compile missing kernels themselves. The folder is LASTWORD_CACHE_DIR, else lastword in
+    the user's cache directory; it is valid for one version of lastword, Numba and Python, and for one type
+    of processor.
+    """
+    began = time.monotonic()
+    from lastword.kernels import warming
+    from lastword.kernels.cache import cache_folder
+
+    warming.warm()
+    folder = cache_folder()
+    sizes = [path.stat().st_size for path in folder.rglob("*.nb?")]
+    out.summary(
+        f"{plural(len(sizes), 'file')} of compiled kernels, {format_bytes(sum(sizes))}, in {folder}",
+        folder=str(folder),
+        files=len(sizes),
+        size_bytes=sum(sizes),
+        seconds=round(time.monotonic() - began, 3),
+    )

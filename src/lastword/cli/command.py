@@ -89,13 +89,13 @@ class ClosedPipe(Exception):
 
 
 @dataclass(slots=True)
-class Context:
+class CommandContext:
     """Objects that the process passes to a command; tests set the clock."""
 
     clock: Clock | None = None
 
 
-CONTEXT = Context()
+CONTEXT = CommandContext()
 
 
 class Session(Output):

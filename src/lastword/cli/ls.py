@@ -100,7 +100,9 @@ def ls(
         "garbage_bytes": sum(row.garbage_bytes for row in counted),
     }
     shown = (
-        [Topic.of(list(group)) for _, group in groupby(rows, attrgetter("topic"))] if by == "topic" else rows
+        [TopicRow.of(list(group)) for _, group in groupby(rows, attrgetter("topic"))]
+        if by == "topic"
+        else rows
     )
     if sort != "name":
         shown = sorted(shown, key=lambda row: -_figure(row, sort, compacted))
@@ -159,7 +161,7 @@ def _figure(row: Any, sort: str, compacted: set[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicRow:
     """Sums over the partitions of a topic.
 
     `uncounted` is the number of partitions whose records could not be counted; only `size_bytes` and
@@ -181,7 +183,7 @@ class Topic:
     quarantined: int
 
     @classmethod
-    def of(cls, rows: list[PartitionInfo | Uncounted]) -> Topic:
+    def of(cls, rows: list[PartitionInfo | Uncounted]) -> TopicRow:
         """Return the sums over the rows of a topic."""
         counted = [row for row in rows if not isinstance(row, Uncounted)]
         return cls(
@@ -208,7 +210,9 @@ class Topic:
         return f" ({', '.join(named)})" if named else ""
 
 
-def _topics(out: Session, rows: list[Topic], compacted: set[str], homes: dict[tuple[str, int], str]) -> None:
+def _topics(
+    out: Session, rows: list[TopicRow], compacted: set[str], homes: dict[tuple[str, int], str]
+) -> None:
     for row in rows:
         out.row("topic", asdict(row))
     out.table(

@@ -1,4 +1,4 @@
-"""Run the command `lastword`: one file per command, one place that turns errors into exit codes.
+"""Run the command `lastword`: one file per subject, one place that turns errors into exit codes.
 
 Exit codes: 0 done; 1 done, problems found; 2 fix the call; 3 data damaged, the rest was finished; 4 busy;
 5 disk full; 6 storage failed; 7 a package is missing; 70 a bug in lastword; 130, 143, 129 ended by SIGINT,
@@ -15,55 +15,62 @@ import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
 from lastword.cli import (
     append,
-    audit,
     bench,
+    checks,
     clean,
-    config,
-    create,
     demo,
-    drop,
     dump,
     duplication,
-    expire,
     explain,
     lease,
     ls,
     read,
     restore,
+    retention,
     signals,
     simulate,
-    trim,
-    verify,
-    warm,
+    topics,
 )
 from lastword.cli.command import ClosedPipe, Commands, version_option
 from lastword.cli.output import INTERRUPTED, Output
 from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 
-INSPECT = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
-CHANGE = (create, config, append, clean, expire, trim, drop, lease)
-SET_UP = (demo, bench, warm)
-
-
-def _names(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
-    return tuple(module.__name__.rpartition(".")[2] for module in modules)
+MODULES = (
+    append,
+    bench,
+    checks,
+    clean,
+    demo,
+    dump,
+    duplication,
+    explain,
+    lease,
+    ls,
+    read,
+    restore,
+    retention,
+    simulate,
+    topics,
+)
+INSPECT = ("ls", "read", "explain", "duplication", "simulate", "verify", "dump", "audit", "restore")
+CHANGE = ("create", "config", "append", "clean", "expire", "trim", "drop", "lease")
+SET_UP = ("demo", "bench", "warm")
 
 
 class Grouped(Commands):
     """The commands of lastword in three groups."""
 
     groups = (
-        ("Inspect: no lock, no change; works beside a running broker", _names(INSPECT)),
-        ("Change: takes the lock (lease does not); --dry-run changes nothing", _names(CHANGE)),
-        ("Try and set up", _names(SET_UP)),
+        ("Inspect: no lock, no change; works beside a running broker", INSPECT),
+        ("Change: takes the lock (lease does not); --dry-run changes nothing", CHANGE),
+        ("Try and set up", SET_UP),
     )
 
 
@@ -78,7 +85,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (*INSPECT, *CHANGE, *SET_UP):
+for module in MODULES:
     module.register(app)
 
 

@@ -17,14 +17,14 @@ from lastword.errors import (
 
 
 @dataclass(slots=True)
-class Place:
+class NamedTarget:
     """The directories and the topic of the command line, for the commands in remedies."""
 
     paths: list[str] = field(default_factory=list)
     topic: str | None = None
 
 
-PLACE = Place()
+PLACE = NamedTarget()
 
 
 def command_line(verb: str, paths: list[str], *words: str) -> str:

@@ -30,7 +30,7 @@ from lastword.errors import (
 )
 
 
-class Entry(NamedTuple):
+class TomlEntry(NamedTuple):
     """One value of the file.
 
     Attributes:
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
         return f"[{self.table}]" if self.table else ""
 
 
-def read_entries(text: str, shown_name: str) -> list[Entry]:
+def read_entries(text: str, shown_name: str) -> list[TomlEntry]:
     """Read all values of a lastword.toml. `shown_name` names the file in errors."""
     try:
         tomllib.loads(text)
@@ -117,14 +117,14 @@ def _flatten(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]
             yield (key,), value
 
 
-def _entry(path: tuple[str, ...], value: Any, line: int) -> Entry:
+def _entry(path: tuple[str, ...], value: Any, line: int) -> TomlEntry:
     if path[0] == "topics" and len(path) > 2:
-        return Entry("topics", path[1], ".".join(path[2:]), value, line)
+        return TomlEntry("topics", path[1], ".".join(path[2:]), value, line)
     if path[0] == "defaults" and len(path) > 1:
-        return Entry("defaults", None, ".".join(path[1:]), value, line)
+        return TomlEntry("defaults", None, ".".join(path[1:]), value, line)
     if path[0] == "drives" and len(path) > 1:
-        return Entry("", None, "drives", {"/".join(path[1:]): value}, line)
-    return Entry("", None, ".".join(path), value, line)
+        return TomlEntry("", None, "drives", {"/".join(path[1:]): value}, line)
+    return TomlEntry("", None, ".".join(path), value, line)
 
 
 FILE_NAME = "lastword.toml"
@@ -132,14 +132,14 @@ PREFIX = "LASTWORD_"
 ALL_SETTINGS: dict[str, Setting] = {**INSTANCE_SETTINGS, **TOPIC_SETTINGS}
 
 
-class Value(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value and its source, as `config` shows it."""
 
     value: Any
     source: str
 
 
-Layer = dict[str, Value]
+Layer = dict[str, SourcedValue]
 
 
 class ClusterSettings(Protocol):
@@ -410,7 +410,7 @@ def _unknown(given: str, known: Mapping[str, Setting], spelled: Iterable[str]) -
 
 def _arguments(values: Mapping[str, Any], problems: Problems) -> Layer:
     parsed = parse_named(values, ALL_SETTINGS, problems)
-    return {name: Value(value, "argument") for name, value in parsed.items() if value is not None}
+    return {name: SourcedValue(value, "argument") for name, value in parsed.items() if value is not None}
 
 
 def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
@@ -430,7 +430,7 @@ def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
                 )
             continue
         try:
-            layer[setting.name] = Value(setting.read(text), "environment")
+            layer[setting.name] = SourcedValue(setting.read(text), "environment")
         except ValueError as error:
             problems.add(f"environment: {variable}: {error}")
     return layer
@@ -477,7 +477,7 @@ def _read(file: str) -> str:
 
 
 def _place(
-    entry: Entry,
+    entry: TomlEntry,
     shown: str,
     path: str,
     topics: dict[str, Layer],
@@ -500,16 +500,16 @@ def _place(
         return
     source = f"{shown}:{entry.line} {entry.where}".rstrip()
     if entry.topic is not None:
-        topics.setdefault(entry.topic, {})[entry.name] = Value(value, source)
+        topics.setdefault(entry.topic, {})[entry.name] = SourcedValue(value, source)
     elif entry.table:
-        defaults[entry.name] = Value(value, source)
+        defaults[entry.name] = SourcedValue(value, source)
     elif entry.name == "drives" and "drives" in top:
-        top["drives"] = Value({**top["drives"].value, **value}, top["drives"].source)
+        top["drives"] = SourcedValue({**top["drives"].value, **value}, top["drives"].source)
     else:
-        top[entry.name] = Value(value, source)
+        top[entry.name] = SourcedValue(value, source)
 
 
-def _hint(entry: Entry, known: Mapping[str, Setting]) -> str:
+def _hint(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
     if entry.table and entry.name in INSTANCE_SETTINGS:
         return "; it applies to the whole directory: put it above all tables"
     if not entry.table and entry.name in TOPIC_SETTINGS:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lastword.config import TOPIC_SETTINGS
-from lastword.config.settings import Layer, Value
+from lastword.config.settings import Layer, SourcedValue
 from lastword.errors import CorruptFileError, DataError, LastwordError
 from lastword.files import Files
 from lastword.logdir.identity import read_node_id, read_topic_id
@@ -264,7 +264,7 @@ def _layer(settings: Iterable[tuple[str, str]], source: str) -> Layer:
         setting = TOPIC_SETTINGS.get(name)
         if setting is not None:
             try:
-                layer[name] = Value(setting.read(text), source)
+                layer[name] = SourcedValue(setting.read(text), source)
             except ValueError as error:
                 log.warning("lastword: %s: %s=%s is not used: %s", source, name, text, error)
     return layer

@@ -37,7 +37,7 @@ from lastword.records.record import Header
 from lastword.state.newest import Pairs, ValueBuffer, newest, newest_pairs
 from lastword.state.ttl import expires_at, header_of
 from lastword.units import NEVER, format_bytes
-from lastword.values import Handle, Progress, ProgressLike, Value, plural, table_html
+from lastword.values import ProcessBound, Progress, ProgressLike, Value, plural, table_html
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -180,7 +180,7 @@ class StateSource:
     now_ms: Callable[[], int]
 
 
-class State(Handle, MutableMapping[K, V], Generic[K, V]):
+class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
     """The newest value of every key of a topic, as a dict whose changes are a log.
 
     `LogDir.state` opens it. `del` writes a tombstone; None is a value if the value serializer can encode it
