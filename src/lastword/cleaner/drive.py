@@ -13,7 +13,7 @@ several runs in parallel.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -116,6 +116,7 @@ class DriveCleaner:
         A partition that fails is left out.
         """
         scans: Counter[TopicPartition] = Counter()
+        current: Mapping[TopicPartition, PartitionAccount] = {}
         while True:
             inspection = inspect(
                 list(self._partitions.values()),
@@ -123,7 +124,9 @@ class DriveCleaner:
                 now_ms=now_ms,
                 space_target=self._space_target,
                 held=held,
+                current=current,
             )
+            current = inspection.current
             for tp, error in inspection.errors.items():
                 self._leave_out(tp, error)
             stale = [partition for partition in inspection.stale if scans[partition.tp] < MOST_SCANS]

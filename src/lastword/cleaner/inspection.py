@@ -110,11 +110,15 @@ class CachedStats:
 class DriveInspection:
     """The accounts of a drive, without a scan.
 
-    stale: partitions that must be scanned; they count as they were, and may not be chosen.
-    errors: of partitions that cannot be inspected; they are left out.
+    Attributes:
+        account: Of the drive.
+        current: The accounts that are up to date, on the scale of their own log directory.
+        stale: Partitions that must be scanned; they count as they were, and may not be chosen.
+        errors: Of partitions that cannot be inspected; they are left out.
     """
 
     account: DriveAccount
+    current: Mapping[TopicPartition, PartitionAccount]
     stale: tuple[DrivePartition, ...]
     errors: Mapping[TopicPartition, LastwordError]
 
@@ -126,6 +130,7 @@ def inspect(
     now_ms: int,
     space_target: float,
     held: Collection[TopicPartition] = (),
+    current: Mapping[TopicPartition, PartitionAccount] | None = None,
 ) -> DriveInspection:
     """Return the accounts of a drive up to the limit of each partition; reads no record.
 
@@ -135,27 +140,31 @@ def inspect(
         now_ms: The time to decide by.
         space_target: Of the drive.
         held: Partitions that may not be chosen; they count towards the space.
+        current: Accounts of an inspection just before, which need not be computed again.
     """
+    up_to_date = dict(current or {})
     accounts: list[tuple[Ledgers, PartitionAccount]] = []
     stale: list[DrivePartition] = []
     errors: dict[TopicPartition, LastwordError] = {}
     for partition in partitions:
-        try:
-            account, is_stale = _inspect_partition(partition, drive, now_ms, partition.tp in held)
-        except LastwordError as error:
-            errors[partition.tp] = error
-            continue
-        if is_stale:
-            stale.append(partition)
-        else:
-            _set_metrics(account, now_ms)
+        account = up_to_date.get(partition.tp)
+        if account is None:
+            try:
+                account, is_stale = _inspect_partition(partition, drive, now_ms, partition.tp in held)
+            except LastwordError as error:
+                errors[partition.tp] = error
+                continue
+            if is_stale:
+                stale.append(partition)
+            else:
+                _set_metrics(account, now_ms)
+                up_to_date[partition.tp] = account
         accounts.append((partition.ledgers, account))
     write_clock = max((ledgers.write_clock for ledgers, _ in accounts), default=0)
     cost = max((ledgers.file_cost_bytes for ledgers, _ in accounts), default=0.0)
     shifted = tuple(_shifted(account, write_clock - ledgers.write_clock) for ledgers, account in accounts)
-    return DriveInspection(
-        DriveAccount(drive, write_clock, space_target, cost, shifted), tuple(stale), errors
-    )
+    drive_account = DriveAccount(drive, write_clock, space_target, cost, shifted)
+    return DriveInspection(drive_account, up_to_date, tuple(stale), errors)
 
 
 def _inspect_partition(
