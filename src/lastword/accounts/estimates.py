@@ -3,9 +3,10 @@
 In a sample, the estimate is the dead bytes divided by the share of the keys. If a segment has too few sampled
 keys, the estimate for the whole log is spread over the segments by `Survivorship`: the live share of a
 segment's bytes at a certain age, learned from each rewrite. For each power of two of the age (bytes appended
-to the drive since the segment was written) one share is kept, weighted exponentially: `alpha * observed + (1
-- alpha) * old`. An estimate by age alone would confirm itself (nothing looks dirty, so nothing is cleaned and
-nothing learned), so it is scaled until the live bytes sum up to the count of the distinct keys.
+to the drive since the segment was written) one share is kept, weighted exponentially:
+`alpha * observed + (1 - alpha) * old`. An estimate by age alone would confirm itself (nothing looks dirty, so
+nothing is cleaned and nothing learned), so it is scaled until the live bytes sum up to the count of the
+distinct keys.
 
 `<partition>/lastword/survivorship`: framed JSON, replaced as a whole. The figures are only used to choose: a
 damaged file is ignored, and learning starts again.

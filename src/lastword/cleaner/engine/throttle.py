@@ -3,8 +3,9 @@
 A `DriveBudget` is shared by all cleanings of a drive, in the background or in a call. Bytes are earned at the
 rate. A caller books its bytes behind those that were booked before, and sleeps until they are earned. So no
 byte is used before it is earned, except for one piece. The earned bytes exceed the booked ones by at most
-`CREDIT_SECONDS` of the rate, which makes up for idle moments. In any stretch of T seconds at most `rate * (T
-+ CREDIT_SECONDS)` and one piece are used: with pieces of `PIECE_SECONDS`, 3 % above the rate for T = 2.
+`CREDIT_SECONDS` of the rate, which makes up for idle moments. In any stretch of T seconds at most
+`rate * (T + CREDIT_SECONDS)` and one piece are used: with pieces of `PIECE_SECONDS`, 3 % above the rate for
+T = 2.
 
 `PacedFiles` takes every byte that a cleaning reads or writes out of the budget, piece by piece. So the budget
 holds for any chunk size, for scan, rewrite and certificate, and a cleaning that sleeps can be stopped.
@@ -28,7 +29,7 @@ CREDIT_SECONDS = 0.04
 PIECE_SECONDS = 0.02
 SMALLEST_PIECE_BYTES = 1 << 12
 LARGEST_PIECE_BYTES = 1 << 20
-NAP_SECONDS = 0.05  # a stop, or another rate, is seen after so long
+NAP_SECONDS = 0.05  # the longest time until a stop, or another rate, takes effect
 
 
 class Stopped(Exception):
@@ -50,7 +51,7 @@ class DriveBudget:
         self._clock = clock
         self._lock = threading.Lock()
         self._rate = _checked(bytes_per_second)
-        self._booked = 0.0  # bytes that were ever asked for
+        self._booked = 0.0  # bytes that were requested
         self._earned = 0.0  # bytes that may have been used by now
         self._earned_at = clock.monotonic()
         metrics.CLEANER_THROTTLED_SECONDS.add(0, drive)

@@ -11,8 +11,7 @@ the marker goes when that has passed, like a tombstone. These markers stay all t
 
 - a marker that is the last batch of its producer: it holds the epoch, and fences off older ones. It stays
   whole; an emptied one would be useless to Kafka's replay. When the producer has been silent for
-  `producer.id.expiration.ms`,
-  the log has forgotten it, and the marker goes like any other;
+  `producer.id.expiration.ms`, the log has forgotten it, and the marker goes like any other;
 - a marker at the very end of an output, for the file must cover its range;
 - control records that are no markers.
 """
