@@ -1,7 +1,7 @@
-"""Doubles of `Files` for tests.
+"""Fakes of `Files`, `Clock` and `SegmentStore` for tests.
 
-`RecordingFiles` (recording.py) lists every call, stops dead at the n-th change, or lets a chosen call fail.
-`ForgetfulFiles` (forgetful.py) knows which changes were synced, and makes directories as a power cut would
+`RecordingFiles` (recording.py) lists every call, stops at the n-th change, or lets a chosen call fail.
+`ForgetfulFiles` (forgetful.py) tracks which changes were synced, and makes directories as a power cut would
 leave them.
 """
 

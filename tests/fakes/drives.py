@@ -4,7 +4,7 @@ Three ways to clean the same partitions with two threads:
 
     own budgets      what lastword does: each drive has its budget, a free thread goes to the idle drive
     one throttle     the same order, and one limit for both drives together, the sum of the two
-    Kafka's choice   one limit for both together, and the dirtiest partition next wherever it lies
+    Kafka's choice   one limit for both together, and the dirtiest partition next, on either drive
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOW_SECONDS = 2.0
 
 @dataclass
 class Usage:
-    """When how many bytes were used, and what that makes."""
+    """Bytes used over time, and figures of them."""
 
     events: list[tuple[float, int]] = field(default_factory=list)
 

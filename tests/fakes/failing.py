@@ -1,9 +1,9 @@
-"""One call of the storage fails, as the n-th of its kind: full drive, bad drive, read-only, no handles left.
+"""Let the n-th call of a kind fail: full drive, bad drive, read-only drive, no handles left.
 
-    for failing in every_failure(UNSYNCED, kind):      # until the n-th call is not reached any more
+    for failing in every_failure(UNSYNCED, kind):      # until the n-th call is no longer reached
         work(failing.files)
 
-Each kind names the calls that it can hit and makes the error that `OsFiles` makes of the system's.
+Each kind names the calls that can fail, and makes the error that `OsFiles` raises.
 """
 
 from __future__ import annotations

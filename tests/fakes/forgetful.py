@@ -1,4 +1,4 @@
-"""`ForgetfulFiles`: what a power cut would leave of a directory.
+"""`ForgetfulFiles`: the directories that a power cut may leave.
 
 It works on a real directory and keeps a journal of every change with its bytes and the inode it went to.
 `image` replays the journal up to a moment and leaves out what was not synced by then, as a policy says:
@@ -9,7 +9,7 @@ It works on a real directory and keeps a journal of every change with its bytes 
 * *Names* are safe once their directory was synced: creations, renames, removals, directories made. Syncing a
   file does not save its name. A rename inside one directory happens or not, as a whole. A rename into another
   directory may leave the file under both names, but not under none. What is left out takes later changes of
-  the same names with it: no filesystem turns those round.
+  the same names with it, because no filesystem reverses their order.
 * A file is its inode: synced bytes stay with it through renames, and vanish only with its last name.
 
 That is at least as cruel as ext4, xfs or btrfs, and more than LevelDB's test filesystem, which keeps
@@ -21,7 +21,7 @@ directory operations.
         image.write(target)
         check(target)
 
-`mark("acked 5")` puts a note into the journal; `image.marks` are those that lie before its moment.
+`mark("acked 5")` adds a note to the journal; `image.marks` are the notes before its moment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PAGE = 4096
 
 
 class Op(NamedTuple):
-    """One entry of the journal. `inode`: a number of our own, of the file or (for `fsync_dir`) directory."""
+    """An entry of the journal. `inode`: a number of the file or (for `fsync_dir`) of the directory."""
 
     kind: str  # write truncate mtime fsync | names fsync_dir | mark
     inode: int
@@ -55,7 +55,7 @@ class Op(NamedTuple):
 
 @dataclass
 class Pending:
-    """What is not safe at a moment: numbers of journal entries, oldest first."""
+    """The changes that are not safe at a moment: numbers of journal entries, oldest first."""
 
     names: list[int]
     data: dict[int, list[int]]  # by inode
@@ -67,8 +67,11 @@ class Pending:
 
 @dataclass
 class Survivors:
-    """What a policy lets survive of it. `cut`: a write that is torn after so many bytes. `zeros`: inodes
-    whose unsynced writes have their sizes but no bytes. `holes`: (write, page) that is zero."""
+    """The pending changes that survive under a policy.
+
+    `cut`: a write that is torn after this many bytes. `zeros`: inodes whose unsynced writes have their sizes
+    but no bytes. `holes`: (write, page) that is zero.
+    """
 
     kept: set[int] = field(default_factory=set)
     cut: dict[int, int] = field(default_factory=dict)
@@ -80,7 +83,7 @@ Policy = Callable[[Pending, list[Op]], Survivors]
 
 
 def keep_all(pending: Pending, journal: list[Op]) -> Survivors:
-    """A killed process: the system goes on and writes everything."""
+    """A killed process: the system continues and writes everything."""
     return Survivors(set(pending.all))
 
 
@@ -90,7 +93,7 @@ def forget_all(pending: Pending, journal: list[Op]) -> Survivors:
 
 
 def names_only(pending: Pending, journal: list[Op]) -> Survivors:
-    """Metadata made it, data did not: files are there, short."""
+    """Metadata is durable, data is not: files exist, but are short."""
     return Survivors(set(pending.names))
 
 
@@ -99,12 +102,12 @@ def data_only(pending: Pending, journal: list[Op]) -> Survivors:
 
 
 def zero_filled(pending: Pending, journal: list[Op]) -> Survivors:
-    """Names and sizes made it; the bytes are zeros."""
+    """Names and sizes are durable; the bytes are zeros."""
     return Survivors(set(pending.all), zeros=set(pending.data))
 
 
 def leave_out(number: int) -> Policy:
-    """Everything survives but one entry, and what depends on it."""
+    """All changes survive except one, and those that depend on it."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         return Survivors({n for n in pending.all if n != number})
@@ -113,7 +116,7 @@ def leave_out(number: int) -> Policy:
 
 
 def keep_only(number: int) -> Policy:
-    """Nothing survives but one entry."""
+    """Only one change survives."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         return Survivors({number})
@@ -122,7 +125,7 @@ def keep_only(number: int) -> Policy:
 
 
 def torn(number: int, size: int) -> Policy:
-    """Everything survives, but this write only with its first bytes."""
+    """All changes survive, but only the first bytes of this write."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         return Survivors(set(pending.all), cut={number: size})
@@ -131,7 +134,7 @@ def torn(number: int, size: int) -> Policy:
 
 
 def seeded(seed: int) -> Policy:
-    """A random subset, with random damage to the writes in it."""
+    """A random subset survives, with random damage to its writes."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         rng = random.Random(seed)
@@ -190,8 +193,7 @@ class Image:
 
 
 class ForgetfulFiles(Files):
-    """Works below `root`, which may hold files already: those are safe. Changes made past this object are not
-    seen."""
+    """Files below `root`. Existing files are safe. Changes made past this object are not tracked."""
 
     def __init__(self, root: str | os.PathLike[str], inner: Files | None = None) -> None:
         self.root = os.path.abspath(root)
@@ -372,7 +374,7 @@ class ForgetfulFiles(Files):
     # ---- crashing
 
     def pending(self, upto: int) -> Pending:
-        """What is not safe after the first `upto` entries of the journal."""
+        """Return the changes that are not safe after the first `upto` entries of the journal."""
         data_safe: dict[int, int] = {}
         names_safe: dict[int, int] = {}
         for op in self.journal[:upto]:
@@ -394,8 +396,7 @@ class ForgetfulFiles(Files):
         return pending
 
     def crash(self, upto: int | None = None, drop: Policy = forget_all, label: str = "") -> Image:
-        """The tree that is found after a crash behind the first `upto` entries of the journal (default:
-        all)."""
+        """Return the tree after a crash behind the first `upto` entries of the journal (default: all)."""
         upto = len(self.journal) if upto is None else upto
         pending = self.pending(upto)
         survivors = drop(pending, self.journal)

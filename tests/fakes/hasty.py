@@ -1,6 +1,6 @@
-"""`HastyFiles`: the operating system without its syncs, for tests that do many.
+"""`HastyFiles`: real files without syncs, for tests that would do many.
 
-What a sync promises is the business of `ForgetfulFiles`, which can lie above it and keeps its own journal.
+`ForgetfulFiles` tests what a sync promises. It can wrap `HastyFiles`, and keeps its own journal.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""`RecordingFiles`: every call on the storage is listed; the n-th change can stop the process, or fail.
+"""`RecordingFiles`: list every call on the storage; stop or fail at the n-th change.
 
     files = RecordingFiles(OsFiles(), stop_at=7)
     with pytest.raises(Stopped):
-        work(files)                   # six changes are done, the seventh is not, nothing happens after it
+        work(files)                   # six changes are done; the seventh and all later ones are not
 
 A change is whatever could leave a trace after a crash: creating, writing, truncating, syncing, renaming,
-removing. `Stopped` is no `Exception`, so that no handler of the code under test runs on as if it were alive;
-a call after it raises it again. Locks taken here are freed when it stops, as the system does for a killed
+removing. `Stopped` is no `Exception`, so that no handler of the code under test continues after it; a later
+call raises it again. Locks taken here are freed when it stops, as the system does for a killed
 process.
 """
 
@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
 
 class Stopped(BaseException):
-    """The process is dead from here on."""
+    """The process has stopped."""
 
 
 class RecordingFiles(Files):

@@ -1,8 +1,10 @@
-"""`SimulatedClock`: real threads in simulated time. Time passes only when all of them sleep, and then it goes
-to the moment at which the first one wakes; so an hour of sleeping takes no time, and nobody is ever late.
+"""`SimulatedClock`: real threads in simulated time.
+
+Time passes only when all threads sleep. It then advances to the moment at which the first one wakes. So an
+hour of sleep takes no time, and no thread wakes late.
 
     clock = SimulatedClock()
-    clock.run(work_of_a, work_of_b)       # each in a thread of its own, until all have returned
+    clock.run(work_of_a, work_of_b)       # each in its own thread, until all have returned
 """
 
 from __future__ import annotations

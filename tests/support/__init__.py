@@ -1,1 +1,1 @@
-"""What several test packages and the benchmarks share: real Kafka, fetched and driven. See `kafka.py`."""
+"""Shared by several test packages and the benchmarks: a real Kafka, fetched and driven (`kafka.py`)."""

@@ -1,4 +1,4 @@
-"""One partition cleaned, or planned, with the options of a request and of a context in one call."""
+"""Clean or plan one partition, with the options of a request and of a context in one call."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
 def clean(
     log: PartitionLog, config: TopicConfig, *, record_first_dirty: Callable[[int], None], **options: Any
 ) -> CleanRound | None:
-    """Clean; `options`: of `Request`, of `CleanContext` and of `clean_partition`."""
+    """Clean the partition. `options`: those of `Request`, `CleanContext` and `clean_partition`."""
     request = Request(**_taken(options, _REQUEST))
     context = CleanContext(log.files, log.clock, **_taken(options, _CONTEXT))
     return clean_partition(log, config, request, context, record_first_dirty=record_first_dirty, **options)
 
 
 def plan(view: PartitionView, config: TopicConfig, *, files: Files, clock: Clock, **options: Any) -> Plan:
-    """Plan; `options` as for `clean`."""
+    """Plan the cleaning. `options` as for `clean`."""
     request = Request(**_taken(options, _REQUEST))
     context = CleanContext(files, clock, dry=True, **_taken(options, _CONTEXT))
     return plan_partition(view, config, request, context, **options)

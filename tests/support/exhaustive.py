@@ -1,4 +1,4 @@
-"""How much of an exhaustive proof a run does: a sample, or all of it in `make exhaustive`."""
+"""The size of an exhaustive proof: a sample, or every case in `make exhaustive`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Finds or fetches the jars of one real Kafka, and compiles our small Java programs against them.
 
 Jars come from Maven Central once, with Maven, into the user's cache; LASTWORD_KAFKA_LIB names a directory
-that has them already. What is missing is told as one sentence (`KafkaMissing`), which a test turns into a
-skip. With CI=true only an unreachable Maven Central may be a reason to skip; everything else there is a
-failure of the machine's setup.
+that has them already. `KafkaMissing` says in one sentence what is missing; a test then skips. With CI=true
+only an unreachable Maven Central may be a reason to skip; everything else there is a failure of the machine's
+setup.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNREACHABLE = re.compile(
 
 
 class KafkaMissing(Exception):
-    """Real Kafka can't be run here; the text says what to install. CI excuses no `setup_fault`."""
+    """Kafka cannot be run here; the text says what to install. CI does not accept a `setup_fault`."""
 
     def __init__(self, reason: str, *, setup_fault: bool = True) -> None:
         super().__init__(reason)
@@ -89,7 +89,7 @@ class KafkaJars:
 
 
 def find_java() -> str:
-    """The java of JAVA_HOME, or else of PATH, if it is 17 or newer."""
+    """Return the java of JAVA_HOME, or else of PATH, if it is 17 or newer."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     remedy = "apt-get install openjdk-17-jdk-headless"
@@ -113,7 +113,7 @@ def complete(directory: Path) -> bool:
 
 
 def fetch(target: Path) -> None:
-    """Lets Maven put all the jars of pom.xml into `target`: all of them, or none."""
+    """Let Maven put all the jars of pom.xml into `target`: all of them, or none."""
     maven = shutil.which("mvn")
     if not maven:
         raise KafkaMissing(f"no Maven to fetch Kafka {KAFKA_VERSION} with: apt-get install maven")
@@ -133,7 +133,7 @@ def fetch(target: Path) -> None:
 
 
 def _publish(private: Path, target: Path) -> None:
-    """Moves a finished directory to its place; another process that was faster wins."""
+    """Move a finished directory to its place, unless another process was faster."""
     try:
         private.rename(target)
     except OSError:

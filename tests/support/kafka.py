@@ -7,9 +7,8 @@
         broker.consume("users")["users-0"].records
 
 A broker starts in about three seconds; a request to `Tools` takes milliseconds. The log
-directory is `directory` itself; what a broker keeps besides lies in `directory.kafka/`, so the two stay
-together. The broker's own cleaner is off unless a test asks for it, so that nothing but the test changes a
-log.
+directory is `directory` itself; the broker's other files are in `directory.kafka/` beside it. The broker's
+own cleaner is off unless a test switches it on, so that only the test changes a log.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ STARTED = "Kafka Server started"
 
 @dataclass(frozen=True)
 class KafkaRecord:
-    """A record as Kafka's clients give and take it; a timestamp of None lets the client take the clock."""
+    """A record of Kafka's clients; with a timestamp of None the client sets the time."""
 
     key: bytes | None
     value: bytes | None
@@ -49,7 +48,7 @@ class KafkaRecord:
 
 @dataclass(frozen=True)
 class Consumed:
-    """One partition as a consumer saw it: its first offset, its end, and every record between."""
+    """A partition as a consumer read it: its first offset, its end, and every record between."""
 
     start: int
     end: int
@@ -60,7 +59,7 @@ class Consumed:
 
 
 class Tools:
-    """A JVM with Kafka's clients and tools, driven by lines of JSON. Not for several threads at once."""
+    """A JVM with Kafka's clients and tools, driven by lines of JSON. Not safe for several threads."""
 
     def __init__(self, jars: KafkaJars, log_file: Path | None = None) -> None:
         self.jars = jars
@@ -75,7 +74,7 @@ class Tools:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, do: str, **request: Any) -> Any:
-        """Sends one request and waits for its answer; RuntimeError with Kafka's words if it fails."""
+        """Send a request and wait for its answer; RuntimeError with Kafka's text if it fails."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
         self._process.stdin.flush()
@@ -163,7 +162,7 @@ class Broker:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self, *, seconds: float = 60) -> Broker:
-        """Returns when the broker has started; RuntimeError with the end of its log if it ends before."""
+        """Start the broker and wait for it; RuntimeError with the end of its log if it ends before."""
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
@@ -207,11 +206,11 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """A clean shutdown: logs closed, the marker written, the lock gone."""
+        """Stop cleanly: logs closed, the marker written, the lock released."""
         self._end("terminate")
 
     def kill(self) -> None:
-        """What a crash of the process leaves."""
+        """Kill the process."""
         self._end("kill")
 
     def _end(self, how: str) -> None:
@@ -256,7 +255,7 @@ class Broker:
         self.tools.ask("commit", bootstrap=self.bootstrap, group=group, topic=topic, offsets=offsets)
 
     def produce(self, topic: str, batches: Sequence[Sequence[KafkaRecord]], **config: str) -> list[int]:
-        """Sends each inner list as one batch; `config` is the producer's. Returns the offsets."""
+        """Send each inner list as one batch; `config` is the producer's. Return the offsets."""
         lines = [[_to_json(record) for record in batch] for batch in batches]
         settings = {k.replace("_", "."): str(v) for k, v in config.items()}
         return self.tools.ask(
@@ -325,11 +324,11 @@ class Broker:
 
 
 def adopt(directory: Path, partition: str, source: Path) -> None:
-    """Puts the files of `source` in the place of a partition that the (stopped) broker of `directory` knows.
+    """Replace a partition of the stopped broker of `directory` by the files of `source`.
 
     The partition keeps its `partition.metadata`: a directory without the topic's id would be set aside as a
-    stray. What the checkpoints say of it is forgotten, and with it the clean-shutdown marker, so the broker
-    checks every batch.
+    stray. Its lines in the checkpoints are removed, and the clean-shutdown marker, so the broker checks every
+    batch.
     """
     target = directory / partition
     with (directory / ".lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""One partition directory without a log directory around it: cleaned, and read back record by record."""
+"""A partition directory without a log directory: cleaned, and read record by record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clean_partition(
     due: bool = False,
     strategy: str = "kafka",
 ) -> CleanRound | None:
-    """One round over `directory`. `recorded` gets the new first dirty offset."""
+    """Clean `directory` once. `recorded` gets the new first dirty offset."""
     log, _ = open_log(files, str(directory), config, clock, clean=clean_stop)
     with contextlib.closing(log):
         return clean(
@@ -43,12 +43,12 @@ def clean_partition(
 
 
 def records_of(directory: Path, files: Files = DEFAULT) -> list[RawRecord]:
-    """Every data record of a partition, as a reader without a lock finds them, in plain Python."""
+    """Return every data record of a partition, as a reader without a lock reads them, in plain Python."""
     return data_records(PartitionView.load(DirectorySegments(files, str(directory))))
 
 
 def data_records(view: PartitionView) -> list[RawRecord]:
-    """Every data record of a view, in plain Python."""
+    """Return every data record of a view, in plain Python."""
     found: list[RawRecord] = []
     for segment in view.segments:
         for header in segment.headers():

@@ -1,4 +1,4 @@
-"""Why real Kafka can't be run is one sentence; in CI only an unreachable Maven Central is an excuse."""
+"""`KafkaMissing` has one sentence; in CI only an unreachable Maven Central lets a test skip."""
 
 from __future__ import annotations
 

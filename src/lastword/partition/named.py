@@ -7,25 +7,25 @@ r"""The journal of named producers: `<topic>-<lowest partition>/lastword/produce
 {"id": 4611686018427387999, "sequence": 42, "parts": {"0": [120, 4711]}}      after a call's last record
 ```
 
-Version 1 has no first line of its own and is the same otherwise; it is read, and becomes version 2 when it is
-written anew. To an older lastword the first line is a producer without a name.
+Version 1 lacks the first line and is otherwise equal. It is read, and becomes version 2 when the journal is
+rewritten. An older lastword reads the first line as a producer without a name.
 
-`parts`: of each partition that the call wrote to, how many records the producer has put there in all, and
-the offset of the last of them. The first number is also the Kafka sequence of its next record there (modulo
-2^31), so a partition's own producer state tells how far it really is:
+`parts`: for each partition that the call wrote to, the total number of the producer's records there, and the
+offset of the last one. The first number is also the Kafka sequence of the producer's next record there
+(modulo 2^31), so it can be compared with the partition's own producer state:
 
-    log behind the journal   a power cut took what was acknowledged at `os`: the newest calls that are not
-                             whole any more are struck from the journal
-    log ahead of it          a call did not come to its end: the records in front are its beginning, and
-                             repeating the call writes only the rest
+    log behind the journal   a power cut took records that were acknowledged at `os`: the newest calls that
+                             are not complete any more are removed from the journal
+    log ahead of it          a call did not complete: the records in front are its beginning, and repeating
+                             the call writes only the rest
 
 So the journal is written after the log. It is synced for a call that is acknowledged at `disk`, and for a
-name before it is used: a name that was lost would let a producer write everything again.
+name before it is used: if a name were lost, its producer would write everything again.
 
-Its end may be torn by a crash: a line without its end, or with zeros that a power cut left in place of bytes.
-It is then what came before, which is always a state that the log is ahead of. Any other line that makes no
-sense is damage, and so is a torn one with a name behind it, because a name is synced with all before it.
-Damage is CorruptFileError: a call that the journal has lost would come in twice.
+A crash may tear the end: a line without its end, or with zeros that a power cut left in place of bytes. The
+lines before are then the journal, and the log is at or ahead of them. Any other damaged line is damage, and
+so is a torn line with a name behind it, because a name is synced with all lines before it. Damage is a
+CorruptFileError: a call that the journal has lost would be written twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from lastword.partition.producer_state import FIRST_NAMED_ID
 from lastword.segment import names
 
 COMPACT_BYTES = 1 << 20
-"""From this size on the journal is written anew, with the newest call of each producer only."""
+"""From this size on the journal is rewritten with only the newest call of each producer."""
 VERSION = 2
 _FIRST_LINE = {"version": VERSION, "name": "", "id": -1}
 
