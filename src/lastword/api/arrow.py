@@ -78,16 +78,18 @@ class ArrowForm:
     def of_records(self, records: Sequence[RawRecord], partition: int) -> pa.RecordBatch:
         """Return one batch of records."""
         headers = [
-            [{"key": _text(name), "value": value} for name, value in one.headers] if one.headers else None
-            for one in records
+            [{"key": _text(name), "value": value} for name, value in record.headers]
+            if record.headers
+            else None
+            for record in records
         ]
         return self._batch(
-            np.array([one.offset for one in records], np.int64),
-            np.array([one.timestamp for one in records], np.int64),
-            np.array([one.timestamp_type for one in records], np.int32),
+            np.array([record.offset for record in records], np.int64),
+            np.array([record.timestamp for record in records], np.int64),
+            np.array([record.timestamp_type for record in records], np.int32),
             partition,
-            pa.array([one.key for one in records], pa.binary()),
-            pa.array([one.value for one in records], pa.binary()),
+            pa.array([record.key for record in records], pa.binary()),
+            pa.array([record.value for record in records], pa.binary()),
             pa.array(headers, HEADERS),
         )
 

@@ -409,7 +409,7 @@ class Packer:
             from lastword.api.arrow import HEADERS
 
             headers = pa.array(
-                [[{"key": name, "value": value} for name, value in one] for one in rows.headers], HEADERS
+                [[{"key": name, "value": value} for name, value in pairs] for pairs in rows.headers], HEADERS
             )
         return self._pack(
             pa.array(rows.keys, pa.binary()),

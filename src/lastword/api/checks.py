@@ -96,14 +96,16 @@ def audit(
     for name, size in sizes.items():
         try:
             with meter.part(size) as tell:
-                found = _one_topic(dirs, name, partition, delivered, most_rows - len(rows), tell, partitioner)
+                result = _one_topic(
+                    dirs, name, partition, delivered, most_rows - len(rows), tell, partitioner
+                )
         except (DataError, StorageError) as error:
             failed.append(error)
             continue
-        counts.update(found.counts)
-        rows += found.rows
-        left_off += found.left_off
-        ok &= found.ok
+        counts.update(result.counts)
+        rows += result.rows
+        left_off += result.left_off
+        ok &= result.ok
     result = Audit(ok and not failed, dict(counts), tuple(rows), left_off)
     if failed:
         raise PartialFailure.of(result, failed) from failed[0]
@@ -121,8 +123,8 @@ def _one_topic(
 ) -> Audit:
     views = [dirs.view(name, number) for _, number in dirs.select(name, partition)]
     logged = [
-        Logged(one, dirs.gone_below(name, one.partition))
-        for one in ranges({view.partition: view for view in views}, "earliest", "latest")
+        Logged(range_, dirs.gone_below(name, range_.partition))
+        for range_ in ranges({view.partition: view for view in views}, "earliest", "latest")
     ]
     map_bytes = dirs.settings.instance.map_bytes
     schema = TopicSchema.of(name, dirs.partitions(name), dirs.config(name), partitioner=partitioner)
@@ -199,13 +201,13 @@ class _Log:
 
     @property
     def count(self) -> int:
-        return sum(one.end - one.start for one in self._ranges)
+        return sum(range_.end - range_.start for range_ in self._ranges)
 
     def rows(self) -> Iterator[DeliveredKey]:
-        for one in self._ranges:
-            for record in newest(one, tombstones=True, map_bytes=self._map_bytes):
+        for range_ in self._ranges:
+            for record in newest(range_, tombstones=True, map_bytes=self._map_bytes):
                 if record.key is not None:
-                    yield DeliveredKey(record.key, record.offset, one.partition, record.value is None)
+                    yield DeliveredKey(record.key, record.offset, range_.partition, record.value is None)
 
 
 class _Batches:

@@ -162,11 +162,11 @@ def _expire_values(dirs: OpenDirs, name: str, number: int) -> None:
     """Append tombstones for values whose time to live has passed, so that the cleaning removes them."""
     from lastword.state.ttl import ExpiryWatch, expire_values
 
-    home = dirs.log_dir(name, number)
+    log_dir = dirs.log_dir(name, number)
     map_bytes = dirs.settings.instance.map_bytes
-    with home.claim(name, number):
+    with log_dir.claim(name, number):
         expire_values(
-            home.log(name, number), dirs.config(name), ExpiryWatch(), map_bytes=map_bytes, at_once=True
+            log_dir.log(name, number), dirs.config(name), ExpiryWatch(), map_bytes=map_bytes, at_once=True
         )
 
 
@@ -383,8 +383,8 @@ def expire(
             continue
         if deletion.removes:
             done.append(deletion)
-    for home in dirs.directories:
-        home.remove_deferred()
+    for log_dir in dirs.directories:
+        log_dir.remove_deferred()
     if failed:
         raise PartialFailure.of(done, failed) from failed[0]
     return done
@@ -432,8 +432,8 @@ def trim(
         return wanted
     dirs.require_writable()
     for number, offset in wanted.items():
-        home = dirs.log_dir(topic, number)
-        with home.claim(topic, number):
-            home.raise_log_start(topic, number, offset, "trim")
-            home.log(topic, number).remove_prefix()
+        log_dir = dirs.log_dir(topic, number)
+        with log_dir.claim(topic, number):
+            log_dir.raise_log_start(topic, number, offset, "trim")
+            log_dir.log(topic, number).remove_prefix()
     return {number: dirs.log_dir(topic, number).log(topic, number).log_start for number in numbers}

@@ -245,11 +245,11 @@ def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tup
     held = dirs.log_dir(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
     entries = held.entries if held is not None else saved_entries(view.files, view.directory)
     return {
-        (one.base_offset, one.inode): (
-            one.generation,
-            None if one.survived_ratio < 0 else round(one.survived_ratio, 4),
+        (entry.base_offset, entry.inode): (
+            entry.generation,
+            None if entry.survived_ratio < 0 else round(entry.survived_ratio, 4),
         )
-        for one in list(entries)
+        for entry in list(entries)
     }
 
 
@@ -265,12 +265,12 @@ class _Count:
 def _counted(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
     """Count each segment of a view."""
     known = _accounted(dirs, view)
-    if known is not None and (quick or all(one.exact for one in known)):
+    if known is not None and (quick or all(count.exact for count in known)):
         with meter.part(sum(segment.size for segment in view.segments)):
             return known
     return [
-        _Count(one.records, one.dead_records, one.dead_bytes, one.tombstones, True)
-        for one in _resolved(dirs, view, meter).segments
+        _Count(count.records, count.dead_records, count.dead_bytes, count.tombstones, True)
+        for count in _resolved(dirs, view, meter).segments
     ]
 
 
@@ -283,12 +283,12 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
     from lastword.accounts.snapshot import has_accounts
 
     tp = TopicPartition(view.topic, view.partition)
-    home = dirs.log_dir(*tp)
-    if home.ledgers.held(tp) is not None and dirs.mode == "a":
-        with home.try_claim(*tp) as mine:
+    log_dir = dirs.log_dir(*tp)
+    if log_dir.ledgers.held(tp) is not None and dirs.mode == "a":
+        with log_dir.try_claim(*tp) as mine:
             if not mine:  # a round has them
                 return None
-            with home.ledgers.of(tp, home.log(*tp)) as ledger:
+            with log_dir.ledgers.of(tp, log_dir.log(*tp)) as ledger:
                 return _statement(dirs, view, ledger)
     if not has_accounts(view.files, view.directory):
         return None
@@ -301,21 +301,22 @@ def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Cou
     account = ledger.account(
         config, topic=view.topic, partition=view.partition, drive="", total_bytes=0, log_start=view.log_start
     )
-    known = {one.base_offset: one for one in account.segments}
+    known = {counts.base_offset: counts for counts in account.segments}
     if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
         return None
     sure = ledger.exact and not ledger.deletes.due.size  # those count as garbage there, though newest
-    found = []
+    result = []
     for segment in view.segments:
-        one = known.get(segment.base_offset)
-        if one is not None and one.size_bytes == segment.size:
-            count = _Count(one.records, one.dead_records, one.dead_bytes, one.tombstones, sure)
+        counts = known.get(segment.base_offset)
+        if counts is not None and counts.size_bytes == segment.size:
+            count = _Count(counts.records, counts.dead_records, counts.dead_bytes, counts.tombstones, sure)
         else:
             count = _Count(segment.next_offset - segment.base_offset, 0, 0, 0, segment.size == 0)
-        found.append(count)
+        result.append(count)
     if any(segment.size and segment.base_offset not in known for segment in view.segments):
-        found = [replace(one, exact=False) for one in found]  # what is new may have replaced any of it
-    return found
+        # New records may have superseded any of the counted ones.
+        result = [replace(count, exact=False) for count in result]
+    return result
 
 
 def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:

@@ -49,24 +49,26 @@ def duplication(
     for name, number in dirs.select(topic, partition):
         chosen.setdefault(name, []).append(number)
     views, errors = _views(dirs, chosen, by)
-    size = sum(one.size for topics in views.values() for view in topics.values() for one in view.segments)
+    size = sum(
+        segment.size for topics in views.values() for view in topics.values() for segment in view.segments
+    )
     most_passes = 1 if not exact else 2 if by == "segment" else 3
     meter = Meter("duplication", progress, size * most_passes)
-    found: list[Duplication] = []
+    rows: list[Duplication] = []
     failed = list(errors)
     for name, of_topic in views.items():
         whole = len(of_topic) == len(dirs.partitions(name))
         try:
             if exact:
                 map_bytes = dirs.settings.instance.map_bytes
-                found += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
+                rows += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
             else:
-                found += estimated(name, of_topic, by, meter.part, whole=whole)
+                rows += estimated(name, of_topic, by, meter.part, whole=whole)
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:
-        raise PartialFailure.of(found, failed) from failed[0]
-    return found
+        raise PartialFailure.of(rows, failed) from failed[0]
+    return rows
 
 
 def _views(
@@ -119,14 +121,14 @@ def explained(
             remedy=f"explain one of them: partition={numbers[0]}",
         )
     _, partition_of = partitioner_of(partitioner or dirs.config(topic).lastword_partitioner or "murmur2")
-    home = choose(partition_of, key, max(numbers) + 1)
-    numbers.sort(key=lambda number: number != home)
+    expected = choose(partition_of, key, max(numbers) + 1)
+    numbers.sort(key=lambda number: number != expected)
     first: Explanation | None = None
     for number in numbers:
-        found = _explain_partition(dirs, topic, number, key)
-        if found.versions:
-            return found
-        first = first or found
+        explanation = _explain_partition(dirs, topic, number, key)
+        if explanation.versions:
+            return explanation
+        first = first or explanation
     assert first is not None
     return first
 
@@ -206,8 +208,8 @@ def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str,
     for topic, partition in chosen:
         if (topic, partition) not in plans:
             try:
-                found = plan_chosen(dirs, [(topic, partition)], due=True, strategy=None, progress=None)
-                plans[topic, partition] = next(plan for plan in found if plan.action != "delete")
+                planned = plan_chosen(dirs, [(topic, partition)], due=True, strategy=None, progress=None)
+                plans[topic, partition] = next(plan for plan in planned if plan.action != "delete")
             except (DataError, StorageError, UsageError) as error:
                 plans[topic, partition] = error
     return plans
@@ -217,12 +219,14 @@ def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | No
     """Return when a tombstone may be removed, by the garbage index in memory, else by the saved one."""
     from lastword.accounts.ledger import Ledger
 
-    home, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
+    log_dir, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
     retention_ms = dirs.config(topic).delete_retention_ms
     if dirs.mode == "a":
-        with home.try_claim(topic, partition) as mine:
+        with log_dir.try_claim(topic, partition) as mine:
             if mine:
-                with home.ledgers.of(TopicPartition(topic, partition), home.log(topic, partition)) as ledger:
+                with log_dir.ledgers.of(
+                    TopicPartition(topic, partition), log_dir.log(topic, partition)
+                ) as ledger:
                     return ledger.deletes.due_ms(offset, retention_ms)
     map_bytes = dirs.settings.instance.map_bytes
     saved = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
@@ -265,12 +269,12 @@ def simulations(
             continue
         chosen.append(tp)
         sizes.append(size)
-    homes: dict[str, list[int]] = {}
-    for index, one in enumerate(chosen):
-        homes.setdefault(dirs.log_dir(*one).path, []).append(index)
+    by_log_dir: dict[str, list[int]] = {}
+    for index, tp in enumerate(chosen):
+        by_log_dir.setdefault(dirs.log_dir(*tp).path, []).append(index)
     answers: list[list[Simulation]] = [[] for _ in chosen]
     drives: list[Simulation] = []
-    for members in homes.values():
+    for members in by_log_dir.values():
         for shown, settings, wanted in tries:
             share = sum(sizes[index] for index in members) // len(tries)
             with meter.part(share) as tell:

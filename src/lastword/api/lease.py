@@ -81,16 +81,16 @@ class Lease(ProcessBound):
         Raises:
             LeaseRefusedError: The lease was released.
         """
-        found = {}
-        for number, home in self._dirs.partitions(self.topic).items():
-            one = leases.read(home.files, home.directory(self.topic, number), self.name)
-            if one is None:
+        positions = {}
+        for number, log_dir in self._dirs.partitions(self.topic).items():
+            lease = leases.read(log_dir.files, log_dir.directory(self.topic, number), self.name)
+            if lease is None:
                 raise LeaseRefusedError(
                     f"{self.topic}-{number} has no lease {self.name!r}: it was released, or never taken",
                     remedy="take it with Topic.lease",
                 )
-            found[number] = one.position
-        return _one_or_all(found)
+            positions[number] = lease.position
+        return _one_or_all(positions)
 
     def advance(self, position: Position) -> None:
         """Move the lease to `position` and renew it. Durable when the call returns.
@@ -106,13 +106,13 @@ class Lease(ProcessBound):
         """
         wanted = _by_partition(self._dirs, self.topic, position)
         now_ms = self._dirs.clock.now_ms()
-        for number, home in self._dirs.partitions(self.topic).items():
-            directory = home.directory(self.topic, number)
-            known = leases.read(home.files, directory, self.name)
+        for number, log_dir in self._dirs.partitions(self.topic).items():
+            directory = log_dir.directory(self.topic, number)
+            known = leases.read(log_dir.files, directory, self.name)
             target = wanted.get(number, known.position if known is not None else 0)
             view = self._dirs.view(self.topic, number)
             leases.advance(
-                home.files,
+                log_dir.files,
                 directory,
                 self.name,
                 target,
@@ -123,8 +123,8 @@ class Lease(ProcessBound):
 
     def release(self) -> None:
         """Release the lease. A second release does nothing."""
-        for number, home in self._dirs.partitions(self.topic).items():
-            leases.release(home.files, home.directory(self.topic, number), self.name)
+        for number, log_dir in self._dirs.partitions(self.topic).items():
+            leases.release(log_dir.files, log_dir.directory(self.topic, number), self.name)
 
 
 def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_age: str | int) -> Lease:
@@ -135,12 +135,12 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
     now_ms = dirs.clock.now_ms()
     before = {}
     try:
-        for number, home in dirs.partitions(topic).items():
-            directory = home.directory(topic, number)
-            known = leases.read(home.files, directory, name)
+        for number, log_dir in dirs.partitions(topic).items():
+            directory = log_dir.directory(topic, number)
+            known = leases.read(log_dir.files, directory, name)
             view = dirs.view(topic, number)
             leases.register(
-                home.files,
+                log_dir.files,
                 directory,
                 name,
                 wanted.get(number),
@@ -153,9 +153,9 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
     except LastwordError:
         for number, known in before.items():
             if known is None:
-                home = dirs.log_dir(topic, number)
+                log_dir = dirs.log_dir(topic, number)
                 with suppress(LastwordError):  # the first error is the one to tell
-                    leases.release(home.files, home.directory(topic, number), name)
+                    leases.release(log_dir.files, log_dir.directory(topic, number), name)
         raise
     return Lease(dirs, topic, name)
 
@@ -163,28 +163,28 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
 def listed(dirs: OpenDirs, topic: str, partition: int | None = None) -> list[LeaseInfo]:
     """Return all leases on a topic, live and lapsed, by partition and name."""
     now_ms = dirs.clock.now_ms()
-    found = []
+    infos = []
     for _, number in dirs.select(topic, partition):
-        home = dirs.log_dir(topic, number)
-        known = leases.load(home.files, home.directory(topic, number), now_ms)
+        log_dir = dirs.log_dir(topic, number)
+        known = leases.load(log_dir.files, log_dir.directory(topic, number), now_ms)
         if not known.live and not known.lapsed:
             continue
         log_end = dirs.view(topic, number).log_end
-        for one in sorted((*known.live, *known.lapsed), key=lambda lease: lease.name):
-            found.append(
+        for lease in sorted((*known.live, *known.lapsed), key=lambda lease: lease.name):
+            infos.append(
                 LeaseInfo(
                     topic=topic,
                     partition=number,
-                    name=one.name,
-                    position=one.position,
-                    lag_offsets=max(0, log_end - one.position),
-                    advanced_ms=one.advanced_ms,
-                    lapses_ms=one.lapses_ms,
-                    lapsed=one.lapsed(now_ms),
-                    cut_from=one.cut_from,
+                    name=lease.name,
+                    position=lease.position,
+                    lag_offsets=max(0, log_end - lease.position),
+                    advanced_ms=lease.advanced_ms,
+                    lapses_ms=lease.lapses_ms,
+                    lapsed=lease.lapsed(now_ms),
+                    cut_from=lease.cut_from,
                 )
             )
-    return found
+    return infos
 
 
 def age_text(info: LeaseInfo, now_ms: int) -> str:
@@ -211,5 +211,5 @@ def _by_partition(dirs: OpenDirs, topic: str, position: Position) -> dict[int, i
     return dict(position)
 
 
-def _one_or_all(found: dict[int, int]) -> int | dict[int, int]:
-    return next(iter(found.values())) if len(found) == 1 else found
+def _one_or_all(positions: dict[int, int]) -> int | dict[int, int]:
+    return next(iter(positions.values())) if len(positions) == 1 else positions

@@ -131,7 +131,7 @@ class LogDir(ProcessBound):
         A broker set `-stray` ones aside; `-future` ones are unfinished copies.
         """
         self.dirs.require_open()
-        return [(home.path, one) for home in self.dirs.directories for one in home.set_aside()]
+        return [(log_dir.path, entry) for log_dir in self.dirs.directories for entry in log_dir.set_aside()]
 
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
@@ -627,8 +627,7 @@ class LogDir(ProcessBound):
         return topics.open_state(
             self.dirs,
             name,
-            key_serializer=key_serializer,
-            value_serializer=value_serializer,
+            (key_serializer, value_serializer),
             partitions=partitions,
             default=default,
             end=end,
@@ -648,14 +647,14 @@ class LogDir(ProcessBound):
         """
         self.dirs.require_writable()
         partitions = self.dirs.partitions(name)
-        homes = [home for home in self.dirs.directories if home in partitions.values()]
-        for home in partitions.values():
-            home.check_serves()
+        log_dirs = [log_dir for log_dir in self.dirs.directories if log_dir in partitions.values()]
+        for log_dir in partitions.values():
+            log_dir.check_serves()
         with ExitStack() as stack:
-            for number, home in partitions.items():
-                stack.enter_context(home.claim(name, number))
-            for home in homes:
-                home.delete_topic(name)
+            for number, log_dir in partitions.items():
+                stack.enter_context(log_dir.claim(name, number))
+            for log_dir in log_dirs:
+                log_dir.delete_topic(name)
         remove_topic_settings(self.dirs.files, self.dirs.settings_file, name)
         if "background" in self.__dict__:
             self.background.forget(name, partitions)
@@ -670,11 +669,14 @@ class LogDir(ProcessBound):
         """
         self.dirs.require_writable()
         wanted = os.path.realpath(to)
-        target = next((one for one in self.dirs.directories if os.path.realpath(one.path) == wanted), None)
+        target = next(
+            (directory for directory in self.dirs.directories if os.path.realpath(directory.path) == wanted),
+            None,
+        )
         if target is None:
             raise UsageError(
                 f"{os.fspath(to)} is none of the directories that serve",
-                remedy=f"one of {', '.join(one.path for one in self.dirs.directories)}",
+                remedy=f"one of {', '.join(directory.path for directory in self.dirs.directories)}",
             )
         self.dirs.select(topic, partition)
         move(self.dirs.log_dir(topic, partition), target, topic, partition)

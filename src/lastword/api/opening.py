@@ -70,7 +70,7 @@ def open(
     paths = _paths(path)
     if not paths:
         raise UsageError("no directory given", remedy='lastword.open("data")')
-    if len({os.path.realpath(one) for one in paths}) != len(paths):
+    if len({os.path.realpath(directory_path) for directory_path in paths}) != len(paths):
         raise UsageError("a directory is given twice", remedy="name each once")
 
     files = files or storage.DEFAULT
@@ -79,33 +79,36 @@ def open(
     def load() -> Settings:
         return Settings.load(paths, config, arguments=settings).with_cluster(cluster.refresh())
 
-    found = load()  # every mistake in the settings is told before anything is opened
+    loaded = load()  # every mistake in the settings is told before anything is opened
     if isinstance(path, (str, os.PathLike)):
-        named = config is not None or found.instance.source("log.dirs") in ("argument", "environment")
-        paths = _together(paths[0], found.instance.log_dirs, named=named)
+        named = config is not None or loaded.instance.source("log.dirs") in ("argument", "environment")
+        paths = _together(paths[0], loaded.instance.log_dirs, named=named)
         cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
     if not timeout >= 0:
         raise UsageError(f"timeout={timeout!r} is no time", remedy="give seconds, 0 or more")
     deadline = clock.monotonic() + timeout
     if mode == "a":
-        for one in paths:  # before the first is changed
-            if files.is_dir(one):
-                files.check_owner(one)
+        for directory_path in paths:  # before the first is changed
+            if files.is_dir(directory_path):
+                files.check_owner(directory_path)
     opened: list[LogDirectory] = []
     offline: dict[str, LastwordError] = {}
     try:
-        for one in paths:
+        for directory_path in paths:
             try:
                 left = deadline - clock.monotonic()
                 opened.append(
                     wait_for_lock(
-                        partial(_directory, one, mode, files, clock, load), left, clock, clock.sleep
+                        partial(_directory, directory_path, mode, files, clock, load),
+                        left,
+                        clock,
+                        clock.sleep,
                     )
                 )
             except StorageError as error:
                 # A drive that failed, or may not be written: the others serve, if there are any.
-                offline[one] = error
+                offline[directory_path] = error
         if not opened:
             raise next(iter(offline.values()))
         dirs = OpenDirs(
@@ -154,14 +157,14 @@ def _directory(
     try:
         return opens(files, clock, load)
     except LogDirLockedError as error:
-        holder = next((one for one in writers() if _among(path, one.paths)), None)
+        holder = next((dirs for dirs in writers() if _among(path, dirs.paths)), None)
         if holder is not None and error.pid == os.getpid():
             raise LogDirLockedError.held_here(path, error.pid, holder, holder.opened_at) from None
         raise
 
 
 def _among(path: str, paths: Sequence[str]) -> bool:
-    return os.path.realpath(path) in {os.path.realpath(one) for one in paths}
+    return os.path.realpath(path) in {os.path.realpath(each) for each in paths}
 
 
 def _caller() -> str:
@@ -175,7 +178,7 @@ def _caller() -> str:
 def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
     try:
         several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
-        paths = [os.fspath(one) for one in several]
+        paths = [os.fspath(item) for item in several]
     except TypeError:
         raise UsageError(
             f"{given!r} is no path", remedy='lastword.open("data"), or a list of paths'
@@ -201,10 +204,10 @@ def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:
     """
     if not log_dirs:
         return [path]
-    relative = [one for one in log_dirs if not os.path.isabs(one)]  # noqa: PTH117  pathlib takes 4 ms to load
+    relative = [directory for directory in log_dirs if not os.path.isabs(directory)]  # noqa: PTH117  pathlib takes 4 ms to load
     if relative:
         raise UsageError(f"log.dirs: {relative[0]!r} is not absolute", remedy="give the whole path")
-    others = [one for one in log_dirs if os.path.realpath(one) != os.path.realpath(path)]
+    others = [directory for directory in log_dirs if os.path.realpath(directory) != os.path.realpath(path)]
     if len(others) == len(log_dirs):
         raise UsageError(
             f"{path} is none of log.dirs: {', '.join(log_dirs)}",

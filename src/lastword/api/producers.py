@@ -149,16 +149,16 @@ class Share:
             self._leftovers = self._read()
         while self._next is None or self._next.number < self.written:
             self._next = next(self._leftovers, Leftover(INT32_MAX, self.last_offset, None, None))
-        found = self._next
-        if found.number == self.written:
-            if (found.key, found.value) != (key, value):
+        leftover = self._next
+        if leftover.number == self.written:
+            if (leftover.key, leftover.value) != (key, value):
                 raise UsageError(
-                    f"{self.log.name}: the log holds another record at offset {found.offset}, "
+                    f"{self.log.name}: the log holds another record at offset {leftover.offset}, "
                     f"from a call that did not come to its end, than the call with sequence {sequence}",
                     remedy="repeat the call that failed with its own records, or use another producer name",
-                    offset=found.offset,
+                    offset=leftover.offset,
                 )
-            self.last_offset = found.offset
+            self.last_offset = leftover.offset
         self.written += 1
         return True
 
@@ -209,10 +209,10 @@ class ProducerCall:
 
     def share(self, partition: int) -> Share:
         """Return the share of a partition."""
-        found = self._shares.get(partition)
-        if found is None:
-            found = self._shares[partition] = Share(self.producer, self._log_of(partition), partition)
-        return found
+        share = self._shares.get(partition)
+        if share is None:
+            share = self._shares[partition] = Share(self.producer, self._log_of(partition), partition)
+        return share
 
     def skips(self, partition: int, key: bytes | None, value: bytes | None) -> bool:
         """Return whether the next record of the call for a partition is in the log already."""
@@ -298,10 +298,10 @@ _OPENING = threading.Lock()
 def producers_of(home: PartitionLog, rng: random.Random | None = None) -> Producers:
     """Return the producers of the topic whose first partition is `home`: one object for all appenders."""
     with _OPENING:
-        found = _OPEN.get(home)
-        if found is None:
-            found = _OPEN[home] = Producers(home, rng or random.SystemRandom())
-        return found
+        producers = _OPEN.get(home)
+        if producers is None:
+            producers = _OPEN[home] = Producers(home, rng or random.SystemRandom())
+        return producers
 
 
 def last_sequence_seen(views: dict[int, PartitionView], name: str) -> int | None:

@@ -64,12 +64,12 @@ def ranges(
                     f"{what} names partition {unknown[0]!r}, and there are {_list(sorted(views))}",
                     remedy=remedy,
                 )
-    found = []
+    result = []
     for partition, view in sorted(views.items()):
         first = _of(start, partition, "earliest")
         last = _of(end, partition, "latest")
-        found.append(Range.of(view, partial(_offsets, start=first, end=last, committed=committed)))
-    return found
+        result.append(Range.of(view, partial(_offsets, start=first, end=last, committed=committed)))
+    return result
 
 
 def _offsets(view: PartitionView, *, start: Any, end: Any, committed: bool) -> tuple[int, int]:
@@ -92,8 +92,8 @@ def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: st
     if bound == "latest":
         return latest
     if isinstance(bound, datetime):
-        found = view.offset_at(to_ms(bound))
-        return latest if found is None else min(found, latest)
+        offset = view.offset_at(to_ms(bound))
+        return latest if offset is None else min(offset, latest)
     if isinstance(bound, bool) or not isinstance(bound, int):
         raise UsageError(
             f"{what}={bound!r} is no place in a log",
@@ -155,22 +155,22 @@ class Follow:
     def __iter__(self) -> Iterator[Range]:
         quiet_since, pause = self._clock.monotonic(), SHORTEST_PAUSE_SECONDS
         while not self._stopped:
-            found = False
+            any_due = False
             for partition, latest in self._latest_views.items():
                 if self._stopped:
                     return
                 due = self._due(partition, latest)
                 if due is not None:
-                    found = True
+                    any_due = True
                     yield due
             now = self._clock.monotonic()
             if self._added is not None and now - self._looked_for_more >= NEW_PARTITIONS_SECONDS:
                 self._looked_for_more = now
-                found = self._take_in(self._added(self._latest_views)) or found
+                any_due = self._take_in(self._added(self._latest_views)) or any_due
             if self._heard:
                 quiet_since, self._heard = now, False
             left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
-            if found:
+            if any_due:
                 pause = SHORTEST_PAUSE_SECONDS
                 if left > 0:
                     continue  # at once: more may have come while this was read
@@ -304,7 +304,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         committed: bool = True,
         follow: Callable[[dict[int, int]], Follow] | None = None,
     ) -> None:
-        self.position: dict[int, int] = {one.partition: one.start for one in ranges}
+        self.position: dict[int, int] = {range_.partition: range_.start for range_ in ranges}
         self._topic = topic
         self._ranges = ranges
         self._key, self._value = serializers
@@ -343,61 +343,65 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         return f"Reader({self._topic!r}, view={self._view!r}, position={self.position})"
 
     def _each(self) -> Iterator[Record[K, V]]:
-        for one in self._turns():
-            if self._is_bulk(one, one.start):
-                head, rest = self._split(one)
+        for range_ in self._turns():
+            if self._is_bulk(range_, range_.start):
+                head, rest = self._split(range_)
                 yield from self._few(head)
                 if rest.start < rest.end:
                     yield from self._many(rest)
             else:
-                yield from self._few(one)
-            self._done(one)
+                yield from self._few(range_)
+            self._done(range_)
 
     def _turns(self) -> Iterable[Range]:
         """Return the ranges to read, in order; each ends with `_done`."""
         return self._ranges if self._follow is None else self._follow
 
-    def _done(self, one: Range) -> None:
-        if self._follow is not None and self.position[one.partition] != one.start:
+    def _done(self, range_: Range) -> None:
+        if self._follow is not None and self.position[range_.partition] != range_.start:
             self._follow.heard()
-        self.position[one.partition] = max(one.start, one.end)
+        self.position[range_.partition] = max(range_.start, range_.end)
 
-    def _few(self, one: Range) -> Iterator[Record[K, V]]:
-        for raw in self._raw(one):
-            record = self._record(one.partition, raw)
-            self.position[one.partition] = raw.offset + 1
+    def _few(self, range_: Range) -> Iterator[Record[K, V]]:
+        for raw in self._raw(range_):
+            record = self._record(range_.partition, raw)
+            self.position[range_.partition] = raw.offset + 1
             yield record
 
-    def _split(self, one: Range) -> tuple[Range, Range]:
+    def _split(self, range_: Range) -> tuple[Range, Range]:
         """Split off the first batch, so that first records are returned before the kernels are loaded."""
-        middle = one.start if scan.kernels_loaded() else scan.first_end(one.view, one.start, one.end)
-        return Range(one.view, one.start, middle), Range(one.view, middle, one.end)
+        middle = (
+            range_.start if scan.kernels_loaded() else scan.first_end(range_.view, range_.start, range_.end)
+        )
+        return Range(range_.view, range_.start, middle), Range(range_.view, middle, range_.end)
 
-    def _is_bulk(self, one: Range, start: int) -> bool:
+    def _is_bulk(self, range_: Range, start: int) -> bool:
         """Return whether the rest of a range is long enough for the kernels, and all of it is wanted."""
         return (
-            start < one.end
+            start < range_.end
             and self._view == "log"
             and self._keys is None
-            and not scan.is_short(one.view, start, one.end)
+            and not scan.is_short(range_.view, start, range_.end)
         )
 
-    def _many(self, one: Range) -> Iterator[Record[K, V]]:
+    def _many(self, range_: Range) -> Iterator[Record[K, V]]:
         from lastword.api.record import records_of
 
         serializers = self._key, self._value
-        for chunk, columns in scan.columns(one.view, one.start, one.end, committed=self._committed):
-            yield from records_of(columns, chunk, self._topic, one.partition, serializers, self.position)
+        for chunk, columns in scan.columns(range_.view, range_.start, range_.end, committed=self._committed):
+            yield from records_of(columns, chunk, self._topic, range_.partition, serializers, self.position)
 
-    def _raw(self, one: Range) -> Iterator[RawRecord]:
-        if one.start >= one.end:
+    def _raw(self, range_: Range) -> Iterator[RawRecord]:
+        if range_.start >= range_.end:
             return iter(())
         if self._view == "log":
-            return scan.records(one.view, one.start, one.end, keys=self._keys, committed=self._committed)
+            return scan.records(
+                range_.view, range_.start, range_.end, keys=self._keys, committed=self._committed
+            )
         from lastword.state.newest import newest
 
         return newest(
-            one,
+            range_,
             tombstones=self._view == "changes",
             map_bytes=self._map_bytes,
             keys=self._keys,
@@ -440,19 +444,19 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         return self.arrow().__arrow_c_stream__(requested_schema)
 
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        for one in self._turns():
-            start = self.position[one.partition]
-            if self._is_bulk(one, start):
-                for chunk, columns in scan.columns(one.view, start, one.end, committed=self._committed):
+        for range_ in self._turns():
+            start = self.position[range_.partition]
+            if self._is_bulk(range_, start):
+                for chunk, columns in scan.columns(range_.view, start, range_.end, committed=self._committed):
                     last = int(columns.offset[-1]) + 1
-                    yield from form.of_columns(columns, chunk, one.partition, batch_bytes)
-                    self.position[one.partition] = last
-            elif start < one.end:
-                rest = one if start == one.start else Range(one.view, start, one.end)
+                    yield from form.of_columns(columns, chunk, range_.partition, batch_bytes)
+                    self.position[range_.partition] = last
+            elif start < range_.end:
+                rest = range_ if start == range_.start else Range(range_.view, start, range_.end)
                 for rows in _pieces(self._raw(rest), batch_bytes):
-                    yield form.of_records(rows, one.partition)
-                    self.position[one.partition] = rows[-1].offset + 1
-            self._done(one)
+                    yield form.of_records(rows, range_.partition)
+                    self.position[range_.partition] = rows[-1].offset + 1
+            self._done(range_)
 
 
 def _pieces(records: Iterator[RawRecord], batch_bytes: int) -> Iterator[list[RawRecord]]:

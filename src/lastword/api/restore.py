@@ -94,39 +94,43 @@ def _write(
 ) -> list[Restored]:
     """Write the file from ranges that are held open: rows and end offsets are of one moment."""
     complete_ms = dirs.clock.now_ms() if complete else -1
-    chosen = [one.settled() for one in chosen]
+    chosen = [range_.settled() for range_ in chosen]
     reach = Reach(
         topic,
         dirs.partitions(topic)[chosen[0].partition].topic_id(topic) if chosen else None,
-        {one.partition: one.end for one in chosen},
+        {range_.partition: range_.end for range_ in chosen},
         complete_ms,
-        {one.partition: cuts[one.partition] for one in chosen},
+        {range_.partition: cuts[range_.partition] for range_ in chosen},
     )
-    meter = Meter("restore", progress, sum(segment.size for one in chosen for segment in one.view.segments))
+    meter = Meter(
+        "restore", progress, sum(segment.size for range_ in chosen for segment in range_.view.segments)
+    )
     config = dirs.config(topic)
     names = config.lastword_key_serializer, config.lastword_value_serializer
     restored = []
     with SnapshotWriter(dirs.files, to, form.schema, reach, lambda batch: _json_lines(batch, names)) as out:
-        for one in chosen:
+        for range_ in chosen:
             started = time.monotonic()
             keys = size = 0
-            with meter.part(sum(segment.size for segment in one.view.segments)) as tell:
-                for batch, held in _batches(one, form, dirs.settings.instance.map_bytes, tell):
+            with meter.part(sum(segment.size for segment in range_.view.segments)) as tell:
+                for batch, held in _batches(range_, form, dirs.settings.instance.map_bytes, tell):
                     out.write(batch)
                     keys += batch.num_rows
                     size += held
-            restored.append(Restored(topic, one.partition, one.end, keys, size, time.monotonic() - started))
+            restored.append(
+                Restored(topic, range_.partition, range_.end, keys, size, time.monotonic() - started)
+            )
     return restored
 
 
-def _batches(one: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _batches(range_: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield batches of the newest values, each with the bytes of its keys and values."""
     import numpy as np
 
-    parts = newest_parts(one, tombstones=False, map_bytes=map_bytes, progress=tell)
+    parts = newest_parts(range_, tombstones=False, map_bytes=map_bytes, progress=tell)
     for part in parts:
         if part.columns is not None and len(part.columns):
-            for batch in form.of_columns(part.columns, part.chunk, one.partition, BATCH_BYTES):
+            for batch in form.of_columns(part.columns, part.chunk, range_.partition, BATCH_BYTES):
                 yield batch, 0
             yield (
                 batch.slice(0, 0),
@@ -137,7 +141,7 @@ def _batches(one: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple
             )
         elif part.records:
             size = sum(len(r.key or b"") + len(r.value or b"") for r in part.records)
-            yield form.of_records(part.records, one.partition), size
+            yield form.of_records(part.records, range_.partition), size
 
 
 def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> Iterator[str]:
@@ -158,7 +162,7 @@ def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> 
             "timestamp_type": kind,
             "key": field_json(key, names[0]) if isinstance(key, bytes) else key,
             "value": field_json(value, names[1]) if isinstance(value, bytes) else value,
-            "headers": [[one["key"], bytes_json(one["value"])] for one in headers or ()],
+            "headers": [[header["key"], bytes_json(header["value"])] for header in headers or ()],
         }
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":"))
 
@@ -184,14 +188,14 @@ class SnapshotFile:
         reach, dirs, topic = self._reach, self._dirs, self._topic
         if reach.topic != topic:
             self._refuse(f"it holds {reach.topic}, not {topic}")
-        homes = dirs.partitions(topic)
+        log_dirs = dirs.partitions(topic)
         now_ms = dirs.clock.now_ms()
         for number, offset in reach.end_offsets.items():
             if number not in ranges:
                 self._refuse(f"{topic} has no partition {number}")
-            one = ranges[number]
-            view = one.view
-            topic_id = homes[number].topic_id(topic)
+            range_ = ranges[number]
+            view = range_.view
+            topic_id = log_dirs[number].topic_id(topic)
             if reach.topic_id != topic_id:
                 self._refuse(f"{topic} was deleted and made anew since")
             if offset > view.log_end:
@@ -200,9 +204,9 @@ class SnapshotFile:
                 )
             if offset < view.log_start:
                 self._refuse(f"{topic}-{number} begins at {view.log_start} now, and it reaches to {offset}")
-            if offset > one.end:
+            if offset > range_.end:
                 self._refuse(
-                    f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {one.end}"
+                    f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {range_.end}"
                 )
             known = removal_log.load(dirs.files, view.directory)
             cut = known.cut_since(reach.cuts[number])

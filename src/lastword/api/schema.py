@@ -61,14 +61,14 @@ PARTITIONERS: dict[str, Partitioner] = {"murmur2": by_murmur2, "crc32": by_crc32
 def partitioner_of(given: PartitionerLike) -> tuple[str | None, Partitioner]:
     """Return (name, function); the name of a callable is None. UsageError for an unknown name."""
     if isinstance(given, str):
-        found = PARTITIONERS.get(given)
-        if found is None:
+        partitioner = PARTITIONERS.get(given)
+        if partitioner is None:
             near = nearest(given, PARTITIONERS)
             raise UsageError(
                 f"unknown partitioner {given!r}" + (f"; nearest: {near}" if near else ""),
                 remedy=f"one of {', '.join(PARTITIONERS)}, or a function of (key, partitions)",
             )
-        return given, found
+        return given, partitioner
     if callable(given):
         return None, given
     raise UsageError(

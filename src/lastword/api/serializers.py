@@ -185,13 +185,13 @@ class _MessagePackReader:
         return [self.value(deep - 1) for _ in range(length)]
 
     def map(self, length: int, deep: int) -> dict[Any, Any]:
-        found = {}
+        entries = {}
         for _ in range(length):
             key = self.value(deep - 1)
             if isinstance(key, (list, dict)):
                 raise ValueError("expected a map's keys to be plain values")
-            found[key] = self.value(deep - 1)
-        return found
+            entries[key] = self.value(deep - 1)
+        return entries
 
 
 T = TypeVar("T")
@@ -359,14 +359,14 @@ def serializer_of(given: SerializerLike | Serializer) -> Serializer:
     if isinstance(given, Serializer):
         return given
     if isinstance(given, str):
-        found = SERIALIZERS.get(given)
-        if found is None:
+        serializer = SERIALIZERS.get(given)
+        if serializer is None:
             near = nearest(given, SERIALIZERS)
             raise UsageError(
                 f"unknown serializer {given!r}" + (f"; nearest: {near}" if near else ""),
                 remedy=f"one of {', '.join(SERIALIZERS)}, a pair (dumps, loads), or an object with both",
             )
-        return found
+        return serializer
     if isinstance(given, tuple) and len(given) == 2 and callable(given[0]) and callable(given[1]):
         return Serializer(None, given[0], given[1])
     if isinstance(given, SerializerObject):

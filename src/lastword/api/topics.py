@@ -122,7 +122,7 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
     """Create partitions in the directories with the fewest; all have one topic id."""
     partition_numbers(partitions)
     placed = dirs.dir_set.place(partitions)
-    own = {os.path.join(home.path, names.SETTINGS): home for home in placed}
+    own = {os.path.join(log_dir.path, names.SETTINGS): log_dir for log_dir in placed}
     if len(placed) > 1 or dirs.settings_file not in own:
         # Several directories share one settings file; it is written first, as a directory does with its
         # own.
@@ -130,14 +130,14 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
         settings = {}
     made: list[LogDirectory] = []
     try:
-        for home, numbers in placed.items():
+        for log_dir, numbers in placed.items():
             topic_id = made[0].topic_id(name) if made else None
-            home.reload_settings()
-            home.create_topic(name, numbers, settings, topic_id=topic_id)
-            made.append(home)
+            log_dir.reload_settings()
+            log_dir.create_topic(name, numbers, settings, topic_id=topic_id)
+            made.append(log_dir)
     except LastwordError:
-        for home in made:
-            home.delete_topic(name)
+        for log_dir in made:
+            log_dir.delete_topic(name)
         raise
     finally:
         dirs.reload()  # the background need not look: a new topic has nothing that is due
@@ -147,9 +147,8 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
 def open_state(
     dirs: OpenDirs,
     name: str,
+    serializers: tuple[SerializerLike | None, SerializerLike | None],
     *,
-    key_serializer: SerializerLike | None,
-    value_serializer: SerializerLike | None,
     partitions: int | None,
     default: Callable[[], Any] | None,
     end: Bounds,
@@ -166,7 +165,7 @@ def open_state(
         raise UsageError(
             f"default={default!r} is no function", remedy="default=int makes 0 of a key that is not there"
         )
-    serializers = key_serializer, value_serializer
+    key_serializer, value_serializer = serializers
     if dirs.mode == "a" and name not in dirs.topics():
         config = {"cleanup_policy": "compact", **config}
         given = {TOPIC_SETTINGS[n].keyword: v for n, v in parse_topic_settings(config).items()}
