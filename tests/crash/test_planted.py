@@ -226,8 +226,8 @@ def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
 
 
 def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(damage.Damage, "_remove_segment", nothing)
-    monkeypatch.setattr(damage.Damage, "_is_cut", lambda self, found, bases: True)
+    monkeypatch.setattr(damage.DamageRepair, "_remove_segment", nothing)
+    monkeypatch.setattr(damage.DamageRepair, "_is_cut", lambda self, found, bases: True)
     monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
     caught("append", "I2")
 
