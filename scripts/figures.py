@@ -238,8 +238,14 @@ def parameters(function: _Function) -> int:
     return len(names) + extra - (names[:1] in (["self"], ["cls"]))
 
 
+def is_command(module: Module, function: _Function) -> bool:
+    """Return whether the function is a command of the CLI: its parameters are options that typer fills in."""
+    annotations = [ast.unparse(a.annotation) for a in function.args.args if a.annotation is not None]
+    return ".cli." in module.name and any("typer." in annotation for annotation in annotations)
+
+
 def many_parameters(modules: dict[str, Module]) -> list[str]:
-    """List the functions outside kernels with more parameters than allowed, most first."""
+    """List the functions outside kernels with more parameters than allowed, most first; without commands."""
     result: list[tuple[int, str]] = []
     for module in modules.values():
         if KERNELS in module.name.split("."):
@@ -247,7 +253,7 @@ def many_parameters(modules: dict[str, Module]) -> list[str]:
         for function in functions(module):
             overload = any(ast.unparse(d).endswith("overload") for d in function.decorator_list)
             count = parameters(function)
-            if count > MANY_PARAMETERS and not overload:
+            if count > MANY_PARAMETERS and not overload and not is_command(module, function):
                 result.append((count, f"{module.place(function)} {function.name} ({count})"))
     return [text for _, text in sorted(result, key=lambda pair: (-pair[0], pair[1]))]
 

@@ -317,8 +317,8 @@ def test_many_cuts_are_kept_as_their_number_and_the_lowest():
     known = RemovalLog()
     for cut in cuts:
         known = known.with_cut(cut)
-    assert known.cut_count == 300 and len(known.cuts) == 64
+    assert known.cut_count == 300 and len(known.cuts) == 128
     for seen in range(301):
         right = min(cuts[seen:], default=EVERYTHING)
-        assert known.cut_since(seen) == right if seen >= 236 else known.cut_since(seen) <= right
+        assert known.cut_since(seen) == right if seen >= 172 else known.cut_since(seen) <= right
     assert known.cut_since(301) == 0

@@ -1,9 +1,9 @@
-"""The Arrow form of records: one schema out, and columns in.
+"""The Arrow form of records: one schema for reading, and columns for appending.
 
-Out: topic, partition, offset, timestamp, timestamp_type, key, value, headers. In: key and value, and if
-present headers, timestamp and partition; so what `Reader.arrow` gives, `Topic.extend` takes. A binary
-column holds the bytes of the record as they are; text and numbers go through the topic's serializer, in
-bulk where its form is theirs.
+Reading returns topic, partition, offset, timestamp, timestamp_type, key, value and headers. Appending takes
+key and value, and if present headers, timestamp and partition; so `Topic.extend` takes the result of
+`Reader.arrow`. A binary column holds the bytes of the record; text and numbers are converted by the topic's
+serializer, a whole column together if the form of the serializer allows it.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def timestamp_column(column: pa.Array, now_ms: int) -> Any:
                 "the column timestamp has no time zone", remedy="give it one, or milliseconds as int64"
             )
         milliseconds = pa.timestamp("ms", tz=column.type.tz)
-        # Seconds may be too many; of smaller units only digits behind the millisecond are lost.
+        # Seconds may overflow; smaller units lose only digits below the millisecond.
         column = _in_range(column, milliseconds, safe=column.type.unit == "s").cast(pa.int64())
     elif not pa.types.is_integer(column.type):
         raise UsageError(

@@ -92,7 +92,7 @@ class PartitionAssigner:
             chosen = np.fromiter(by_key, np.int64, size)
         keyless = np.flatnonzero(chosen < 0)
         if keyless.size:
-            # About a batch's worth each: taking turns by blocks of records.
+            # The partitions take turns by blocks of about one batch.
             blocks = next(self.turns) + np.arange(keyless.size) // 512
             if call is not None:
                 blocks = call.turn_at(call.seen + keyless)
@@ -314,7 +314,7 @@ class Packer:
                 try:
                     columns = pair_column(taken.keys, key_kind), pair_column(taken.values, value_kind)
                 except UnicodeError:
-                    pass  # the serializer knows what to say of it
+                    pass  # encoding record by record raises the error of the serializer
                 else:
                     yield self._of_columns(*columns, _repeated(now_ms, number), None, None, partition, call)
                     continue
@@ -337,7 +337,7 @@ class Packer:
                 turn = call.turn(1)
                 chosen = self.assigner.of(key, partition, turn)
             elif key is None and partition is None:
-                # A batch's worth to one partition, then the next one's turn.
+                # Fill a batch of one partition, then go on to the next partition.
                 if sticky_left <= 0:
                     sticky, sticky_left = next(self.assigner.turns) % self.assigner.partitions, BATCH_BYTES
                 chosen = sticky
@@ -386,7 +386,7 @@ class Packer:
         for key, value, timestamp, headers in zip(
             rows.keys, rows.values, rows.timestamps, rows.headers, strict=True
         ):
-            # 32 bytes: no varints and attributes of a record take more.
+            # Varints and attributes of a record take at most 32 bytes.
             weight = (
                 len(key or b"")
                 + len(value or b"")

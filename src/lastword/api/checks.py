@@ -1,6 +1,6 @@
-"""The verbs that check a log: `verify` its files, and `audit` its keys against what was delivered.
+"""The verbs that check a log: `verify` its files, and `audit` its keys against delivered offsets.
 
-What counts as delivered is a mapping, a table, a file, or another log.
+The delivered offsets come from a mapping, a table, a file, or another log.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def audit(
         topics = [dirs.only_topic(topic)]
     failed: list[LastwordError] = []
     sizes: dict[str, int] = {}
-    for name in topics:  # all partitions of a topic: a key that moved between two is no difference
+    for (
+        name
+    ) in topics:  # all partitions of a topic: a key that moved to another partition is not a difference
         views, errors = dirs.checked_views(dirs.select(name, partition))
         failed += errors.values()
         if not errors:
@@ -160,7 +162,7 @@ def _delivered(given: Any, schema: TopicSchema, files: Files, map_bytes: int) ->
     if hasattr(given, "__arrow_c_stream__"):
         import pyarrow as pa
 
-        table = pa.table(given)  # kept, for every share of the keys asks for it again
+        table = pa.table(given)  # kept, because each share of the keys reads the table again
         return _Batches(lambda: iter(table.to_batches(16_384)), schema.key, "the Arrow data")
     raise UsageError(
         f"delivered is a {type(given).__name__}",

@@ -317,7 +317,7 @@ def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> lis
                 _check_quarantine(dirs, name, number)
             except QuarantinedError as error:
                 why.append(error)
-            except StorageError:  # raised by whatever uses the partition
+            except StorageError:  # raised by the call that uses the partition
                 continue
     return why
 

@@ -286,7 +286,7 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
     log_dir = dirs.log_dir(*tp)
     if log_dir.ledgers.held(tp) is not None and dirs.mode == "a":
         with log_dir.try_claim(*tp) as mine:
-            if not mine:  # a round has them
+            if not mine:  # a cleaning uses them
                 return None
             with log_dir.ledgers.of(tp, log_dir.log(*tp)) as ledger:
                 return _statement(dirs, view, ledger)
@@ -304,7 +304,9 @@ def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Cou
     known = {counts.base_offset: counts for counts in account.segments}
     if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
         return None
-    sure = ledger.exact and not ledger.deletes.due.size  # those count as garbage there, though newest
+    sure = (
+        ledger.exact and not ledger.deletes.due.size
+    )  # due tombstones count as garbage there, although they are the newest records
     result = []
     for segment in view.segments:
         counts = known.get(segment.base_offset)

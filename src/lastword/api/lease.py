@@ -1,7 +1,7 @@
-"""`Lease`: a reader's claim on a topic, so that no tombstone goes before the reader has met it.
+"""`Lease`: a reader's claim on a topic that keeps tombstones until the reader has passed them.
 
-Needs no lock and no mode "a": a replica or a stream beside the writer takes one. What a lease is, and why no
-delete is missed in between, `lastword.partition.leases` tells.
+A lease needs no lock and no mode "a": a replica or a stream takes it beside the writer.
+`lastword.partition.leases` explains leases, and why no deletion is missed.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
         for number, known in before.items():
             if known is None:
                 log_dir = dirs.log_dir(topic, number)
-                with suppress(LastwordError):  # the first error is the one to tell
+                with suppress(LastwordError):  # the first error is the one to report
                     leases.release(log_dir.files, log_dir.directory(topic, number), name)
         raise
     return Lease(dirs, topic, name)

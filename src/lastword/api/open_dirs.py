@@ -1,8 +1,8 @@
 """`OpenDirs`: the open directories of a `LogDir`, and the partitions in them.
 
-Every verb is a function over an `OpenDirs`. It says which partitions a call names, in which directory each
-of them is, which settings hold, and whether changes are allowed. It also owns the lifetime: what must be
-closed, and the warning about what was left open.
+Every verb is a function over an `OpenDirs`, which resolves the partitions that a call names, their
+directories and settings, and whether changes are allowed. It also owns the lifetime: objects to close, and
+the warning about directories that were left open.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OpenDirs(ProcessBound):
     """Directories that are open in one mode, with their settings, files and clock.
 
     Attributes:
-        dir_set: The directories as one set; places partitions.
+        dir_set: The directories as one set; assigns partitions to directories.
         directories: Those that serve.
         paths: All paths, those of failed directories last.
         opened_at: File and line of the caller that opened them.

@@ -79,7 +79,7 @@ def open(
     def load() -> Settings:
         return Settings.load(paths, config, arguments=settings).with_cluster(cluster.refresh())
 
-    loaded = load()  # every mistake in the settings is told before anything is opened
+    loaded = load()  # raises every mistake in the settings before a directory is opened
     if isinstance(path, (str, os.PathLike)):
         named = config is not None or loaded.instance.source("log.dirs") in ("argument", "environment")
         paths = _together(paths[0], loaded.instance.log_dirs, named=named)
@@ -107,7 +107,7 @@ def open(
                     )
                 )
             except StorageError as error:
-                # A drive that failed, or may not be written: the others serve, if there are any.
+                # A drive that failed, or is read-only: the other directories serve.
                 offline[directory_path] = error
         if not opened:
             raise next(iter(offline.values()))
@@ -119,7 +119,7 @@ def open(
             directory.close()
         raise
     logs = LogDir(dirs)
-    # Beside a clock of the caller's own nothing runs by itself.
+    # With a clock of the caller, nothing runs in the background by itself.
     if mode == "a" and isinstance(clock, SystemClock):
         for directory in opened:  # ingest the commits of writers in other processes, as long as this is open
             dirs.on_close(Watch(directory).close)
@@ -153,7 +153,7 @@ def _directory(
     except LogDirLockedError as error:
         if error.pid != os.getpid():
             raise
-    gc.collect()  # one that was let go of without a close frees its lock
+    gc.collect()  # an unreferenced object that was not closed frees its lock
     try:
         return opens(files, clock, load)
     except LogDirLockedError as error:

@@ -1,14 +1,15 @@
-"""`producer=` and `sequence=`: a call that is repeated appends nothing that is in the log already.
+"""`producer=` and `sequence=`: a repeated call appends no record twice.
 
-Sequences are per call and rise. A call not above its producer's last one is done: nothing happens. A call
-above it may have been begun and not finished, by a kill or an error in the middle: then the partitions hold
-its first records, and only what comes after is appended. How that is known is in `partition.named`.
+Sequences are per call and rise. A call whose sequence is not above the producer's last one is complete, and
+does nothing. A call above it may have been interrupted by a kill or an error: then the partitions hold its
+first records, and only the missing records are appended. `partition.named` keeps the state of named
+producers.
 
-What is skipped is compared with what is repeated, as far as a cleaning has left it: a call that is repeated
-with other records is an error, never a record lost.
+Skipped records are compared with the repeated ones, unless a cleaning removed them: repeating a call with
+other records is an error, and no record is lost.
 
-On disk a producer is Kafka's: an id of 2^62 or more, epoch 0, and in each partition sequences that go on
-from record to record.
+On disk a named producer is a Kafka producer: an id of 2^62 or more, epoch 0, and in each partition sequences
+that rise by one for each record.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def _is_there(producer: NamedProducer, log: PartitionLog, part: Part) -> bool:
     state = log.producer(producer.producer_id)
     if state is not None and state.batches:
         return ((state.last_sequence + 1 - part.written) & INT32_MAX) < _HALF
-    # Nobody remembers the producer: a broker forgot it, or the log lost all that it wrote.
+    # The producer's state is gone: a broker expired it, or the log lost all records of the producer.
     if part.last_offset >= log.log_end:
         return False
     if part.last_offset < log.log_start:

@@ -58,7 +58,7 @@ def ranges(
             unknown = sorted(set(given) - set(views), key=str)
             if unknown:
                 remedy = "leave it out, or read another topic"
-                if isinstance(unknown[0], str):  # as JSON gives a position back
+                if isinstance(unknown[0], str):  # a position that was saved as JSON
                     remedy = "partitions are ints: {int(number): offset for number, offset in saved.items()}"
                 raise UsageError(
                     f"{what} names partition {unknown[0]!r}, and there are {_list(sorted(views))}",
@@ -113,7 +113,7 @@ def _list(partitions: list[int]) -> str:
 
 SHORTEST_PAUSE_SECONDS = 0.005
 LONGEST_PAUSE_SECONDS = 0.1
-NEW_PARTITIONS_SECONDS = 1.0  # a look at the whole directory, so not with every poll
+NEW_PARTITIONS_SECONDS = 1.0  # lists the whole directory, so it is not done with every poll
 
 
 class Follow:
@@ -173,7 +173,7 @@ class Follow:
             if any_due:
                 pause = SHORTEST_PAUSE_SECONDS
                 if left > 0:
-                    continue  # at once: more may have come while this was read
+                    continue  # without a pause: more may have been appended meanwhile
             if left <= 0:
                 return
             self._clock.sleep(min(pause, left))

@@ -111,7 +111,7 @@ def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
         given = headers.items() if isinstance(headers, Mapping) else headers
         pairs = tuple(tuple(pair) for pair in given)
     except TypeError:
-        pairs = ((),)  # no pairs at all: refused like those that are not right
+        pairs = ((),)  # not pairs: refused below
     for pair in pairs:
         if (
             len(pair) != 2

@@ -1,13 +1,13 @@
-"""`restore`: the newest value of every key as a file, and a state that starts from such a file.
+"""`restore`: write the newest value of every key to a file, and start a state from such a file.
 
-The file holds what a read with `view="latest"` shows, and how far it reaches (`state.snapshot_file`). A
-state that starts from it reads only what came after. That is right as long as the log continues the file:
+The file holds the result of a read with `view="latest"`, and its end offsets (`state.snapshot_file`). A
+state that starts from the file reads only newer records. This is correct while the log continues the file:
 
-- No tombstone above its end has gone from the log meanwhile, or a deleted key would stay for ever. - The log
-was not cut below its end since, by a truncation or by a power cut, or other records took its place. - What
-lies below the log start is gone; so rows of the file from there are left out.
+- No tombstone above its end was removed from the log, or a deleted key would stay forever.
+- The log was not cut below its end, by a truncation or a power cut, or other records took these offsets.
+- Records below the log start are removed, so rows of the file below the log start are left out.
 
-Where one of the first two cannot be excluded the file is refused: `check`.
+If one of the first two cannot be excluded, `check` refuses the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`Topic`: append to it, read it, describe it, plan and clean it.
+"""`Topic`: append to a topic, read it, describe it, plan and clean it.
 
-Every call that changes is acknowledged when it returns: at "os" the records survive a killed process, at
-"disk" a power cut. There is no buffer in between and nothing to flush.
+Every change is acknowledged when the call returns: at "os" the records survive a killed process, at "disk" a
+power cut. There is no buffer, and nothing to flush.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
             log_dir.delete_topic(name)
         raise
     finally:
-        dirs.reload()  # the background need not look: a new topic has nothing that is due
+        dirs.reload()  # without notifying the background: nothing of a new topic is due
     dirs.dir_set.write_list()
 
 
