@@ -219,6 +219,10 @@ def ingest(
     """Append a commit's staged files to one log, in their order. Return the number of records appended.
 
     Args:
+        log: The log.
+        commit_id: The commit.
+        staged: The staged files of this partition.
+        sync: Sync the log.
         waiting: Ids of pending commits; their staged files are kept, however old they are.
     """
     files, directory = log.files, log.directory
@@ -260,8 +264,10 @@ class _Batch(NamedTuple):
 
 
 class _Appended:
-    """What earlier tries of a commit have appended: each try a run of the commit's batches in their order,
-    perhaps with other batches between two tries."""
+    """The batches that earlier tries of a commit have appended.
+
+    Each try is a run of the commit's batches in their order, perhaps with other batches between two tries.
+    """
 
     def __init__(self, files: Files, batches: list[_Batch]) -> None:
         self._files = files
@@ -316,8 +322,10 @@ def _appended_since(log: PartitionLog, offset: int) -> list[_Batch]:
 
 
 def _identity(batch: bytes | memoryview) -> tuple[int, int]:
-    """Return what is equal for a batch before and after it is appended: size and checksum of its records. The
-    header's own checksum changes with the time of the append."""
+    """Return the size and the checksum of a batch's records, which appending does not change.
+
+    The header's own checksum changes with the time of the append.
+    """
     return len(batch), zlib.crc32(memoryview(batch)[HEADER_BYTES:])
 
 
@@ -348,8 +356,11 @@ class Watch:
             del directory
 
     def _check(self, directory: LogDirectory, last_ms: int | None) -> int | None:
-        """Ingest if the root has changed since `last_ms`. Return its modification time; None: list the next
-        time."""
+        """Ingest if the root has changed since `last_ms`.
+
+        Returns:
+            The root's modification time; None: list it the next time.
+        """
         try:
             facts = directory.files.stat(directory.path)
             changed_ms = None if facts is None else facts.mtime_ms
@@ -389,8 +400,14 @@ def commit(
     """Put the manifest into the inbox, and return when it is ingested, by this process or another.
 
     Args:
+        root: The log directory.
+        manifest: The commit.
+        files: The storage.
         open_log_dir: Opens the directory to append, or raises LogDirLockedError.
         patience_seconds: How long to wait for another process to ingest the manifest.
+        sleep: Waits between two looks at the inbox.
+        monotonic: The steady clock.
+        now_ms: The wall clock.
 
     Raises:
         BusyError: The holder of the lock did not ingest the manifest in time: it is a broker, or does not

@@ -117,8 +117,10 @@ class Writers:
 
     @classmethod
     def load(cls, files: Files, root: str) -> Writers:
-        """Read the file. CorruptFileError if it is damaged: taking a writer for new could append its batch
-        twice."""
+        """Read the file.
+
+        CorruptFileError if it is damaged: taking a writer for new could append its batch twice.
+        """
         path = os.path.join(root, names.WRITERS)
         fields = WRITERS_FORM.load(files, path)
         try:
@@ -144,6 +146,7 @@ class Writers:
             del self._last[name]
 
     def save(self, files: Files, root: str) -> None:
+        """Replace the file."""
         WRITERS_FORM.save(files, os.path.join(root, names.WRITERS), dict(sorted(self._last.items())))
 
 
@@ -156,6 +159,7 @@ class Entry(NamedTuple):
 
     @property
     def commit_id(self) -> str:
+        """The id of the commit."""
         return self.name.partition("-")[2]
 
 
@@ -182,8 +186,10 @@ def pending_commits(files: Files, root: str) -> set[str]:
 
 
 def next_number(files: Files, root: str, now_ms: int) -> int:
-    """Return a number above all others in the inbox, so that commits keep their order after a step of the
-    clock."""
+    """Return a number above all others in the inbox.
+
+    So commits keep their order after a step of the clock.
+    """
     return max([now_ms, *(entry.number + 1 for entry in entries(files, root))])
 
 

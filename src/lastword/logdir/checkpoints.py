@@ -31,6 +31,8 @@ from lastword.segment import names
 
 
 class TopicPartition(NamedTuple):
+    """A topic and a partition number."""
+
     topic: str
     partition: int
 
@@ -83,8 +85,9 @@ class OffsetCheckpoint:
 
 
 def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
-    """Return the lines of an offset checkpoint (`topic partition offset`). CorruptFileError says what is
-    wrong.
+    """Return the lines of an offset checkpoint (`topic partition offset`).
+
+    CorruptFileError says what is wrong.
     """
     offsets: dict[TopicPartition, int] = {}
     for topic, partition, offset in read_lines(files, path, 3):
@@ -166,8 +169,9 @@ class PartitionCheckpoints:
             self._checkpoints.first_dirty.update({_name(log): bounded})
 
     def _note_cleaned(self, log: PartitionLog, offset: int) -> None:
-        """Note how far this cleaner got. From the note, readers detect that another cleaner has moved the
-        checkpoint (`removal_log`).
+        """Note how far this cleaner has cleaned.
+
+        The note lets readers detect that another cleaner has moved the checkpoint (`removal_log`).
         """
         before = self._checkpoints.first_dirty.read_sound().get(_name(log), 0)
         removal_log.note_cleaned(self._files, log.directory, before, offset)
@@ -176,6 +180,8 @@ class PartitionCheckpoints:
         """Raise the log start durably. False if the log starts at `offset` or above already.
 
         Args:
+            log: The log.
+            offset: The new log start.
             reason: Shown in the error of readers that ask for an offset below.
 
         Raises:

@@ -1,8 +1,8 @@
-"""Read and write the small files that identify a log directory, a topic and a moved partition.
+r"""Read and write the small files that identify a log directory, a topic and a moved partition.
 
 ```
 meta.properties          version=1, cluster.id, node.id, directory.id (Java properties text)
-partition.metadata       version: 0\\ntopic_id: <22 characters>, no newline at the end
+partition.metadata       version: 0\ntopic_id: <22 characters>, no newline at the end
 .kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; only its existence counts
 lastword/moved-from      in a partition: the directory it was copied from, and the log end then (framed JSON)
 ```
@@ -111,6 +111,7 @@ def _bad_meta(path: str, why: str) -> CorruptFileError:
 
 
 def format_partition_metadata(topic_id: str) -> bytes:
+    """Return the bytes of a partition.metadata."""
     return f"version: 0\ntopic_id: {topic_id}".encode()
 
 
@@ -138,8 +139,10 @@ def read_topic_id(files: Files, partition_directory: str) -> str | None:
 
 
 def check_topic_id(files: Files, partition_directory: str, topic_id: str | None) -> str | None:
-    """Return the partition's own id. InconsistentTopicIdError if both ids are known and differ: the directory
-    belongs to another topic of that name.
+    """Return the partition's own topic id.
+
+    InconsistentTopicIdError if both ids are known and differ: the directory belongs to another topic of that
+    name.
     """
     own = read_topic_id(files, partition_directory)
     if own is not None and topic_id is not None and own != topic_id:
@@ -182,6 +185,7 @@ def directory_name(files: Files, root: str) -> str:
 
 
 def write_move_note(files: Files, directory: str, source: str, log_end: int) -> None:
+    """Write the note of a move into a partition's copy."""
     MOVE_NOTE.save(files, _move_note_path(directory), {"source": source, "log_end": log_end})
 
 
@@ -195,6 +199,7 @@ def read_move_note(files: Files, directory: str) -> tuple[str, int] | None:
 
 
 def remove_move_note(files: Files, directory: str) -> None:
+    """Remove the note of a move."""
     with suppress(LastwordError):  # the note stays valid as long as the source is gone
         files.unlink(_move_note_path(directory), missing_ok=True)
 

@@ -39,9 +39,12 @@ class Accounted(Protocol):
     """A partition as it is now: `PartitionLog` or `PartitionView`."""
 
     @property
-    def directory(self) -> str: ...
+    def directory(self) -> str:
+        """The partition's directory."""
+
     @property
-    def segments(self) -> Sequence[Segment]: ...
+    def segments(self) -> Sequence[Segment]:
+        """The segments, in order."""
 
 
 class Timed(Protocol):
@@ -53,8 +56,10 @@ class Timed(Protocol):
 
 @dataclass(slots=True)
 class _Slot:
-    """One partition's ledger. `lock`: of the ledger's user. `saving`: held during a save, and to set
-    `forgotten`, after which the ledger is outdated and must not be saved.
+    """The ledger of one partition.
+
+    `lock`: of the ledger's user. `saving`: held during a save, and to set `forgotten`, after which the ledger
+    is outdated and must not be saved.
     """
 
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -64,12 +69,14 @@ class _Slot:
 
 
 class Ledgers:
-    """The ledgers of one directory. Safe from any thread; a ledger belongs to the thread that holds it
-    (`of`).
+    """The ledgers of one directory. Safe from any thread.
 
-    saves    False: for a dry run, which reads saved ledgers and writes nothing
-    scratch  the directory of the ledgers' keys; None: in memory
-    clock    decides when the accounts of a long scan are saved
+    A ledger belongs to the thread that holds it (`of`).
+
+    Args:
+        saves: False for a dry run, which reads saved ledgers and writes nothing.
+        scratch: The directory of the ledgers' keys; None: in memory.
+        clock: Decides when the accounts of a long scan are saved.
     """
 
     def __init__(
@@ -115,8 +122,9 @@ class Ledgers:
 
     @property
     def file_cost_bytes(self) -> float:
-        """The cost of one more file, in bytes moved: the mean seconds of a swap times the speed of past
-        rewrites. 0 before the first measurement.
+        """The cost of one more file, in bytes moved.
+
+        The mean seconds of a swap times the speed of past rewrites; 0 before the first measurement.
         """
         return self._swap_seconds * self._bytes_per_second
 
@@ -146,8 +154,9 @@ class Ledgers:
 
     @contextmanager
     def of(self, tp: TopicPartition, log: Accounted) -> Iterator[Ledger]:
-        """Hold the ledger of a partition, exclusively; waits for it. It fits the log as it is now, or is
-        empty.
+        """Hold the ledger of a partition exclusively, after waiting for it.
+
+        The ledger fits the log as it is now, or is empty.
         """
         with self._lock:
             slot = self._slots.setdefault(tp, _Slot())
@@ -192,6 +201,7 @@ class Ledgers:
         """Drop a partition's ledger, which is outdated. It is not saved after this returns.
 
         Args:
+            tp: The partition.
             cut: Only the log's end was removed, so bytes appended before do not count again.
         """
         with self._lock:
@@ -206,6 +216,7 @@ class Ledgers:
 
     @property
     def memory_bytes(self) -> int:
+        """Bytes of memory of all ledgers."""
         with self._lock:
             held = [
                 slot.ledger for slot in self._slots.values()
@@ -230,8 +241,9 @@ class Ledgers:
                     slot.lock.release()
 
     def _keeper(self, slot: _Slot, ledger: Ledger) -> Callable[[], None]:
-        """Return a function that saves the ledger if the last save is long ago, compared with what a save
-        takes.
+        """Return a function that saves the ledger if the last save is long ago.
+
+        Long is measured in the time that a save takes.
         """
         kept, took = self._clock.monotonic(), 0.0
 

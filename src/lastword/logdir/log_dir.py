@@ -119,8 +119,11 @@ class LogDirectory:
         Args:
             path: The root. In mode "r" it must exist; in mode "a" it is made if it is absent.
             mode: "r" to read, "a" to append; "a" takes the lock.
+            files: The storage.
+            clock: The clock.
             settings: The merged settings, or a function that merges them, called again after a topic's
                 settings change. None: the root's lastword.toml and the environment.
+            rng: The source of new ids.
 
         Raises:
             NotALogDirError: The root exists and is no log directory.
@@ -213,8 +216,9 @@ class LogDirectory:
         )
 
     def set_aside(self) -> tuple[SetAside, ...]:
-        """Return the directories of partitions that are not served: unfinished copies, and strays of a
-        broker.
+        """Return the directories of partitions that are not served.
+
+        These are unfinished copies, and strays of a broker.
         """
         return self._listing().set_aside
 
@@ -258,8 +262,9 @@ class LogDirectory:
             raise OfflineError.of("a partition", self.path, error)
 
     def check_topic_id(self, topic: str, partition: int) -> None:
-        """InconsistentTopicIdError if the partition belongs to another topic of that name. Checked once per
-        partition.
+        """Raise InconsistentTopicIdError if the partition belongs to another topic of that name.
+
+        Checked once for each partition.
         """
         tp = TopicPartition(topic, partition)
         if tp in self._checked:
@@ -289,9 +294,12 @@ class LogDirectory:
         """Make a topic and save its settings. It is durable when this returns.
 
         Args:
+            topic: The name of the topic.
             partitions: The count, or the numbers of the partitions in this directory, with a given
                 `topic_id`.
+            settings: Its settings.
             exist_ok: Return False, and change nothing, if the topic exists.
+            topic_id: Its id; None: a new one.
 
         Raises:
             InvalidTopicError, TopicExistsError, InvalidSettingError, UnknownSettingError: Nothing was made.
@@ -368,16 +376,18 @@ class LogDirectory:
     def attach(
         self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None
     ) -> None:
-        """Save the checkpoints of a partition that is moved here, durably. It is recovered when it is first
-        used.
+        """Save the checkpoints of a partition that is moved here, durably.
+
+        The partition is recovered when it is first used.
         """
         with self.lock:
             self._partition_checkpoints.came(tp, recovery_point, log_start, first_dirty)
             self._opened.came(tp, recovery_point, log_start)
 
     def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
-        """Change a topic's settings in lastword.toml. They apply immediately. A value of None resets a
-        setting.
+        """Change a topic's settings in lastword.toml.
+
+        They apply immediately. A value of None resets a setting.
         """
         with self.lock:
             self._check_writable()
@@ -494,6 +504,9 @@ class LogDirectory:
         Whole segments below it may be removed then (`PartitionLog.remove_prefix`).
 
         Args:
+            topic: The topic.
+            partition: The partition.
+            offset: The new log start.
             reason: Shown in the error of readers that ask for an offset below.
 
         Raises:

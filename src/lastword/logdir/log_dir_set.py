@@ -105,8 +105,9 @@ class LogDirSet:
     # -------------------------------------------------------------- where things are
 
     def homes(self) -> dict[str, dict[int, LogDirectory]]:
-        """Return topic names, sorted, with their partitions, ascending, and the directory of each. An offline
-        directory is represented by an object that raises OfflineError.
+        """Return topic names, sorted, with their partitions, ascending, and the directory of each.
+
+        An offline directory is represented by an object that raises OfflineError.
         """
         directories: dict[TopicPartition, Any] = {}
         for directory in self.directories:
@@ -138,8 +139,9 @@ class LogDirSet:
         return self._homes.get(tp)
 
     def serves(self, home: LogDirectory) -> bool:
-        """Return whether a directory can be used now. (`homes` has stand-ins for directories that are
-        offline.)
+        """Return whether a directory can be used now.
+
+        `homes` has stand-ins for directories that are offline.
         """
         return not isinstance(home, OfflineDirectory) and home.files.offline(home.path) is None
 
@@ -155,8 +157,7 @@ class LogDirSet:
     # -------------------------------------------------------------- placing
 
     def place(self, count: int) -> dict[LogDirectory, list[int]]:
-        """Assign partition numbers of a new topic to directories: the fewest partitions first, as a broker
-        does.
+        """Assign partition numbers of a new topic: the directory with the fewest partitions first.
 
         OfflineError while a directory is offline, because it may hold a topic of that name.
         """
@@ -200,7 +201,8 @@ def _listed(files: Files, path: str) -> Iterator[TopicPartition]:
 def read_partition_list(files: Files, path: str) -> list[TopicPartition]:
     """Return the partitions that a list names; none if there is no list. CorruptFileError if it is damaged.
 
-    Lists of version 0 are text checkpoints of `topic partition` lines."""
+    Lists of version 0 are text checkpoints of `topic partition` lines.
+    """
     if not files.exists(path):
         return []
     data = files.read_bytes(path)

@@ -153,8 +153,9 @@ def _copy_private(log: PartitionLog, future: str, files: Files) -> None:
 
 
 def _copy(source: Files, path: str, target: Files, to: str) -> None:
-    """Copy one file with its modification time, synced. Retention uses that time for records without
-    timestamps.
+    """Copy one file with its modification time, synced.
+
+    Retention uses that time for records without timestamps.
     """
     with source.open_read(path) as reading, target.open_append(to, create=True, exclusive=True) as writing:
         facts = reading.stat()
@@ -173,8 +174,9 @@ def _copy(source: Files, path: str, target: Files, to: str) -> None:
 
 
 def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> LogDirectory:
-    """Which of two directories that hold the partition is the one it was moved to. DuplicatePartitionError
-    if neither is, or the other one has grown since.
+    """Return the directory to which the partition was moved, of two that hold it.
+
+    DuplicatePartitionError if there is no such move, or the other directory's log has grown since.
     """
     for source, target in ((first, second), (second, first)):
         note = read_move_note(target.files, target.directory(*tp))
@@ -184,7 +186,7 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
 
 
 def settle(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> LogDirectory:
-    """The same, and the move is finished if they are open to append."""
+    """Return `chosen`, and finish the move if both are open to append."""
     target = chosen(tp, first, second)
     source = first if target is second else second
     if source.mode == "a":

@@ -44,6 +44,7 @@ class DirRecovery:
 
     @property
     def repaired(self) -> tuple[Repaired, ...]:
+        """All repairs."""
         return tuple(repaired for partition in self.partitions for repaired in partition.repaired)
 
 
@@ -112,8 +113,9 @@ class OpenPartitions:
         first_dirty: int | None,
         producer_expiration_ms: int,
     ) -> PartitionLog:
-        """Recover the partition in `directory` and open it. DataError if it is damaged; nothing is opened
-        then.
+        """Recover the partition in `directory` and open it.
+
+        DataError if it is damaged; nothing is opened then.
         """
         left = self._how_left(tp)
         log, recovery = open_log(
@@ -145,6 +147,7 @@ class OpenPartitions:
         return log.active.size > 0 and self._clock.now_ms() - log.active.mtime_ms > limit
 
     def recovery(self, path: str, mode: str) -> DirRecovery:
+        """Return the report of all openings so far."""
         clean = self.left_clean if mode == "a" else None
         return DirRecovery(path, clean, tuple(self._recovered), tuple(sorted(self.offline.items())))
 
@@ -280,6 +283,7 @@ class LogGauges:
         metrics.watch(self)
 
     def measure(self) -> None:
+        """Set the gauges."""
         logs = dict(self._logs())
         quarantined = quarantined_bytes = 0
         for tp, log in logs.items():
@@ -304,6 +308,7 @@ class LogGauges:
         self._shown = set(logs)
 
     def close(self) -> None:
+        """Remove the gauges."""
         metrics.unwatch(self)
         self._forget(self._shown)
         metrics.QUARANTINED_PARTITIONS.remove(os.path.realpath(self._root))

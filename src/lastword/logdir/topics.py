@@ -51,8 +51,10 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The contents of a root: partitions, directories to be removed, directories that are set aside, and
-    whether it is a log directory.
+    """The contents of a root.
+
+    These are partitions, directories to be removed, directories that are set aside, and whether the root is a
+    log directory.
     """
 
     partitions: tuple[TopicPartition, ...]
@@ -73,6 +75,8 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
     """List a root. NotALogDirError if it is no directory, or is a partition's directory.
 
     Args:
+        files: The storage.
+        root: The log directory.
         known: Names of directories that were found to be partitions before. They are not read again, and new
             names are added.
     """
@@ -163,8 +167,9 @@ def check_log_dir(listing: Listing, root: str) -> None:
 
 
 def check_writable(files: Files, root: str) -> bool:
-    """Return True if the root is to be made: it is absent or empty. NotALogDirError if it holds something
-    else.
+    """Return True if the root is to be made: it is absent or empty.
+
+    NotALogDirError if it holds something else.
     """
     if not files.exists(root):
         return True
@@ -176,8 +181,9 @@ def check_writable(files: Files, root: str) -> bool:
 
 
 def register_limits(root: str) -> None:
-    """Apply the settings' limit for decompression to files that are read without opening the directory: by
-    `dump`, and by a Spark task. If the settings cannot be read, the default applies.
+    """Apply the settings' limit for decompression to files that are read without opening the directory.
+
+    `dump` and Spark tasks read so. If the settings cannot be read, the default applies.
     """
     with suppress(LastwordError):
         compression.set_limit(root, Settings.load([root]).instance.lastword_decompression_max_bytes)

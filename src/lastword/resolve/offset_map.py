@@ -24,6 +24,7 @@ class Spill:
         self._scratch: Scratch | None = None
 
     def __call__(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return the array, grown to this size."""
         if self._scratch is None:
             self._scratch = Scratch(self._path)
         return np.frombuffer(self._scratch.grow(size_bytes), np.uint8)

@@ -75,13 +75,20 @@ class Expirable(Protocol):
     """The facts of a segment that the rules use."""
 
     @property
-    def base_offset(self) -> int: ...
+    def base_offset(self) -> int:
+        """First offset of its range."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of its log file."""
+
     @property
-    def largest_timestamp(self) -> int: ...
+    def largest_timestamp(self) -> int:
+        """Largest timestamp, ms; -1 without one."""
+
     @property
-    def mtime_ms(self) -> int: ...
+    def mtime_ms(self) -> int:
+        """Modification time of its log file."""
 
 
 def decide(
