@@ -35,7 +35,7 @@ KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
 """A partition keeps the marks of a commit, and the staged files of an unfinished commit, for this long."""
 
 WRITEBACK_BYTES = 4 << 20
-"""The drive is asked to begin writing after each of so many bytes, while the writer continues."""
+"""The drive begins to write after each block of this size, while the writer continues."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Taking a partition from one log directory to another, while it is appended to and read.
+"""Move a partition from one log directory to another, while it is appended to and read.
 
 ```
 step                                               source            target      a crash leaves
-1  copy closed files to <t>-<p>.<hex>-future       t-p               -future     t-p; the copy is waste
+1  copy closed files to <t>-<p>.<hex>-future       t-p               -future     t-p; the copy is removed
 2  no more appends: flush, copy the rest, fsync    t-p               -future     likewise
 3  complete the note, target's checkpoints,
    rename to t-p, fsync root                       t-p               t-p + note  both: settle finishes
@@ -10,12 +10,13 @@ step                                               source            target     
 5  remove the note                                 t-p.<hex>-delete  t-p         the target's
 ```
 
-Kafka renames in the same order, and refuses to start when it is killed between 3 and 4. The note says which
-directory the copy came from, and how long the log was then. If both are found, the source goes if it still is
-as the note says; if it has grown since, somebody appended to it alone, and nothing is decided here.
+Kafka renames in the same order, and refuses to start if it was killed between 3 and 4. The note names the
+source directory, and the log end there at the time. If both directories have the partition, the source is
+removed if its log end is still the noted one. If the log has grown since, another process appended to it
+alone, and the partition is refused.
 
-Only `-future` directories that hold the note of a move, `lastword/moved-from`, are ours to remove: they get
-it when they are made. A broker's own are left alone.
+Only `-future` directories with the note of a move, `lastword/moved-from`, are removed by lastword: they get
+the note when they are made. A broker's own directories stay.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class DamageRepair:
                 self._remove_segment(base)
                 self._files.fsync_dir(self._directory)  # or a power cut could keep a segment behind a hole
                 inspections.pop(base, None)
-            if behind:  # it is the active one now, whose time index goes on
+            if behind:  # the damaged segment is the active one now
                 inspections[damaged] = self._walk(damaged, active=True)
         for base, inspection in inspections.items():
             done = repair(self._files, inspection)

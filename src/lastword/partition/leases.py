@@ -57,7 +57,7 @@ from lastword.values import Value
 from lastword.wire import INT64_MAX
 
 NO_FLOOR = INT64_MAX
-"""The floor while no lease is live: every tombstone lies below it."""
+"""The floor while no lease is live: every tombstone is below it."""
 
 DEFAULT_MAX_AGE_MS = 7 * 86_400_000
 _SCRATCH = ".tmp"
@@ -334,7 +334,7 @@ def advance(
     before = read(files, directory, check_name(name))
     if before is None:
         raise LeaseRefusedError(
-            f"{_name_of(directory)} has no lease {name!r}: it was released, or its topic was made anew",
+            f"{_name_of(directory)} has no lease {name!r}: it was released, or its topic was made again",
             remedy='take it again; what was read before it went may hold deleted keys: read from "earliest"',
         )
     _check_range(directory, position, log_start, log_end)

@@ -60,9 +60,9 @@ PRODUCER_EXPIRATION_CHECK_MS = 600_000
 """How often idle producers are looked for, as in Kafka."""
 
 FEW = 4
-"""Calls of at most so many batches are as fast in plain Python."""
+"""Calls of at most this many batches are as fast in plain Python."""
 LOADING_BYTES = 64 << 20
-"""The kernels are loaded (about 0.4 s) after so many bytes in calls of more batches."""
+"""The kernels are loaded (about 0.4 s) after this many bytes in calls of more batches."""
 SYNC_AHEAD_BYTES = 2 << 20
 """If a sync follows, the drive begins with each part of this size while more is appended."""
 

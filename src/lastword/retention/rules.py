@@ -2,7 +2,7 @@
 
 ```
 log start        a segment whose successor begins at or below the log start; under every policy
-retention.bytes  oldest first, while what goes leaves at least the limit
+retention.bytes  oldest first, while the remaining segments have at least the limit
 retention.ms     oldest first, while the newest record of the segment is older (strictly)
 ```
 

@@ -227,7 +227,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self._map_bytes = source.map_bytes
         self._data: dict[bytes, bytes] = {}
         self._bytes = 0
-        self._losses: dict[int, RemovalLog] = {}  # as of the last read of each partition
+        self._removals: dict[int, RemovalLog] = {}  # as of the last read of each partition
         self._lock = threading.RLock()
         self._closed = False
         self._ttl_ms = -1 if self._ranges is not None else source.ttl_ms
@@ -254,9 +254,9 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
 
     def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
         ranges = {range_.partition: range_ for range_ in self._ranges_of(self._views())}
-        losses_of = {number: self._losses_of(range_.view) for number, range_ in ranges.items()}
+        removals = {number: self._removals_of(range_.view) for number, range_ in ranges.items()}
         for number, range_ in ranges.items():
-            if losses_of[number].cut_count:  # list the files after the note was read: a cut may be in between
+            if removals[number].cut_count:  # list the files after the note was read: a cut may be in between
                 range_.renew()
         total = sum(segment.size for range_ in ranges.values() for segment in range_.view.segments)
         began = time.monotonic()
@@ -290,7 +290,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                     time.monotonic() - started + (loaded[number].seconds if number in loaded else 0.0),
                 )
             )
-            self.position[number], self._losses[number] = range_.end, losses_of[number]
+            self.position[number], self._removals[number] = range_.end, removals[number]
             self._note_expiry(range_.view, range_.view.log_start, range_.end)
         self.restored = tuple(restored)
         STATE_RESTORE_SECONDS.set(time.monotonic() - began, self._log.name)
@@ -300,7 +300,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             return self._ranges(views)
         return [Range.of(view, lambda view: (view.log_start, view.stable_offset)) for view in views.values()]
 
-    def _losses_of(self, view: PartitionView) -> RemovalLog:
+    def _removals_of(self, view: PartitionView) -> RemovalLog:
         return removal_log.load(view.files, view.directory)
 
     def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
@@ -412,11 +412,11 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 changed = None  # a part of the new records may be in the mapping
             if changed is None:
                 new: State[K, V] = object.__new__(type(self))  # `self` shows the old values meanwhile
-                new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _losses={})
+                new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _removals={})
                 new._expiry, new._expiring = {}, []
                 new._restore(None)
                 self._data, self._bytes, self.restored = new._data, new._bytes, new.restored
-                self.position, self._losses = new.position, new._losses
+                self.position, self._removals = new.position, new._removals
                 self._expiry, self._expiring = new._expiry, new._expiring
                 return len(self._data)
             return changed
@@ -432,15 +432,15 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 return start, max(start, view.stable_offset)
 
             range_ = Range.of(view, bounds).settled()
-            known = self._losses_of(view)
+            known = self._removals_of(view)
             if first is not None:
-                seen = self._losses.get(number, known).cut_count
+                seen = self._removals.get(number, known).cut_count
                 lowest, highest = range_.view.log_start, min(range_.view.log_end, known.cut_since(seen))
                 if not max(lowest, known.up_to) <= first <= range_.end <= highest:
                     return None
             changed += self._apply_newer(range_)
             self._note_expiry(range_.view, range_.start, range_.end)
-            self.position[number], self._losses[number] = range_.end, known
+            self.position[number], self._removals[number] = range_.end, known
         return changed
 
     # -------------------------------------------------------------- the mapping

@@ -115,7 +115,7 @@ def _lease(files: Files, path: str) -> object:
     return lease
 
 
-def _losses(files: Files, path: str) -> object:
+def _removal_log(files: Files, path: str) -> object:
     if removal_log.load(files, _partition(path)).unknown:
         raise ValueError("a field is missing, or no number")
     return None
@@ -228,7 +228,7 @@ _job = _framed(job.FORM)
 _NAMES: dict[str, Reader] = {
     names.ACCOUNTS: _accounts,
     names.SURVIVORSHIP: _framed(estimates.FORM),
-    names.DROPPED_TOMBSTONES: _typed(removal_log.FORM, _losses),
+    names.DROPPED_TOMBSTONES: _typed(removal_log.FORM, _removal_log),
     names.QUARANTINE: _framed(quarantine.FORM),
     names.SYNCED: _synced,
     names.PRODUCERS: _journal,
