@@ -1,8 +1,8 @@
 """The rule by which a tombstone, or a transaction marker, leaves the log: `held_by`.
 
 A tombstone deletes every older record of its key, and a marker decides every batch of its transaction. So
-each must outlive what it speaks of, and every reader that has seen that. The first reason in this order that
-holds keeps it:
+each must stay as long as one of these is in the log, or a reader that has read one has not read it. The first
+reason in this order that holds keeps it:
 
     1 OLDER_RECORD   an older record of the key, or a batch of the transaction, is still in the log. A
                      cleaning of the whole log drops these in the same pass: there they hold nothing back
