@@ -104,12 +104,12 @@ if not TYPE_CHECKING:  # a type checker would take every typo for a name of this
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
             return importlib.import_module(f"lastword.{name}")
-        home = _HOMES.get(name)
-        if home is None:
+        module = _HOMES.get(name)
+        if module is None:
             raise AttributeError(f"module 'lastword' has no attribute {name!r}")
-        found = getattr(importlib.import_module(f"lastword.{home}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(importlib.import_module(f"lastword.{module}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

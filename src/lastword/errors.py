@@ -466,7 +466,7 @@ class DuplicatePartitionError(DataError):
     def of(cls, partition: str, first: str, second: str) -> DuplicatePartitionError:
         """Return the error for a partition in two directories."""
         return cls(
-            f"{partition} lies in {first} and in {second}",
+            f"{partition} is in {first} and in {second}",
             remedy="find out which one is the newer, and move the other out",
             file=f"{second}/{partition}",
         )
@@ -678,8 +678,8 @@ class OfflineError(StorageError):
         """Return the error for a file or partition in an offline directory."""
         reason = f" ({why.message})" if why is not None else ""
         return cls(
-            f"{what} lies in {directory}, which is offline{reason}",
-            remedy="check the drive, open again; what lies elsewhere serves",
+            f"{what} is in {directory}, which is offline{reason}",
+            remedy="check the drive, then open again; partitions in other directories are served",
             file=directory,
             errno=why.errno if isinstance(why, StorageError) else None,
         )
@@ -719,7 +719,7 @@ class NotSharedError(StorageError):
         return cls(
             f"{path} is not there on {host}: the driver sees it, this executor does not",
             remedy="mount the log directory under this name on every machine that runs executors, or run "
-            "Spark where it lies: master local[*]",
+            "Spark on the machine that has it: master local[*]",
             file=path,
         )
 

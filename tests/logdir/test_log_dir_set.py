@@ -39,14 +39,14 @@ def close(spread: LogDirSet) -> None:
 
 
 def create(spread: LogDirSet, topic: str, partitions: int) -> None:
-    for number, (home, numbers) in enumerate(spread.place(partitions).items()):
-        home.create_topic(topic, numbers, topic_id=spread.topic_id(topic) if number else None)
+    for number, (log_dir, numbers) in enumerate(spread.assign(partitions).items()):
+        log_dir.create_topic(topic, numbers, topic_id=spread.topic_id(topic) if number else None)
     spread.write_list()
 
 
-def append(home: LogDirectory | None, topic: str, partition: int, count: int) -> None:
-    assert home is not None
-    log = home.log(topic, partition)
+def append(log_dir: LogDirectory | None, topic: str, partition: int, count: int) -> None:
+    assert log_dir is not None
+    log = log_dir.log(topic, partition)
     for _ in range(count):
         log.append_batch(one(log.log_end))
 
@@ -55,18 +55,18 @@ def test_fewest_partitions_first(tmp_path: Path) -> None:
     spread = spread_over(tmp_path / "a", tmp_path / "b", tmp_path / "c")
     create(spread, "one", 1)
     create(spread, "users", 5)
-    counts = [len(home.topic_partitions()) for home in spread.directories]
+    counts = [len(log_dir.topic_partitions()) for log_dir in spread.directories]
     assert counts == [2, 2, 2]
-    homes = spread.homes()
-    assert list(homes) == ["one", "users"] and list(homes["users"]) == [0, 1, 2, 3, 4]
-    ids = {home.topic_id("users") for home in spread.directories}
+    log_dirs = spread.log_dirs_by_topic()
+    assert list(log_dirs) == ["one", "users"] and list(log_dirs["users"]) == [0, 1, 2, 3, 4]
+    ids = {log_dir.topic_id("users") for log_dir in spread.directories}
     assert len(ids) == 1 and None not in ids
     for partition in range(5):
-        append(spread.home("users", partition), "users", partition, partition)
+        append(spread.log_dir("users", partition), "users", partition, partition)
     close(spread)
     spread = spread_over(tmp_path / "a", tmp_path / "b", tmp_path / "c", mode="r")
-    for partition, home in spread.homes()["users"].items():
-        assert records(home.view("users", partition)) == [pair(n) for n in range(partition)]
+    for partition, log_dir in spread.log_dirs_by_topic()["users"].items():
+        assert records(log_dir.view("users", partition)) == [pair(n) for n in range(partition)]
 
 
 def test_the_list_of_all_is_in_every_root_and_only_with_several(tmp_path: Path) -> None:
@@ -88,24 +88,24 @@ def test_an_offline_directory_raises_for_its_partitions_and_the_rest_serves(tmp_
     error = StorageError("cannot list b: Input/output error", errno=5)
     with opened(tmp_path / "a") as alone:
         spread = LogDirSet([alone], {str(tmp_path / "b"): error})
-        homes = spread.homes()["users"]
-        assert list(homes) == [0, 1, 2, 3]  # the number of partitions is not forgotten: keys go by it
-        append(spread.home("users", 0), "users", 0, 2)
+        log_dirs = spread.log_dirs_by_topic()["users"]
+        assert list(log_dirs) == [0, 1, 2, 3]  # the number of partitions is not forgotten: keys go by it
+        append(spread.log_dir("users", 0), "users", 0, 2)
         for partition in (1, 3):
-            home = spread.home("users", partition)
-            assert home is not None
+            log_dir = spread.log_dir("users", partition)
+            assert log_dir is not None
             with pytest.raises(OfflineError, match="Input/output error") as caught:
-                home.log("users", partition)
+                log_dir.log("users", partition)
             assert caught.value.errno == 5 and caught.value.kafka_code == 56
         with pytest.raises(OfflineError):
-            spread.place(1)
+            spread.assign(1)
         assert list(spread.offline) == [str(tmp_path / "b")]
 
 
 def test_a_directory_that_fails_later_keeps_its_partitions_known(tmp_path: Path) -> None:
     spread = spread_over(tmp_path / "a", tmp_path / "b")
     create(spread, "users", 2)
-    spread.homes()
+    spread.log_dirs_by_topic()
     shutil.rmtree(tmp_path / "b")
     (tmp_path / "b").write_bytes(b"")
 
@@ -113,9 +113,9 @@ def test_a_directory_that_fails_later_keeps_its_partitions_known(tmp_path: Path)
         raise StorageError("cannot list b: Input/output error", errno=5)
 
     spread.directories[1].topic_partitions = broken  # type: ignore[method-assign]
-    assert list(spread.homes()["users"]) == [0, 1]
+    assert list(spread.log_dirs_by_topic()["users"]) == [0, 1]
     assert list(spread.offline) == [str(tmp_path / "b")]
-    append(spread.home("users", 0), "users", 0, 1)
+    append(spread.log_dir("users", 0), "users", 0, 1)
     spread.directories[0].close()
     spread.directories[1].abandon()
 
@@ -127,7 +127,7 @@ def test_one_partition_in_two_directories_is_refused(tmp_path: Path) -> None:
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     for mode in "ra":
         directories = [opened(tmp_path / root, mode) for root in "ab"]
-        with pytest.raises(DuplicatePartitionError, match="users-0 lies in"):
+        with pytest.raises(DuplicatePartitionError, match="users-0 is in"):
             LogDirSet(directories, {})
         for directory in directories:
             directory.close()
@@ -155,9 +155,9 @@ def test_and_over_several_directories(tmp_path: Path) -> None:
         with opened(tmp_path / root) as logs:
             logs.create_topic("users", [partition])
     spread = spread_over(tmp_path / "a", tmp_path / "b")
-    assert spread.home("users", 0).log("users", 0).log_end == 0  # type: ignore[union-attr]
+    assert spread.log_dir("users", 0).log("users", 0).log_end == 0  # type: ignore[union-attr]
     with pytest.raises(InconsistentTopicIdError):
-        spread.home("users", 1).log("users", 1)  # type: ignore[union-attr]
+        spread.log_dir("users", 1).log("users", 1)  # type: ignore[union-attr]
     close(spread)
 
 
@@ -248,7 +248,7 @@ def test_the_marker_of_one_does_not_depend_on_the_other(tmp_path: Path) -> None:
     """The marker is written for the healthy directory and not for the one with a failing log (6X.338)."""
     spread = spread_over(tmp_path / "a", tmp_path / "b")
     create(spread, "users", 2)
-    append(spread.home("users", 0), "users", 0, 1)
+    append(spread.log_dir("users", 0), "users", 0, 1)
     spread.directories[0].log("users", 0).retire(StorageError("gone", errno=5))
     for directory in spread.directories:
         directory.close()

@@ -155,7 +155,7 @@ def check(root: Path, marks: list[str]) -> None:
     """After any crash: one place, every record, log start and checkpoints; opening again changes nothing."""
     a, b = both(root)
     spread = LogDirSet([a, b], {})
-    home = spread.homes()["users"][0]
+    home = spread.log_dirs_by_topic()["users"][0]
     log = home.log("users", 0)
     assert log.log_start == 7 and log.log_end >= 20
     assert records(log) == [pair(n) for n in range(7, log.log_end)]
@@ -246,7 +246,7 @@ def test_every_failing_call(tmp_path: Path) -> None:
             moved = False
         reached = count[0] > number
         files.fail = None
-        home = LogDirSet([a, b], {}).homes()["users"][0]
+        home = LogDirSet([a, b], {}).log_dirs_by_topic()["users"][0]
         assert records(home.log("users", 0)) == [pair(n) for n in range(7, 20)] or not moved
         for directory in (a, b):
             try:

@@ -119,7 +119,7 @@ def test_a_file_of_another_topic_or_an_earlier_life_is_refused(logs, path):
         logs.state("others", snapshot=path)
     logs.delete_topic("users")
     logs.state("users").update({"x": 1, "y": 2})
-    with pytest.raises(errors.SnapshotRefusedError, match="made anew"):
+    with pytest.raises(errors.SnapshotRefusedError, match="created again"):
         logs.state("users", snapshot=path)
 
 

@@ -57,7 +57,7 @@ class Ledger:
         scanned_bytes: Bytes read from the log since the ledger was made or saved.
         keep: Called during a long scan after each portion, when the accounts are valid: may save them.
         write_clock: The drive's time at the last update.
-        reached: How far the log went then: base offset and size of its active segment.
+        reached: The end of the log then: base offset and size of its active segment.
     """
 
     def __init__(

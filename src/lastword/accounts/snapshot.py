@@ -218,7 +218,7 @@ class SavedTime:
 
     Attributes:
         write_clock: The time.
-        reached: How far the log went then: base offset and size of its active segment.
+        reached: The end of the log then: base offset and size of its active segment.
     """
 
     write_clock: int = 0

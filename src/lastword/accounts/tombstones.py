@@ -1,7 +1,7 @@
 """The tombstones of one ledger: which are blocked, when each may go, and which are garbage.
 
-A tombstone is *blocked* while a closed segment holds an older record of its key: if the tombstone went first,
-that record would be the newest. When the last older record has left the log, durably, the tombstone's clock
+A tombstone is *blocked* while a closed segment holds an older record of its key: without the tombstone, that
+record would be the newest. When the last older record has left the log, durably, the tombstone's clock
 starts: until that moment a reader may have seen the old value. The tombstone is due when
 `delete.retention.ms` have passed, and not before the delete horizon of its batch, if it has one. A due
 tombstone is garbage: its bit is set, and a later record of the key does not count it again.

@@ -288,7 +288,7 @@ class Tracking:
             return "the log lost segments"
         more = segments[len(self.entries) - left :]
         if more and more[0].base_offset < self.running.limit:
-            return "a segment lies below the limit that was not accounted"
+            return "a segment below the limit was not accounted"
         del self.entries[:left]
         self.gone += left
         if self.gone > len(self.entries):

@@ -239,7 +239,7 @@ class Packer:
             return now_ms
         timestamp = to_ms(given)
         if timestamp < 0:
-            raise UsageError(f"{given!r} lies before 1970", remedy="milliseconds since 1970, or None for now")
+            raise UsageError(f"{given!r} is before 1970", remedy="milliseconds since 1970, or None for now")
         config = self.config
         if config.message_timestamp_type == "CreateTime" and not (
             -config.message_timestamp_before_max_ms

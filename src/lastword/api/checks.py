@@ -146,7 +146,7 @@ def _delivered(given: Any, schema: TopicSchema, files: Files, map_bytes: int) ->
     """Return `given` as the other side of an audit of a topic.
 
     A mapping of keys to offsets; an open `LogDir` that has a topic of the same name, or a `Topic`; anything
-    with `__arrow_c_stream__` and columns `key` and `offset` (and `partition`, if it knows); the path of a
+    with `__arrow_c_stream__` and columns `key` and `offset` (and `partition`, if there); the path of a
     `.parquet`, `.arrow` or `.jsonl` file with these columns.
     """
     dirs, name = _other_log(given)

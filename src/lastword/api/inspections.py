@@ -81,10 +81,10 @@ def _views(
     views: dict[str, dict[int, PartitionView]] = {}
     errors: list[LastwordError] = []
     for name, numbers in chosen.items():
-        found, failed = dirs.checked_views((name, number) for number in numbers)
+        readable, failed = dirs.checked_views((name, number) for number in numbers)
         errors += failed.values()
-        if found and not (failed and by == "topic"):
-            views[name] = {number: view for (_, number), view in found.items()}
+        if readable and not (failed and by == "topic"):
+            views[name] = {number: view for (_, number), view in readable.items()}
     return views, errors
 
 

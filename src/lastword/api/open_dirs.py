@@ -141,7 +141,7 @@ class OpenDirs(ProcessBound):
     def topics(self) -> dict[str, dict[int, LogDirectory]]:
         """Return the topics, sorted by name, with the directory of each partition."""
         self.require_open()
-        return self.dir_set.homes()
+        return self.dir_set.log_dirs_by_topic()
 
     def partitions(self, topic: str) -> dict[int, LogDirectory]:
         """Return the partitions of a topic with their directories. UnknownTopicError names the nearest."""
@@ -187,7 +187,7 @@ class OpenDirs(ProcessBound):
 
     def log_dir(self, topic: str, partition: int) -> LogDirectory:
         """Return the directory that holds a partition."""
-        directory = self.dir_set.home(topic, partition)
+        directory = self.dir_set.log_dir(topic, partition)
         if directory is None:
             raise UsageError(f"{topic} has no partition {partition}", remedy="see lastword ls")
         return directory

@@ -48,8 +48,8 @@ LogOf = Callable[[int], PartitionLog]
 class Producers:
     """The named producers of one topic that is open to append."""
 
-    def __init__(self, home: PartitionLog, rng: random.Random) -> None:
-        self._journal = Journal(home.files, home.directory, rng)
+    def __init__(self, first_partition: PartitionLog, rng: random.Random) -> None:
+        self._journal = Journal(first_partition.files, first_partition.directory, rng)
         self._lock = threading.Lock()
         self._busy: dict[str, threading.Lock] = {}
 
@@ -296,20 +296,20 @@ _OPEN: WeakKeyDictionary[PartitionLog, Producers] = WeakKeyDictionary()
 _OPENING = threading.Lock()
 
 
-def producers_of(home: PartitionLog, rng: random.Random | None = None) -> Producers:
-    """Return the producers of the topic whose first partition is `home`: one object for all appenders."""
+def producers_of(first_partition: PartitionLog, rng: random.Random | None = None) -> Producers:
+    """Return the producers of the topic with this first partition: one object for all appenders."""
     with _OPENING:
-        producers = _OPEN.get(home)
+        producers = _OPEN.get(first_partition)
         if producers is None:
-            producers = _OPEN[home] = Producers(home, rng or random.SystemRandom())
+            producers = _OPEN[first_partition] = Producers(first_partition, rng or random.SystemRandom())
         return producers
 
 
 def last_sequence_seen(views: dict[int, PartitionView], name: str) -> int | None:
     """Return the newest call whose records are all in these views, or None."""
     check(name, 0)
-    home = views[min(views)]
-    producer = read_journal(home.files, home.directory)[0].get(name)
+    first_partition = views[min(views)]
+    producer = read_journal(first_partition.files, first_partition.directory)[0].get(name)
     last = None
     for call in producer.calls if producer is not None else ():
         if any(n in views and part.last_offset >= views[n].log_end for n, part in call.parts.items()):

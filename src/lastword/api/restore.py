@@ -197,7 +197,7 @@ class SnapshotFile:
             view = range_.view
             topic_id = log_dirs[number].topic_id(topic)
             if reach.topic_id != topic_id:
-                self._refuse(f"{topic} was deleted and made anew since")
+                self._refuse(f"{topic} was deleted and created again since")
             if offset > view.log_end:
                 self._refuse(
                     f"it reaches to offset {offset} of {topic}-{number}, above log end {view.log_end}"

@@ -105,7 +105,7 @@ def murmur2_partitions(keys: pa.Array, partitions: int) -> np.ndarray:
     ends = np.frombuffer(edges, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     content.flags.writeable = ends.flags.writeable = False  # one kind of array: one compiled kernel
     if loop(content, ends, partitions, chosen) != kernels.OK:
-        raise ValueError("the array's offsets lie outside its data")
+        raise ValueError("the array's offsets are outside its data")
     if keys.null_count:
         chosen[np.asarray(keys.is_null())] = -1
     return chosen

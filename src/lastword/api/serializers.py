@@ -210,7 +210,7 @@ class SerializerObject(Protocol):
         ...
 
 
-# What a type checker knows of a name: the Python type of what it reads and writes.
+# For type checkers: the Python type that each named serializer reads and writes.
 Text = Literal["str"]
 Raw = Literal["bytes"]
 Whole = Literal["int32", "int64"]

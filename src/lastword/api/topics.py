@@ -121,7 +121,7 @@ def _refuse_contradictions(
 def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, Any]) -> None:
     """Create partitions in the directories with the fewest; all have one topic id."""
     partition_numbers(partitions)
-    placed = dirs.dir_set.place(partitions)
+    placed = dirs.dir_set.assign(partitions)
     own = {os.path.join(log_dir.path, names.SETTINGS): log_dir for log_dir in placed}
     if len(placed) > 1 or dirs.settings_file not in own:
         # Several directories share one settings file; it is written first, as a directory does with its

@@ -299,7 +299,7 @@ class DirectoryWork:
     def _partitions(self, drive: str) -> Iterator[tuple[TopicPartition, LogDirectory, TopicConfig]]:
         """Yield the partitions of a drive that may be changed."""
         try:
-            log_dirs = self._dir_set.homes()
+            log_dirs = self._dir_set.log_dirs_by_topic()
         except LastwordError:  # a partition is in two places: nothing is changed before that is resolved
             return
         for topic, partitions in log_dirs.items():
@@ -350,7 +350,7 @@ class DirectoryWork:
         for tp, state in self._states.all().items():
             if state.kind == "quarantined":
                 try:
-                    log_dir = self._dir_set.home(*tp)
+                    log_dir = self._dir_set.log_dir(*tp)
                     if log_dir is None or not log_dir.holds(*tp):
                         self._states.forget(tp)
                     elif quarantine.load(log_dir.files, log_dir.directory(*tp)) is None:

@@ -302,7 +302,7 @@ def clean_one(
     Args:
         partition: With the ledgers to use; strategy `kafka` uses none.
         context: Where and how.
-        run: What to rewrite. None: all garbage, or with strategy `kafka` what `due` asks for.
+        run: What to rewrite. None: all garbage, or with strategy `kafka` the request of `due`.
         strategy: Which segments are rewritten.
         due: Clean only if the settings make the partition due.
     """

@@ -161,12 +161,12 @@ def audit(
             delivered = stack.enter_context(out.open(_replica(delivered_by, target)))
         progress = stack.enter_context(out.progress("audit"))
         try:
-            found = logs.audit(
+            report = logs.audit(
                 target.topic, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
             )
         except PartialFailure as error:
-            found, failed = error.results, error  # results are shown before errors
-    for row in found.rows:
+            report, failed = error.results, error  # results are shown before errors
+    for row in report.rows:
         out.row("audit", row.to_dict() | {"key": bytes_json(row.key)})
         where = row.topic if row.partition is None else f"{row.topic}-{row.partition}"
         logged, given = (
@@ -175,12 +175,12 @@ def audit(
         )
         line = f"{row.kind:<8} {where}  {key_text(row.key)}  logged {logged}, delivered {given}"
         out.line(out.paint(line, "dim" if row.kind == "gone" else "red"))
-    if found.left_off:
-        out.say(f"{plural(found.left_off, 'more key')} not listed; --rows N lists more")
-    out.summary(str(found), ok=found.ok, counts=dict(found.counts), left_off=found.left_off)
+    if report.left_off:
+        out.say(f"{plural(report.left_off, 'more key')} not listed; --rows N lists more")
+    out.summary(str(report), ok=report.ok, counts=dict(report.counts), left_off=report.left_off)
     if failed is not None:
         raise failed
-    return 0 if found.ok else 1
+    return 0 if report.ok else 1
 
 
 def _replica(path: str, target: Target) -> Target:

@@ -217,7 +217,7 @@ def command(
                 raise ClosedPipe from None
 
         parameters.sort(key=lambda parameter: parameter.kind)
-        # typer reads the options from here; mypy knows no such attribute of a function.
+        # typer reads the options from here; mypy has no such attribute for a function.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
@@ -269,7 +269,7 @@ def confirm(what: str, yes: bool, *, dry: bool = True) -> None:
         dry: The command has --dry-run, which the remedy then names.
 
     Raises:
-        UsageError: The answer is no, or nobody can answer and --yes is missing.
+        UsageError: The answer is no, or there is no terminal and --yes is missing.
     """
     if yes:
         return

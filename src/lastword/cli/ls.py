@@ -92,7 +92,7 @@ def ls(
             out.warning(f"{path} is offline: {why.message}")
         set_aside = [] if target.topic is not None else logs.set_aside
         compacted = {name for name in chosen if dirs.config(name).compacts}
-        homes = {tp: dirs.log_dir(*tp).path for tp in pairs} if len(logs.paths) > 1 else {}
+        log_dirs = {tp: dirs.log_dir(*tp).path for tp in pairs} if len(logs.paths) > 1 else {}
     counted = [row for row in rows if not isinstance(row, Uncounted)]
     totals = {
         "size_bytes": sum(row.size_bytes for row in rows),
@@ -107,13 +107,13 @@ def ls(
     if sort != "name":
         shown = sorted(shown, key=lambda row: -_figure(row, sort, compacted))
     show: Any = {"topic": _topics, "partition": _partitions, "segment": _segments}[by]
-    show(out, shown, compacted, homes)
+    show(out, shown, compacted, log_dirs)
     for path, aside in set_aside:
         out.row("set-aside", {"dir": path, **asdict(aside)})
         out.say(f"not served: {os.path.join(path, aside.name)}")
     numbers = {"segments" if by == "segment" else "partitions": len(rows)}
     out.summary(
-        _totals(rows, counted, compacted, homes)
+        _totals(rows, counted, compacted, log_dirs)
         if len(rows) > 1
         else None
         if rows or failed
@@ -127,7 +127,7 @@ def ls(
 
 
 def _totals(
-    rows: list[Any], counted: list[Any], compacted: set[str], homes: dict[tuple[str, int], str]
+    rows: list[Any], counted: list[Any], compacted: set[str], log_dirs: dict[tuple[str, int], str]
 ) -> str:
     """Return the line of totals, such as `2 topics, 9 partitions, 1.9 GiB, 214 MiB of it garbage`.
 
@@ -145,8 +145,8 @@ def _totals(
         about = _about(format_bytes(garbage), all(row.exact for row in known))
         parts.append(f"{about} of it garbage" + ("" if len(counted) == len(rows) else ", as far as counted"))
     text = ", ".join(parts)
-    for path in dict.fromkeys(homes.values()):
-        inside = [row for row in rows if homes[row.topic, row.partition] == path]
+    for path in dict.fromkeys(log_dirs.values()):
+        inside = [row for row in rows if log_dirs[row.topic, row.partition] == path]
         number = len({(row.topic, row.partition) for row in inside})
         text += (
             f"\n{path}: {plural(number, 'partition')}, {format_bytes(sum(row.size_bytes for row in inside))}"
@@ -211,7 +211,7 @@ class TopicRow:
 
 
 def _topics(
-    out: Session, rows: list[TopicRow], compacted: set[str], homes: dict[tuple[str, int], str]
+    out: Session, rows: list[TopicRow], compacted: set[str], log_dirs: dict[tuple[str, int], str]
 ) -> None:
     for row in rows:
         out.row("topic", asdict(row))
@@ -234,12 +234,22 @@ def _topics(
 
 
 def _segments(
-    out: Session, rows: list[SegmentInfo], compacted: set[str], homes: dict[tuple[str, int], str]
+    out: Session, rows: list[SegmentInfo], compacted: set[str], log_dirs: dict[tuple[str, int], str]
 ) -> None:
     for row in rows:
         out.row("segment", row.to_dict())
     out.table(
-        ("SEGMENT", "OFFSETS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "LARGEST TIMESTAMP", *_dir(homes), ""),
+        (
+            "SEGMENT",
+            "OFFSETS",
+            "SIZE",
+            "LIVE",
+            "GARBAGE",
+            "RECORDS",
+            "LARGEST TIMESTAMP",
+            *_dir(log_dirs),
+            "",
+        ),
         [
             (
                 f"{row.topic}-{row.partition}/{row.base_offset}",
@@ -248,7 +258,7 @@ def _segments(
                 *_bytes(row, compacted),
                 _about(str(row.records), row.exact),
                 format_time(row.largest_timestamp),
-                *_dir(homes, row),
+                *_dir(log_dirs, row),
                 "active" if row.active else "",
             )
             for row in rows
@@ -258,11 +268,11 @@ def _segments(
     )
 
 
-def _dir(homes: dict[tuple[str, int], str], row: Any = None) -> tuple[str, ...]:
+def _dir(log_dirs: dict[tuple[str, int], str], row: Any = None) -> tuple[str, ...]:
     """Return the cell with the directory of a row, or its title; nothing if there is one directory."""
-    if not homes:
+    if not log_dirs:
         return ()
-    return ("DIR",) if row is None else (homes[row.topic, row.partition],)
+    return ("DIR",) if row is None else (log_dirs[row.topic, row.partition],)
 
 
 def _about(figure: str, exact: bool) -> str:
@@ -325,7 +335,7 @@ def _partitions(
     out: Session,
     rows: list[PartitionInfo | Uncounted],
     compacted: set[str],
-    homes: dict[tuple[str, int], str],
+    log_dirs: dict[tuple[str, int], str],
 ) -> None:
     for row in rows:
         out.row("partition", row.to_dict())
@@ -342,7 +352,7 @@ def _partitions(
         "POLICY",
     )
     out.table(
-        (*titles, *_dir(homes)),
+        (*titles, *_dir(log_dirs)),
         [
             (
                 f"{row.topic}-{row.partition}",
@@ -350,7 +360,7 @@ def _partitions(
                 *_counts(row, compacted),
                 *("?" if fact is None else str(fact) for fact in (row.log_start, row.log_end, row.segments)),
                 (row.policy or "none") + _health(row),
-                *_dir(homes, row),
+                *_dir(log_dirs, row),
             )
             for row in rows
         ],

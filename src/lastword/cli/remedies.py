@@ -98,16 +98,16 @@ def _filled(remedy: str) -> str:
     if not PLACE.paths:
         return remedy
     remedy = remedy.replace("`lastword verify`", "`lastword verify DIR`")
-    remedy = re.sub(r"(lastword [a-z]+ )DIR\b", lambda found: found[1] + shlex.quote(PLACE.paths[0]), remedy)
+    remedy = re.sub(r"(lastword [a-z]+ )DIR\b", lambda match: match[1] + shlex.quote(PLACE.paths[0]), remedy)
     if PLACE.topic is not None:
         remedy = re.sub(
-            r"(lastword (?!create)[a-z]+ \S+ )TOPIC\b", lambda found: found[1] + str(PLACE.topic), remedy
+            r"(lastword (?!create)[a-z]+ \S+ )TOPIC\b", lambda match: match[1] + str(PLACE.topic), remedy
         )
     if len(PLACE.paths) > 1:
         more = shlex.join([part for path in PLACE.paths[1:] for part in ("--dir", path)])
         remedy = re.sub(
             r"`(lastword [a-z]+ [^`]*)`",
-            lambda found: found[0] if "--dir" in found[1] else f"`{found[1]} {more}`",
+            lambda match: match[0] if "--dir" in match[1] else f"`{match[1]} {more}`",
             remedy,
         )
     return remedy

@@ -58,10 +58,10 @@ def expire(
         wrong: LastwordError | None = None
         with out.open(target, **assumed) as logs:
             try:
-                found = expire_outlook(logs.dirs, target.topic, target.partition)
+                outlook = expire_outlook(logs.dirs, target.topic, target.partition)
             except (DataError, StorageError) as error:
-                found, (wrong, *_) = split_failure(error)
-        _show(out, found, target, ok=wrong is None)
+                outlook, (wrong, *_) = split_failure(error)
+        _show(out, outlook, target, ok=wrong is None)
         if wrong is not None:
             raise wrong
         return

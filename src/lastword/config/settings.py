@@ -441,19 +441,19 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> st
         return os.fspath(config_file)
     from lastword.files import DEFAULT
 
-    found = []
+    candidates = []
     for path in (os.path.join(p, FILE_NAME) for p in paths):
         try:
             if DEFAULT.exists(path):
-                found.append(path)
+                candidates.append(path)
         except StorageError:
             if len(paths) == 1:  # with several directories, a failed directory is offline, others still work
                 raise
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise InvalidSettingError(
-            f"{' and '.join(found)} both contain settings", remedy="keep one, or name one with config="
+            f"{' and '.join(candidates)} both contain settings", remedy="keep one, or name one with config="
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def _read(file: str) -> str:

@@ -23,7 +23,7 @@ pipeline can write while another process appends and cleans.
     removes it, and nothing was written
 
 A crash of the holder leaves `applying-`. The next process that opens the directory to append finishes it
-first. Each partition knows which batches it has (`partition.staged_batches`), so no batch is appended
+first. Each partition records which batches it has (`partition.staged_batches`), so no batch is appended
 twice. A manifest whose writer and sequence were ingested before, also under another commit id, appends
 nothing: a named batch that is run again after a crash is ingested once. Writer and sequence are saved after
 the last partition is synced, so that they never promise records that a power cut can take. Partitions may

@@ -175,7 +175,7 @@ MOVE_NOTE = Framed(
     "moved-from",
     1,
     "bad-note",
-    "if the partition lies in one directory only, remove the file; if it lies in two, keep the newer one",
+    "if the partition is in one directory only, remove the file; if it is in two, keep the newer one",
 )
 
 

@@ -61,7 +61,7 @@ class LogDirSet:
         self.directories = list(directories)
         self._failed: dict[str, LastwordError] = dict(offline)
         self._listed: dict[str, tuple[TopicPartition, ...]] = {}
-        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._log_dirs: dict[TopicPartition, LogDirectory] = {}
         for path in offline:
             metrics.DIR_OFFLINE.set(1, os.path.realpath(path))
         for directory in self.directories:
@@ -104,7 +104,7 @@ class LogDirSet:
 
     # -------------------------------------------------------------- where things are
 
-    def homes(self) -> dict[str, dict[int, LogDirectory]]:
+    def log_dirs_by_topic(self) -> dict[str, dict[int, LogDirectory]]:
         """Return topic names, sorted, with their partitions, ascending, and the directory of each.
 
         An offline directory is represented by an object that raises OfflineError.
@@ -121,29 +121,29 @@ class LogDirSet:
             stand_in = OfflineDirectory(path, error)
             for tp in self.read_list():
                 directories.setdefault(tp, stand_in)
-        self._homes = directories
+        self._log_dirs = directories
         topics: dict[str, dict[int, LogDirectory]] = {}
         for tp in sorted(directories):
             topics.setdefault(tp.topic, {})[tp.partition] = directories[tp]
         return topics
 
-    def home(self, topic: str, partition: int) -> LogDirectory | None:
+    def log_dir(self, topic: str, partition: int) -> LogDirectory | None:
         """Return the directory of a partition; None if there is none. Fast for one that was found before."""
         if len(self.directories) == 1 and not self._failed:
             return self.directories[0]
         tp = TopicPartition(topic, partition)
-        known = self._homes.get(tp)
+        known = self._log_dirs.get(tp)
         if known is not None and (isinstance(known, OfflineDirectory) or known.holds(*tp)):
             return known
-        self.homes()
-        return self._homes.get(tp)
+        self.log_dirs_by_topic()
+        return self._log_dirs.get(tp)
 
-    def serves(self, home: LogDirectory) -> bool:
+    def serves(self, log_dir: LogDirectory) -> bool:
         """Return whether a directory can be used now.
 
-        `homes` has stand-ins for directories that are offline.
+        `log_dirs_by_topic` has stand-ins for directories that are offline.
         """
-        return not isinstance(home, OfflineDirectory) and home.files.offline(home.path) is None
+        return not isinstance(log_dir, OfflineDirectory) and log_dir.files.offline(log_dir.path) is None
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic's id, from the first directory that has one."""
@@ -156,7 +156,7 @@ class LogDirSet:
 
     # -------------------------------------------------------------- placing
 
-    def place(self, count: int) -> dict[LogDirectory, list[int]]:
+    def assign(self, count: int) -> dict[LogDirectory, list[int]]:
         """Assign partition numbers of a new topic: the directory with the fewest partitions first.
 
         OfflineError while a directory is offline, because it may hold a topic of that name.

@@ -50,7 +50,7 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
     """
     tp = TopicPartition(topic, partition)
     if source is target or target.holds(*tp):
-        raise UsageError(f"{tp} lies in {target.path} already", remedy="name another directory")
+        raise UsageError(f"{tp} is in {target.path} already", remedy="name another directory")
     with source.claim(*tp):
         log = source.log(*tp)
         _check_whole(log)

@@ -227,5 +227,5 @@ class DamageRepair:
             )
         size = facts.size if facts is not None else 0
         self._repairs.tell(
-            "lost-segment", os.path.basename(path), "lay behind a torn tail", cut_bytes=size, offset=base
+            "lost-segment", os.path.basename(path), "it was behind a torn tail", cut_bytes=size, offset=base
         )

@@ -335,7 +335,7 @@ def advance(
     if before is None:
         raise LeaseRefusedError(
             f"{_name_of(directory)} has no lease {name!r}: it was released, or its topic was made again",
-            remedy='take it again; what was read before it went may hold deleted keys: read from "earliest"',
+            remedy='take it again; records read before its end may have deleted keys: read from "earliest"',
         )
     _check_range(directory, position, log_start, log_end)
     sound = _sound(before)
@@ -433,7 +433,7 @@ def _check(
             directory,
             name,
             stood,
-            f"another cleaner, which knows no lease, came up to {elsewhere}, and tombstones below may be "
+            f"another cleaner, which reads no leases, cleaned up to {elsewhere}, and tombstones below may be "
             "gone, so its reader may keep deleted keys",
             elsewhere,
         )

@@ -1,7 +1,7 @@
 """`PartitionLog`: the writing side of one partition, one object per open partition.
 
 It adds to `LocalLog`, which has the files, what a broker adds as the leader of a partition: it assigns
-offsets and leader epochs, checks producers, decides transactions, and knows the log start and the last stable
+offsets and leader epochs, checks producers, decides transactions, and keeps the log start and the last stable
 offset.
 
 Locks. `lock` (reentrant) guards every change: appends, rolls, replacing segments. Syncs run outside of it,

@@ -115,7 +115,7 @@ class _Steps:
     """The stretches of a file from one index entry to the next; the first begins at position 0.
 
     An entry names the last offset of the batch at its position, or of several from there on. So an offset
-    lies behind the last entry below it, and not behind the stretch of the first entry that is not.
+    is behind the last entry below it, and not behind the stretch of the first entry that is not.
     """
 
     def __init__(self, segment: Segment, size: int) -> None:

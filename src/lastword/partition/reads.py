@@ -197,7 +197,7 @@ def _chunks_of(
     segment: Segment, bound: int | None, start: int, end: int, chunk_bytes: int, verify: bool
 ) -> Iterator[Chunk]:
     first = segment.position_of(start) if start > segment.base_offset else 0
-    # A segment that lies below the end is read to its last byte: a damaged offset must not hide a batch.
+    # A segment below the end is read to its last byte: a damaged offset must not hide a batch.
     last = segment.size if bound is not None and bound <= end else segment.end_position_of(end)
     if first >= last:
         return iter(())

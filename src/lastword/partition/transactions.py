@@ -391,7 +391,7 @@ def _special_batches(
         for header, marker in producer_batches(segment, first, verify=True):
             if header.base_offset < due or header.last_offset >= bound:
                 raise CorruptBatchError(
-                    f"offsets {header.base_offset}-{header.last_offset} do not lie in [{due}, {bound})",
+                    f"offsets {header.base_offset}-{header.last_offset} are not in [{due}, {bound})",
                     code="offsets-fall",
                     remedy="restore the file from a copy; `lastword verify` lists all damage",
                     file=segment.file,

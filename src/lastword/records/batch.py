@@ -206,7 +206,7 @@ def unknown_magic(magic: int, file: str, position: int, offset: int) -> UnknownM
     """Return the error for a batch whose magic is not 2 (`formats` reads 0 and 1)."""
     return UnknownMagicError(
         f"unknown magic {magic}",
-        remedy="restore the file from a copy, or use a version that knows this format",
+        remedy="restore the file from a copy, or use a version that reads this format",
         file=file,
         position=position,
         offset=offset,

@@ -410,7 +410,7 @@ class ChunkReader:
         if status == kernels.BAD_MAGIC:
             raise UnknownMagicError(
                 f"offset {offset} has unknown magic {head[MAGIC_AT]}",
-                remedy="restore the file from a copy, or use a version that knows this format",
+                remedy="restore the file from a copy, or use a version that reads this format",
                 **at,
             )
         if status == kernels.BAD_CRC:

@@ -141,7 +141,7 @@ def binary_array(source: Bytes, position: Int64s, length: Int32s) -> pa.Array:
     data = np.empty(total + kernels.SLACK, np.uint8)
     validity = np.zeros((size + 7) // 8 if nulls else 0, np.uint8)
     if gather_spans(source, position, length, offsets, data, validity) != kernels.OK:
-        raise ValueError("a span lies outside its buffer")
+        raise ValueError("a span is outside its buffer")
     valid = pa.py_buffer(validity) if nulls else None
     return pa.Array.from_buffers(
         pa.binary(), size, [valid, pa.py_buffer(offsets), pa.py_buffer(data)[:total]], null_count=int(nulls)

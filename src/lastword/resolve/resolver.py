@@ -231,7 +231,7 @@ class KeyScan:
         return self.make_map(max_records, float(keyed.mean()) if keyed.size else 24.0)
 
     def make_map(self, max_records: int, key_bytes: float) -> OffsetMap:
-        """Make the map for so many records with keys of this average size."""
+        """Make the map for this number of records and this average key size."""
         self.map = OffsetMap(
             self.map_bytes,
             self.salt,

@@ -104,7 +104,7 @@ class SectionWriter:
         places = np.where(keyless, 0, filler.arrays.spans[key_batch.KEY_POSITION, :count])[order]
         sizes = key_lengths.astype(np.int32)
         if gather_spans(chunk.uncompressed, places, sizes, starts, keys, nothing) != kernels.OK:
-            raise ValueError("a key lies outside its chunk")
+            raise ValueError("a key is outside its chunk")
         rows = np.empty((count, 4), np.uint64)
         rows[:, 0] = filler.arrays.hashes[0, :count][order]
         rows[:, 1] = filler.arrays.hashes[1, :count][order]

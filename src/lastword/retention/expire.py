@@ -30,15 +30,15 @@ def outlook(view: PartitionView, config: TopicConfig, now_ms: int) -> Deletion:
     )
 
 
-def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
+def expire(log_dir: LogDirectory, topic: str, partition: int) -> Deletion:
     """Apply retention to one partition of a directory that is open to append.
 
     Waits for a cleaning of the partition. After a storage error the log is unchanged, or a part of the
     deletion is done.
     """
-    with home.claim(topic, partition):
-        config = home.topic_config(topic)
-        log = home.log(topic, partition)
+    with log_dir.claim(topic, partition):
+        config = log_dir.topic_config(topic)
+        log = log_dir.log(topic, partition)
         log.remove_deferred()
         if config.compacts:
             log.roll_if_due()
@@ -50,14 +50,14 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
                 config,
                 log_start=log.log_start,
                 log_end=log.log_end,
-                now_ms=home.clock.now_ms(),
+                now_ms=log_dir.clock.now_ms(),
                 upper_offset=log.removable_offset,
             )
             if not deletion.removes:
                 return deletion
             if deletion.segments == len(log.segments):
                 log.roll()
-            home.raise_log_start(topic, partition, deletion.log_start, deletion.codes[-1])
+            log_dir.raise_log_start(topic, partition, deletion.log_start, deletion.codes[-1])
             log.remove_prefix()
         return deletion
 

@@ -248,7 +248,7 @@ def _counted(taken: Sequence[Expirable]) -> str:
 def _reason_to_keep(prefix: _Prefix, config: TopicConfig, now_ms: int) -> str:
     if not config.deletes:
         policy = ",".join(sorted(config.cleanup_policy or ()))
-        return f"cleanup.policy is {policy}: only what lies below the log start goes"
+        return f"cleanup.policy is {policy}: only segments below the log start are removed"
     first = prefix.segments[0] if prefix.segments else None
     if first is None or not any(segment.size for segment in prefix.segments):
         return "the log is empty"

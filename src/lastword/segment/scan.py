@@ -134,7 +134,7 @@ class SoundWalk:
         while self.position < self._end:
             at = self.position - block_start
             size = self._whole_size(block, at)
-            while size < 0:  # the header, or then the rest of the batch, lies behind this block
+            while size < 0:  # the header, or then the rest of the batch, is behind this block
                 want = min(max(_WALK_BYTES, -size), self._end - self.position)
                 block, block_start, at = self._handle.pread(want, self.position), self.position, 0
                 if len(block) < want:

@@ -120,7 +120,7 @@ def prefetch(
 
 _PREFETCHED_PARTS = 4  # parts that wait for the caller, at most: each is a chunk of records
 _LARGE_BYTES = 64 << 20  # a range of this size is resolved by two threads; a smaller one takes under a second
-_MOSTLY_CLEAN = 4  # a log is, of whose bytes no more than one in so many lie above what was cleaned
+_MOSTLY_CLEAN = 4  # a log is mostly clean if at most one byte in this number is above the cleaned offset
 
 
 @dataclass(frozen=True, slots=True)

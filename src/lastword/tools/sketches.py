@@ -255,4 +255,4 @@ def _theta() -> Any:
 
 
 def _corrupt(text: str) -> CorruptFileError:
-    return CorruptFileError(f"no sketch: {text}", remedy="make it anew from the log")
+    return CorruptFileError(f"no sketch: {text}", remedy="make it again from the log")

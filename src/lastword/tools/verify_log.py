@@ -256,7 +256,7 @@ def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Fi
                 8 * place,
                 entry.offset,
                 "bad-index",
-                f"no batch that ends with offset {entry.offset} lies at position {entry.position}",
+                f"position {entry.position} has no batch that ends with offset {entry.offset}",
                 True,
             )
             return

@@ -43,7 +43,7 @@ class LedgerParams:
 
     Attributes:
         write_clock: The drive's time.
-        reached: How far this log went then (`Ledgers.advance`).
+        reached: The end of the log then (`Ledgers.advance`).
         drive: The drive's name.
         alpha: Weight of the survivorship that a cleaning observes.
     """
@@ -178,7 +178,7 @@ def publish(
 ) -> Iterator[CleanRound]:
     """Publish one cleaning after another, then save the accounts.
 
-    A lease that comes in between ends this: later outputs are discarded.
+    A lease that is taken in between ends this: later outputs are discarded.
     """
     try:
         for cleaning in built.cleanings:

@@ -319,8 +319,8 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     These formats have no delete horizon; the times of files replace it. An earlier cleaning must have read
     the tombstone (it is below the first dirty offset), and at least `delete.retention.ms` must be between the
     last append to its segment and the last one to a cleaned segment. The last segment keeps its tombstones:
-    if the last record of a log went, without an empty batch in its place, no consumer would ever reach the
-    log's end.
+    if the last record of a log were removed, without an empty batch in its place, no consumer would ever
+    reach the log's end.
     """
     times_ms = [segment.mtime_now_ms() for segment in sources]
     clean_ms = [t for t, segment in zip(times_ms, sources, strict=True) if segment.base_offset < plan.start]

@@ -72,7 +72,7 @@ class Rewritten:
         tombstones: Live ones.
         next_offset: The offset after the last batch that the output must hold.
         control_digest: Sum over the control batches that stay.
-        markers: Records of the control batches that went.
+        markers: Records of the control batches that were removed.
         edges: The allowed ends and largest timestamps of its batches.
     """
 

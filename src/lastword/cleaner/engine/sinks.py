@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 class Publisher:
     """Swaps each certified group in, then records how far the log is clean.
 
-    The order protects deletes: when a tombstone goes, older copies below it went with it or before.
+    The order protects deletes: when a tombstone is removed, older copies below it are removed before it or
+    with it.
 
     Args:
         record_first_dirty: called with the new checkpoint, after the last swap is durable.

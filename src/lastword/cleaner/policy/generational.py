@@ -322,7 +322,7 @@ def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
 
 
 def crowded(partition: PartitionAccount) -> bool:
-    """Return whether a partition has so many files that neighbours merge without garbage."""
+    """Return whether a partition has enough files that neighbours merge without garbage."""
     return is_crowded(len(partition.segments), partition.total_bytes, partition.segment_bytes)
 
 

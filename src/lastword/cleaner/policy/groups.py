@@ -1,6 +1,6 @@
 """Which neighbouring segments a cleaning rewrites together, and which it leaves alone.
 
-A cleaning knows each segment's garbage exactly (`SegmentFacts` of the scan), so a segment without garbage is
+A cleaning has each segment's exact garbage (`SegmentFacts` of the scan), so a segment without garbage is
 not touched. A segment *needs* a rewrite when it holds a dead record, or a live tombstone in a batch without a
 delete horizon; so does a segment with a transaction marker for which either is true (`worth`). There is no
 other reason, so an insert-only log is never rewritten.
@@ -130,7 +130,7 @@ def needs_rewrite(facts: GroupFacts) -> bool:
 
 
 def is_crowded(files: int, size_bytes: int, segment_bytes: int) -> bool:
-    """Return whether a log has so many files that neighbours merge although nothing in them is dead.
+    """Return whether a log has enough files that neighbours merge although nothing in them is dead.
 
     The limit is `FILES_FOR_ONE` files for each one that `size_bytes` would fill, and `FILES_FREE`.
     """
