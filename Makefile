@@ -16,7 +16,7 @@ help: ## this list
 $(READY): pyproject.toml
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing lastword and its tools into $(VENV) (once; about a minute)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[spark,dev]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[spark,dev]'
 	@touch $(READY)
 
 install: $(READY) ## the virtual environment with everything
@@ -39,7 +39,10 @@ lint: $(READY) ## format, lint, types, layers
 check: lint kernels ## lint and the fast tests; some minutes
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
 
-test: java lint test-local test-engines ## lint and every test: fast and slow ones, then Spark and a real Kafka
+test: java $(READY) ## lint and every test: fast and slow ones, then Spark and a real Kafka
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint kernels
+	@$(MAKE) --no-print-directory test-local
+	@$(MAKE) --no-print-directory test-engines
 
 test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka'
@@ -48,10 +51,10 @@ test-engines: java $(READY) kernels ## only the tests that start Spark or a real
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-spark test-kafka
 
 test-spark: java $(READY) kernels
-	@$(PY) -m pytest -m 'spark and not kafka'
+	@$(PY) -m pytest -m 'spark and not kafka and not beside'
 
 test-kafka: java $(READY) kernels
-	@$(PY) -m pytest -m kafka
+	@$(PY) -m pytest -m 'kafka or beside'
 
 exhaustive: java $(READY) kernels ## the slow tests without sampling: every bit, every failing call, every moment of a power cut
 	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m '(slow or kafka) and not spark' --timeout 1800

@@ -62,6 +62,7 @@ def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
 def test_every_block_of_spark_runs_as_it_is_printed(tmp_path):
     """In a process of its own: the blocks make the session, and its Java keeps its first directory."""

@@ -16,6 +16,7 @@ from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from tests.crash import mutants
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
+from tests.support.exhaustive import stride
 
 SEEDS_PER_TEST = 10
 
@@ -46,7 +47,7 @@ def test_mutants(template: Path, tmp_path: Path, first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(10, 60, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(10, 60, SEEDS_PER_TEST * stride(3)))
 def test_more_mutants(template: Path, tmp_path: Path, first: int) -> None:
     test_mutants(template, tmp_path, first)
 

@@ -57,6 +57,8 @@ def spark_notebook() -> dict[str, Any]:
 
 
 @pytest.mark.spark
+@pytest.mark.beside
+@pytest.mark.usefixtures("short_lived_jvms")
 def test_the_spark_notebook(here, capfd):
     """In a process of its own: the tests of Spark share a session with other settings."""
     pytest.importorskip("pyspark")

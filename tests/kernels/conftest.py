@@ -7,7 +7,9 @@ import os
 import pytest
 from hypothesis import settings
 
-settings.register_profile("kernels", deadline=None)
+from tests.support.exhaustive import stride
+
+settings.register_profile("kernels", deadline=None, max_examples=200 // stride(4))
 settings.load_profile("kernels")
 
 

@@ -87,6 +87,7 @@ def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
 def test_executors_die_in_write_and_rewrite_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     steps = ["killed_in_write", "killed_in_rewrite"]  # the others: `make clusters`

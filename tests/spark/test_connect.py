@@ -11,7 +11,7 @@ pytest.importorskip("grpc")
 
 from tests.spark.clusters import script
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.beside, pytest.mark.usefixtures("short_lived_jvms")]
 
 
 def test_everything_works_on_connect(tmp_path: Path) -> None:

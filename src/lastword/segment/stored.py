@@ -115,8 +115,12 @@ class SegmentFiles:
 
     def read(self, extension: str) -> bytes | None:
         """As `StoredSegment.read`."""
+        path = self.path(extension)
+        # Most segments have no transaction index. A failed open of it must not count as a failed sync.
+        if extension == names.TXN_INDEX and not self.files.exists(path):
+            return None
         with suppress(FileVanishedError):
-            return self.files.read_bytes(self.path(extension))
+            return self.files.read_bytes(path)
         return None
 
     def remove(self, extension: str) -> None:
