@@ -309,7 +309,7 @@ def test_a_new_lease_below_what_a_broker_cleaned_is_refused(beside_a_broker):
     take(directory, "holds-nothing")
     removal_log.note_cleaned(DEFAULT, directory, 50, 70)  # a round of ours writes over what the broker left
     cleaned_to(70)
-    with pytest.raises(LeaseRefusedError, match="came up to 50"):
+    with pytest.raises(LeaseRefusedError, match="cleaned up to 50"):
         take(directory, "other", 49)
     take(directory, "other", 50)
 
