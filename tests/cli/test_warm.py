@@ -77,7 +77,7 @@ def test_a_cached_kernel_is_not_announced(here, capsys):
 @pytest.mark.slow
 def test_a_cold_start_says_so_and_warm_ends_it(here):
     """In a separate cache folder: compilation takes some 10 s."""
-    environment = {**os.environ, "LASTWORD_CACHE_DIR": str(here / "cache"), "NUMBA_OPT": "0"}
+    environment = {**os.environ, "LASTWORD_CACHE_DIR": str(here / "cache")}
 
     def run(*words, command=COMMAND):
         done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True)
