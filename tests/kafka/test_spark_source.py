@@ -84,7 +84,9 @@ SAME = [
     case("stream of transactions", stream=True, committed=True, startingOffsets="earliest", subscribe="tx"),
 ]
 STREAMS = [found for found in SAME if found["stream"]]
-SAME = [found for found in SAME if not found["stream"]] + STREAMS[:: stride(4)]
+SAME = [found for found in SAME if not found["stream"]] + STREAMS[
+    5 % stride(4) :: stride(4)
+]  # the sixth, small batches, is always among them
 
 REFUSED = [
     case("no topic", topics="none"),
@@ -187,5 +189,4 @@ def test_the_cases_have_rows(answers: dict[str, dict[str, Any]]) -> None:
     rows = {name: sum(map(len, one.get("batches", []))) for name, one in answers["lastword"].items()}
     assert rows["every record"] == 280 and rows["two topics"] == 280 + 75
     assert rows["transactions, committed"] == 20 and rows["transactions, uncommitted"] == 30
-    small = answers["lastword"].get("stream in small batches")
-    assert small is None or len(small["batches"]) > 4
+    assert len(answers["lastword"]["stream in small batches"]["batches"]) > 4

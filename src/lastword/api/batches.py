@@ -104,7 +104,7 @@ PairType = type[bytes] | type[str]
 PAIR_TYPES: dict[str | None, PairType] = {"bytes": bytes, "str": str}
 """Serializers whose values Arrow encodes the same way."""
 WEIGHT_BYTES = 32
-"""What a record takes beside its key and value, at most."""
+"""Largest size of a record without its key and value, in bytes."""
 
 
 class PairRun(NamedTuple):

@@ -135,7 +135,7 @@ class LogDir(ProcessBound):
 
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
-        """What opening repaired, a `DirRecovery` for each directory.
+        """The repairs at opening, a `DirRecovery` for each directory.
 
         Partitions are recovered at their first use. In mode "r" nothing is repaired, and `clean` is None.
         """

@@ -205,7 +205,7 @@ def records_of(
         # A frozen record is filled as its unfrozen twin of the same slots and then turned into one.
         draft.__class__ = Record  # type: ignore[assignment]
         position[partition] = offset + 1
-        yield draft  # type: ignore[misc]
+        yield draft  # type: ignore[misc]  # it is a Record by now: mypy keeps the first class
 
 
 def _used(columns: RecordColumns) -> tuple[int, int]:

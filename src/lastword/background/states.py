@@ -1,4 +1,4 @@
-"""Who may clean a partition now: the legal states of a partition, and the only transitions between them.
+"""The legal states of a partition that may be cleaned, and the only transitions between them.
 
     state         meaning
     idle          may be cleaned

@@ -163,7 +163,7 @@ def _run(arguments: list[str]) -> int:
             _discard_stdout()
         return _output_error(error).exit_code
     except Exception as error:
-        # Compared by name: the class belongs to the copy of click inside typer.
+        # Compared by name, and so without its type: the class belongs to the copy of click inside typer.
         if type(error).__name__ == "NoArgsIsHelpError":
             out.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
             return 2
@@ -286,6 +286,7 @@ def _set_up_streams() -> None:
 
     File names and arguments that are not UTF-8 are written as their bytes. Records are escaped earlier.
     """
+    # Python opens stderr as a TextIOWrapper; its annotation allows any text stream.
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     if sys.__stdout__ is None:  # closed: the null device took its place
         return
