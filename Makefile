@@ -7,6 +7,8 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
+# The tests start hundreds of Python processes: without bytecode files each would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install java demo lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden figures docs clean pipeline kills-spark clusters memory-spark
 
