@@ -37,7 +37,7 @@ def caught(scenario: str, invariant: str) -> None:
 
 
 def named(made: Run, invariant: str, doomed: Any = ()) -> None:
-    moments = range(0, len(made.files.journal) + 1, stride(2))
+    moments = range(0, len(made.files.journal) + 1, stride(3))
     tally = judge_run(made, moments=moments, seeds=range(1), doomed=doomed, looking_for=invariant)
     found = {one.invariant for _, violations in tally.violations for one in violations}
     assert invariant in found, f"{invariant} should have named it; violated: {sorted(found)}"

@@ -75,14 +75,14 @@ def test_some_power_cuts(name: str) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_power_cuts_during_recovery(name: str) -> None:
     for again in recoveries(run(SCENARIOS[name]), range(2)):
-        judge_run(again, moments=range(0, len(again.files.journal) + 1, stride(9))).raise_any()
+        judge_run(again, moments=range(0, len(again.files.journal) + 1, stride(18))).raise_any()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_power_cuts_of_random_lives(seed: int) -> None:
     made = run(from_seed(seed))
-    judge_run(made, moments=range(0, len(made.files.journal) + 1, 3 * stride(3)), seeds=range(1)).raise_any()
+    judge_run(made, moments=range(0, len(made.files.journal) + 1, 3 * stride(6)), seeds=range(1)).raise_any()
 
 
 @pytest.mark.parametrize("name", ["append", "cleans", "closes"])

@@ -20,6 +20,7 @@ from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import indexes_fit, records
 from tests.partition.nosync import UNSYNCED
 from tests.retention.support import DELETED, HOUR, NOW, Log
+from tests.support.exhaustive import stride
 
 SETTINGS = {"cleanup.policy": "delete", "retention.ms": "1h"}
 
@@ -91,7 +92,7 @@ def test_every_kill(tmp_path: Path, work: str) -> None:
     assert every_stop(stopped_at) > 5
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [1, pytest.param(10 // stride(2), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("work", WORK)
 def test_every_power_cut(tmp_path: Path, work: str, seeds: int) -> None:
     root = tmp_path / "root"
