@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lastword.files import failures, handle, owner, real
+from lastword.files import failures, owner, real
 
 CALLS = {
     "open": (errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC),
@@ -79,10 +79,10 @@ class FaultyOs:
 @contextmanager
 def planted(faulty: FaultyOs) -> Iterator[FaultyOs]:
     before = real.os
-    for module in (real, handle, failures, owner):
+    for module in (real, failures, owner):
         module.os = faulty  # type: ignore[attr-defined]
     try:
         yield faulty
     finally:
-        for module in (real, handle, failures, owner):
+        for module in (real, failures, owner):
             module.os = before  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 import lastword
 from lastword.files import OsFiles
-from lastword.files.handle import OsHandle
+from lastword.files.real import OsHandle
 from lastword.ingest.apply import Watch, open_to_append
 from tests.spark.conftest import append, create, numbered
 

@@ -1,10 +1,9 @@
 """All storage I/O.
 
 `Files` (interface.py) is the interface that the rest of lastword uses: open, pread, append, fsync, fsync_dir,
-rename, unlink, truncate, lock. `OsFiles` (real.py) and its handles (handle.py) implement it on the operating
-system; failures.py turns a failed call into a typed error. Tests use fakes that record calls, stop at a call,
-or drop all bytes that were not synced. lock.py holds the lock that excludes other processes, a running Kafka
-included.
+rename, unlink, truncate, lock. `OsFiles` (real.py) implements it on the operating system; failures.py turns a
+failed call into a typed error. Tests use fakes that record calls, stop at a call, or drop all bytes that were
+not synced. lock.py holds the lock that excludes other processes, a running Kafka included.
 
 Start reading at interface.py: it states what each call promises, and what is durable when.
 """

@@ -1,6 +1,20 @@
-"""`OsFiles`: storage on the operating system; and scratch memory on a drive, a mapped file without a name.
+"""`OsFiles`: storage on the operating system, with a bounded set of descriptors; and `Scratch`, a mapped file.
 
-Errors of system calls are translated here and in handle.py, and nowhere else.
+Errors of system calls are translated here (`failures.translate`), and nowhere else.
+
+The descriptor of an `OsHandle` may be closed while the handle is idle, and is opened again at the next use.
+So 10,000 partitions or 2,000 segments do not need 10,000 descriptors.
+
+* The least recently used descriptor is closed first. Handles with unsynced writes are closed last, and synced
+  before: the kernel reports a failed writeback only to a process that has the file open.
+* A handle in use (between `acquire` and `release`) keeps its descriptor, so a read of another thread cannot
+  hit a reused descriptor number.
+* A reopened file must be the same inode. If a reader finds another file under the name, it raises
+  FileVanishedError, as for a file that was replaced before the first open.
+* If the system has no descriptor left (EMFILE, ENFILE), a quarter of the open ones is closed and the open is
+  tried again.
+
+Without an explicit limit, half of RLIMIT_NOFILE is used, at most 4096.
 """
 
 from __future__ import annotations
@@ -9,73 +23,421 @@ import errno
 import mmap
 import os
 import re
-import stat as modes
+import resource
+import stat
+import sys
 import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from typing import Protocol, TypeVar
 
-from lastword.errors import LastwordError, StorageError
+from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files import owner
-from lastword.files.failures import Root, fsync_or_fail, translate
-from lastword.files.handle import Descriptors, OsHandle, facts_of
-from lastword.files.interface import FileFacts, Files, Path
+from lastword.files.failures import NO_ROOM, Root, fsync_or_fail, translate
+from lastword.files.interface import Buffer, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE
 
-_NAME = "lastword-scratch-"
-_NAMES = re.compile(rf"{_NAME}\d+-[0-9a-f]{{16}}")
+# ---------------------------------------------------------------- descriptors and handles
 
 
-def new_path(directory: str) -> str:
-    """Return a new path for a `Scratch` in a directory, and remove leftovers there.
+T = TypeVar("T")
+MAX_LIMIT = 4096
+MIN_LIMIT = 8
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
-    A leftover is a file of a process that was killed between making the file and unlinking it.
+
+class Reopenable(Protocol):
+    """The part of a handle that `Descriptors` uses."""
+
+    fd: int  # -1 while it is closed
+    pins: int
+    unsynced: bool
+
+    def reopen(self) -> int:
+        """Open the file again and return the descriptor."""
+        ...
+
+    def sync_before_closing(self) -> None:
+        """Sync the file before its descriptor is closed."""
+        ...
+
+
+class Descriptors:
+    """The open descriptors of one `OsFiles`, least recently used first.
+
+    Args:
+        limit: The largest number of open descriptors. None: half of RLIMIT_NOFILE, at most 4096.
     """
-    try:
-        for name in os.listdir(directory):
-            if _NAMES.fullmatch(name):
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(directory, name))
-    except OSError as error:
-        raise translate(error, directory, "list") from error
-    return os.path.join(directory, f"{_NAME}{os.getpid()}-{os.urandom(8).hex()}")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._fixed_limit = limit
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close a handle meanwhile
+        self._open: OrderedDict[int, weakref.ref[Reopenable]] = OrderedDict()
+        _instances.add(self)
+
+    @property
+    def limit(self) -> int:
+        """Return the largest number of open descriptors now."""
+        if self._fixed_limit is not None:
+            return max(1, self._fixed_limit)
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return MAX_LIMIT
+        return max(MIN_LIMIT, min(soft // 2, MAX_LIMIT))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, handle: Reopenable) -> None:
+        """Add a handle that has just been opened."""
+        with self._lock:
+            self._open[id(handle)] = weakref.ref(handle)
+
+    def open(self, opening: Callable[[], T]) -> T:
+        """Call a function that opens a descriptor; evict others first, and again if the system has none."""
+        self._evict_excess()
+        try:
+            return opening()
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or not self._evict(max(1, len(self._open) // 4)):
+                raise
+            return opening()
+
+    def acquire(self, handle: Reopenable) -> int:
+        """Return the descriptor of a handle, which stays open until `release`."""
+        with self._lock:
+            handle.pins += 1
+            fd = handle.fd
+            if fd >= 0:
+                self._open.move_to_end(id(handle))
+                return fd
+            try:
+                fd = handle.fd = self.open(handle.reopen)
+            except BaseException:
+                handle.pins -= 1
+                raise
+            self._open[id(handle)] = weakref.ref(handle)
+            return fd
+
+    def release(self, handle: Reopenable) -> None:
+        """Allow that the descriptor of a handle is closed again."""
+        with self._lock:
+            handle.pins -= 1
+
+    def remove(self, handle: Reopenable) -> int:
+        """Remove a handle that is being closed; return its descriptor, or -1."""
+        with self._lock:
+            self._open.pop(id(handle), None)
+            fd, handle.fd = handle.fd, -1
+            return fd
+
+    def _evict_excess(self) -> None:
+        excess = len(self._open) - self.limit + 1
+        if excess > 0:
+            self._evict(excess)
+
+    def _evict(self, count: int) -> int:
+        """Close up to `count` idle descriptors and return how many were closed."""
+        with self._lock:
+            closed = 0
+            for synced_only in (True, False):
+                for key, reference in list(self._open.items()):
+                    if closed >= count:
+                        return closed
+                    handle = reference()
+                    if handle is None or handle.fd < 0:
+                        self._open.pop(key, None)
+                        continue
+                    if handle.pins or (synced_only and handle.unsynced):
+                        continue
+                    if handle.unsynced:
+                        handle.sync_before_closing()
+                    fd, handle.fd = handle.fd, -1
+                    self._open.pop(key, None)
+                    with suppress(OSError):  # no data is lost: it was synced, or only read
+                        os.close(fd)
+                    closed += 1
+            return closed
 
 
-class Scratch:
-    """A mapped file without a name: it is unlinked when it is opened, so a killed process leaves nothing.
+_instances: weakref.WeakSet[Descriptors] = weakref.WeakSet()
 
-    `grow` allocates the drive's blocks before they are used: a full drive raises DiskFullError there, not a
-    signal at a later store. The content does not survive a restart, so `Files` is not involved.
-    """
 
-    def __init__(self, path: str) -> None:
+def _renew_locks_after_fork() -> None:
+    for descriptors in list(_instances):
+        descriptors._lock = threading.RLock()  # another thread may have held it when the process forked
+
+
+os.register_at_fork(after_in_child=_renew_locks_after_fork)
+
+
+LARGE_READ = 1 << 20
+"""A read of more bytes than this is first limited to the file's size, so that a corrupt length does not
+allocate the memory that it claims."""
+
+
+class OsHandle(Handle):
+    """One open file, whose descriptor may be closed and reopened meanwhile (`Descriptors`)."""
+
+    def __init__(
+        self, fd: int, path: str, root: Root, descriptors: Descriptors, flags: int = os.O_RDONLY
+    ) -> None:
+        self.fd = fd
         self.path = path
-        self._fd = -1
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with suppress(FileNotFoundError):  # another process has removed it as a leftover
-                os.unlink(path)
-        except OSError as error:
-            raise translate(error, path, "open") from error
+        self.pins = 0
+        self.unsynced = False
+        self._root = root
+        self._descriptors = descriptors
+        self._flags = flags
+        self._closed = False
+        self._torn = False
+        facts = os.fstat(fd)
+        self._identity = (facts.st_dev, facts.st_ino)
+        self._min_size = facts.st_size if flags == os.O_RDONLY else 0
+        descriptors.add(self)
 
-    def grow(self, size_bytes: int) -> mmap.mmap:
-        """Map at least `size_bytes` bytes; the existing content is kept.
+    # ---- the descriptor
 
-        Earlier maps stay valid and show the same bytes.
-        """
+    def reopen(self) -> int:
+        """Open the same inode again; FileVanishedError if it is gone or was replaced."""
+        if self._closed:
+            raise OSError(errno.EBADF, "the handle is closed")
         try:
-            os.posix_fallocate(self._fd, 0, size_bytes)
-            return mmap.mmap(self._fd, size_bytes)
+            fd = os.open(self.path, self._flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise FileVanishedError(f"{self.path} is gone", file=self.path, errno=errno.ENOENT) from None
+        facts = os.fstat(fd)
+        # A shorter file with the same inode number is a new file: the number of the removed one was reused.
+        if (facts.st_dev, facts.st_ino) != self._identity or facts.st_size < self._min_size:
+            os.close(fd)
+            raise FileVanishedError(f"{self.path} was replaced while it was open", file=self.path)
+        return fd
+
+    def sync_before_closing(self) -> None:
+        """Sync the file before its descriptor is evicted; a failure takes the root offline."""
+        if self._root.failure is None:
+            try:
+                os.fsync(self.fd)
+            except OSError as error:
+                with suppress(StorageError):  # the next change below this root raises it
+                    self._root.fail(self.path, error)
+        self.unsynced = False
+
+    def _acquire(self, action: str = "open") -> int:
+        try:
+            return self._descriptors.acquire(self)
+        except LastwordError:
+            raise
         except OSError as error:
-            raise translate(error, self.path, "enlarge") from error
+            raise translate(error, self.path, action) from error
+
+    # ---- reading
+
+    def pread(self, n: int, position: int) -> bytes:
+        """Read `n` bytes from `position`; fewer only at the end of the file."""
+        if n < 0 or position < 0:
+            raise ValueError(f"pread of {n} bytes at {position}")
+        fd = self._acquire("read")
+        try:
+            if n > LARGE_READ:
+                n = max(0, min(n, os.fstat(fd).st_size - position))
+            data = os.pread(fd, n, position)
+            if len(data) == n or not data:
+                return data
+            parts = [data]
+            count_read = len(data)
+            while count_read < n:
+                data = os.pread(fd, n - count_read, position + count_read)
+                if not data:
+                    break
+                parts.append(data)
+                count_read += len(data)
+        except OSError as error:
+            raise translate(error, self.path, "read") from error
+        finally:
+            self._descriptors.release(self)
+        return b"".join(parts)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """Fill a writable buffer from `position`; return the bytes read: fewer only at the file's end."""
+        view = memoryview(buffer).cast("B")
+        count_read, n = 0, len(view)
+        fd = self._acquire("read")
+        try:
+            while count_read < n:
+                count = os.preadv(fd, [view[count_read:]], position + count_read)
+                if count == 0:
+                    break
+                count_read += count
+        except OSError as error:
+            raise translate(error, self.path, "read") from error
+        finally:
+            self._descriptors.release(self)
+        return count_read
+
+    # ---- writing
+
+    def append(self, data: Buffer) -> int:
+        """Write all of `data` at the end of the file and return the position of its first byte."""
+        if self._torn:
+            raise StorageError(
+                f"{self.path} has a torn tail that could not be cut back",
+                remedy="open the directory again: recovery cuts the tail",
+                file=self.path,
+            )
+        self._root.check()
+        fd = self._acquire("write")
+        try:
+            self.unsynced = True
+            start = os.lseek(fd, 0, os.SEEK_END)
+            try:
+                size = data.nbytes if hasattr(data, "nbytes") else len(data)
+                done = os.pwrite(fd, data, start)
+                if done != size:
+                    self._write_rest(fd, data, start, done)
+            except OSError as error:
+                self._cut_back(fd, start)
+                raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
+            return start
+        finally:
+            self._descriptors.release(self)
+
+    def _write_rest(self, fd: int, data: Buffer, start: int, done: int) -> None:
+        view = memoryview(data).cast("B")
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], start + done)
+
+    def _cut_back(self, fd: int, size: int) -> None:
+        """Remove a partly written batch, or the next append would follow it."""
+        try:
+            os.ftruncate(fd, size)
+        except OSError:
+            self._torn = True
+
+    def _write_error(self, fd: int, error: OSError, needed: int) -> LastwordError:
+        if error.errno not in NO_ROOM:
+            return translate(error, self.path, "write")
+        facts = os.fstatvfs(fd)
+        directory = os.path.dirname(self.path) or "."
+        free_bytes = facts.f_bavail * facts.f_frsize
+        return DiskFullError.of(os.path.basename(self.path), directory, needed, free_bytes, self.path)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data` at `position`."""
+        self._root.check()
+        fd = self._acquire("write")
+        try:
+            self.unsynced = True
+            self._write_rest(fd, data, position, 0)
+        except OSError as error:
+            raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
+        finally:
+            self._descriptors.release(self)
+
+    def truncate(self, size: int) -> None:
+        """Set the size of the file."""
+        self._root.check()
+        fd = self._acquire("truncate")
+        try:
+            self.unsynced = True
+            os.ftruncate(fd, size)
+        except OSError as error:
+            raise translate(error, self.path, "truncate") from error
+        finally:
+            self._descriptors.release(self)
+        self._torn = False
+
+    def start_sync(self, position: int, size: int) -> None:
+        """Start to write these bytes to the drive ahead of an `fsync`."""
+        if self._root.failure is None:
+            with suppress(LastwordError):  # a later fsync reports it
+                fd = self._acquire("sync")
+                try:
+                    _start_writeback(fd, position, size)
+                finally:
+                    self._descriptors.release(self)
+
+    def fsync(self) -> None:
+        """Wait until bytes and size are on the drive."""
+        self._root.check()
+        fd = self._acquire("sync")
+        try:
+            self.unsynced = False  # before the call: bytes written during the sync count as unsynced
+            fsync_or_fail(fd, self.path, self._root)
+        finally:
+            self._descriptors.release(self)
+
+    def stat(self) -> FileFacts:
+        """Return the facts of the open file."""
+        fd = self._acquire("look at")
+        try:
+            return facts_of(os.fstat(fd))
+        except OSError as error:
+            raise translate(error, self.path, "look at") from error
+        finally:
+            self._descriptors.release(self)
 
     def close(self) -> None:
-        """Free the room on the drive when the last map is gone."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close; a second close does nothing."""
+        self._closed = True
+        fd = self._descriptors.remove(self)
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise translate(error, self.path, "close") from error
 
     def __del__(self) -> None:
-        self.close()
+        if getattr(self, "fd", -1) >= 0:
+            fd = self._descriptors.remove(self)
+            with suppress(OSError):  # there is no caller to report it to
+                os.close(fd)
+
+    def __repr__(self) -> str:
+        return f"<OsHandle {self.path}{' closed' if self._closed else ''}>"
+
+
+def facts_of(result: os.stat_result, *, link: bool = False) -> FileFacts:
+    """Convert the result of a stat call."""
+    mode = result.st_mode
+    kind = "link" if link else "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else "other"
+    return FileFacts(result.st_size, result.st_mtime_ns // 1_000_000, result.st_ino, kind)
+
+
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is None:
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    function.restype = ctypes.c_int
+    return function
+
+
+def _start_writeback(fd: int, position: int, size: int) -> None:
+    """Start to write these bytes of an open file to the drive, and do not wait. Never fails.
+
+    SYNC_FILE_RANGE_WRITE alone leaves the error state of the file untouched: a later `fsync` still reports a
+    page that could not be written. (The flags that wait would consume that error.) Nothing depends on this
+    call, so its result is ignored.
+    """
+    function = _sync_file_range()
+    if function is not None:
+        function(fd, position, size, _SYNC_FILE_RANGE_WRITE)
+
+
+# ---------------------------------------------------------------- the interface on the operating system
 
 
 MAX_CACHED_DIRECTORIES = 10_000  # directories
@@ -147,7 +509,7 @@ class OsFiles(Files):
             raise
         except OSError as error:
             raise translate(error, path, "open") from error
-        if not modes.S_ISREG(os.fstat(fd).st_mode):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise StorageError(
                 f"cannot open {path}: not a regular file",
@@ -202,7 +564,7 @@ class OsFiles(Files):
         """Return the facts of a file or directory; None if it does not exist."""
         try:
             facts = os.lstat(path)
-            link = modes.S_ISLNK(facts.st_mode)
+            link = stat.S_ISLNK(facts.st_mode)
             return facts_of(os.stat(path) if link else facts, link=link)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -328,3 +690,63 @@ class OsFiles(Files):
             return os.stat(path).st_dev
         except OSError as error:
             raise translate(error, os.fspath(path), "look at") from error
+
+
+# ---------------------------------------------------------------- scratch memory on a drive
+
+
+_NAME = "lastword-scratch-"
+_NAMES = re.compile(rf"{_NAME}\d+-[0-9a-f]{{16}}")
+
+
+def new_path(directory: str) -> str:
+    """Return a new path for a `Scratch` in a directory, and remove leftovers there.
+
+    A leftover is a file of a process that was killed between making the file and unlinking it.
+    """
+    try:
+        for name in os.listdir(directory):
+            if _NAMES.fullmatch(name):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, name))
+    except OSError as error:
+        raise translate(error, directory, "list") from error
+    return os.path.join(directory, f"{_NAME}{os.getpid()}-{os.urandom(8).hex()}")
+
+
+class Scratch:
+    """A mapped file without a name: it is unlinked when it is opened, so a killed process leaves nothing.
+
+    `grow` allocates the drive's blocks before they are used: a full drive raises DiskFullError there, not a
+    signal at a later store. The content does not survive a restart, so `Files` is not involved.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with suppress(FileNotFoundError):  # another process has removed it as a leftover
+                os.unlink(path)
+        except OSError as error:
+            raise translate(error, path, "open") from error
+
+    def grow(self, size_bytes: int) -> mmap.mmap:
+        """Map at least `size_bytes` bytes; the existing content is kept.
+
+        Earlier maps stay valid and show the same bytes.
+        """
+        try:
+            os.posix_fallocate(self._fd, 0, size_bytes)
+            return mmap.mmap(self._fd, size_bytes)
+        except OSError as error:
+            raise translate(error, self.path, "enlarge") from error
+
+    def close(self) -> None:
+        """Free the room on the drive when the last map is gone."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
