@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lastword.partition.tombstones import (
+from lastword.partition.leases import (
     HORIZON,
     LEASE,
     MAY_GO,

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword.accounts.tracking import Tracking
-from lastword.partition.leases import NO_FLOOR
-from lastword.partition.tombstones import LEASE, MAY_GO, TombstoneFacts, held_by
+from lastword.partition.leases import LEASE, MAY_GO, NO_FLOOR, TombstoneFacts, held_by
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class TombstoneClocks:
         floor: int = NO_FLOOR,
         keep: int = -1,
     ) -> Any:
-        """Return the reason that keeps each tombstone with a clock (`partition.tombstones`).
+        """Return the reason that keeps each tombstone with a clock (`leases.held_by`).
 
         Args:
             live: The live tombstones.

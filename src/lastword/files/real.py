@@ -1,4 +1,4 @@
-"""`OsFiles`: storage on the operating system, with a bounded set of descriptors; and `Scratch`, a mapped file.
+"""`OsFiles`: storage on the operating system, with few descriptors; and `Scratch`, a mapped file.
 
 Errors of system calls are translated here (`failures.translate`), and nowhere else.
 

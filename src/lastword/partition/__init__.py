@@ -17,8 +17,8 @@ values, `lookups.py` single records.
 Opening. `open.py` has the rules; `recovery.py` and `damage.py` repair, `durability.py` says where
 a log must end, `snapshots.py` computes the producer state (`producer_state.py`).
 
-Beside the log. `leases.py`: positions of readers that hold tombstones back. `named.py`: the journal of
-producers with names.
+Beside the log. `leases.py`: when a tombstone may go, and the readers that hold it back. `named.py`: the
+journal of producers with names.
 """
 
 from lastword.partition.appending import AppendedBatch

@@ -27,7 +27,7 @@ class Rules:
         decided: An ongoing transaction is an error.
         drop_keyless: Records without a key are dead.
         now_ms: Tombstones below `due_below` whose delete horizon is at or before it are dead: reasons 3 to 5
-            of `partition.tombstones`.
+            of `partition.leases`.
         due_below: See `now_ms`.
         keep_copies: Aborted records count as copies of their keys.
         last_hash: Only keys up to this hash are read.

@@ -32,10 +32,9 @@ from lastword.cleaner.policy.plan import (
 from lastword.cleaner.policy.quarantine import Quarantine
 from lastword.config import TopicConfig
 from lastword.errors import FileVanishedError
-from lastword.partition import leases, scan, tombstones
-from lastword.partition.leases import Leases
+from lastword.partition import leases, scan
+from lastword.partition.leases import HORIZON, MAY_GO, OLDER_RECORD, Leases, TombstoneFacts, held_by
 from lastword.partition.reads import read_batches, read_chunks
-from lastword.partition.tombstones import HORIZON, MAY_GO, OLDER_RECORD, TombstoneFacts, held_by
 from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
@@ -362,7 +361,7 @@ class _Judge:
             text = f"{TOMBSTONE_HORIZON}: may go at {format_time(may_go_ms)}"
             return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}", may_go_ms)
         lowest = self.leases.lowest
-        if reason == tombstones.LEASE and lowest is not None:
+        if reason == leases.LEASE and lowest is not None:
             text = f"{LEASE}: {lowest.name} is at {lowest.position}, lapses {_minute(lowest.lapses_ms)}"
             return rule(True, LEASE, f"{NEWEST}; {text}", lowest.lapses_ms)
         if held is not None:
@@ -375,7 +374,7 @@ class _Judge:
         return self._held_by(key_record.offset, key_record.header.delete_horizon_ms) == MAY_GO
 
     def _held_by(self, offset: int, may_go_ms: int | None, *, has_older: bool = False) -> int:
-        """Return the reason that keeps a tombstone (`partition.tombstones`)."""
+        """Return the reason that keeps a tombstone (`leases.held_by`)."""
         horizon_ms, has_horizon = (0, False) if may_go_ms is None else (may_go_ms, True)
         facts = TombstoneFacts(offset, horizon_ms, has_horizon, has_older)
         return int(held_by(facts, self.now_ms, self.leases.floor))

@@ -16,8 +16,7 @@ from lastword.cleaner.policy.plan import Reason
 from lastword.clock import Clock
 from lastword.files import Files
 from lastword.partition import leases, removal_log
-from lastword.partition.leases import Leases
-from lastword.partition.tombstones import LEASE, MAY_GO, TombstoneFacts, held_by
+from lastword.partition.leases import LEASE, MAY_GO, Leases, TombstoneFacts, held_by
 from lastword.units import format_time
 from lastword.wire import DELETE_HORIZON_BIT
 

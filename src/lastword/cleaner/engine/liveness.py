@@ -33,8 +33,7 @@ from lastword.cleaner.policy.plan import NOT_WORTH_IT, Plan, Reason
 from lastword.config.tables import DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import CertificateError
 from lastword.partition import leases
-from lastword.partition.leases import Leases
-from lastword.partition.tombstones import MAY_GO, TombstoneFacts, held_by
+from lastword.partition.leases import MAY_GO, Leases, TombstoneFacts, held_by
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
@@ -442,7 +441,7 @@ def restrict_to_run(
     """Return the groups of a run in a log that was scanned whole, and the facts to rewrite by.
 
     No copies were counted. While there is garbage below the run, an older copy of a key deleted there may be
-    part of it (`partition.tombstones.OLDER_RECORD`): then no tombstone gets a horizon, and if one goes, all
+    part of it (`partition.leases.OLDER_RECORD`): then no tombstone gets a horizon, and if one goes, all
     garbage below goes first.
     """
     groups, facts = groups_of(resolution, transactions, limits, run), resolution.segments

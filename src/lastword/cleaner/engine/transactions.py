@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError
+from lastword.partition.leases import MAY_GO, NO_HORIZON, TombstoneFacts, held_by
 from lastword.partition.producer_state import FIRST_NAMED_ID, PRODUCER_EXPIRATION_MS
-from lastword.partition.tombstones import MAY_GO, NO_HORIZON, TombstoneFacts, held_by
 from lastword.partition.transactions import Decisions, MarkerTracker, OpenTransactions, control_of
 from lastword.records.batch import BatchHeader, check_crc
 from lastword.records.record import ControlRecord
