@@ -8,7 +8,7 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError
-from lastword.partition import damage as damage_module
+from lastword.partition import recovery
 from lastword.partition.durability import LogEnd, Mark
 from lastword.segment import names, txn_index
 from lastword.tools.verify import verify
@@ -156,7 +156,7 @@ def test_planted_a_tail_that_is_always_cut(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_planted_a_base_offset_that_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(damage_module.DamageRepair, "_check_end", lambda *given: None)
+    monkeypatch.setattr(recovery.DamageRepair, "_check_end", lambda *given: None)
     assert any("opening shows" in problem for problem in _found(range(48, 64)))
 
 

@@ -14,7 +14,7 @@ from lastword.clock import ManualClock
 from lastword.errors import SyncFailedError
 from lastword.files import Files
 from lastword.logdir import log_dir
-from lastword.partition import PartitionLog, damage, directory_segments, swap
+from lastword.partition import PartitionLog, directory_segments, recovery, swap
 from lastword.partition import open as open_module
 from lastword.partition.durability import Durability
 from lastword.segment import append as append_module
@@ -228,8 +228,8 @@ def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
 
 
 def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(damage.DamageRepair, "_remove_segment", nothing)
-    monkeypatch.setattr(damage.DamageRepair, "_is_cut", lambda self, found, bases: True)
+    monkeypatch.setattr(recovery.DamageRepair, "_remove_segment", nothing)
+    monkeypatch.setattr(recovery.DamageRepair, "_is_cut", lambda self, found, bases: True)
     monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
     caught("append", "I2")
 
@@ -281,7 +281,7 @@ def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
     def uncut(files: Files, found: Any) -> Any:
         return real(Instead(files, truncate=nothing), found)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(damage, "repair", uncut)
+    monkeypatch.setattr(recovery, "repair", uncut)
     caught("append", "I8")
 
 

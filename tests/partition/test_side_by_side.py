@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lastword.errors import CorruptBatchError
-from lastword.partition import damage
+from lastword.partition import recovery
 from lastword.segment import recover
 from tests.build import LogBuilder
 
@@ -29,14 +29,14 @@ def killed(root: Path) -> LogBuilder:
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Walks everything by kernels, side by side; the threads that did."""
     seen: set[int] = set()
-    inspect = damage.inspect
+    inspect = recovery.inspect
 
     def inspected(*arguments: Any, **more: Any) -> Any:
         seen.add(threading.get_ident())
         return inspect(*arguments, **more)
 
-    monkeypatch.setattr(damage, "inspect", inspected)
-    monkeypatch.setattr(damage, "SIDE_BY_SIDE_BYTES", 1)
+    monkeypatch.setattr(recovery, "inspect", inspected)
+    monkeypatch.setattr(recovery, "SIDE_BY_SIDE_BYTES", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setattr(recover, "BULK_BYTES", 1)
     monkeypatch.setattr(recover, "LOADING_BYTES", 1)
@@ -54,7 +54,7 @@ def test_the_same_log(tmp_path: Path, threads: set[int], monkeypatch: pytest.Mon
     log.reopen()
     assert threads and threading.get_ident() not in threads
     threads.clear()
-    monkeypatch.setattr(damage, "SIDE_BY_SIDE_BYTES", 1 << 40)
+    monkeypatch.setattr(recovery, "SIDE_BY_SIDE_BYTES", 1 << 40)
     other = LogBuilder(tmp_path / "two").topic("users", cleanup_policy=frozenset({"delete"}))
     other.reopen()
     assert threads == {threading.get_ident()}

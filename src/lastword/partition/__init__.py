@@ -14,8 +14,8 @@ until it is complete.
 Reading. `view.py` shows a partition without a lock, `reads.py` reads ranges of it, `moment.py` reads newest
 values, `lookups.py` single records.
 
-Opening. `open.py` has the rules; `recovery.py` and `damage.py` repair, `durability.py` says where
-a log must end, `snapshots.py` computes the producer state (`producer_state.py`).
+Opening. `open.py` has the rules; `recovery.py` repairs, `durability.py` says where a log must end,
+`snapshots.py` computes the producer state (`producer_state.py`).
 
 Beside the log. `leases.py`: when a tombstone may go, and the readers that hold it back. `named.py`: the
 journal of producers with names.

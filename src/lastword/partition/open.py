@@ -34,13 +34,13 @@ from lastword.errors import CorruptBatchError, DataError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.checkpoint_file import LeaderEpochs
-from lastword.partition.damage import DamageRepair
 from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.durability import LogEnd, SyncedMark, read_mark
 from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
 from lastword.partition.recovery import (
+    DamageRepair,
     Recovery,
     Repairs,
     finish_swaps,
