@@ -9,7 +9,7 @@ import pytest
 
 from lastword.cleaner.policy import quarantine
 from lastword.errors import CertificateError, DataError
-from lastword.segment.txn_index import AbortedTransaction
+from lastword.segment.indexes import AbortedTransaction
 from tests.build import HOUR, LogBuilder
 from tests.cleaner.transactional import (
     Marker,

@@ -13,7 +13,7 @@ from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.builder import BatchBuilder
 from lastword.records.record import RawRecord
-from lastword.segment.txn_index import AbortedTransaction, decode_entries
+from lastword.segment.indexes import AbortedTransaction, decode_aborted
 from tests.build import LogBuilder, Text, raw
 from tests.support import partitions
 from tests.transactions import end_transaction
@@ -83,7 +83,7 @@ def entries(log: LogBuilder) -> list[AbortedTransaction]:
     """Of all transaction indexes on disk."""
     found = []
     for path in sorted(Path(log.directory).glob("*.txnindex")):
-        found += decode_entries(path.read_bytes(), path.name)
+        found += decode_aborted(path.read_bytes(), path.name)
     return found
 
 

@@ -10,7 +10,7 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError
 from lastword.partition import recovery
 from lastword.partition.durability import LogEnd, Mark
-from lastword.segment import names, txn_index
+from lastword.segment import indexes, names
 from lastword.tools.verify import verify
 from tests.crash.flips import (
     BASE_OFFSET,
@@ -188,7 +188,7 @@ def test_every_bit_of_a_transaction_index() -> None:
     assert [offset for offset, _, _ in lived.shown] == [0, 1, 6, 9]
     (path,) = [path for path in lived.tree if path.endswith(names.TXN_INDEX)]
     data = lived.tree[path]
-    assert data is not None and len(data) == 2 * txn_index.ENTRY.size
+    assert data is not None and len(data) == 2 * indexes.TXN_ENTRY.size
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
@@ -196,7 +196,7 @@ def test_every_bit_of_a_transaction_index() -> None:
         assert as_reader(MemoryFiles(tree)) == (lived.shown, None), bit
         assert as_writer(MemoryFiles(tree)) == (lived.shown, None), bit
         found = verify(MemoryFiles(tree), [ROOT], [("users", 0, DIRECTORY)], clock=ManualClock(NOW)).problems
-        position, value = divmod(bit // 8, txn_index.ENTRY.size)[1], changed[bit // 8]
+        position, value = divmod(bit // 8, indexes.TXN_ENTRY.size)[1], changed[bit // 8]
         if not (position >= 26 and value < data[bit // 8]):
             assert [(p.file, p.code) for p in found] == [(f"{ROOT}/{path}", "bad-txn-index")], bit
     assert verify(MemoryFiles(lived.tree), [ROOT], [("users", 0, DIRECTORY)]).ok

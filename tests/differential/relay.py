@@ -31,7 +31,7 @@ from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.config.tables import STRATEGIES
 from lastword.logdir import TopicPartition
-from lastword.segment.txn_index import AbortedTransaction, decode_entries
+from lastword.segment.indexes import AbortedTransaction, decode_aborted
 from tests.differential.compare import Read, Story, add_part, check_garbage, read
 from tests.differential.kafka_cleaner import OLD_EMPTY_BATCH, KafkaCleaner, Refused
 from tests.differential.logs import TOPIC, RandomLog, random_log
@@ -167,7 +167,7 @@ def _check(told: str, directory: Path, after: Read, whole: Read) -> None:
 
 def _aborted(directory: Path) -> list[AbortedTransaction]:
     paths = sorted(directory.glob("*.txnindex"))
-    return [entry for path in paths for entry in decode_entries(path.read_bytes(), str(path))]
+    return [entry for path in paths for entry in decode_aborted(path.read_bytes(), str(path))]
 
 
 def main() -> int:

@@ -26,10 +26,9 @@ from lastword.partition.segment_store import LogVersion, PrivateSegment, Segment
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.segment import names
 from lastword.segment.append import BatchSpan, SegmentAppender
-from lastword.segment.indexes import IndexBuilder
+from lastword.segment.indexes import IndexBuilder, TransactionIndex
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentId, StoredFacts
-from lastword.segment.txn_index import TransactionIndex
 from tests.build import LogBuilder
 from tests.crash.memory import ROOT, MemoryFiles
 

@@ -12,7 +12,7 @@ from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer
 from lastword.partition.transactions import MarkerTracker
 from lastword.records.batch import BatchHeader
-from lastword.segment import txn_index
+from lastword.segment import indexes
 from tests.formats import logs
 from tests.golden import loader
 
@@ -45,7 +45,7 @@ def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tm
     entries = [
         entry
         for path in sorted(before.glob("*.txnindex"))
-        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+        for entry in indexes.decode_aborted(path.read_bytes(), path.name)
     ]
     tracker = MarkerTracker(entries, pass_start=0, log_start=0)
     store = snapshots.Snapshots(DEFAULT, str(before))
@@ -74,7 +74,7 @@ def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tm
     kept = [
         entry
         for path in sorted(after.glob("*.txnindex"))
-        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+        for entry in indexes.decode_aborted(path.read_bytes(), path.name)
         if entry.last_offset < end
     ]
     assert tracker.kept_entries == kept
@@ -88,7 +88,7 @@ def test_a_pass_from_the_middle_keeps_markers_whose_data_it_cannot_have_met(tmp_
     entries = [
         entry
         for path in sorted(before.glob("*.txnindex"))
-        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+        for entry in indexes.decode_aborted(path.read_bytes(), path.name)
     ]
 
     def discarded(start: int) -> set[int]:

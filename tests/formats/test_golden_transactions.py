@@ -14,9 +14,9 @@ from lastword.files import DEFAULT
 from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.transactions import Decisions, Fate, control_of, scan
-from lastword.segment import txn_index
+from lastword.segment import indexes
+from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.stored import SegmentFiles
-from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
 from tests.formats import logs
 from tests.golden import loader
 
@@ -108,12 +108,12 @@ def test_replay_gives_every_snapshot_and_index_entry(name: str, stage: str, tmp_
         compared += 1
     assert compared == len(listed) > 0
     expected = {
-        path.name: txn_index.decode_entries(path.read_bytes(), path.name)
+        path.name: indexes.decode_aborted(path.read_bytes(), path.name)
         for path in directory.glob("*.txnindex")
     }
     assert {file: entries for file, entries in expected.items() if entries} == dict(aborted)
     for file, entries in expected.items():
-        assert txn_index.encode_entries(entries) == (directory / file).read_bytes()
+        assert indexes.encode_aborted(entries) == (directory / file).read_bytes()
 
 
 @pytest.mark.parametrize(("name", "stage"), ALL)
@@ -169,7 +169,7 @@ def test_both_ways_to_a_fate_agree(name: str, stage: str, tmp_path: Path) -> Non
     entries = [
         entry
         for path in sorted(directory.glob("*.txnindex"))
-        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+        for entry in indexes.decode_aborted(path.read_bytes(), path.name)
     ]
     indexed = Decisions(entries, undecided=scanned.undecided)
     fates = [scanned.fate(header) for header, _ in batches]

@@ -22,7 +22,7 @@ from lastword.partition.producer_state import (
 from lastword.partition.transactions import OpenTransactions
 from lastword.records.batch import BatchHeader
 from lastword.records.record import ControlRecord
-from lastword.segment.txn_index import AbortedTransaction
+from lastword.segment.indexes import AbortedTransaction
 from tests.formats.batches import T, abort, commit, control, data
 
 MAX = 2**31 - 1

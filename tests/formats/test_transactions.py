@@ -13,7 +13,7 @@ from lastword.errors import CorruptBatchError
 from lastword.partition.transactions import Decisions, Fate, MarkerTracker, control_of, scan
 from lastword.records.batch import BatchHeader, read_header
 from lastword.records.record import ControlRecord
-from lastword.segment.txn_index import AbortedTransaction
+from lastword.segment.indexes import AbortedTransaction
 from tests.formats.batches import abort, commit, control, data
 from tests.naive.empty_batch import empty_batch
 

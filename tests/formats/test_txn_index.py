@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
-from lastword.segment import txn_index
+from lastword.segment import indexes
+from lastword.segment.indexes import AbortedTransaction, TransactionIndex, collect, collect_over
 from lastword.segment.stored import SegmentFiles
-from lastword.segment.txn_index import AbortedTransaction, TransactionIndex, collect, collect_over
 
 VECTOR = bytes.fromhex(
     "0000000000000000000500000000000000140000000000000019000000000000001a"
@@ -42,8 +42,8 @@ def filled(directory: Path, entries: list[AbortedTransaction] = FIVE) -> Transac
 
 def test_6R_216_vector() -> None:
     """6R.216: An entry round-trips through its bytes."""
-    assert txn_index.encode_entries(ENTRIES) == VECTOR
-    assert txn_index.decode_entries(VECTOR, "x") == ENTRIES
+    assert indexes.encode_aborted(ENTRIES) == VECTOR
+    assert indexes.decode_aborted(VECTOR, "x") == ENTRIES
 
 
 offsets = st.integers(0, 2**63 - 1)
@@ -53,9 +53,9 @@ offsets = st.integers(0, 2**63 - 1)
 def test_6R_216_round_trip_ignoring_a_fragment(rows: list[tuple[int, int, int, int]]) -> None:
     """6R.216: An entry round-trips through its bytes."""
     entries = [AbortedTransaction(*row) for row in rows]
-    data = txn_index.encode_entries(entries)
+    data = indexes.encode_aborted(entries)
     assert len(data) == 34 * len(entries)
-    assert txn_index.decode_entries(data + bytes(33), "x") == entries
+    assert indexes.decode_aborted(data + bytes(33), "x") == entries
 
 
 def test_6R_209_reopening_appends_behind_existing_entries(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_fragment_at_the_end_is_cut_before_the_next_append(tmp_path: Path) -> 
     assert again.entries == FIVE[:1]
     again.append(FIVE[1])
     again.close()
-    assert path.read_bytes() == txn_index.encode_entries(FIVE[:2])
+    assert path.read_bytes() == indexes.encode_aborted(FIVE[:2])
 
 
 def test_6R_210_entries_below_the_base_offset_are_corrupt(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_6R_210_entries_below_the_base_offset_are_corrupt(tmp_path: Path) -> Non
 def test_entries_that_contradict_each_other_are_corrupt(
     bad: list[AbortedTransaction], tmp_path: Path
 ) -> None:
-    (tmp_path / f"{0:020d}.txnindex").write_bytes(txn_index.encode_entries(bad))
+    (tmp_path / f"{0:020d}.txnindex").write_bytes(indexes.encode_aborted(bad))
     with pytest.raises(CorruptFileError, match="aborted transaction"):
         index_at(tmp_path).check()
 
@@ -179,7 +179,7 @@ def test_6R_214_rename_with_an_open_handle(tmp_path: Path) -> None:
     Path(index.path).rename(renamed)
     assert index.entries == FIVE[:2]
     index.append(FIVE[2])
-    assert txn_index.decode_entries(renamed.read_bytes(), "x") == FIVE[:3]
+    assert indexes.decode_aborted(renamed.read_bytes(), "x") == FIVE[:3]
 
 
 def test_6R_215_sync_before_the_first_append(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lastword.partition.transactions import Fate, Outcomes
 from lastword.partition.transactions import scan as scan_batches
 from lastword.partition.view import PartitionView
 from lastword.segment import names
-from lastword.segment.txn_index import AbortedTransaction, encode_entries
+from lastword.segment.indexes import AbortedTransaction, encode_aborted
 from tests.naive.pack import Record, encode_batch
 
 T = 1_700_000_000_000
@@ -49,7 +49,7 @@ def directory(tmp_path: Path) -> Path:
     made.mkdir()
     for base, batches in ((0, FIRST), (3, SECOND), (8, THIRD)):
         (made / names.segment_file(base, names.LOG)).write_bytes(b"".join(batches))
-    (made / names.segment_file(3, names.TXN_INDEX)).write_bytes(encode_entries([ABORTED]))
+    (made / names.segment_file(3, names.TXN_INDEX)).write_bytes(encode_aborted([ABORTED]))
     return made
 
 

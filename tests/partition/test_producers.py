@@ -26,8 +26,8 @@ from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots, encode
 from lastword.partition.transactions import control_of
 from lastword.records.builder import BatchBuilder
-from lastword.segment import names, txn_index
-from lastword.segment.txn_index import AbortedTransaction
+from lastword.segment import indexes, names
+from lastword.segment.indexes import AbortedTransaction
 from tests.golden import loader
 from tests.partition.logs import NOW, SMALL, fill, make, opened, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
@@ -66,7 +66,7 @@ def aborted(log: PartitionLog) -> dict[int, list[AbortedTransaction]]:
     """Entries of all transaction indexes, by base offset."""
     found = {}
     for path in sorted(Path(log.directory).glob("*.txnindex")):
-        entries = txn_index.decode_entries(path.read_bytes(), path.name)
+        entries = indexes.decode_aborted(path.read_bytes(), path.name)
         if entries:
             found[int(path.stem)] = entries
     return found
@@ -414,7 +414,7 @@ def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_
     (base,) = expected
     path = Path(log.directory) / names.segment_file(base, names.TXN_INDEX)
     for wrong in ([AbortedTransaction(1, 0, 1, 2)], [AbortedTransaction(7, 900, 800, 2)]):
-        path.write_bytes(txn_index.encode_entries(wrong))
+        path.write_bytes(indexes.encode_aborted(wrong))
         log, recovery = opened(log.directory, files=UNSYNCED, clean=True)
         assert aborted(log) == expected and [r.code for r in recovery.repaired] == ["index"]
         assert log.close()

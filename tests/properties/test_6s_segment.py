@@ -17,9 +17,9 @@ from lastword.partition.checkpoint_file import EpochEntry
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.builder import BatchBuilder
 from lastword.segment import Segment, build_indexes, names
+from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.recover import inspect
 from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts
-from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (
     CONFIG,

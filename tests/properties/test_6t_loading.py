@@ -21,8 +21,8 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
+from lastword.segment.indexes import AbortedTransaction, encode_aborted
 from lastword.segment.recover import inspect
-from lastword.segment.txn_index import AbortedTransaction, encode_entries
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles
 from tests.fakes.recording import Call, RecordingFiles, Stopped
@@ -347,11 +347,11 @@ def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> 
     aborts = [placed(marker_batch(n, 0, False, 0, T), at) for n, at in ((5, 2), (6, FAR + 1))]
     directory = overflowed(tmp_path, OVERFLOWING[0], one, aborts[0], two, aborts[1])
     entries = [AbortedTransaction(5, 1, 2, 3), AbortedTransaction(6, FAR, FAR + 1, FAR + 2)]
-    (directory / names.segment_file(0, names.TXN_INDEX)).write_bytes(encode_entries(entries))
+    (directory / names.segment_file(0, names.TXN_INDEX)).write_bytes(encode_aborted(entries))
     log, _ = opened(str(directory), clean=True)
     for base, entry in ((0, entries[0]), (FAR, entries[1])):
         found = (directory / names.segment_file(base, names.TXN_INDEX)).read_bytes()
-        assert found == encode_entries([entry])
+        assert found == encode_aborted([entry])
     log.abandon()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lastword.errors import UnsupportedBatchError
 from lastword.partition.transactions import Decisions
 from lastword.resolve import resolve
-from lastword.segment.txn_index import AbortedTransaction
+from lastword.segment.indexes import AbortedTransaction
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T
 from tests.resolve.support import segments

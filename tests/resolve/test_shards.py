@@ -27,7 +27,7 @@ from lastword.resolve.shards import (
     merge_resolutions,
     resolve_shard,
 )
-from lastword.segment.txn_index import AbortedTransaction
+from lastword.segment.indexes import AbortedTransaction
 from lastword.units import NEVER
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T, batches

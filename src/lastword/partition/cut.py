@@ -50,10 +50,10 @@ from lastword.files.framed import Framed
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import write_batch
 from lastword.segment import names
+from lastword.segment.indexes import TransactionIndex
 from lastword.segment.recover import recover_segment
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
-from lastword.segment.txn_index import TransactionIndex
 from lastword.units import format_time
 
 LOG_START_FORM = Framed(

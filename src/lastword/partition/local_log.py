@@ -25,10 +25,9 @@ from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.durability import Durability, FailureLatch
 from lastword.partition.segment_store import SegmentSet
 from lastword.segment.append import SegmentAppender
-from lastword.segment.indexes import TIME_ENTRY_BYTES
+from lastword.segment.indexes import TIME_ENTRY_BYTES, AbortedTransaction
 from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import AbortedTransaction
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ from lastword.partition.recovery import (
 from lastword.partition.segment_store import SegmentSet
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.staged_batches import incomplete_commit_offset
-from lastword.segment import names, txn_index
+from lastword.segment import indexes, names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.recover import Inspection, replace_index
@@ -300,7 +300,7 @@ class _Opening:
             is_expired=lambda producer: producer.is_expired(*age),
         )
         for base in sorted(rebuild & (indexed | set(result.aborted))):
-            self._build_txn_index(base, txn_index.encode_entries(result.aborted.get(base, ())))
+            self._build_txn_index(base, indexes.encode_aborted(result.aborted.get(base, ())))
         for offset in result.damaged:
             self.files.unlink(store.path(offset), missing_ok=True)
             self.repairs.tell(
@@ -321,7 +321,7 @@ class _Opening:
     def _is_sane(self, base: int) -> bool:
         """Return whether these can be the transaction index entries of this segment."""
         try:
-            txn_index.TransactionIndex(SegmentFiles(self.files, self.directory, base)).check()
+            indexes.TransactionIndex(SegmentFiles(self.files, self.directory, base)).check()
         except DataError:
             return False
         return True

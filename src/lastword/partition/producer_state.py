@@ -40,7 +40,7 @@ from lastword.errors import (
 from lastword.partition.transactions import CompletedTransaction, OpenTransactions
 from lastword.records.batch import BatchHeader
 from lastword.records.record import ControlRecord
-from lastword.segment.txn_index import AbortedTransaction
+from lastword.segment.indexes import AbortedTransaction
 from lastword.wire import INT32_MAX
 
 NO_PRODUCER = -1

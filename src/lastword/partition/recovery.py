@@ -40,6 +40,7 @@ from lastword.partition.cut import forget_accounts
 from lastword.partition.directory_segments import end_of_valid_part
 from lastword.partition.durability import RESTORE, LogEnd, wrong_end
 from lastword.segment import names
+from lastword.segment.indexes import AbortedTransaction, TransactionIndex, encode_aborted
 from lastword.segment.names import (
     CLEANED,
     DELETED,
@@ -55,7 +56,6 @@ from lastword.segment.recover import Inspection, build_indexes, inspect, is_bulk
 from lastword.segment.scan import headers
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
-from lastword.segment.txn_index import AbortedTransaction, TransactionIndex, encode_entries
 from lastword.wire import INT64_MAX
 
 
@@ -269,7 +269,7 @@ def _build_txn_index(files: Files, private: str, base: int, entries: list[Aborte
     if entries:
         path = os.path.join(private, names.segment_file(base, TXN_INDEX))
         with files.open_append(path, create=True, exclusive=True) as handle:
-            handle.append(encode_entries(entries))
+            handle.append(encode_aborted(entries))
             handle.fsync()
 
 

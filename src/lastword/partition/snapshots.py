@@ -50,8 +50,8 @@ from lastword.partition.transactions import producer_batches
 from lastword.records.batch import BatchHeader
 from lastword.records.record import ControlRecord
 from lastword.segment import names
+from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import AbortedTransaction
 
 HEADER = struct.Struct(">hIi")
 ENTRY = struct.Struct(">qhiqiqiq")

@@ -49,8 +49,8 @@ from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader, read_records
 from lastword.records.formats import check_crc
 from lastword.records.record import ControlRecord, parse_control
+from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import AbortedTransaction
 from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from lastword.segment.indexes import (
     IndexBuilder,
     OffsetIndex,
     TimeIndex,
+    TransactionIndex,
 )
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts, StoredSegment
-from lastword.segment.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
     import numpy as np

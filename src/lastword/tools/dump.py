@@ -30,7 +30,7 @@ from lastword.records.internal import METADATA, InternalRecord, UndecodableError
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.records.record import parse_control
 from lastword.segment import names
-from lastword.segment.txn_index import decode_entries
+from lastword.segment.indexes import decode_aborted
 from lastword.tools.findings import LenientWalk, Problem, bad_records
 from lastword.values import Value
 
@@ -311,7 +311,7 @@ def _bad_index(path: str, position: int) -> Problem:
 
 def _txn_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
     try:
-        entries = decode_entries(files.read_bytes(path), path)
+        entries = decode_aborted(files.read_bytes(path), path)
     except CorruptFileError as error:
         yield Problem(path, error.position, None, "bad-index", error.message, True)
         return

@@ -12,10 +12,15 @@ from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
-from lastword.segment.indexes import OffsetIndex, TimeIndex
+from lastword.segment.indexes import (
+    TXN_ENTRY,
+    AbortedTransaction,
+    OffsetIndex,
+    TimeIndex,
+    check_aborted,
+    decode_aborted,
+)
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import ENTRY as TXN_ENTRY
-from lastword.segment.txn_index import AbortedTransaction, check_entries, decode_entries
 from lastword.tools.findings import BatchPositions, EpochRun, Findings, LenientWalk, bad_records
 
 NO_LEADER_EPOCH = -1
@@ -317,8 +322,8 @@ def _verify_txn_index(
     entries: list[AbortedTransaction] = []
     if data is not None:
         try:
-            entries = decode_entries(data, path)
-            check_entries(entries, segment.base_offset, path)
+            entries = decode_aborted(data, path)
+            check_aborted(entries, segment.base_offset, path)
         except CorruptFileError as error:
             findings.add(path, error.position, error.offset, "bad-txn-index", error.message, True)
             return

@@ -59,8 +59,8 @@ from lastword.partition.leases import Leases
 from lastword.partition.segment_store import SegmentStore
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
+from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import AbortedTransaction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -45,9 +45,8 @@ from lastword.records.legacy import filter_entry
 from lastword.records.uncompressed import header_of
 from lastword.resolve import DeadBitmaps
 from lastword.segment import names
-from lastword.segment.indexes import IndexBuilder
+from lastword.segment.indexes import AbortedTransaction, IndexBuilder, encode_aborted
 from lastword.segment.stored import StoredSegment
-from lastword.segment.txn_index import AbortedTransaction, encode_entries
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -102,7 +101,7 @@ class OutputSegment:
             names.TIME_INDEX: bytes(self.indexes.time_entries),
         }
         if aborted:
-            indexes[names.TXN_INDEX] = encode_entries(aborted)
+            indexes[names.TXN_INDEX] = encode_aborted(aborted)
         for extension, entries in indexes.items():
             with self._stored.open_append(extension, create=True, exclusive=True) as handle:
                 handle.append(entries)

@@ -30,8 +30,8 @@ from lastword.partition.transactions import Decisions, MarkerTracker, OpenTransa
 from lastword.records.batch import BatchHeader, check_crc
 from lastword.records.record import ControlRecord
 from lastword.segment import names
+from lastword.segment.indexes import AbortedTransaction, decode_aborted
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import AbortedTransaction, decode_entries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -223,7 +223,7 @@ def index_entries(
         data = source.stored.read(names.TXN_INDEX)
         if data is not None:
             try:
-                entries = decode_entries(data, source.stored.path(names.TXN_INDEX))
+                entries = decode_aborted(data, source.stored.path(names.TXN_INDEX))
             except CorruptFileError:
                 continue
             known.update({(entry.producer_id, entry.last_offset): entry for entry in entries})
