@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+
 from lastword.partition import AppendedBatch, PartitionLog
 from lastword.records.builder import BatchBuilder
-from lastword.records.record import ABORT, COMMIT, control_key, marker_value
+from lastword.records.record import ABORT, COMMIT
+
+
+def control_key(number: int) -> bytes:
+    """Return the key of a control record of this type."""
+    return struct.pack(">hh", 0, number)
+
+
+def marker_value(coordinator_epoch: int) -> bytes:
+    """Return the value of a transaction marker."""
+    return struct.pack(">hi", 0, coordinator_epoch)
 
 
 def marker_batch(producer_id: int, epoch: int, commit: bool, coordinator_epoch: int, now_ms: int) -> bytes:

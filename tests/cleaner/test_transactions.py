@@ -324,7 +324,10 @@ def test_6G_62_of_a_silent_producer_nothing_stays(users: LogBuilder) -> None:
 
 
 def state_of(log: LogBuilder) -> dict[int, tuple[int, int, int]]:
-    return {p.producer_id: (p.epoch, p.last_sequence, p.last_data_offset) for p in log.log.producers}
+    return {
+        p.producer_id: (p.epoch, p.last_sequence, p.batches[-1].last_offset if p.batches else -1)
+        for p in log.log.producers
+    }
 
 
 def test_6G_65_an_old_empty_batch_goes_after_a_newer_one(users: LogBuilder) -> None:

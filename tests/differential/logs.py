@@ -19,9 +19,10 @@ from lastword.config import TopicConfig
 from lastword.records.batch import write_batch
 from lastword.records.builder import BatchBuilder
 from lastword.records.legacy import build_message, build_wrapper
-from lastword.records.record import ABORT, COMMIT, RawRecord, control_key, marker_value
+from lastword.records.record import ABORT, COMMIT, RawRecord
 from lastword.segment import names
 from lastword.wire import INT32_MAX
+from tests.transactions import control_key, marker_value
 
 T = 1_700_000_000_000
 TOPIC = "random"

@@ -28,7 +28,7 @@ def rests_on(producer: Producer, header: BatchHeader) -> bool:
     """Is this the last data batch of a producer, or, where it has no data left, a marker of its epoch? (A
     snapshot does not say which marker was the newest.)"""
     if producer.batches:
-        return header.last_offset == producer.last_data_offset
+        return header.last_offset == producer.batches[-1].last_offset
     return header.control and header.producer_epoch == producer.epoch
 
 

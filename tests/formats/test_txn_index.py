@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
 from lastword.segment import indexes
-from lastword.segment.indexes import AbortedTransaction, TransactionIndex, collect, collect_over
+from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.stored import SegmentFiles
 
 VECTOR = bytes.fromhex(
@@ -38,6 +38,19 @@ def filled(directory: Path, entries: list[AbortedTransaction] = FIVE) -> Transac
     for entry in entries:
         index.append(entry)
     return index
+
+
+def collected(
+    entries: list[AbortedTransaction], fetch: int, upper: int
+) -> tuple[list[AbortedTransaction], bool]:
+    """What a broker takes from one index for a read of [fetch, upper), and whether it is complete."""
+    needed = []
+    for entry in entries:
+        if entry.last_offset >= fetch and entry.first_offset < upper:
+            needed.append(entry)
+        if entry.last_stable_offset >= upper:
+            return needed, True
+    return needed, False
 
 
 def test_6R_216_vector() -> None:
@@ -86,8 +99,6 @@ def test_6R_210_entries_below_the_base_offset_are_corrupt(tmp_path: Path) -> Non
     with pytest.raises(CorruptFileError) as error:
         index_at(tmp_path, 100).check()
     assert error.value.position == 0
-    index_at(tmp_path, 100).reset()
-    index_at(tmp_path, 100).check()
 
 
 @pytest.mark.parametrize(
@@ -128,45 +139,27 @@ def test_6R_211_last_offsets_must_rise(last: int, tmp_path: Path) -> None:
     ],
 )
 def test_6R_212_collect(fetch: int, upper: int, found: list[int], complete: bool, tmp_path: Path) -> None:
-    """6R.212: `collect` returns the aborted transactions that overlap a range, and whether later entries
-    may matter.
+    """6R.212: An index gives a broker the aborted transactions that overlap a range, and whether later
+    entries may matter.
     """
-    assert filled(tmp_path).collect(fetch, upper) == ([FIVE[n] for n in found], complete)
-
-
-def test_collecting_over_segments_ends_where_it_is_complete() -> None:
-    asked = []
-
-    def segments() -> list[list[AbortedTransaction]]:
-        return [FIVE[:2], FIVE[2:], [AbortedTransaction(9, 33, 60, 61)]]
-
-    class Watched(list[AbortedTransaction]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            asked.append(self[0].producer_id)
-            return super().__iter__()
-
-    assert collect_over(map(Watched, segments()), 11, 35) == FIVE[1:]
-    assert asked == [0, 2]
-    assert collect_over(segments(), 0, 100) == [*FIVE, AbortedTransaction(9, 33, 60, 61)]
+    assert collected(filled(tmp_path).entries, fetch, upper) == ([FIVE[n] for n in found], complete)
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_whatever_was_aborted_in_a_range_is_collected(fetch: int, upper: int) -> None:
     """Nothing that overlaps [fetch, upper) is missed by stopping early."""
     overlapping = [e for e in FIVE if e.last_offset >= fetch and e.first_offset < upper]
-    assert collect(FIVE, fetch, upper).entries == overlapping
+    assert collected(FIVE, fetch, upper)[0] == overlapping
 
 
-def test_6R_213_truncate_and_reset(tmp_path: Path) -> None:
-    """6R.213: Truncation to an offset keeps the transactions that end before it; a reset empties the
-    index.
-    """
+def test_6R_213_truncate(tmp_path: Path) -> None:
+    """6R.213: Truncation to an offset keeps the transactions that end before it; to 0, none."""
     index = filled(tmp_path)
     index.truncate(51)
     assert index.entries == index_at(tmp_path).entries == FIVE
     index.truncate(50)
     assert index.entries == index_at(tmp_path).entries == FIVE[:3]
-    index.reset()
+    index.truncate(0)
     assert index.entries == index_at(tmp_path).entries == []
     index.append(FIVE[0])
     assert index_at(tmp_path).entries == FIVE[:1]
@@ -193,7 +186,7 @@ def test_6R_215_sync_before_the_first_append(tmp_path: Path) -> None:
     assert Path(index.path).stat().st_size == 34
 
 
-def test_an_unknown_version_is_refused_and_can_be_reset(tmp_path: Path) -> None:
+def test_an_unknown_version_is_refused(tmp_path: Path) -> None:
     data = bytearray(VECTOR)
     data[34:36] = b"\0\1"
     path = tmp_path / f"{0:020d}.txnindex"
@@ -201,7 +194,3 @@ def test_an_unknown_version_is_refused_and_can_be_reset(tmp_path: Path) -> None:
     with pytest.raises(CorruptFileError, match="version 1") as error:
         index_at(tmp_path).check()
     assert (error.value.file, error.value.position) == (str(path), 34)
-    index = index_at(tmp_path)
-    index.reset()
-    assert index.entries == []
-    assert path.read_bytes() == b""

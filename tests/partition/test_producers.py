@@ -366,7 +366,7 @@ def test_6T_261_the_last_two_bases_get_a_snapshot(tmp_path: Path) -> None:
     assert store.offsets() == [s.base_offset for s in log.segments][-2:]
     for offset in store.offsets():
         (producer,) = store.read(offset)
-        assert (producer.last_data_offset, producer.last_sequence) == (offset - 1, offset - 1)
+        assert (producer.batches[-1].last_offset, producer.last_sequence) == (offset - 1, offset - 1)
     assert log.close()
     assert store.offsets()[-1] == 20
 
@@ -424,7 +424,7 @@ def test_6T_259_coordinator_epochs_may_go_back_in_the_data(tmp_path: Path) -> No
     """6T.259: Coordinator epochs that decrease in the data do not fail recovery."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     end_transaction(log, 1, 0, commit=True, coordinator_epoch=10)
-    log._producers.reset(1)  # as a broker that had lost its state would go on
+    log._producers = ProducerState(1)  # as a broker that had lost its state would go on
     end_transaction(log, 1, 0, commit=True, coordinator_epoch=4)
     log = open_again(log)
     assert log.log_end == 2

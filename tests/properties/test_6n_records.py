@@ -20,9 +20,7 @@ from lastword.records.record import (
     LOG_APPEND_TIME,
     NO_TIMESTAMP_TYPE,
     TYPE_NAMES,
-    control_key,
     encode_varint,
-    marker_value,
     parse_control,
     read_varint,
     read_varlong,
@@ -39,7 +37,7 @@ from tests.properties.support import (
     records_of,
     sealed,
 )
-from tests.transactions import end_transaction, marker_batch
+from tests.transactions import control_key, end_transaction, marker_batch, marker_value
 
 LZ4 = 3
 

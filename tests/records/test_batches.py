@@ -20,9 +20,10 @@ from lastword.records import (
     set_base_offset,
 )
 from lastword.records.batch import BatchHeader, check_crc, computed_crc
-from lastword.records.record import ABORT, COMMIT, control_key, marker_value, parse_control
+from lastword.records.record import ABORT, COMMIT, parse_control
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES
 from tests.naive.empty_batch import empty_batch
+from tests.transactions import control_key, marker_value
 
 T = 1_700_000_000_000
 

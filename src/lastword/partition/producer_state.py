@@ -115,11 +115,6 @@ class Producer:
         """Sequence of its newest record; `NO_SEQUENCE` without a batch."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
-    @property
-    def last_data_offset(self) -> int:
-        """Offset of its newest record; -1 without a batch."""
-        return self.batches[-1].last_offset if self.batches else -1
-
     def duplicate_of(self, header: BatchHeader) -> SequencedBatch | None:
         """Return the remembered batch that `header` repeats; None if there is none."""
         if header.producer_epoch != self.epoch or header.base_sequence < 0:
@@ -228,10 +223,6 @@ class ProducerState:
     """All producers of one partition as of `end_offset`: every batch below it is included."""
 
     def __init__(self, end_offset: int = 0, producers: Iterable[Producer] = ()) -> None:
-        self.reset(end_offset, producers)
-
-    def reset(self, end_offset: int, producers: Iterable[Producer] = ()) -> None:
-        """Replace the state: only `producers` exist at `end_offset`."""
         self.end_offset = end_offset
         self._producers = {producer.producer_id: producer for producer in producers}
         self._open = OpenTransactions(

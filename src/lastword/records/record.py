@@ -166,15 +166,5 @@ def parse_control(
     return ControlRecord(kind, version, epoch)
 
 
-def control_key(number: int) -> bytes:
-    """Return the key of a control record of this type."""
-    return _KEY.pack(0, number)
-
-
-def marker_value(coordinator_epoch: int) -> bytes:
-    """Return the value of a transaction marker."""
-    return _MARKER.pack(0, coordinator_epoch)
-
-
 def _bad_control(text: str, file: str, position: int, offset: int) -> CorruptBatchError:
     return CorruptBatchError(text, code="bad-control", file=file, position=position, offset=offset)

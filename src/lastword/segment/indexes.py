@@ -376,13 +376,6 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-class Collected(NamedTuple):
-    """Entries of one index for a read. `complete`: higher segments have no more of them."""
-
-    entries: list[AbortedTransaction]
-    complete: bool
-
-
 def encode_aborted(entries: Iterable[AbortedTransaction]) -> bytes:
     """Return the bytes of entries."""
     return b"".join(TXN_ENTRY.pack(TXN_VERSION, *entry) for entry in entries)
@@ -425,30 +418,6 @@ def check_aborted(entries: Sequence[AbortedTransaction], base_offset: int, file:
         before = entry.last_offset
 
 
-def collect(entries: Iterable[AbortedTransaction], fetch_offset: int, upper_bound: int) -> Collected:
-    """Return the entries of one index that a read of [fetch_offset, upper_bound) needs."""
-    needed = []
-    for entry in entries:
-        if entry.last_offset >= fetch_offset and entry.first_offset < upper_bound:
-            needed.append(entry)
-        if entry.last_stable_offset >= upper_bound:
-            return Collected(needed, True)
-    return Collected(needed, False)
-
-
-def collect_over(
-    indexes: Iterable[Iterable[AbortedTransaction]], fetch_offset: int, upper_bound: int
-) -> list[AbortedTransaction]:
-    """Collect over the indexes of segments in order, from the one that holds `fetch_offset` on."""
-    needed: list[AbortedTransaction] = []
-    for entries in indexes:
-        more, complete = collect(entries, fetch_offset, upper_bound)
-        needed += more
-        if complete:
-            break
-    return needed
-
-
 class TransactionIndex:
     """The index of one segment. It is read once, when it is first needed, and made by the first append.
 
@@ -476,10 +445,6 @@ class TransactionIndex:
         """Raise CorruptFileError if the entries cannot be those of this segment."""
         check_aborted(self.entries, self._stored.base_offset, self.path)
 
-    def collect(self, fetch_offset: int, upper_bound: int) -> Collected:
-        """See `collect`."""
-        return collect(self.entries, fetch_offset, upper_bound)
-
     def append(self, entry: AbortedTransaction) -> None:
         """Write an entry, unsynced. ValueError unless its last offset is above that of the entry before."""
         entries = self.entries
@@ -497,13 +462,6 @@ class TransactionIndex:
         if len(kept) < len(self.entries):
             self._open().truncate(len(kept) * TXN_ENTRY.size)
             self._entries = kept
-
-    def reset(self) -> None:
-        """Drop all entries, also of an index that cannot be read."""
-        if self._exists():
-            self._entries = []
-            self._open().truncate(0)
-        self._entries = []
 
     def sync(self) -> None:
         """Make the index durable, if there is one."""
