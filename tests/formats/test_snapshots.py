@@ -14,7 +14,8 @@ from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
 from lastword.partition import cut, snapshots
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
-from lastword.partition.snapshots import Snapshots
+from lastword.partition.segment_store import SegmentSet
+from lastword.partition.snapshots import Snapshots, replay
 from lastword.segment import names
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
@@ -31,7 +32,6 @@ TWO = [
     Producer(5, 2, 7, T, (SequencedBatch(11, 22, 2, T),), 20),
     Producer(9, 0, -1, T + 500, (), None),
 ]
-FOREVER = 1 << 60
 
 
 def store_in(directory: Path, *states: ProducerState) -> Snapshots:
@@ -39,10 +39,6 @@ def store_in(directory: Path, *states: ProducerState) -> Snapshots:
     for state in states:
         assert store.take(state)
     return store
-
-
-def load(store: Snapshots, log_start: int, log_end: int, **options: bool) -> ProducerState:
-    return store.load(log_start, log_end, now_ms=T, expiration_ms=FOREVER, **options)
 
 
 def state_at(offset: int) -> ProducerState:
@@ -114,30 +110,6 @@ def test_a_count_is_not_believed() -> None:
             snapshots.decode(struct.pack(">hI", 1, google_crc32c.value(body)) + body, "x")
 
 
-def test_6W_316_damaged_ones_are_skipped_and_removed(tmp_path: Path) -> None:
-    """6W.316: Empty, truncated and corrupt snapshot files are skipped and deleted; the one before is used."""
-    store = store_in(tmp_path, *(state_at(n) for n in (10, 20, 30, 40)))
-    Path(store.path(20)).write_bytes(b"")
-    Path(store.path(30)).write_bytes(VECTOR[:-1])
-    Path(store.path(40)).write_bytes(VECTOR[:-1] + b"\0")
-    assert load(store, 0, 50, remove_damaged=False).end_offset == 10
-    assert store.offsets() == [10, 20, 30, 40]
-    found = load(store, 0, 50)
-    assert (found.end_offset, found.producers) == (10, state_at(10).producers)
-    assert store.offsets() == [10]
-    assert load(store, 10, 50).end_offset == 10
-    assert len(load(store, 10, 50)) == 0
-
-
-def test_one_above_the_log_end_tells_of_what_was_lost(tmp_path: Path) -> None:
-    """The log may grow up to its offset again, with other batches."""
-    store = store_in(tmp_path, state_at(10), state_at(40))
-    assert load(store, 0, 39, remove_damaged=False).end_offset == 10
-    assert store.offsets() == [10, 40]
-    assert load(store, 0, 39).end_offset == 10
-    assert store.offsets() == [10]
-
-
 def test_taking_one_replaces_another_storys_file_of_that_offset(tmp_path: Path) -> None:
     store_in(tmp_path, ProducerState(40, TWO))
     store = Snapshots(DEFAULT, str(tmp_path))
@@ -150,7 +122,7 @@ def test_6W_317_after_a_truncation(tmp_path: Path) -> None:
     store = store_in(tmp_path, *(state_at(n) for n in (10, 20, 30, 40)))
     store.remove_outside(10, 30)
     assert store.offsets() == [20, 30]
-    assert load(store, 10, 30).end_offset == 30
+    assert store.read(30) == state_at(30).producers
 
 
 def test_6W_318_nothing_is_written_twice(tmp_path: Path) -> None:
@@ -163,14 +135,14 @@ def test_6W_318_nothing_is_written_twice(tmp_path: Path) -> None:
     assert len(files.changes) == changes
     assert store.take(state_at(11))
     loaded = Snapshots(files, str(tmp_path))
-    state = load(loaded, 0, 50)
-    assert not loaded.take(state)
+    loaded.mark_current(11)
+    assert not loaded.take(state_at(11))
 
 
 def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
     """6W.319: Idle producers expire; producers with an open transaction do not."""
     store = store_in(tmp_path, ProducerState(23, TWO))
-    state = store.load(0, 50, now_ms=T + 1000, expiration_ms=500)
+    state = replay(store, SegmentSet(()), 23, is_expired=lambda p: p.is_expired(T + 1000, 500)).state
     assert [p.producer_id for p in state.producers] == [5]  # its transaction is open
     assert state.open_transactions() == {5: 20}
     assert state.last_stable_offset(23) == 20
@@ -240,10 +212,9 @@ def test_a_power_cut_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
             assert not image.marks
             continue
         left = Snapshots(DEFAULT, str(target / "t-0"))
-        found = load(left, 0, 11)
         wanted = {"second": 11, "first": 10}
         due = max((wanted[mark] for mark in image.marks), default=0)
-        assert found.end_offset >= due
+        assert max(left.offsets(), default=0) >= due
         for offset in left.offsets():
             assert left.read(offset)
 
@@ -253,7 +224,7 @@ def test_a_loaded_state_goes_on_where_it_was(tmp_path: Path) -> None:
     state.update(data(5, 0, 0, count=3, transactional=True))
     state.update(data(6, 3, 0))
     store = store_in(tmp_path, state)
-    loaded = load(store, 0, 4)
+    loaded = replay(store, SegmentSet(()), 4).state
     assert loaded.producers == state.producers
     for each in (state, loaded):
         entry = each.update(control(5, 4), abort(3))

@@ -32,6 +32,7 @@ from tests.fakes.forgetful import keep_all
 from tests.golden.loader import case, value_matches
 from tests.partition.logs import NOW, batch, indexes_fit, one, pair, records
 from tests.partition.nosync import UNSYNCED
+from tests.support.settings import set_topic_config
 
 
 def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
@@ -349,9 +350,9 @@ def test_settings_hold_at_once(tmp_path: Path) -> None:
     with opened(tmp_path) as logs:
         logs.create_topic("users")
         log = logs.log("users", 0)
-        logs.set_topic_config("users", {"max.message.bytes": 150})
+        set_topic_config(logs, "users", {"max.message.bytes": 150})
         assert log.config.max_message_bytes == 150
-        logs.set_topic_config("users", {}, ["max.message.bytes"])
+        set_topic_config(logs, "users", {}, ["max.message.bytes"])
         assert log.config.max_message_bytes == 1048588
 
 

@@ -16,6 +16,7 @@ from lastword.segment import names
 from tests.golden.loader import case
 from tests.partition.nosync import UNSYNCED
 from tests.retention.support import DAY, DELETED, HOUR, NOW, Log, decided, fakes, policy
+from tests.support.settings import set_topic_config
 
 DELETE = {"cleanup.policy": "delete", "retention.ms": "-1"}
 
@@ -52,7 +53,7 @@ def test_6V_298_size(tmp_path: Path, records_kept: int, segments: int) -> None:
     """6V.298: `retention.bytes` leaves the fewest segments that are not below it."""
     log = Log(tmp_path, **DELETE).fill(15)
     size = sum(s.size for s in log.log.segments)
-    log.home.set_topic_config("users", {"retention.bytes": size * records_kept // 15})
+    set_topic_config(log.home, "users", {"retention.bytes": size * records_kept // 15})
     log.expire()
     assert len(log.log.segments) == segments
     log.close()
@@ -315,7 +316,9 @@ def test_golden_dir_clean_kafka28(tmp_path: Path) -> None:
 
         for tp in logs.topic_partitions():
             assert expire(logs, *tp).codes == ("no-policy",)  # nothing is removed unless somebody says so
-        logs.set_topic_config("old", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": 0})
+        set_topic_config(
+            logs, "old", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": 0}
+        )
         log = logs.log("old", 0)
         end, segments = log.log_end, len(log.segments)
         done = expire(logs, "old", 0)

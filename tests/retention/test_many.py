@@ -19,6 +19,7 @@ from lastword.logdir import LogDirectory
 from lastword.clock import ManualClock
 from tests.partition.logs import batch, one
 from tests.partition.nosync import UNSYNCED
+from tests.support.settings import set_topic_config
 
 root = Path({root!r})
 
@@ -54,7 +55,7 @@ with LogDirectory.open(root, "a", UNSYNCED, ManualClock()) as logs:
     assert sum(len(list(s.headers())) for s in held.segments) == end
     most = descriptors() - before
     assert most <= {limit} // 2 + 8, most
-    logs.set_topic_config("users", {{"retention.bytes": 5000}})
+    set_topic_config(logs, "users", {{"retention.bytes": 5000}})
     from lastword.retention.expire import expire
     assert expire(logs, "users", 0).segments > {count} - 10
 with lastword.open(root) as logs:

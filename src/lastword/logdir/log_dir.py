@@ -384,17 +384,6 @@ class LogDirectory:
             self._partition_checkpoints.came(tp, recovery_point, log_start, first_dirty)
             self._opened.came(tp, recovery_point, log_start)
 
-    def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
-        """Change a topic's settings in lastword.toml.
-
-        They apply immediately. A value of None resets a setting.
-        """
-        with self.lock:
-            self._check_writable()
-            self.partitions(topic)
-            write_topic_settings(self.files, self._settings_path, topic, dict(set), unset)
-            self.reload_settings()
-
     @property
     def _settings_path(self) -> str:
         return os.path.join(self.path, names.SETTINGS)

@@ -315,7 +315,7 @@ class _Opening:
         if gone:  # one from above a cut must not come back when the log has grown there again
             self.files.fsync_dir(self.directory)
         if result.exact:
-            store.is_current(log_end)
+            store.mark_current(log_end)
         return result.state
 
     def _is_sane(self, base: int) -> bool:

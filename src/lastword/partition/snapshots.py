@@ -33,7 +33,6 @@ the way overrides the replayed state, because it includes batches that cleaning 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -127,7 +126,7 @@ class Snapshots:
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
         self.directory = directory
-        self._current = -1  # offset of the snapshot that was last taken or loaded
+        self._current = -1  # offset of the snapshot that equals the state of the open log
 
     def path(self, offset: int) -> str:
         """Return the path of the snapshot at `offset`."""
@@ -141,7 +140,7 @@ class Snapshots:
         """Write the state at its end offset, durably.
 
         Returns:
-            False, and nothing written, if that was the last snapshot taken or loaded.
+            False, and nothing written, if the snapshot there is current.
         """
         path = self.path(state.end_offset)
         if state.end_offset == self._current and self.files.exists(path):
@@ -154,7 +153,7 @@ class Snapshots:
         self.files.write_atomic(self.path(offset), encode(producers))
         self._current = offset
 
-    def is_current(self, offset: int) -> None:
+    def mark_current(self, offset: int) -> None:
         """Note that the snapshot at `offset` is valid and equals the caller's state."""
         self._current = offset
 
@@ -162,37 +161,6 @@ class Snapshots:
         """Return the producers at `offset`. CorruptFileError if damaged; StorageError if there is none."""
         path = self.path(offset)
         return decode(self.files.read_bytes(path), path)
-
-    def load(
-        self,
-        log_start: int,
-        log_end: int,
-        *,
-        now_ms: int,
-        expiration_ms: int,
-        remove_damaged: bool = True,
-    ) -> ProducerState:
-        """Return the state of the newest valid snapshot in (log_start, log_end].
-
-        Without one the state is empty, at `log_start`. The caller replays the batches from the state's
-        `end_offset` on. Expired producers without an open transaction are left out. A damaged snapshot is
-        skipped, and so is one above the log end, which includes batches that were lost. `remove_damaged`:
-        both are removed, because the log could grow up to a snapshot of other batches.
-        """
-        for offset in reversed(self.offsets()):
-            if offset <= log_start:
-                break
-            producers = None
-            if offset <= log_end:
-                with contextlib.suppress(CorruptFileError):
-                    producers = self.read(offset)
-            if producers is None:
-                if remove_damaged:
-                    self.files.unlink(self.path(offset), missing_ok=True)
-                continue
-            self._current = offset
-            return ProducerState(offset, (p for p in producers if not p.is_expired(now_ms, expiration_ms)))
-        return ProducerState(log_start)
 
     def remove_outside(self, log_start: int, log_end: int) -> list[int]:
         """Remove the snapshots outside (log_start, log_end] after a truncation. Return their offsets."""
