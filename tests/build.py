@@ -25,8 +25,7 @@ from lastword.partition.open import open_log
 from lastword.partition.recovery import Recovery
 from lastword.partition.segment_store import SegmentStore
 from lastword.partition.view import PartitionView
-from lastword.records.batch import read_records
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, read_records
 from lastword.records.record import RawRecord
 
 HOUR = 3_600_000

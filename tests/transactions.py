@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from lastword.partition import AppendedBatch, PartitionLog
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.record import ABORT, COMMIT
 
 

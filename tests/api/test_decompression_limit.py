@@ -19,7 +19,7 @@ import pytest
 import lastword
 from lastword.cli.main import run
 from lastword.errors import DecompressionLimitError
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.compression import CODEC_NAMES
 from lastword.records.legacy import build_wrapper
 from lastword.records.record import CREATE_TIME, NO_TIMESTAMP_TYPE, RawRecord

@@ -147,7 +147,7 @@ def test_records_that_went_unread_are_an_error(reader, writer, clock):
 
 
 def test_an_open_transaction_holds_it_up(reader, writer, clock):
-    from lastword.records.builder import BatchBuilder
+    from lastword.records.batch import BatchBuilder
 
     log = writer.dirs.log("a", 0)
 
@@ -228,7 +228,7 @@ def test_stability_goes_on_as_if_it_began_anew(tmp_path):
     """After any growth it says what a whole replay says."""
     from lastword.partition.snapshots import Snapshots
     from lastword.partition.view import PartitionView
-    from lastword.records.builder import BatchBuilder
+    from lastword.records.batch import BatchBuilder
     from tests.partition.logs import make, opened
 
     rng = random.Random(3)

@@ -14,8 +14,7 @@ from lastword.cleaner.policy import groups
 from lastword.cleaner.policy.groups import OutputLimits
 from lastword.cleaner.policy.plan import Plan
 from lastword.files import DEFAULT, Files
-from lastword.records.batch import BatchHeader, read_records
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, BatchHeader, read_records
 from lastword.records.record import RawRecord
 from lastword.resolve import Resolution, resolve
 from lastword.segment import names

@@ -16,7 +16,7 @@ from lastword.config import TopicConfig
 from lastword.files import DEFAULT
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.segment.recover import inspect
 from tests.support.cleaning import clean
 from tests.support.partitions import records_of

@@ -31,8 +31,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.repack import JOINED, MIXED
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
-from lastword.records.batch import read_header
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, read_header
 from lastword.wire import ATTRIBUTES_AT, CONTROL_BIT, CRC_AT
 from tests.build import LogBuilder
 from tests.fakes.recording import RecordingFiles

@@ -78,7 +78,7 @@ def test_neighbours_become_one(tmp_path: Path, codec: int) -> None:
 
 def test_headers_and_nulls_go_along(tmp_path: Path) -> None:
     headers = (("trace", b"1"), ("trace", None), ("", b""))
-    from lastword.records.builder import BatchBuilder
+    from lastword.records.batch import BatchBuilder
 
     batches = []
     for base in (0, 3):

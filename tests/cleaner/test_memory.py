@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pytest
 
 import lastword
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.resolve import running
 from lastword.resolve.running import MapFull, RunningResolution
 from tests.resolve.support import segments

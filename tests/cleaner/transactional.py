@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.transactions import Decisions, Fate, control_of, scan
 from lastword.partition.view import PartitionView
-from lastword.records.batch import BatchHeader
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, BatchHeader
 from lastword.records.record import RawRecord
 from lastword.segment.indexes import AbortedTransaction, decode_aborted
 from tests.build import LogBuilder, Text, raw

@@ -26,7 +26,7 @@ from typing import Any
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.formats import read_header
 from tests.partition.nosync import UnsyncedFiles
 from tests.transactions import end_transaction

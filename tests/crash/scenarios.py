@@ -16,7 +16,7 @@ from lastword.config import Settings
 from lastword.files import Files
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionLog
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.crash.history import Attempt, History
 from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.memory import ROOT, MemoryFiles

@@ -34,7 +34,7 @@ from lastword.errors import (
     UnknownTopicError,
 )
 from lastword.files import OsFiles
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from tests.crash.faults import FaultyOs, planted
 from tests.support.exhaustive import stride

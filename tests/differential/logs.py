@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastword.config import TopicConfig
-from lastword.records.batch import write_batch
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, write_batch
 from lastword.records.legacy import build_message, build_wrapper
 from lastword.records.record import ABORT, COMMIT, RawRecord
 from lastword.segment import names

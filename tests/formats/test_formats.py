@@ -6,7 +6,7 @@ import pytest
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
 from lastword.records import formats, legacy
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.golden import loader
 
 T = 1_700_000_000_000

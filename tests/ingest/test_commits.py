@@ -22,7 +22,7 @@ from lastword.ingest.manifest import Manifest, next_number, pending
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.move import move
 from lastword.partition import staged_batches
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.retention.expire import expire
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.recording import RecordingFiles, Stopped

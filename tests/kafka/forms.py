@@ -19,7 +19,7 @@ from lastword.config import Settings
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory
 from lastword.partition.log import PartitionLog
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.transactions import end_transaction
 

@@ -30,7 +30,7 @@ from lastword.ingest import apply, staging
 from lastword.ingest.manifest import Manifest
 from lastword.logdir import TopicPartition
 from lastword.partition import staged_batches
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.support.drives import inspected, rewritten
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
 

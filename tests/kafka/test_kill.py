@@ -16,7 +16,7 @@ from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT, Files
 from lastword.partition.open import open_log
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.record import RawRecord
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.kafka import traffic

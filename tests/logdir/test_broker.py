@@ -11,7 +11,7 @@ import pytest
 import lastword
 from lastword.files import DEFAULT
 from lastword.logdir.broker import TOPIC, read_cluster_metadata
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.fakes import RecordingFiles
 from tests.golden.loader import case
 

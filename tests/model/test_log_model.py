@@ -31,7 +31,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lastword.clock import ManualClock
 from lastword.partition.view import PartitionView
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.record import RawRecord
 from tests.build import HOUR, LogBuilder, state_of
 from tests.fakes.forgetful import ForgetfulFiles, forget_all, keep_all, names_only, seeded, zero_filled

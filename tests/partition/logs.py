@@ -9,8 +9,7 @@ from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT, Files
 from lastword.partition import PartitionLog, PartitionView, Recovery, open_log
-from lastword.records.batch import read_records, set_base_offset
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, read_records, set_base_offset
 from lastword.segment import Segment, build_indexes, names
 from lastword.segment.recover import inspect
 from lastword.segment.stored import SegmentFiles

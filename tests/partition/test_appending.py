@@ -20,7 +20,7 @@ from lastword.errors import CorruptBatchError, DiskFullError, LastwordError
 from lastword.partition import appending
 from lastword.partition import log as log_module
 from lastword.partition.staged_batches import SLACK_BYTES, Block
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.fakes.failing import FailingFiles
 from tests.fakes.hasty import HastyFiles
 from tests.partition.logs import NOW, batch, indexes_fit, make, opened, records

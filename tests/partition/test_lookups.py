@@ -15,7 +15,7 @@ from lastword.partition import lookups
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.lookups import positions_of, records_at
 from lastword.partition.view import PartitionView
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.legacy import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from lastword.segment import names

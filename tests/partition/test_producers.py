@@ -25,7 +25,7 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots, encode
 from lastword.partition.transactions import control_of
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.segment import indexes, names
 from lastword.segment.indexes import AbortedTransaction
 from tests.golden import loader

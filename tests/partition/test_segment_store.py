@@ -10,7 +10,7 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.errors import FileVanishedError
 from lastword.partition.view import PartitionView
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.build import HOUR, LogBuilder
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.memory_segments import MemoryLogBuilder, MemorySegments

@@ -11,8 +11,7 @@ from lastword.config import TopicConfig
 from lastword.files import Files
 from lastword.partition import PartitionLog, Recovery, open_log
 from lastword.records import formats
-from lastword.records.batch import BatchHeader, set_base_offset, write_batch
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, BatchHeader, set_base_offset, write_batch
 from lastword.records.compression import compress
 from lastword.records.legacy import build_message, build_wrapper
 from lastword.records.record import RawRecord, encode_varint

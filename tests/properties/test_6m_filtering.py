@@ -10,8 +10,7 @@ import pytest
 
 from lastword.errors import CorruptBatchError
 from lastword.records import formats
-from lastword.records.batch import BatchHeader
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, BatchHeader
 from lastword.records.record import RawRecord
 from lastword.segment import Segment
 from lastword.segment.indexes import TimeEntry

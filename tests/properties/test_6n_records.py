@@ -13,8 +13,7 @@ import pytest
 from lastword.errors import CorruptBatchError, UsageError
 from lastword.partition import scan
 from lastword.partition.transactions import control_of
-from lastword.records.batch import crc_ok, read_records, set_base_offset
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder, crc_ok, read_records, set_base_offset
 from lastword.records.compression import compress, decompress, xxh32
 from lastword.records.record import (
     LOG_APPEND_TIME,

@@ -15,7 +15,7 @@ from lastword.errors import CorruptBatchError
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import EpochEntry
 from lastword.partition.segment_store import SegmentSet
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.segment import Segment, build_indexes, names
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.recover import inspect

@@ -19,7 +19,7 @@ from lastword.logdir import LogDirectory
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, encode_aborted
 from lastword.segment.recover import inspect

@@ -23,7 +23,7 @@ from lastword.cleaner import Plan
 from lastword.clock import ManualClock
 from lastword.files import Handle
 from lastword.partition.log import PartitionLog
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from tests.crash.memory import ROOT, MemoryFiles, MemoryHandle, Node
 from tests.transactions import end_transaction
 

@@ -268,7 +268,7 @@ class TestRefusals:
             BatchBuilder().build()
 
     def test_what_does_not_fit_a_length_field_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("lastword.records.builder.INT32_MAX", 100)
+        monkeypatch.setattr("lastword.records.batch.INT32_MAX", 100)
         with pytest.raises(RecordTooLargeError, match="a record of 45 bytes"):
             BatchBuilder().append(T, b"k", b"x" * 38)
         builder = BatchBuilder()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lastword.errors import CorruptBatchError
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.chunk import Chunk
 from lastword.resolve import RunningResolution, resolve
 from tests.naive.pack import Record, encode_batch

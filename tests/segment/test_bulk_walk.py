@@ -9,7 +9,7 @@ import pytest
 
 from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.legacy import build_message
 from lastword.segment import names, recover
 from lastword.segment.recover import Inspection, inspect

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lastword.files import DEFAULT
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.segment.scan import SoundWalk
 
 

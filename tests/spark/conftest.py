@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lastword.logdir.log_dir import LogDirectory
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogReader
 from lastword.spark.schema import full_schema

@@ -24,7 +24,7 @@ from lastword.errors import (
 )
 from lastword.files import Files, OsFiles
 from lastword.logdir.log_dir import LogDirectory
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.spark import splits
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogReader, read_batches

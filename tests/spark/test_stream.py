@@ -16,7 +16,7 @@ from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, SparkOptio
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import removal_log
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
 from lastword.spark.stream import TOPIC_IDS, LogStreamReader, share_offsets

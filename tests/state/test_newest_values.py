@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import lastword
 from lastword import errors
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.state import newest
 from lastword.state.newest import Pairs, ValueBuffer
 from tests.transactions import end_transaction

@@ -29,7 +29,7 @@ from lastword.ingest import manifest as manifests
 from lastword.ingest import staging
 from lastword.logdir.identity import write_move_note
 from lastword.partition import cut, removal_log, staged_batches
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from lastword.segment.indexes import ENTRY as TXN_ENTRY
 from tests.transactions import end_transaction

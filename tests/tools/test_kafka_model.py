@@ -170,7 +170,7 @@ def test_records_without_a_key_go_and_aborted_ones_say_nothing() -> None:
 
 
 def test_sizes_are_those_of_the_bytes() -> None:
-    from lastword.records.builder import BatchBuilder
+    from lastword.records.batch import BatchBuilder
 
     rows = [
         RawRecord(7, T, CREATE_TIME, b"k" * 70, b"v" * 300, (("h", None), ("i", b"x"))),

@@ -16,7 +16,7 @@ from lastword.errors import UnknownSettingError, UsageError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.tools.overwrites import OverwriteTrace, _Sampler, trace_log, trace_of_keys
 from lastword.tools.simulate import TracedPartition, picture, simulate
 from lastword.tools.simulated_log import SimulatedLog, closings

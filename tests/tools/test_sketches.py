@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lastword.errors import CorruptFileError
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.chunk import chunk_of
 from lastword.tools import sketches
 from lastword.tools.sketches import KeySet, Sketch, Sketcher, theta_hashes

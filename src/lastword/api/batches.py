@@ -18,7 +18,7 @@ from lastword.api.schema import Partitioner, by_murmur2, choose, murmur2_partiti
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
 from lastword.parse import to_ms
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.records.record import Header
 from lastword.units import exact_bytes, format_bytes
 from lastword.wire import INT32_MAX

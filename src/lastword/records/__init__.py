@@ -1,8 +1,8 @@
 """The bytes of records and batches; no files.
 
-A batch is the physical unit of the log: a header of 61 bytes and records (batch.py, builder.py), which may
-be compressed together (compression.py). A control batch holds one control record (record.py). legacy.py
-reads and writes magic 0 and 1; formats.py chooses by magic.
+A batch is the physical unit of the log: a header of 61 bytes and records (batch.py), which may be compressed
+together (compression.py). A control batch holds one control record (record.py). legacy.py reads and writes
+magic 0 and 1; formats.py chooses by magic.
 
 There are two paths. Plain Python is for single appends, header walks, recovery and dump: it loads no Numba.
 chunk.py, columns.py and pack.py process millions of records with the kernels; import them only where they
@@ -11,8 +11,14 @@ are used.
 Start reading at batch.py.
 """
 
-from lastword.records.batch import BatchHeader, crc_ok, read_header, read_records, set_base_offset
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import (
+    BatchBuilder,
+    BatchHeader,
+    crc_ok,
+    read_header,
+    read_records,
+    set_base_offset,
+)
 from lastword.records.record import Header, RawRecord
 
 __all__ = [

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from lastword.partition import scan
 from lastword.partition.moment import Range
-from lastword.records.builder import BatchBuilder
+from lastword.records.batch import BatchBuilder
 from lastword.state.newest import newest
 from lastword.units import NEVER
 
