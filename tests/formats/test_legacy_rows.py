@@ -16,7 +16,7 @@ from lastword.errors import CorruptBatchError, DecompressionLimitError
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
-from lastword.records import legacy, uncompressed
+from lastword.records import chunk, legacy
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
@@ -57,7 +57,7 @@ def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain
         return larger
 
     plain = np.zeros(plain_bytes + kernels.SLACK, np.uint8)
-    reached, out, _ = uncompressed.translate_rows(raw, table[:row], 0, plain, 0, room, file=file, limit=limit)
+    reached, out, _ = chunk.translate_rows(raw, table[:row], 0, plain, 0, room, file=file, limit=limit)
     assert reached == row
     return Chunk(raw, out, table[:row], file)
 

@@ -28,8 +28,7 @@ from lastword.segment.scan import headers
 from lastword.segment.stored import SegmentId, StoredFacts, StoredSegment
 
 if TYPE_CHECKING:
-    from lastword.records.chunk import Chunk
-    from lastword.records.uncompressed import SkipRows
+    from lastword.records.chunk import Chunk, SkipRows
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 
