@@ -20,7 +20,7 @@ from lastword.ingest import apply, staging
 from lastword.ingest.apply import open_to_append
 from lastword.ingest.manifest import Manifest, next_number, pending
 from lastword.logdir.log_dir import LogDirectory
-from lastword.logdir.move import move
+from lastword.logdir.log_dir_set import move
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
 from lastword.retention.expire import expire

@@ -13,8 +13,7 @@ from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, L
 from lastword.files import Files
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.identity import directory_name, write_move_note
-from lastword.logdir.log_dir_set import LogDirSet
-from lastword.logdir.move import move
+from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.segment import names
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped

@@ -16,7 +16,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError, StorageError
 from lastword.logdir import LogDirectory, TopicPartition
-from lastword.logdir.move import move
+from lastword.logdir.log_dir_set import move
 from tests.build import LogBuilder
 from tests.fakes.recording import Call, RecordingFiles
 from tests.partition.nosync import UNSYNCED
