@@ -21,7 +21,7 @@ from lastword.cli.main import run
 from lastword.errors import DecompressionLimitError
 from lastword.records.batch import BatchBuilder
 from lastword.records.compression import CODEC_NAMES
-from lastword.records.legacy import build_wrapper
+from lastword.records.formats import build_wrapper
 from lastword.records.record import CREATE_TIME, NO_TIMESTAMP_TYPE, RawRecord
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 from tests.support.exhaustive import stride

@@ -23,7 +23,7 @@ from lastword.files import DEFAULT, Files
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
-from lastword.records.legacy import build_message, build_wrapper
+from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import CREATE_TIME, RawRecord
 from lastword.segment import names
 from lastword.segment.recover import inspect

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lastword.config import TopicConfig
 from lastword.records.batch import BatchBuilder, write_batch
-from lastword.records.legacy import build_message, build_wrapper
+from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import ABORT, COMMIT, RawRecord
 from lastword.segment import names
 from lastword.wire import INT32_MAX

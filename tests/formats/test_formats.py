@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
-from lastword.records import formats, legacy
+from lastword.records import formats
 from lastword.records.batch import BatchBuilder
 from tests.golden import loader
 
@@ -15,7 +15,7 @@ T = 1_700_000_000_000
 def mixed() -> bytes:
     builder = BatchBuilder()
     builder.append(T, b"c", b"3")
-    old = legacy.build_message(0, 0, b"a", b"1") + legacy.build_message(1, 1, b"b", b"2", T)
+    old = formats.build_message(0, 0, b"a", b"1") + formats.build_message(1, 1, b"b", b"2", T)
     return old + builder.build(2)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.records import legacy
+from lastword.records import formats
 from tests.formats import logs
 from tests.golden import loader
 
@@ -60,10 +60,10 @@ def test_writing_what_was_read_gives_the_same_entries(name: str, tmp_path: Path)
     for path in loader.partition_files(case.unpack(tmp_path)):
         data = path.read_bytes()
         for header in logs.headers(data, path.name):
-            records = list(legacy.read_records(data, header, path.name))
+            records = list(formats.LEGACY.read_records(data, header, path.name))
             if header.codec == 0:
                 (record,) = records
-                rebuilt = legacy.build_message(
+                rebuilt = formats.build_message(
                     header.magic,
                     record.offset,
                     record.key,
@@ -74,17 +74,17 @@ def test_writing_what_was_read_gives_the_same_entries(name: str, tmp_path: Path)
                 assert rebuilt == data[header.position : header.position + header.size]
                 continue
             stamp = header.max_timestamp if header.log_append else None
-            rebuilt = legacy.build_wrapper(header.magic, header.codec, records, log_append_ms=stamp)
+            rebuilt = formats.build_wrapper(header.magic, header.codec, records, log_append_ms=stamp)
             again = logs.read_header(rebuilt, 0, path.name)
-            assert legacy.crc_ok(rebuilt, again)
+            assert formats.LEGACY.crc_ok(rebuilt, again)
             assert (again.last_offset, again.attributes, again.max_timestamp) == (
                 header.last_offset,
                 header.attributes,
                 header.max_timestamp,
             )
             if not header.log_append:
-                assert legacy.inner_bytes(rebuilt, again) == legacy.inner_bytes(data, header)
-            assert list(legacy.read_records(rebuilt, again)) == records
+                assert formats.inner_bytes(rebuilt, again) == formats.inner_bytes(data, header)
+            assert list(formats.LEGACY.read_records(rebuilt, again)) == records
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_cleaning_keeps_what_kafka_kept(case_name: str, tmp_path: Path) -> None:
         for path in loader.partition_files(root / before):
             data = path.read_bytes()
             for header in logs.headers(data, path.name):
-                _, found = legacy.messages(data, header, path.name)
-                filtered = legacy.filter_entry(data, header, [m.offset in kept for m in found], path.name)
+                _, found = formats.messages(data, header, path.name)
+                filtered = formats.filter_entry(data, header, [m.offset in kept for m in found], path.name)
                 if filtered is not None:
                     rebuilt.append(filtered)
         listed = [line for line in case.batches(after) if line["size"]]

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 
 from lastword.errors import CorruptBatchError, DecompressionLimitError, UnknownMagicError
-from lastword.records import legacy
+from lastword.records import formats
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress, xxh32
-from lastword.records.legacy import with_checksum
+from lastword.records.formats import with_checksum
 from lastword.records.record import RawRecord
 
 T = 1_700_000_000_000
@@ -89,9 +89,9 @@ AFTER_DROP = {
 
 
 def records_of(data: bytes) -> list[RawRecord]:
-    header = legacy.read_header(data, 0, len(data), "test.log")
-    assert legacy.crc_ok(data, header)
-    return list(legacy.read_records(data, header, "test.log"))
+    header = formats.LEGACY.read_header(data, 0, len(data), "test.log")
+    assert formats.LEGACY.crc_ok(data, header)
+    return list(formats.LEGACY.read_records(data, header, "test.log"))
 
 
 def record(
@@ -106,7 +106,7 @@ def record(
 def inner(
     magic: int, offset: int, key: bytes = b"k", value: bytes | None = b"v", timestamp: int = -1
 ) -> bytes:
-    return legacy.build_message(magic, offset, key, value, timestamp)
+    return formats.build_message(magic, offset, key, value, timestamp)
 
 
 def wrapper(
@@ -119,11 +119,11 @@ def wrapper(
 ) -> bytes:
     """A wrapper with any content: what no builder would write."""
     payload = compress(codec, b"".join(entries))
-    return legacy.build_message(magic, offset, None, payload, timestamp, log_append=log_append, codec=codec)
+    return formats.build_message(magic, offset, None, payload, timestamp, log_append=log_append, codec=codec)
 
 
 def header_of(data: bytes) -> BatchHeader:
-    return legacy.read_header(data, 0, len(data), "test.log")
+    return formats.LEGACY.read_header(data, 0, len(data), "test.log")
 
 
 # ---------------------------------------------------------------- golden bytes
@@ -133,7 +133,7 @@ def header_of(data: bytes) -> BatchHeader:
 def test_uncompressed_vectors(text: str) -> None:
     magic, key, value, timestamp, log_append = UNCOMPRESSED[text]
     data = bytes.fromhex(text)
-    assert legacy.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
+    assert formats.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
     assert records_of(data) == [record(7, key, value, timestamp, int(log_append) if magic else -1)]
 
 
@@ -145,11 +145,13 @@ def test_wrapper_vectors(magic: int, codec: str) -> None:
     times = (T, T + 1) if magic else (-1, -1)
     expected = [record(10, b"a", b"1", times[0]), record(11, b"b", b"2", times[1])]
     assert records_of(data) == expected
-    stored = [struct.unpack_from(">q", legacy.inner_bytes(data, header), at)[0] for at in (0, 28 + 8 * magic)]
+    stored = [
+        struct.unpack_from(">q", formats.inner_bytes(data, header), at)[0] for at in (0, 28 + 8 * magic)
+    ]
     assert stored == ([0, 1] if magic else [10, 11])
-    built = legacy.build_wrapper(magic, CODECS[codec], expected)
+    built = formats.build_wrapper(magic, CODECS[codec], expected)
     assert records_of(built) == expected
-    assert legacy.inner_bytes(built, header_of(built)) == legacy.inner_bytes(data, header)
+    assert formats.inner_bytes(built, header_of(built)) == formats.inner_bytes(data, header)
     if codec == "lz4":
         assert built == data
 
@@ -160,13 +162,13 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
     three = list(records_of(V1_GZIP_THREE))
     if magic == 0:
         three = [record(r.offset, r.key, r.value) for r in three]
-    source = legacy.build_wrapper(magic, CODECS[codec], three)
-    filtered = legacy.filter_entry(source, header_of(source), [False, True, True])
+    source = formats.build_wrapper(magic, CODECS[codec], three)
+    filtered = formats.filter_entry(source, header_of(source), [False, True, True])
     assert filtered is not None
     assert (filtered.last_offset, filtered.max_timestamp, filtered.kept) == (52, T + 2 if magic else -1, 2)
     assert records_of(filtered.data) == records_of(expected) == three[1:]
     found, wanted = header_of(filtered.data), header_of(expected)
-    assert legacy.inner_bytes(filtered.data, found) == legacy.inner_bytes(expected, wanted)
+    assert formats.inner_bytes(filtered.data, found) == formats.inner_bytes(expected, wanted)
     assert found.attributes == wanted.attributes
     if codec == "lz4":
         assert filtered.data == expected
@@ -175,7 +177,7 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
 def test_6M_138_checksums_of_fixed_records() -> None:
     """6M.138: The checksums of fixed records are fixed values, for each magic."""
     for magic, timestamp, checksum in ((0, -1, 1978725405), (1, 283843, 109425508)):
-        assert header_of(legacy.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
+        assert header_of(formats.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
 
 
 # ---------------------------------------------------------------- wrappers
@@ -185,21 +187,21 @@ def test_6N_164_magic_0_takes_no_timestamp() -> None:
     """6N.164: Magic 0 takes no timestamp, and magic 0 and 1 take no leader epoch."""
     for options in ({"timestamp": T}, {"log_append": True}):
         with pytest.raises(ValueError, match="no timestamps"):
-            legacy.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
+            formats.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no timestamps"):
-        legacy.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
+        formats.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
 
 
 @pytest.mark.parametrize("offsets", [[], [1, 1], [2, 1], [0, 5, 4]])
 def test_6N_168_offsets_of_a_wrapper_must_rise(offsets: list[int]) -> None:
     """6N.168: Offsets that do not increase are refused by the builder."""
     with pytest.raises(ValueError, match="offsets rise"):
-        legacy.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
+        formats.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
 
 
 def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:
     """6N.160: Setting the last offset of a magic-1 wrapper moves all of its records."""
-    data = bytearray(legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
+    data = bytearray(formats.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
     struct.pack_into(">q", data, 0, 500)
     assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]
 
@@ -232,7 +234,7 @@ def test_6N_165_wrapper_without_value_or_without_entries() -> None:
     """6N.165: A wrapper without a value, or without inner records, is an error."""
     for magic in (0, 1):
         with pytest.raises(CorruptBatchError, match="without a value"):
-            records_of(legacy.build_message(magic, 5, None, None, codec=1))
+            records_of(formats.build_message(magic, 5, None, None, codec=1))
         with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
             records_of(wrapper(magic, 5, []))
         with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
@@ -244,12 +246,12 @@ def test_6N_166_too_short_or_wrong_checksum() -> None:
     data = bytes.fromhex(next(iter(UNCOMPRESSED)))
     for end in range(len(data)):
         with pytest.raises(CorruptBatchError) as error:
-            legacy.read_header(data, 0, end, "test.log", file_position=4000)
+            formats.LEGACY.read_header(data, 0, end, "test.log", file_position=4000)
         assert (error.value.file, error.value.position) == ("test.log", 4000)
     broken = data[:12] + b"\0\0\0\0" + data[16:]
-    assert not legacy.crc_ok(broken, header_of(broken))
+    assert not formats.LEGACY.crc_ok(broken, header_of(broken))
     with pytest.raises(CorruptBatchError, match="has CRC 00000000, computed a4ad2011") as error:
-        legacy.check_crc(broken, header_of(broken), "test.log")
+        formats.LEGACY.check_crc(broken, header_of(broken), "test.log")
     assert error.value.code == "bad-crc"
 
 
@@ -264,10 +266,10 @@ def test_6N_167_any_byte_changed_is_noticed(text: str) -> None:
             changed = bytearray(data)
             changed[position] ^= 1 << bit
             try:
-                header = legacy.read_header(bytes(changed), 0, len(changed), "test.log")
+                header = formats.LEGACY.read_header(bytes(changed), 0, len(changed), "test.log")
             except (CorruptBatchError, UnknownMagicError):
                 continue
-            assert not legacy.crc_ok(bytes(changed), header)
+            assert not formats.LEGACY.crc_ok(bytes(changed), header)
 
 
 def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at() -> None:
@@ -276,7 +278,7 @@ def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at(
     """
     for magic, checksum in ((0, 0x1A), (1, 0x82)):
         records = [record(n, b"k%d" % n, b"v" * 100, -1, kind=magic - 1) for n in range(3)]
-        data = bytearray(legacy.build_wrapper(magic, 3, records))
+        data = bytearray(formats.build_wrapper(magic, 3, records))
         frame = data.index(b"\x04\x22\x4d\x18")
         assert data[frame + 6] == checksum
         for other in (0x82, 0x1A, 0x00):
@@ -294,7 +296,7 @@ def test_lz4_of_magic_0_with_a_content_size_in_its_frame_header() -> None:
     entries = inner(0, 4)
     frame = bytearray(compress(3, entries))
     sized = b"".join((frame[:4], b"\x68\x40", struct.pack("<Q", len(entries)), b"\x99", frame[7:]))
-    data = legacy.build_message(0, 4, None, sized, codec=3)
+    data = formats.build_message(0, 4, None, sized, codec=3)
     assert records_of(data) == [record(4, b"k", b"v")]
 
 
@@ -306,14 +308,14 @@ def test_6N_175_payloads_round_trip(magic: int, codec: int) -> None:
     """
     for value in (b"", b"x", bytes(range(256)) * 400, b"\0" * 200_000):
         records = [record(3, b"k", value, T if magic else -1), record(9, None, None, T + 1 if magic else -1)]
-        assert records_of(legacy.build_wrapper(magic, codec, records)) == records
+        assert records_of(formats.build_wrapper(magic, codec, records)) == records
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
     """6M.136: zstd with magic 0 or 1 is refused."""
     with pytest.raises(ValueError, match="no codec 4"):
-        legacy.build_wrapper(magic, 4, [record(0, b"k", b"v")])
+        formats.build_wrapper(magic, 4, [record(0, b"k", b"v")])
     data = bytearray(inner(magic, 0))
     data[17] = 4
     with pytest.raises(CorruptBatchError, match="codec 4"):
@@ -321,7 +323,7 @@ def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
 
 
 def test_nested_compression_is_refused() -> None:
-    nested = legacy.build_wrapper(0, 1, [record(0, b"k", b"v")])
+    nested = formats.build_wrapper(0, 1, [record(0, b"k", b"v")])
     with pytest.raises(CorruptBatchError, match="compressed inside"):
         records_of(wrapper(0, 0, [nested]))
 
@@ -358,13 +360,13 @@ def test_impossible_lengths_in_a_message() -> None:
             data = bytearray(inner(0, 7))
             struct.pack_into(">i", data, position, length)
             with pytest.raises(CorruptBatchError, match="bytes"):
-                list(legacy.read_records(bytes(data), header_of(bytes(data)), "test.log"))
+                list(formats.LEGACY.read_records(bytes(data), header_of(bytes(data)), "test.log"))
 
 
 def test_inflation_is_bounded() -> None:
-    data = legacy.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
+    data = formats.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
     with pytest.raises(DecompressionLimitError) as error:
-        list(legacy.read_records(data, header_of(data), "test.log", limit_bytes=100_000))
+        list(formats.LEGACY.read_records(data, header_of(data), "test.log", limit_bytes=100_000))
     assert error.value.file == "test.log"
 
 
@@ -383,15 +385,15 @@ def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
     """
     data = wrapper(1, 33, [inner(0, 0, b"a"), inner(0, 1, b"b"), inner(0, 3, b"c")], timestamp=T)
     for keep, offsets in (([True] * 3, [30, 31, 33]), ([False, True, True], [31, 33])):
-        filtered = legacy.filter_entry(data, header_of(data), keep)
+        filtered = formats.filter_entry(data, header_of(data), keep)
         assert filtered is not None
-        _, found = legacy.messages(filtered.data, header_of(filtered.data))
+        _, found = formats.messages(filtered.data, header_of(filtered.data))
         assert [(m.magic, m.offset) for m in found] == [(1, offset) for offset in offsets]
 
 
 def test_v1_message_in_a_v0_wrapper_keeps_its_timestamp_when_cleaned() -> None:
     data = wrapper(0, 33, [inner(0, 30), inner(1, 31, timestamp=T), inner(0, 33)])
-    filtered = legacy.filter_entry(data, header_of(data), [False, True, True])
+    filtered = formats.filter_entry(data, header_of(data), [False, True, True])
     assert filtered is not None
     assert [(r.offset, r.timestamp) for r in records_of(filtered.data)] == [(31, T), (33, -1)]
 
@@ -401,23 +403,23 @@ def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
     """6M.129: In a batch of magic 2 gaps stay: base and last offset are unchanged. Entries of magic 0 and
     1 get the offsets of what is left.
     """
-    source = legacy.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
+    source = formats.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
     header = header_of(source)
     for keep, left in (([0, 0, 1, 0], [8]), ([1, 0, 0, 1], [0, 10]), ([0, 1, 1, 1], [3, 8, 10])):
-        filtered = legacy.filter_entry(source, header, map(bool, keep))
+        filtered = formats.filter_entry(source, header, map(bool, keep))
         assert filtered is not None
         assert [r.offset for r in records_of(filtered.data)] == left
         assert filtered.last_offset == header_of(filtered.data).last_offset == left[-1]
-    assert legacy.filter_entry(source, header, [False] * 4) is None
-    same = legacy.filter_entry(source, header, [True] * 4)
+    assert formats.filter_entry(source, header, [False] * 4) is None
+    same = formats.filter_entry(source, header, [True] * 4)
     assert same is not None
     assert same.data == source
 
 
 def test_6M_134_log_append_time_is_kept() -> None:
     """6M.134: Log append time is preserved: the type and the timestamp."""
-    stamped = legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77)
-    filtered = legacy.filter_entry(stamped, header_of(stamped), [True, False, True])
+    stamped = formats.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77)
+    filtered = formats.filter_entry(stamped, header_of(stamped), [True, False, True])
     assert filtered is not None
     assert filtered.max_timestamp == T + 77
     assert [(r.offset, r.timestamp, r.timestamp_type) for r in records_of(filtered.data)] == [

@@ -16,7 +16,7 @@ from lastword.errors import CorruptBatchError, DecompressionLimitError
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
-from lastword.records import chunk, legacy
+from lastword.records import chunk, formats
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
@@ -65,8 +65,8 @@ def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain
 def plain_records(data: bytes) -> list[RawRecord]:
     records, position = [], 0
     while position < len(data):
-        header = legacy.read_header(data, position, len(data), "test.log")
-        records += legacy.read_records(data, header, "test.log")
+        header = formats.LEGACY.read_header(data, position, len(data), "test.log")
+        records += formats.LEGACY.read_records(data, header, "test.log")
         position += header.size
     return records
 
@@ -106,11 +106,11 @@ def entries(draw: st.DrawFn) -> bytes:
             timestamp = draw(times) if magic else -1
             batch.append(RawRecord(offset, timestamp, 0, draw(blobs), draw(blobs)))
         if codec:
-            data += legacy.build_wrapper(magic, codec, batch, log_append_ms=stamp)
+            data += formats.build_wrapper(magic, codec, batch, log_append_ms=stamp)
         else:
             (one,) = batch
             time = one.timestamp if stamp is None else stamp
-            data += legacy.build_message(
+            data += formats.build_message(
                 magic, one.offset, one.key, one.value, time, log_append=stamp is not None
             )
     return data
@@ -125,15 +125,15 @@ def test_any_log_reads_the_same_both_ways(data: bytes, plain_bytes: int) -> None
 def test_filtering_keeps_exactly_what_was_chosen(data: bytes, choices: st.DataObject) -> None:
     position = 0
     while position < len(data):
-        header = legacy.read_header(data, position, len(data), "test.log")
-        records = list(legacy.read_records(data, header))
+        header = formats.LEGACY.read_header(data, position, len(data), "test.log")
+        records = list(formats.LEGACY.read_records(data, header))
         keep = choices.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
-        filtered = legacy.filter_entry(data, header, keep)
+        filtered = formats.filter_entry(data, header, keep)
         left = [record for record, wanted in zip(records, keep, strict=True) if wanted]
         assert (filtered is None) == (not left)
         if filtered is not None:
             assert plain_records(filtered.data) == left
-            again = legacy.read_header(filtered.data, 0, len(filtered.data), "test.log")
+            again = formats.LEGACY.read_header(filtered.data, 0, len(filtered.data), "test.log")
             assert (again.magic, again.attributes) == (header.magic, header.attributes)
             assert (again.last_offset, again.max_timestamp) == (filtered.last_offset, filtered.max_timestamp)
             if all(keep):
@@ -168,7 +168,7 @@ def inner_bytes(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(0, 4))):
         magic = draw(st.integers(0, 1))
         timestamp = draw(times) if magic else -1
-        one = bytearray(legacy.build_message(magic, offset, draw(blobs), draw(blobs), timestamp))
+        one = bytearray(formats.build_message(magic, offset, draw(blobs), draw(blobs), timestamp))
         if draw(st.integers(0, 9)) == 0:
             one[draw(st.integers(0, len(one) - 1))] = draw(st.integers(0, 255))
             if draw(st.booleans()):
@@ -213,17 +213,17 @@ def test_wrapper_kernels_and_their_twin(
 
 
 def test_errors_name_file_position_and_offset() -> None:
-    good = legacy.build_message(1, 3, b"k", b"v", T)
-    bad = legacy.build_message(1, 9, None, b"no gzip at all", T, codec=1)
+    good = formats.build_message(1, 3, b"k", b"v", T)
+    bad = formats.build_message(1, 9, None, b"no gzip at all", T, codec=1)
     with pytest.raises(CorruptBatchError) as error:
         chunk_of(good + bad)
     assert (error.value.file, error.value.position, error.value.offset) == ("test.log", len(good), 9)
-    nested = legacy.build_wrapper(1, 1, [RawRecord(0, T, 0, b"k", b"v")])
-    wrapped = legacy.build_message(1, 9, None, compress(1, nested), T, codec=1)
+    nested = formats.build_wrapper(1, 1, [RawRecord(0, T, 0, b"k", b"v")])
+    wrapped = formats.build_message(1, 9, None, compress(1, nested), T, codec=1)
     with pytest.raises(CorruptBatchError, match="compressed inside a compressed entry") as error:
         chunk_of(good + wrapped)
     assert (error.value.file, error.value.position, error.value.offset) == ("test.log", len(good), 9)
-    large = legacy.build_wrapper(0, 1, [RawRecord(9, -1, 0, b"k", bytes(100_000))])
+    large = formats.build_wrapper(0, 1, [RawRecord(9, -1, 0, b"k", bytes(100_000))])
     with pytest.raises(DecompressionLimitError) as limit:
         chunk_of(good + large, limit=50_000)
     assert (limit.value.file, limit.value.position, limit.value.offset) == ("test.log", len(good), 9)
@@ -231,16 +231,18 @@ def test_errors_name_file_position_and_offset() -> None:
 
 def test_falling_offsets_are_refused() -> None:
     with pytest.raises(CorruptBatchError, match="offsets do not increase"):
-        chunk_of(legacy.build_message(0, 3, b"k", b"v") * 2)
+        chunk_of(formats.build_message(0, 3, b"k", b"v") * 2)
 
 
 def test_a_wrapper_that_reaches_into_its_neighbours_is_refused() -> None:
     """Its first offset shows only inside; its last one too, if it is an old one with offset 0."""
-    one = legacy.build_message(1, 3, b"k", b"v", T)
-    wide = legacy.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
+    one = formats.build_message(1, 3, b"k", b"v", T)
+    wide = formats.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
     with pytest.raises(CorruptBatchError, match="3 to 4 overlap"):
         chunk_of(one + wide)
-    zero = bytearray(legacy.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)]))
+    zero = bytearray(
+        formats.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)])
+    )
     zero[:8] = bytes(8)
     assert [r.offset for r in decoded(bytes(zero))] == [0, 1, 2, 3, 4]
     with pytest.raises(CorruptBatchError, match="0 to 4 overlap"):

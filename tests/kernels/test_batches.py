@@ -11,7 +11,7 @@ from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import assign_offsets, rows_that_fit, walk_batches
 from lastword.records.compression import compress
-from lastword.records.legacy import build_message, build_wrapper
+from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, most_plain_bytes, walk

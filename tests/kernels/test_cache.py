@@ -121,7 +121,7 @@ def _whole_round() -> None:
     from lastword.kernels.repack import JOINING_FIELDS, RepackOutput, RepackSource, bytes_needed, repack_rows
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns, raw_records, to_arrow
-    from lastword.records.legacy import build_message, build_wrapper
+    from lastword.records.formats import build_message, build_wrapper
     from lastword.records.pack import pack_arrow, rebase
     from lastword.records.record import RawRecord
     from lastword.resolve import resolve

@@ -14,7 +14,7 @@ from lastword.partition import PartitionView, scan
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.durability import read_synced
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots
-from lastword.records.legacy import build_message, build_wrapper
+from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from lastword.segment import names
 from tests.partition.logs import (

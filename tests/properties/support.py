@@ -13,7 +13,7 @@ from lastword.partition import PartitionLog, Recovery, open_log
 from lastword.records import formats
 from lastword.records.batch import BatchBuilder, BatchHeader, set_base_offset, write_batch
 from lastword.records.compression import compress
-from lastword.records.legacy import build_message, build_wrapper
+from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import RawRecord, encode_varint
 from lastword.segment import Segment, names
 from lastword.segment.recover import recover_segment

@@ -16,7 +16,7 @@ from lastword.records import compression
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
-from lastword.records.legacy import build_message
+from lastword.records.formats import build_message
 from tests.naive.batches import walk
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches

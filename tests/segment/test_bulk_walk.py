@@ -10,7 +10,7 @@ import pytest
 from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
 from lastword.records.batch import BatchBuilder
-from lastword.records.legacy import build_message
+from lastword.records.formats import build_message
 from lastword.segment import names, recover
 from lastword.segment.recover import Inspection, inspect
 from lastword.wire import HEADER_BYTES

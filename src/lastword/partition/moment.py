@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
 from lastword.partition import removal_log
 from lastword.partition.reads import check_reached
-from lastword.records.legacy import UNKNOWN_COUNT
+from lastword.records.formats import UNKNOWN_COUNT
 
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView

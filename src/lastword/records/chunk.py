@@ -5,7 +5,7 @@ read. Length, magic, CRC and offsets of every batch are checked before its recor
 bad one are still returned; then the error is raised.
 
 `RecordBuffer` holds the records of a chunk: decompressed, and translated if their magic is 0 or 1. Plain
-Python reads magic 0 and 1 through `records.legacy`.
+Python reads magic 0 and 1 through `records.formats`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, valid_rows, walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
-from lastword.records import legacy
+from lastword.records import formats
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import limit_of
 from lastword.wire import (
@@ -667,7 +667,7 @@ def _wrapper(
     limit: int,
 ) -> tuple[Bytes, int]:
     at = int(table[row, fields.POSITION])
-    data = legacy.inner_bytes(raw, header_of(table, row), file, position=at, limit_bytes=limit)
+    data = formats.inner_bytes(raw, header_of(table, row), file, position=at, limit_bytes=limit)
     inner = np.empty(len(data) + kernels.SLACK, np.uint8)
     inner[: len(data)] = np.frombuffer(data, np.uint8)
     count, first, last, status = legacy_kernels.scan_inner(inner, len(data))
@@ -691,7 +691,7 @@ def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:
 
 
 def header_of(table: Table, row: int) -> BatchHeader:
-    """Return a legacy row as a header for `records.legacy`; `position` is in the file."""
+    """Return a row of magic 0 or 1 as a header for `formats.inner_bytes`; `position` is in the file."""
     position, size, offset, attributes, timestamp, crc, magic = (
         int(table[row, column])
         for column in (
@@ -718,7 +718,7 @@ def header_of(table: Table, row: int) -> BatchHeader:
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,
-        count=1 if attributes & CODEC_MASK == 0 else legacy.UNKNOWN_COUNT,
+        count=1 if attributes & CODEC_MASK == 0 else formats.UNKNOWN_COUNT,
     )
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from lastword.errors import CorruptBatchError, DataError, UnknownMagicError
 from lastword.files import Handle
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import crc_ok, read_header
-from lastword.records.legacy import UNKNOWN_COUNT
+from lastword.records.formats import UNKNOWN_COUNT, crc_ok, read_header
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.wire import (
     ATTRIBUTES_AT,

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Handle
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import crc_ok, read_records
-from lastword.records.legacy import UNKNOWN_COUNT
+from lastword.records.formats import UNKNOWN_COUNT, crc_ok, read_records
 from lastword.segment import names
 from lastword.segment.indexes import NO_TIMESTAMP, OffsetEntry, OffsetIndex, TimeIndex
 from lastword.segment.scan import headers

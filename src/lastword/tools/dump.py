@@ -25,9 +25,8 @@ from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
 from lastword.partition.snapshots import decode as decode_snapshot
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import CODEC_NAMES
-from lastword.records.formats import read_records
+from lastword.records.formats import UNKNOWN_COUNT, read_records
 from lastword.records.internal import METADATA, InternalRecord, UndecodableError, decode, is_internal
-from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.records.record import parse_control
 from lastword.segment import names
 from lastword.segment.indexes import decode_aborted

@@ -10,7 +10,7 @@ from lastword.files import Files
 from lastword.partition.transactions import OpenTransactions, control_of
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
-from lastword.records.legacy import UNKNOWN_COUNT
+from lastword.records.formats import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.indexes import (
     TXN_ENTRY,

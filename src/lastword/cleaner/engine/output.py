@@ -41,7 +41,7 @@ from lastword.records.batch import read_header, read_records
 from lastword.records.chunk import Chunk, header_of
 from lastword.records.columns import decode_columns
 from lastword.records.compression import compress
-from lastword.records.legacy import filter_entry
+from lastword.records.formats import filter_entry
 from lastword.resolve import DeadBitmaps
 from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, IndexBuilder, encode_aborted
