@@ -122,10 +122,10 @@ def check_checksums(batches: Sequence[Batch]) -> None:
 def repeated(
     state: ProducerState, batches: Sequence[Batch], log_end: int
 ) -> list[SequencedBatch | None] | None:
-    """Return for each batch the one that it repeats, by a leader's rules; None if none has a producer.
+    """Return for each batch the earlier batch that it repeats, by a leader's rules; None without producers.
 
     Raises SequenceGapError, ProducerFencedError, CoordinatorFencedError or TransactionStateError for the
-    first that may not be appended. Changes nothing.
+    first batch that may not be appended. Changes nothing.
     """
     if all(bytes(data[_PRODUCER_ID]) == _NO_PRODUCER for data in batches):
         return None

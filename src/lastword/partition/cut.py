@@ -4,19 +4,19 @@
 
 ```
 1  log start checkpoint, durable    offsets below it cannot be read any more (done by the caller)
-2  files -> .deleted, fsync dir     oldest first, so the rest is always an end of the log
+2  files -> .deleted, fsync dir     oldest first, so the rest is always a suffix of the log
 3  unlink after file.delete.delay   or at closing; opening removes the files that are left
 ```
 
 A crash after 1 leaves segments below the log start: they are removed the next time. A crash inside 2 leaves a
 hole below the log start, which is never read. So no order of these writes costs a record at or above the log
 start. The reason why the log start was raised is noted in `<partition>/lastword/log-start`, framed JSON, for
-readers that come too late. Losing the note loses the sentence and nothing else.
+readers of offsets that are gone. If the note is lost, only that reason is lost.
 
 **The end**: everything from an offset on.
 
 ```
-0  the cut is noted (losses), synced    leases and snapshot files that reach above are refused from then on
+0  noted in the removal log, synced     leases and snapshot files that reach above are refused from then on
    lastword/accounts removed, synced    a file that grows after the cut may look like one that was accounted
 1  lastword/synced lowered, synced      offsets above may be given again, and are not known to be durable
 2  higher segments, the newest first    each name is gone durably before the next: never a hole
@@ -29,8 +29,8 @@ readers that come too late. Losing the note loses the sentence and nothing else.
                                         gone now: it compares the number of notes
 ```
 
-A crash anywhere leaves the log longer than asked for, never shorter and never with a hole; opening makes the
-other files agree with it.
+A crash anywhere leaves the log longer than requested, never shorter and never with a hole; opening makes the
+other files agree with the log.
 
 A batch that holds the offset in its middle is removed as a whole, as in Kafka, and the log continues at
 exactly that offset. In Kafka only the broker's memory has that log end. Here an empty batch, as a cleaner

@@ -57,7 +57,7 @@ class DirectorySegments:
 
         Two listings, and the log start checkpoint before and after, must agree: then no segment was added or
         removed in between, nothing was trimmed, and the active segment, which bounds what a cleaner may use,
-        is the listed one. A file that was replaced under its own name meanwhile is offsets when it is opened.
+        is the listed one. If a file was replaced under its own name meanwhile, opening the file detects that.
         """
         files, directory = self.files, self.directory
         check_directory(files, directory)

@@ -248,7 +248,7 @@ class LocalLog:
         return self.roll_rule.rows_before(self.config, self.appender, table, first, unasked)
 
     def is_roll_due(self) -> bool:
-        """Is the active segment older than `segment.ms`, by the clock?"""
+        """Return whether the active segment is older than `segment.ms`, by the clock."""
         return self.roll_rule.is_due(self.appender)
 
     def roll(self) -> None:

@@ -68,7 +68,8 @@ class Range:
     def renew(self) -> None:
         """List the files again, and compute start and end again.
 
-        ReadOvertakenError: the range is settled, so its files cannot be exchanged for newer ones.
+        Raises:
+            ReadOvertakenError: The range is settled, so its files cannot be exchanged for newer ones.
         """
         if self.view.is_held:
             raise _overtaken(self)
@@ -76,9 +77,11 @@ class Range:
         self._compute()
 
     def held(self) -> PartitionView:
-        """Open every file of the range.
+        """Return the view with every file of the range held open.
 
-        FileVanishedError: one was replaced. OffsetOutOfRangeError: see `check_answerable`.
+        Raises:
+            FileVanishedError: A file was replaced.
+            OffsetOutOfRangeError: See `check_answerable`.
         """
         view = self.view.held(self.start)
         check_reached(view, self.end)
@@ -86,9 +89,12 @@ class Range:
         return view
 
     def settled(self) -> Range:
-        """The range of files that are held, renewed until they can be; it stays what it is from now on.
+        """Return a range that does not change: its files are held open.
 
-        ReadOvertakenError: files were replaced again and again.
+        If a file was replaced before it could be opened, the range is renewed first.
+
+        Raises:
+            ReadOvertakenError: Files were replaced again and again.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -110,7 +116,8 @@ def at_one_moment(range_: Range, read: Callable[[PartitionView, int, int], Itera
 
     Until its first item `read` may be called again; `range_` then has the start and end that were used.
 
-    ReadOvertakenError: files were replaced and closed after the first item, or again and again before it.
+    Raises:
+        ReadOvertakenError: Files were replaced and closed after the first item, or again and again before it.
     """
     for _ in range(_ATTEMPTS):
         if range_.start >= range_.end:

@@ -13,10 +13,10 @@
    below a current synced mark, or has a gap above that mark: no checksum covers base offsets.
    `durability.LogEnd` has the rules.
 5. The log end and the leader epochs are made to agree with the rest.
-6. The producer state is that of the newest sound snapshot, and of the batches behind it. After a stop that
+6. The producer state is computed from the newest valid snapshot and the batches behind it. After a stop that
    was not clean, replay begins below the first segment that was walked, and the transaction indexes of these
    segments are rebuilt. Snapshots above the log end are removed, durably, before the log may grow there. A
-   missing snapshot is never taken for an empty one.
+   missing snapshot never counts as an empty one.
 
 Opening again after a crash in here does the same: the bytes that are cut were not valid before, and nothing
 later is removed before the cut is made.
@@ -204,20 +204,20 @@ class _Opening:
         ).close()
 
     def _beyond_log_end(self, segments: SegmentSet, log_end: int) -> tuple[SegmentSet, int]:
-        """Continue the log at a log start above its end, so that no offset is given twice.
+        """Continue the log at a log start above its end, so that no offset is assigned twice.
 
-        By the checkpoint, everything below an offset was deleted that the log does not reach. The segments
-        stay. If the offset is too far above, the checkpoint is damaged, and ignored.
+        The checkpoint says that everything below the log start was deleted, but the log ends before it. The
+        segments stay. If the log start is too far above the log end, the checkpoint is damaged, and ignored.
         """
         if self.log_start - log_end > MAX_RELATIVE_OFFSET:
-            self.repairs.tell(
+            self.repairs.add(
                 "checkpoint",
                 names.LOG_STARTS,
                 f"log start {self.log_start} is ignored, the log ends at {log_end}",
             )
             self.log_start = 0
             return segments, log_end
-        self.repairs.tell(
+        self.repairs.add(
             "checkpoint",
             names.LOG_STARTS,
             f"the log ended at {log_end}, it goes on at its log start {self.log_start}",
@@ -227,13 +227,13 @@ class _Opening:
         new = Segment.load(SegmentFiles(self.files, self.directory, self.log_start), active=True)
         return segments.with_last(closed).with_added(new), self.log_start
 
-    # ---------------------------------------------------------- what goes with it
+    # ---------------------------------------------------------- damage, and the files beside the segments
 
     def _find(self, damage: DamageRepair, known: LogEnd) -> dict[int, Inspection]:
-        """Call `Damage.find`.
+        """Return the result of `DamageRepair.find`.
 
-        If it refuses the log after a clean stop, the mark keeps the log end of that stop: the marker of the
-        stop is gone when the partition is opened the next time.
+        If it refuses the log after a clean stop, the synced mark keeps the log end of that stop: the next
+        opening does not find the clean-shutdown marker any more.
         """
         try:
             return damage.find()
@@ -249,14 +249,14 @@ class _Opening:
     def _check_recovery_point(self, log_end: int) -> None:
         """Report a recovery point that the log disproves."""
         if self.recovery_point > log_end or (self.clean and 0 < self.recovery_point < log_end):
-            self.repairs.tell(
+            self.repairs.add(
                 "checkpoint",
                 names.RECOVERY_POINTS,
                 f"recovery point {self.recovery_point} is ignored, the log ends at {log_end}",
             )
 
     def _mend_synced(self, log_end: int, epochs: LeaderEpochs) -> None:
-        """Offsets above a cut are given again: they are not synced yet."""
+        """Lower the synced mark to the log end: offsets above a cut are assigned again."""
         mark = SyncedMark(self.files, self.directory, epochs)
         mark.lower(log_end)
         mark.close()
@@ -303,16 +303,16 @@ class _Opening:
             self._build_txn_index(base, indexes.encode_aborted(result.aborted.get(base, ())))
         for offset in result.damaged:
             self.files.unlink(store.path(offset), missing_ok=True)
-            self.repairs.tell(
+            self.repairs.add(
                 "snapshot", os.path.basename(store.path(offset)), "a damaged snapshot was removed"
             )
         for base, producers in result.at_bases.items():
             store.write(base, producers)
         if not self.clean and any(bases[-1] < offset < log_end for offset in store.offsets()):
-            # A clean stop's before the one that was not clean: one at the log end takes its place.
+            # A snapshot of an earlier clean stop: a snapshot at the log end replaces it.
             store.write(log_end, result.state.producers)
         gone = [*store.remove_outside(bases[0] - 1, log_end), *store.remove_stray(bases), *result.damaged]
-        if gone:  # one from above a cut must not come back when the log has grown there again
+        if gone:  # a snapshot above a cut must not return when the log has grown there again
             self.files.fsync_dir(self.directory)
         if result.exact:
             store.mark_current(log_end)
@@ -329,4 +329,4 @@ class _Opening:
     def _build_txn_index(self, base: int, data: bytes) -> None:
         path = os.path.join(self.directory, names.segment_file(base, names.TXN_INDEX))
         if replace_index(self.files, path, data, may_be_absent=not data):
-            self.repairs.tell("index", os.path.basename(path), "built again")
+            self.repairs.add("index", os.path.basename(path), "built again")

@@ -15,8 +15,8 @@ Two ways to update it:
 
 A leader's rules: an older epoch is fenced; a new epoch starts at sequence 0; a known epoch continues at the
 last sequence + 1 (at 0 if the producer is known from a marker only); an unknown producer may start at any
-sequence. If one of the last five batches of a producer is sent again, it is a duplicate: the answer has the
-offsets of the first time, and nothing is appended.
+sequence. If one of the last five batches of a producer is sent again, it is a duplicate: the result has the
+offsets of the first copy, and nothing is appended.
 
 The last stable offset is the first offset of the oldest transaction that is undecided, or whose marker is at
 or above the high watermark. Without such a transaction it is the high watermark.
@@ -51,8 +51,7 @@ FIRST_NAMED_ID = 1 << 62
 They never expire, because a named producer may return after years."""
 PRODUCER_EXPIRATION_MS = 86_400_000  # Kafka's default
 KEPT_BATCHES = 5
-"""Batches of a producer that are recognized when they are repeated: Kafka's bound of requests in
-flight."""
+"""How many batches of a producer are kept, to detect repeats: Kafka's bound of requests in flight."""
 
 
 def add_sequence(sequence: int, increment: int) -> int:
@@ -67,7 +66,7 @@ def subtract_sequence(sequence: int, decrement: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SequencedBatch:
-    """A remembered batch of a producer.
+    """A batch of a producer, as far as the producer state keeps it.
 
     Attributes:
         last_sequence: Sequence of its last record.
@@ -116,7 +115,7 @@ class Producer:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def duplicate_of(self, header: BatchHeader) -> SequencedBatch | None:
-        """Return the remembered batch that `header` repeats; None if there is none."""
+        """Return the kept batch that `header` repeats; None if there is none."""
         if header.producer_epoch != self.epoch or header.base_sequence < 0:
             return None
         wanted = (header.base_sequence, header.last_sequence)
@@ -136,8 +135,8 @@ class Producer:
             and now_ms - self.last_timestamp >= expiration_ms
         )
 
-    def tells_the_same(self, other: Producer) -> bool:
-        """Return whether a snapshot holds the same for both producers."""
+    def same_in_snapshot(self, other: Producer) -> bool:
+        """Return whether a snapshot has equal entries for both producers."""
         return (
             self.epoch == other.epoch
             and self.coordinator_epoch == other.coordinator_epoch
@@ -300,7 +299,7 @@ class ProducerState:
         """
         for producer in producers:
             known = self._producers.get(producer.producer_id)
-            if known is None or not known.tells_the_same(producer):
+            if known is None or not known.same_in_snapshot(producer):
                 self._producers[producer.producer_id] = producer
         self._open = OpenTransactions(
             {

@@ -98,7 +98,7 @@ class Recovery:
 
     @property
     def cut_bytes(self) -> int:
-        """Bytes that were cut off in all."""
+        """Bytes that were cut off, of all repairs."""
         return sum(r.cut_bytes for r in self.repaired)
 
 
@@ -110,7 +110,7 @@ class Repairs:
         self._topic = topic
         self._partition = partition
 
-    def tell(self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None) -> None:
+    def add(self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None) -> None:
         """Add a repair; see `Repaired`."""
         self.done.append(Repaired(self._topic, self._partition, code, file, text, cut_bytes, offset))
 
@@ -119,11 +119,11 @@ def finish_swaps(files: Files, directory: str, repairs: Repairs) -> None:
     """Finish or undo an interrupted swap, and remove files that rewrites left beside segments."""
     done = swap.recover(files, directory)
     for base in done.finished:
-        repairs.tell("swap-finished", names.segment_file(base, names.LOG), "an interrupted swap was finished")
+        repairs.add("swap-finished", names.segment_file(base, names.LOG), "an interrupted swap was finished")
     for base in done.undone:
-        repairs.tell("swap-undone", names.segment_file(base, names.LOG), "an interrupted swap was undone")
+        repairs.add("swap-undone", names.segment_file(base, names.LOG), "an interrupted swap was undone")
     if done.removed:
-        repairs.tell("leftover", directory, f"{len(done.removed)} leftover files of rewrites were removed")
+        repairs.add("leftover", directory, f"{len(done.removed)} leftover files of rewrites were removed")
 
 
 def remove_leftovers(files: Files, directory: str, repairs: Repairs) -> None:
@@ -133,7 +133,7 @@ def remove_leftovers(files: Files, directory: str, repairs: Repairs) -> None:
         for name in files.listdir(private):
             if name.startswith(names.REWRITE_PREFIX):
                 files.remove_tree(os.path.join(private, name))
-                repairs.tell("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
+                repairs.add("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
             elif name.endswith(".tmp"):  # replaced as a whole, or not at all
                 files.unlink(os.path.join(private, name), missing_ok=True)
     for name in (names.LEADER_EPOCHS, names.PARTITION_METADATA):  # replaced as a whole, or not at all
@@ -147,7 +147,7 @@ def remove_leftovers(files: Files, directory: str, repairs: Repairs) -> None:
         if p is None or p.base_offset in logs or p.extension not in names.SEGMENT_EXTENSIONS:
             continue
         files.unlink(os.path.join(directory, p.name), missing_ok=True)
-        repairs.tell("leftover", p.name, "an index without its log was removed")
+        repairs.add("leftover", p.name, "an index without its log was removed")
 
 
 def split_overflowed(files: Files, directory: str, index_interval_bytes: int, repairs: Repairs) -> set[int]:
@@ -166,9 +166,7 @@ def split_overflowed(files: Files, directory: str, index_interval_bytes: int, re
         private = os.path.join(directory, names.PRIVATE, f"{names.REWRITE_PREFIX}split-{base}")
         parts = split(files, segment, private, index_interval_bytes=index_interval_bytes)
         bases.update(parts)
-        repairs.tell(
-            "split", os.path.basename(segment.file), f"was split at {', '.join(map(str, parts[1:]))}"
-        )
+        repairs.add("split", os.path.basename(segment.file), f"was split at {', '.join(map(str, parts[1:]))}")
     return bases
 
 
@@ -482,14 +480,14 @@ class DamageRepair:
     def mend(self, inspections: dict[int, Inspection]) -> None:
         """Repair the files by the result of `find`.
 
-        Segments behind a cut are removed first, from the end, so that the log stays a prefix.
+        Segments behind a cut are removed first, from the end, so that the log is always a prefix.
         """
         damaged = min(
             (base for base, inspection in inspections.items() if inspection.damage is not None), default=None
         )
         if damaged is not None:
             behind = [b for b in log_bases(self._files, self._directory) if b > damaged]
-            if behind:  # closed segments are cut: what grows there may look like them
+            if behind:  # closed segments are cut: new segments may look like them
                 forget_accounts(self._files, self._directory)
             for base in reversed(behind):
                 self._remove_segment(base)
@@ -501,7 +499,7 @@ class DamageRepair:
             done = repair(self._files, inspection)
             if done.cut_bytes:
                 assert inspection.damage is not None
-                self._repairs.tell(
+                self._repairs.add(
                     "torn-tail",
                     names.segment_file(base, names.LOG),
                     f"{done.cut_bytes} bytes cut: {inspection.damage.text}",
@@ -509,7 +507,7 @@ class DamageRepair:
                     offset=inspection.next_offset,
                 )
             for path in done.rebuilt:
-                self._repairs.tell("index", os.path.basename(path), "built again")
+                self._repairs.add("index", os.path.basename(path), "built again")
 
     def _remove_segment(self, base: int) -> None:
         path = os.path.join(self._directory, names.segment_file(base, names.LOG))
@@ -519,6 +517,6 @@ class DamageRepair:
                 os.path.join(self._directory, names.segment_file(base, extension)), missing_ok=True
             )
         size = facts.size if facts is not None else 0
-        self._repairs.tell(
+        self._repairs.add(
             "lost-segment", os.path.basename(path), "it was behind a torn tail", cut_bytes=size, offset=base
         )

@@ -166,7 +166,7 @@ def decide(files: Files, directory: str, listing: Sequence[str]) -> Decision:
         try:
             output = Segment.load(SegmentFiles(files, directory, base, SWAP))
             if output.size == 0 and base in logs[""]:
-                # We make no empty output; an empty file does not tell its range.
+                # We make no empty output; the range of an empty file is not known.
                 undo.add(base)
                 continue
             end = max(output.next_offset, base + 1)
@@ -194,7 +194,7 @@ def _sources_are_there(files: Files, directory: str, base: int, end: int, logs: 
     below = [b for b in logs[""] if b <= base]
     if not below:
         return False
-    # The second of several outputs of a split has no source of its own base, but one that reaches over it.
+    # The second output of a split has no source with its base; a source below covers it.
     return below[-1] == base or Segment.load(SegmentFiles(files, directory, below[-1])).next_offset > base
 
 

@@ -151,7 +151,7 @@ class PartitionView(Reads):
         return self.store.is_current(self._version)
 
     def go_on_from(self, older: PartitionView) -> None:
-        """Reuse what an older view of the same partition has computed of open transactions."""
+        """Reuse the open transactions that an older view of the partition has computed."""
         self._stability = older._stability
 
     def positions_of(self, offsets: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -170,13 +170,13 @@ class PartitionView(Reads):
 class LatestView:
     """The newest view of one partition to which others append, and which they roll and clean.
 
-    What an old view found out about open transactions is kept, so that only added batches are read for it.
+    The open transactions of the old view are reused, so that only added batches are read.
 
     Args:
         view: The first view.
         load: Makes a view of now. Called only when the last view is not current any more.
         ends: Returns (log start, last stable offset, log end) of now, for a log that this process writes
-            itself. None: two looks at file names decide whether a view is current.
+            itself. None: file names and sizes decide whether a view is current.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class SegmentAppender:
         except LastwordError:
             _remove(stored, indexes, made)
             raise
-        # Before anything comes behind these batches: a power cut must not give the file its old name back.
+        # Before anything is appended behind these batches: a power cut must not restore the file's old name.
         files.fsync_dir(stored.directory)
         files.fsync_dir(os.path.dirname(file))
         segment = _active(stored, facts, builder, batches[-1].last_offset + 1)
