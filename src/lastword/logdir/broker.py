@@ -5,11 +5,11 @@ is in its first log directory. The newest snapshot there (`<end offset>-<epoch>.
 records below its end offset; the log continues it. Snapshots and log are Kafka's batches, so they are read as
 every log is: without a lock, up to the last complete batch.
 
-Only what these records say is applied: a topic's own settings, and the defaults that were changed while
-brokers ran. `server.properties` is in no log directory, so a topic whose `cleanup.policy` was never set has
-no known policy here, and nothing is removed from it. A topic whose directory has another topic id than the
-metadata names (deleted and created again, or a copy) gets no settings from there. A record of a known type
-that cannot be decoded makes all of it unreadable, since it may change a policy.
+Two kinds of settings are applied: a topic's own, and the defaults that were changed while brokers ran.
+`server.properties` is in no log directory, so a topic whose `cleanup.policy` was never set has no known
+policy here, and nothing is removed from it. A topic whose directory has another topic id than the metadata
+names (deleted and created again, or a copy) gets no settings from there. A record of a known type that cannot
+be decoded makes all of the metadata unreadable, since it may change a policy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DEFAULTS_OF_BROKERS = {
 
 @dataclass
 class ClusterMetadata:
-    """Settings as the metadata records leave them. Values are texts under Kafka's names.
+    """The settings after all metadata records. Values are texts under Kafka's names.
 
     Attributes:
         topic_ids: Topic id of each topic.
@@ -90,7 +90,7 @@ class ClusterMetadata:
 
 
 def read_cluster_metadata(files: Files, directory: str) -> ClusterMetadata:
-    """Return what the newest snapshot and the log behind it say.
+    """Return the settings in the newest snapshot and the log behind it.
 
     Args:
         files: The storage.
@@ -100,7 +100,7 @@ def read_cluster_metadata(files: Files, directory: str) -> ClusterMetadata:
         DataError: A batch is damaged, or a snapshot or the log that continues it is missing.
     """
     metadata = ClusterMetadata()
-    pending: list[InternalRecord] | None = None  # the records of a transaction of the controller that is open
+    pending: list[InternalRecord] | None = None  # the records of the controller's open transaction
     for record in _records(files, directory):
         if record.type == "BeginTransactionRecord":
             pending = []
@@ -161,7 +161,7 @@ def _batch_records(data: bytes, header: Any, file: str, start: int) -> Iterator[
                 yield decode(METADATA, record.key, record.value)
             except UnknownTypeError:
                 log.debug("%s offset %d is of a newer Kafka and is passed over", file, record.offset)
-            except UndecodableError as error:  # it may be the newest word on a policy
+            except UndecodableError as error:  # the record may change a policy
                 raise CorruptFileError(
                     f"the record at offset {record.offset} cannot be decoded: {error}",
                     remedy="set the policies here: lastword config DIR TOPIC --set cleanup.policy=...",
@@ -173,8 +173,8 @@ def _batch_records(data: bytes, header: Any, file: str, start: int) -> Iterator[
 class BrokerSettings:
     """The settings of a cluster's topics, read when they are first needed.
 
-    `refresh` reads them again if the metadata changed. A damaged metadata log gives no settings: no policy is
-    known then, so nothing is removed, and a warning says why.
+    After `refresh` they are read again if the metadata changed. A damaged metadata log gives no settings: no
+    policy is known then, so nothing is removed, and a warning says why.
     """
 
     def __init__(self, files: Files, roots: Sequence[str]) -> None:
@@ -187,7 +187,7 @@ class BrokerSettings:
         self._ids: dict[str, str | None] = {}
 
     def refresh(self) -> BrokerSettings:
-        """Look at the metadata again at the next question."""
+        """Read the metadata again at the next use, if its files changed."""
         self._stale = True
         return self
 
@@ -252,7 +252,7 @@ class BrokerSettings:
                     try:
                         topic_id = read_topic_id(self._files, os.path.join(root, name))
                     except DataError:
-                        continue  # named when that partition is used
+                        continue  # raised when that partition is used
                     if topic_id is not None:
                         yield topic_id
 

@@ -8,10 +8,9 @@ replication       high watermark: written by brokers, not read here
 Each file is replaced atomically and durable when `update` returns. Losing them costs a longer recovery or
 another cleaning, never a record, so a damaged file counts as empty. Lines of unknown partitions are kept.
 
-`PartitionCheckpoints` changes where a partition starts, ends and is clean to, in its log and in these files.
-No checkpoint may exceed its log, whatever a crash leaves. So an offset that falls is lowered in the
-checkpoint before the log. A log start is raised in the checkpoint first, because the records below it must
-not return.
+`PartitionCheckpoints` changes log start, log end and first dirty offset, in the log and in these files. No
+checkpoint may exceed its log, whatever a crash leaves. So an offset that falls is lowered in the checkpoint
+before the log. A log start is raised in the checkpoint first, because the records below it must not return.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ class PartitionCheckpoints:
 
     @property
     def due(self) -> bool:
-        """Whether the checkpoints are so old that a kill would cost a long recovery."""
+        """Whether recovery after a kill would take long, because the checkpoints are old."""
         return self._clock.monotonic() - self._written_at >= CHECKPOINT_INTERVAL_SECONDS
 
     def write(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
@@ -182,7 +181,7 @@ class PartitionCheckpoints:
         Args:
             log: The log.
             offset: The new log start.
-            reason: Shown in the error of readers that ask for an offset below.
+            reason: Shown in the error of a read below.
 
         Raises:
             OffsetOutOfRangeError: `offset` is above the log end.

@@ -46,7 +46,7 @@ def new_id(rng: random.Random) -> str:
 
 
 def write_meta_properties(files: Files, root: str, rng: random.Random) -> None:
-    """Write meta.properties of a directory that was just made. An existing file is never touched."""
+    """Write meta.properties of a directory that was just made. An existing file is never changed."""
     lines = ["#", "version=1", f"cluster.id={new_id(rng)}", "node.id=1", f"directory.id={new_id(rng)}"]
     files.write_atomic(os.path.join(root, names.META_PROPERTIES), ("\n".join(lines) + "\n").encode("latin-1"))
 
@@ -75,7 +75,7 @@ def read_meta_properties(files: Files, path: str) -> dict[str, str]:
     """Return the properties of a meta.properties file.
 
     Raises:
-        CorruptFileError: A broker would not take it, or a name looks like a damaged one. Ids have no
+        CorruptFileError: A broker would refuse it, or a name looks like a damaged one. Ids have no
             checksum: a wrong id that is well formed is not noticed.
     """
     properties: dict[str, str] = {}

@@ -472,7 +472,7 @@ class LogDirectory:
 
     @property
     def recovery(self) -> DirRecovery:
-        """What opening has repaired so far. A partition is recovered when it is first used."""
+        """The repairs so far. A partition is recovered when it is first used."""
         with self.lock:
             return self._opened.recovery(self.path, self.mode)
 
@@ -496,7 +496,7 @@ class LogDirectory:
             topic: The topic.
             partition: The partition.
             offset: The new log start.
-            reason: Shown in the error of readers that ask for an offset below.
+            reason: Shown in the error of a read below.
 
         Raises:
             OffsetOutOfRangeError: `offset` is above the log end.
@@ -548,8 +548,8 @@ class LogDirectory:
     def close(self) -> None:
         """Sync, write the checkpoints, write the marker if all promises hold, and release the lock.
 
-        In mode "r" it does nothing. If a partition cannot be closed cleanly the others are closed all the
-        same, and its error is raised at the end. A second close does nothing.
+        In mode "r" it does nothing. If a partition cannot be closed cleanly, the others are still
+        closed, and its error is raised at the end. A second close does nothing.
         """
         with self.lock:
             if self._closed:

@@ -2,9 +2,9 @@
 
 A topic's partitions are spread over the directories; each new partition is made in the directory with the
 fewest. A directory that fails goes offline alone: its partitions raise `OfflineError`, and the rest is
-served. To know its partitions all the same, and so how many partitions a topic has (the partition of a key
-depends on that number), every root keeps the list of all partitions in `lastword.partitions`, framed JSON;
-brokers ignore it. A single directory has no such file. A damaged list is ignored, and written again when all
+served. The partition of a key depends on the number of the topic's partitions, those of a failed directory
+included. So every root keeps the list of all partitions in `lastword.partitions`, framed JSON; brokers ignore
+it. A single directory has no such file. A damaged list is ignored, and written again when all
 directories are open to append.
 
 A partition in two directories is refused, with one exception: a move that a crash interrupted between its two
@@ -157,7 +157,7 @@ class LogDirSet:
         return topics
 
     def log_dir(self, topic: str, partition: int) -> LogDirectory | None:
-        """Return the directory of a partition; None if there is none. Fast for one that was found before."""
+        """Return the directory of a partition; None if there is none. Fast if it was found before."""
         if len(self.directories) == 1 and not self._failed:
             return self.directories[0]
         tp = TopicPartition(topic, partition)
@@ -296,7 +296,7 @@ def _make_future(source: LogDirectory, target: LogDirectory, tp: TopicPartition)
     files, token = target.files, f"{random.SystemRandom().getrandbits(128):032x}"
     begun = os.path.join(target.path, names.marked_partition_dir(*tp, "delete", token))
     future = os.path.join(target.path, f"{tp}.{token}-future")
-    files.mkdir(begun)  # under a name that is waste until the note is in it
+    files.mkdir(begun)  # without its note, opening removes a directory of this name
     files.mkdir(os.path.join(begun, names.PRIVATE))
     write_move_note(files, begun, directory_name(source.files, source.path), -1)
     files.fsync_dir(begun)
@@ -346,7 +346,7 @@ def _finish(
     final = target.directory(*tp)
     files.rename(future, final)
     files.fsync_dir(target.path)
-    moved = BusyError(f"{tp} was moved to {target.path}", remedy="ask for the partition again")
+    moved = BusyError(f"{tp} was moved to {target.path}", remedy="get the partition again")
     log.retire(moved)
     source.discard(tp)
     remove_move_note(files, final)
