@@ -7,10 +7,10 @@ partition.metadata       version: 0\ntopic_id: <22 characters>, no newline at th
 lastword/moved-from      in a partition: the directory it was copied from, and the log end then (framed JSON)
 ```
 
-An id is 16 random bytes as URL-safe base64 without padding. A broker sets a partition aside (`-stray`) whose
-topic id is missing or not the one it knows; nothing here requires either file. In a move note `log_end` is -1
-while the copy is not complete. The note names the source directory by its id, so that it is recognized when
-it is mounted elsewhere, or by its path if it has no id (`log_dir_set.move`).
+An id is 16 random bytes as URL-safe base64 without padding. A broker sets a partition aside (`-stray`) if its
+topic id is missing or differs from the cluster's; nothing here requires either file. In a move note `log_end`
+is -1 while the copy is not complete. The note names the source directory by its id, so that the directory is
+recognized when it is mounted elsewhere, or by its path if it has no id (`log_dir_set.move`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ readers of offsets that are gone. If the note is lost, only that reason is lost.
 
 ```
 0  noted in the removal log, synced     leases and snapshot files that reach above are refused from then on
-   lastword/accounts removed, synced    a file that grows after the cut may look like one that was accounted
+   lastword/accounts removed, synced    a file that grows after the cut may look like an accounted file
 1  lastword/synced lowered, synced      offsets above may be given again, and are not known to be durable
 2  higher segments, the newest first    each name is gone durably before the next: never a hole
 3  the segment that holds the offset    cut before the first batch that reaches it; an empty batch takes the

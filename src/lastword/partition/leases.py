@@ -17,16 +17,17 @@ Neither readers nor the cleaner take a lock for a lease: each file is replaced a
 miss each other, so each writes first and reads afterwards:
 
     reader      writes its lease, then reads the removal log    refused: takes the lease back
-    cleaner     notes what it will drop, then reads the leases  one is below: drops nothing
+    cleaner     notes what it will drop, then reads the leases  a lease is below: drops nothing
 
-Whichever is second reads what the other wrote; at worst both stand back. A note is never lowered: a note that
-is too high refuses a lease that could have been taken, one that is too low would bring a deleted key back.
+The side that is second reads what the other side wrote; at worst both stand back. A note is never lowered: a
+note that is too high refuses a lease that could have been taken, and a note that is too low would bring a
+deleted key back.
 
 A log that loses its end (`partition.cut`, or a recovery that finds the log shorter than a lease says)
 lowers every lease above to the cut, because the next records there are new to its reader. The cut is noted
 before the log is cut, and a lease that was written before the note counts as lowered, even if its reader
 wrote it last. The reader holds records that the log no longer has, and is refused when it advances above the
-cut. To register the lease again, at its present position, says that the reader will read from there.
+cut. A reader that registers the lease again, at its present position, declares that it will read from there.
 
 What a broker's cleaner removed while it had the log (`removal_log`) refuses readers below in the same way,
 since that cleaner reads no leases.
@@ -35,9 +36,9 @@ A lease whose file is damaged holds back every tombstone from the log start on, 
 time: its position is not known.
 
 A tombstone or a transaction marker leaves the log by one rule, `held_by`. A tombstone deletes every older
-record of its key, and a marker decides every batch of its transaction. So each must stay as long as one of
-these is in the log, or a reader that has read one has not read it. The first reason in this order that holds
-keeps it:
+record of its key, and a marker decides every batch of its transaction. So each must stay while the log has
+such a record or batch, or a reader has read one but not yet the tombstone or marker. The first reason in this
+order that holds keeps it:
 
     1 OLDER_RECORD   an older record of the key, or a batch of the transaction, is still in the log. A
                      cleaning of the whole log drops these in the same pass: there they hold nothing back

@@ -35,9 +35,9 @@ tombstones that a broker drops, while it has the log, above a lease that was tak
 reader has only `delete.retention.ms`. The same holds for a broker that takes over a log which we cleaned:
 the records that its first cleaning uses are not known from its first swap until it moves the checkpoint.
 
-Only the holder of the directory's lock writes; any process reads. A note is never lowered: one that is too
-high refuses a reader that could have continued, one that is too low brings a deleted key back. A damaged
-file counts as "everything": then only readers that hold nothing are accepted.
+Only the holder of the directory's lock writes; any process reads. A note is never lowered: a note that is
+too high refuses a reader that could have continued, a note that is too low brings a deleted key back. A
+damaged file counts as "everything": then only readers that hold nothing are accepted.
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ class ChunkReader:
         chunk_bytes: Bytes to read at a time.
         verify: Verify every CRC. Lengths, magic and offsets are checked always.
         decompress: False returns chunks for their headers only: compressed records stay compressed.
-        skip_rows: Returns, for a chunk's table, which batches (uint8, one a row) no one will read. If they
-            are compressed, they are not decompressed and have no bytes in `uncompressed`.
+        skip_rows: Returns, for a chunk's table, the batches (uint8, a value a row) that are not needed. They
+            are not decompressed, and if they are compressed, they have no bytes in `uncompressed`.
         max_batch_bytes: A larger batch is an error; None: any size that fits the file.
         first_offset: No batch may start below it.
         stop_at_partial_tail: End without an error at an incomplete batch, as a reader of a growing file
@@ -475,7 +475,7 @@ class RecordBuffer:
 
     Args:
         file: Name of the file, for errors and for the bound on decompression.
-        skip_rows: Returns, for a table, the batches (uint8, one a row) of which no record is needed.
+        skip_rows: Returns, for a table, the batches (uint8, a value a row) of which no record is needed.
     """
 
     def __init__(self, file: str, skip_rows: SkipRows | None = None) -> None:

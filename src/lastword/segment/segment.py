@@ -7,7 +7,7 @@ wrong answer.
 
 The object holds facts, and reads bytes through `stored`. The log is opened when it is first read. If another
 log is stored under the base offset by then (a rewrite was published meanwhile), that is `FileVanishedError`:
-the list of segments that this one came from is old.
+the list that this segment is from is old.
 """
 
 from __future__ import annotations
