@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lastword.api.topic import Topic
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
-    from lastword.retention.rules import Deletion
+    from lastword.retention import Deletion
     from lastword.state.state import Restored, State
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
@@ -75,7 +75,7 @@ _HOMES = {
     "Audit": "tools.audit",
     "CleanRound": "cleaner.engine.report",
     "Cleaner": "api.cleaner",
-    "Deletion": "retention.rules",
+    "Deletion": "retention",
     "Duplication": "tools.duplication",
     "Explanation": "tools.explain",
     "Lease": "api.lease",

@@ -248,7 +248,7 @@ class Process:
         return self
 
     def expire(self) -> Process:
-        from lastword.retention.expire import expire, outlook
+        from lastword.retention import expire, outlook
 
         assert self.logs
         log = self.log()

@@ -18,12 +18,12 @@ from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullErro
 from lastword.files import DEFAULT, Files, OsFiles
 from lastword.ingest import apply, staging
 from lastword.ingest.apply import open_to_append
-from lastword.ingest.manifest import Manifest, next_number, pending
+from lastword.ingest.staging import Manifest, next_number, pending
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.log_dir_set import move
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
-from lastword.retention.expire import expire
+from lastword.retention import expire
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.exhaustive import stride

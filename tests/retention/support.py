@@ -10,8 +10,7 @@ from typing import Any
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.logdir import LogDirectory
-from lastword.retention import Deletion, decide
-from lastword.retention.expire import expire
+from lastword.retention import Deletion, decide, expire
 from lastword.segment import names
 from tests.partition.logs import batch
 from tests.partition.nosync import UNSYNCED

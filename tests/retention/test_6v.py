@@ -312,7 +312,7 @@ def test_golden_dir_clean_kafka28(tmp_path: Path) -> None:
             str(tp): logs.log(*tp).log_start for tp in logs.topic_partitions() if logs.log(*tp).log_start
         }
         assert 33 in trimmed.values(), trimmed
-        from lastword.retention.expire import expire
+        from lastword.retention import expire
 
         for tp in logs.topic_partitions():
             assert expire(logs, *tp).codes == ("no-policy",)  # nothing is removed unless somebody says so

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.config import TopicConfig
-from lastword.retention.rules import BYTES, LOG_START, MS, NO_POLICY, WITHIN
+from lastword.retention import BYTES, LOG_START, MS, NO_POLICY, WITHIN
 from tests.retention.support import DAY, HOUR, NOW, Fake, decided, fakes, policy
 
 

@@ -59,7 +59,7 @@ def plan_chosen(
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.partition import plan_partition
     from lastword.cleaner.policy.plan import Request
-    from lastword.retention.expire import outlook
+    from lastword.retention import outlook
 
     views, unviewed = dirs.checked_views(chosen)
     size = sum(segment.size for view in views.values() for segment in view.segments)
@@ -363,7 +363,7 @@ def expire(
     dirs: OpenDirs, topic: str | None, partition: int | None, stop: Callable[[], bool] | None = None
 ) -> list[Deletion]:
     """See `LogDir.expire`."""
-    from lastword.retention.expire import expire as expire_one
+    from lastword.retention import expire as expire_one
 
     dirs.require_writable()
     chosen = dirs.select(topic, partition)
@@ -396,7 +396,7 @@ def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> 
     Raises:
         PartialFailure: Partitions cannot be viewed; raised at the end, with the deletions of the others.
     """
-    from lastword.retention.expire import outlook
+    from lastword.retention import outlook
 
     now_ms = dirs.clock.now_ms()
     done: list[Deletion] = []
@@ -424,7 +424,7 @@ def trim(
         before: Offset or time of the first record to keep.
         dry_run: Change nothing, and return the log starts that would result.
     """
-    from lastword.retention.expire import trim_offset
+    from lastword.retention import trim_offset
 
     numbers = [number for _, number in dirs.select(topic, partition)]
     wanted = {number: trim_offset(dirs.view(topic, number), before) for number in numbers}

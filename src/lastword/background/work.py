@@ -395,7 +395,7 @@ class DirectoryWork:
                         log.info("lastword: %s: %d values expired", tp, count)
 
     def _expire(self, tp: TopicPartition, log_dir: LogDirectory, drive: str) -> Done | None:
-        from lastword.retention.expire import expire
+        from lastword.retention import expire
 
         with log_dir.try_claim(*tp) as mine:
             if not mine:

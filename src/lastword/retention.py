@@ -1,4 +1,9 @@
-"""Decide which segments are removed: Kafka's three passes, each over the segments that the last one left.
+"""Retention: remove whole segments from the front of a log.
+
+`decide` decides by sizes and times, without reading records: a `Deletion` is a value with its reasons.
+`expire` carries it out, and `trim_offset` computes the log start of a trim.
+
+The decision is Kafka's three passes, each over the segments that the last pass left:
 
 ```
 log start        a segment whose successor begins at or below the log start; under every policy
@@ -9,21 +14,35 @@ retention.ms     oldest first, while the newest record of the segment is older (
 Only a prefix of the log is removed, and nothing at or above the high watermark or the start of an incomplete
 commit. The last segment is removed only if it has records and all segments before it are removed; the log
 then continues, empty, at its end. Size and time apply only if `cleanup.policy` has `delete`; without a known
-policy nothing is removed.
+policy nothing is removed. Retention also applies to a partition in quarantine.
 
 The age of a segment is that of its largest timestamp, or of the file if no record has a timestamp. The system
 date decides, as in Kafka: a date that was set back keeps more, a date that was set forward removes more.
+
+The order of a deletion is that of `partition.cut`: the log start is durable before a file is renamed or
+removed.
+
+Retention runs in a call of `expire`, and every `log.retention.check.interval.ms` in the threads of the
+background cleaner. `segment.ms` and `max.compaction.lag.ms` of a compacted log without appends are checked
+when the partition is opened to append, before `expire`, and at each check of the background cleaner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
 
 from lastword.config import TopicConfig
+from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.parse import to_ms
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.logdir import LogDirectory
+    from lastword.partition.view import PartitionView
 
 LOG_START = "log-start"
 BYTES = "retention.bytes"
@@ -261,3 +280,76 @@ def _reason_to_keep(prefix: _Prefix, config: TopicConfig, now_ms: int) -> str:
         size = format_bytes(sum(segment.size for segment in prefix.segments))
         limits.append(f"{size} of retention.bytes {format_bytes(config.retention_bytes)}")
     return "; ".join(limits) or "no limit of size or time is set"
+
+
+# ---------------------------------------------------------------- carry it out
+
+
+def outlook(view: PartitionView, config: TopicConfig, now_ms: int) -> Deletion:
+    """Return the deletion that `expire` would carry out now. Changes nothing."""
+    return decide(
+        view.topic,
+        view.partition,
+        view.segments,
+        config,
+        log_start=view.log_start,
+        log_end=view.log_end,
+        now_ms=now_ms,
+        upper_offset=view.removable_offset,
+    )
+
+
+def expire(log_dir: LogDirectory, topic: str, partition: int) -> Deletion:
+    """Apply retention to one partition of a directory that is open to append.
+
+    Waits for a cleaning of the partition. After a storage error the log is unchanged, or a part of the
+    deletion is done.
+    """
+    with log_dir.claim(topic, partition):
+        config = log_dir.topic_config(topic)
+        log = log_dir.log(topic, partition)
+        log.remove_deferred()
+        if config.compacts:
+            log.roll_if_due()
+        with log.lock:  # no append between the decision to remove all segments and the roll
+            deletion = decide(
+                topic,
+                partition,
+                log.segments,
+                config,
+                log_start=log.log_start,
+                log_end=log.log_end,
+                now_ms=log_dir.clock.now_ms(),
+                upper_offset=log.removable_offset,
+            )
+            if not deletion.removes:
+                return deletion
+            if deletion.segments == len(log.segments):
+                log.roll()
+            log_dir.raise_log_start(topic, partition, deletion.log_start, deletion.codes[-1])
+            log.remove_prefix()
+        return deletion
+
+
+def trim_offset(view: PartitionView, before: int | datetime) -> int:
+    """Return the log start after a trim; it is never below the current log start.
+
+    Args:
+        view: The partition.
+        before: The new log start, or a time: the first record that is not older becomes the log start. A time
+            after the last record empties the log.
+
+    Raises:
+        OffsetOutOfRangeError: the offset is above the log end.
+        UsageError: `before` is neither an offset nor an aware datetime.
+    """
+    if isinstance(before, datetime):
+        offset = view.offset_at(to_ms(before))
+        return view.log_end if offset is None else max(offset, view.log_start)
+    if isinstance(before, bool) or not isinstance(before, int) or before < 0:
+        raise UsageError(
+            f"before={before!r} is not a position in a log", remedy="give an offset or an aware datetime"
+        )
+    if before > view.log_end:
+        raise OffsetOutOfRangeError.above(f"{view.topic}-{view.partition}", before, view.log_end)
+    return max(before, view.log_start)
