@@ -1,6 +1,6 @@
 """How long the last sequence of a writer is remembered."""
 
-from lastword.ingest.manifest import Writers
+from lastword.ingest.staging import Writers
 
 DAY_MS = 24 * 3600 * 1000
 

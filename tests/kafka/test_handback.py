@@ -27,7 +27,7 @@ from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.ingest import apply, staging
-from lastword.ingest.manifest import Manifest
+from lastword.ingest.staging import Manifest
 from lastword.logdir import TopicPartition
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder

@@ -27,7 +27,7 @@ def test_a_driver_killed_at_any_step_leaves_everything_once(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_kill_that_writes_a_batch_twice_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test itself: without the memory of writers, the batch that comes again is in the log twice."""
-    from lastword.ingest.manifest import Writers
+    from lastword.ingest.staging import Writers
 
     monkeypatch.setattr(Writers, "last", lambda self, writer: -1)
     with pytest.raises(AssertionError, match="not once"):

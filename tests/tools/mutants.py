@@ -25,7 +25,6 @@ from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError
 from lastword.files import DEFAULT
-from lastword.ingest import manifest as manifests
 from lastword.ingest import staging
 from lastword.logdir.identity import write_move_note
 from lastword.partition import cut, removal_log, staged_batches
@@ -79,12 +78,12 @@ def build(root: Path) -> None:
     assert file is not None
     begun = Path(staged_batches.staging_dir(str(third), "load")) / staged_batches.BEGUN
     staged_batches.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
-    manifest = manifests.Manifest("load", (file,), sync=True, writer="w", sequence=4)
+    manifest = staging.Manifest("load", (file,), sync=True, writer="w", sequence=4)
     (root / f"{names.INBOX}{NOW_MS:020d}-load").write_bytes(manifest.encoded())
-    writers = manifests.Writers({})
+    writers = staging.Writers({})
     writers.note("w", 3, NOW_MS)
     writers.save(DEFAULT, str(root))
-    manifests.REFUSED_FORM.save(DEFAULT, str(root / f"{names.REFUSED}{1:020d}-gone"), {"reason": "damaged"})
+    staging.REFUSED_FORM.save(DEFAULT, str(root / f"{names.REFUSED}{1:020d}-gone"), {"reason": "damaged"})
     assert verify(root) == set(), verify(root)
 
 

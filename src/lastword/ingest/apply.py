@@ -39,9 +39,10 @@ from lastword.errors import (
 )
 from lastword.files import Files
 from lastword.ingest import staging
-from lastword.ingest.manifest import (
+from lastword.ingest.staging import (
     REFUSED_FORM,
     Manifest,
+    StagedFile,
     Writers,
     entries,
     next_number,
@@ -49,7 +50,6 @@ from lastword.ingest.manifest import (
     pending_commits,
     read_refusal,
 )
-from lastword.ingest.staging import StagedFile
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog

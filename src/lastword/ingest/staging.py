@@ -1,6 +1,6 @@
-"""Staged files: record batches that wait in a partition's directory for a commit.
+"""The files of a commit: staged batches in the partitions, and one manifest in the root of the log directory.
 
-Below <partition>/lastword/:
+Below <partition>/lastword/ are the staged files, record batches that wait for the commit:
 
     staging-<commit>/<order>-<copy>.batches   whole batches, base offset 0 in each
     staging-<commit>/begun.json               the log end when ingestion began (`partition.staged_batches`)
@@ -8,26 +8,45 @@ Below <partition>/lastword/:
     open-<commit>                             writers may still stage (in one partition of the commit)
 
 Several writers may prepare the same files (a retry, a speculative copy). Each writes files of its own, and a
-commit (`manifest`) names the files of one copy, so what a lost writer left is never ingested. A file is valid
-when a manifest names it. It is durable, if the commit is to be, before a manifest names it. An abort removes
-staged files and never a record.
+manifest names the files of one copy, so the files of a writer that was lost are never ingested. A file is
+valid when a manifest names it. It is durable, if the commit is to be, before a manifest names it. An abort
+removes staged files and never a record.
 
-A commit is made or aborted while writers of it may still run. So both first remove the `open` mark and then
-what is staged, and a writer stages first and then looks for the mark: the later of the two cleans up.
+A commit is made or aborted while its writers may still run. So the commit and the abort first remove the
+`open` mark and then the staged files, and a writer first stages and then checks the mark: the later of the
+two removes the files.
+
+A *manifest* is one commit: it names staged files in any number of partitions. Renaming it to its `inbox` name
+is the commit: from then on it is ingested completely, after any crash.
+
+```
+<root>/lastword.inbox-<number>-<commit>       waits; numbers rise, the lowest is ingested first
+<root>/lastword.applying-<number>-<commit>    is being ingested by the process that holds the lock
+<root>/lastword.refused-<number>-<commit>     was refused; its text holds the reason
+<root>/lastword.writers                       the last sequence of each named writer that was ingested
+```
+
+All of these are plain files: a broker does not start with an unknown directory in the root.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Container, Iterable
+import zlib
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
+from lastword.files.framed import Framed
 from lastword.partition.staged_batches import BEGUN, STAGING, blocks_of, staging_dir
 from lastword.segment import names
+
+# ---------------------------------------------------------------- staged files
+
 
 COMMITTED, OPEN = "committed-", "open-"
 BATCHES = ".batches"
@@ -215,3 +234,160 @@ def remove_old(files: Files, directory: str, now_ms: int, waiting: Container[str
 def _size(files: Files, path: str) -> int:
     facts = files.stat(path)
     return -1 if facts is None else facts.size
+
+
+# ---------------------------------------------------------------- manifests and named writers
+
+
+KEEP_WRITERS_MS = 30 * 24 * 3600 * 1000
+"""A writer that commits nothing for this long is forgotten."""
+MOST_BETWEEN_COMMITS_MS = 24 * 3600 * 1000
+"""The most that counts as time between two commits, of any writers."""
+_FORMAT = 1
+
+WRITERS_FORM = Framed(
+    "writers",
+    1,
+    "bad-writers",
+    "restore the file from a copy; without it, which batches were written is not known",
+)
+REFUSED_FORM = Framed("refused", 1, "bad-note", "remove the file: it only says why a commit was refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One commit. `writer` and `sequence` name it for ever (a streaming query and its batch), or are None.
+
+    sync   the records are durable when the commit is ingested; always true of a commit with a writer
+    """
+
+    commit_id: str
+    files: tuple[StagedFile, ...]
+    sync: bool
+    writer: str | None = None
+    sequence: int | None = None
+
+    def encoded(self) -> bytes:
+        """Return the bytes of the file: a CRC-32 and JSON, which calls the commit `job`."""
+        fields = {
+            "format": _FORMAT,
+            "job": self.commit_id,
+            "files": [file.to_json() for file in self.files],
+            "sync": self.sync,
+            "writer": self.writer,
+            "sequence": self.sequence,
+        }
+        body = json.dumps(fields, separators=(",", ":")).encode()
+        return b"%08x %s\n" % (zlib.crc32(body), body)
+
+    @classmethod
+    def decoded(cls, data: bytes, file: str) -> Manifest:
+        """Parse the bytes of a file. CorruptFileError if they are no manifest."""
+        body = data.partition(b" ")[2].removesuffix(b"\n")
+        try:
+            if data != b"%08x %s\n" % (zlib.crc32(body), body):
+                raise ValueError("its checksum differs")
+            fields = json.loads(body)
+            if fields.pop("format") != _FORMAT:
+                raise ValueError("another version wrote it")
+            files = tuple(StagedFile.from_json(staged) for staged in fields.pop("files"))
+            return cls(fields.pop("job"), files, **fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptFileError(
+                f"{file} is no commit: {error}",
+                code="bad-commit",
+                remedy="remove it, and run the job again",
+                file=file,
+            ) from None
+
+
+class Writers:
+    """The last ingested sequence of each named writer, in one small file of the root."""
+
+    def __init__(self, last: dict[str, tuple[int, int]]) -> None:
+        self._last = last  # writer -> (sequence, time of the commit in ms)
+
+    @classmethod
+    def load(cls, files: Files, root: str) -> Writers:
+        """Read the file.
+
+        CorruptFileError if it is damaged: taking a writer for new could append its batch twice.
+        """
+        path = os.path.join(root, names.WRITERS)
+        fields = WRITERS_FORM.load(files, path)
+        try:
+            return cls({str(name): (int(entry[0]), int(entry[1])) for name, entry in (fields or {}).items()})
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise WRITERS_FORM.damaged(path, str(error)) from None
+
+    def last(self, writer: str | None) -> int:
+        """Return the last sequence of a writer, or -1."""
+        return self._last.get(writer or "", (-1, 0))[0]
+
+    def note(self, writer: str, sequence: int, now_ms: int) -> None:
+        """Set the writer's last sequence, and forget writers that have been idle too long.
+
+        Idle time is the time between commits, of which each interval counts as a day at most. So neither a
+        step of the wall clock nor a long pause of all writers makes them forgotten.
+        """
+        before = max((at_ms for _, at_ms in self._last.values()), default=now_ms)
+        skipped = max(0, now_ms - before - MOST_BETWEEN_COMMITS_MS)
+        self._last = {name: (last, at_ms + skipped) for name, (last, at_ms) in self._last.items()}
+        self._last[writer] = (sequence, now_ms)
+        for name in [n for n, (_, at_ms) in self._last.items() if at_ms < now_ms - KEEP_WRITERS_MS]:
+            del self._last[name]
+
+    def save(self, files: Files, root: str) -> None:
+        """Replace the file."""
+        WRITERS_FORM.save(files, os.path.join(root, names.WRITERS), dict(sorted(self._last.items())))
+
+
+class Entry(NamedTuple):
+    """A manifest's file in the root. `name`: number and commit id; `prefix`: its state."""
+
+    number: int
+    name: str
+    prefix: str
+
+    @property
+    def commit_id(self) -> str:
+        """The id of the commit."""
+        return self.name.partition("-")[2]
+
+
+def entries(files: Files, root: str, prefixes: Sequence[str] = (names.INBOX, names.APPLYING)) -> list[Entry]:
+    """List the manifests of the root, in the order of their numbers."""
+    listed = []
+    for name in files.listdir(root):
+        for prefix in prefixes:
+            rest = name.removeprefix(prefix)
+            number, dash, _ = rest.partition("-")
+            if rest != name and dash and number.isdecimal() and not name.endswith(".tmp"):
+                listed.append(Entry(int(number), rest, prefix))
+    return sorted(listed)
+
+
+def pending(files: Files, root: str) -> bool:
+    """Return whether a commit waits, or is partly ingested."""
+    return bool(entries(files, root))
+
+
+def pending_commits(files: Files, root: str) -> set[str]:
+    """Return the ids of the commits that wait, or are partly ingested."""
+    return {entry.commit_id for entry in entries(files, root)}
+
+
+def next_number(files: Files, root: str, now_ms: int) -> int:
+    """Return a number above all others in the inbox.
+
+    So commits keep their order after a step of the clock.
+    """
+    return max([now_ms, *(entry.number + 1 for entry in entries(files, root))])
+
+
+def read_refusal(files: Files, path: str) -> str:
+    """Return the reason of a refusal, as far as the file can be read."""
+    try:
+        return str((REFUSED_FORM.load(files, path) or {}).get("reason", ""))
+    except CorruptFileError as error:
+        return error.message

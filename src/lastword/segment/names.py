@@ -5,7 +5,7 @@
 <root>/meta.properties  .kafka_cleanshutdown     Kafka's
 <root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
 <root>/lastword.toml  lastword.partitions        ours
-<root>/lastword.inbox-*  lastword.applying-*  lastword.refused-*  lastword.writers   ours (ingest.manifest)
+<root>/lastword.inbox-*  lastword.applying-*  lastword.refused-*  lastword.writers   ours (ingest.staging)
 <root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
     <20 digits>.log .index .timeindex .txnindex  one segment; the number is its base offset
@@ -53,7 +53,7 @@ FIRST_DIRTY = "cleaner-offset-checkpoint"
 SETTINGS = "lastword.toml"
 PARTITION_LIST = "lastword.partitions"
 INBOX = "lastword.inbox-"
-"""`lastword.inbox-<number>-<commit>`: a commit that waits to be ingested (ingest.manifest)."""
+"""`lastword.inbox-<number>-<commit>`: a commit that waits to be ingested (ingest.staging)."""
 APPLYING = "lastword.applying-"
 REFUSED = "lastword.refused-"
 WRITERS = "lastword.writers"

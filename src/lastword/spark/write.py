@@ -3,7 +3,7 @@
 Where it runs. `writer(...)` runs once (in a stream: once for each micro-batch), in a Python process beside
 the driver. It checks the frame and makes the topic if it is new. `write()` runs once for each attempt of each
 task, in a worker. It packs rows into record batches and stages them (`ingest.staging`). `commit()` runs once,
-beside the driver: it puts one manifest into the directory's inbox (`ingest.manifest`) and waits until it is
+beside the driver: it puts one manifest into the directory's inbox (`ingest.staging`) and waits until it is
 ingested: by this process if the lock is free, otherwise by the holder of the lock. If the job failed,
 `abort()` runs instead.
 
@@ -21,7 +21,7 @@ as soon as a process opens the directory to append.
 
 Once. A stream names itself and its batch (`query id`, `batch id`); a batch write can do so by the options
 `producer` and `sequence`. A batch that was ingested under such a name, for the same option `topic`, is not
-ingested again. A name is forgotten a month after its last batch (`ingest.manifest.KEEP_WRITERS_MS`). Staged
+ingested again. A name is forgotten a month after its last batch (`ingest.staging.KEEP_WRITERS_MS`). Staged
 files of a job that died before its commit are removed after a week, and no others.
 """
 
@@ -43,8 +43,7 @@ from lastword.errors import SparkOptionError
 from lastword.files import DEFAULT, Files
 from lastword.ingest import staging
 from lastword.ingest.apply import commit
-from lastword.ingest.manifest import Manifest, Writers, pending_commits
-from lastword.ingest.staging import StagedFile
+from lastword.ingest.staging import Manifest, StagedFile, Writers, pending_commits
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.staged_batches import discard
 from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory

@@ -19,8 +19,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptFileError, LastwordError, UsageError
 from lastword.files import Files
 from lastword.files.framed import Framed
-from lastword.ingest.manifest import REFUSED_FORM, WRITERS_FORM, Manifest
-from lastword.ingest.staging import COMMITTED, OPEN
+from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, Manifest
 from lastword.logdir.identity import MOVE_NOTE
 from lastword.logdir.log_dir_set import read_partition_list
 from lastword.partition import cut, leases, removal_log, staged_batches

@@ -475,10 +475,9 @@ def _verify_root_files(files: Files, root: str, findings: Findings) -> None:
 def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> None:
     """Check the staged files of a commit, unless it was applied meanwhile."""
     from lastword.ingest import staging
-    from lastword.ingest.manifest import Manifest
 
     try:
-        manifest = Manifest.decoded(files.read_bytes(path), path)
+        manifest = staging.Manifest.decoded(files.read_bytes(path), path)
         for topic, partition in sorted({(file.topic, file.partition) for file in manifest.files}):
             directory = os.path.join(root, names.partition_dir(topic, partition))
             own = [file for file in manifest.files if (file.topic, file.partition) == (topic, partition)]
