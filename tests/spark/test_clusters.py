@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 import lastword.spark
 from lastword.errors import MissingError, NotSharedError, UsageError
 from lastword.spark import bootstrap
-from lastword.spark.hide_traceback import typed
+from lastword.spark.bootstrap import typed
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogReader
 from lastword.spark.schema import full_schema

@@ -1,5 +1,7 @@
 """Start-up on Spark: a session and a Java for the driver; package, log directory and kernels for a task.
 
+An error of a task travels back as text: `typed` makes it a LastwordError again.
+
 The package must be installed for the Python that runs the tasks, in the driver's version: it depends on
 compiled packages (NumPy, Numba, Arrow) that Spark cannot send. Without the package, or without the log
 directory, a task would fail with a message that does not help (`No module named 'lastword'`, a missing file).
@@ -21,6 +23,7 @@ is a script that drops the argument.
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import os
@@ -31,11 +34,13 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastword.errors import MissingError, NotSharedError, UnknownTopicError, UsageError
+from lastword import errors
+from lastword.errors import LastwordError, MissingError, NotSharedError, UnknownTopicError, UsageError
 from lastword.files import DEFAULT
 from lastword.logdir.topics import register_limits
 from lastword.segment.names import parse_partition_dir
@@ -43,6 +48,8 @@ from lastword.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 # ---------------------------------------------------------------- a session
 
@@ -288,6 +295,53 @@ def _by_value() -> None:
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+# ---------------------------------------------------------------- errors that travel back
+
+
+def hide_traceback(method: Method) -> Method:
+    """Decorate a method that Spark calls, so that a LastwordError has no frames below this one.
+
+    Spark puts the traceback of an exception in its Python processes into its own exception. The message of a
+    LastwordError names the problem, the place and the remedy; the frames would only hide it. This includes
+    errors of an iterator that the method returns.
+    """
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            result = method(*arguments, **keywords)
+        except LastwordError as error:
+            raise error.with_traceback(None) from None
+        return _each(result) if isinstance(result, Iterator) else result
+
+    return call  # type: ignore[return-value]
+
+
+def _each(values: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from values
+    except LastwordError as error:
+        raise error.with_traceback(None) from None
+
+
+def typed(error: Exception) -> Exception:
+    """Return the error of this package with which a task failed, parsed from Spark's text, or `error`."""
+    text = str(error)
+    match = re.search(rf"(?:ModuleNotFound|Import)Error: ({MISSING} .*)(?:\n\s*fix: (.*))?", text)
+    if match is not None:
+        return MissingError(match[1], remedy=match[2])
+    match = re.search(r"lastword\.errors\.(\w+): (.*)(?:\n\s*fix: (.*))?", text)
+    kind = None if match is None else getattr(errors, match[1], None)
+    if match is not None and isinstance(kind, type) and issubclass(kind, LastwordError):
+        return kind(match[2], remedy=match[3])
+    if "No module named 'lastword'" in text:
+        return MissingError(
+            "the Python that Spark starts beside its driver has no lastword",
+            remedy="set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to one that has it",
+        )
+    return error
 
 
 # ---------------------------------------------------------------- the log directory

@@ -25,8 +25,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lastword.files import DEFAULT, Files
-from lastword.spark.bootstrap import Shipped, ensure_compiled
-from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import CHANGE, arrow_schema, check_projection
 from lastword.spark.splits import LogPartition, choose, plan

@@ -23,8 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.bootstrap import Shipped
-from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.bootstrap import Shipped, hide_traceback
 from lastword.spark.options import CHOICES, parse_read, parse_schema, parse_write
 from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
 

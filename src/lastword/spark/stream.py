@@ -51,8 +51,7 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import leases
 from lastword.partition.view import PartitionView
-from lastword.spark.bootstrap import Shipped
-from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.bootstrap import Shipped, hide_traceback
 from lastword.spark.options import ReadOptions
 from lastword.spark.read import read_batches
 from lastword.spark.schema import check_projection

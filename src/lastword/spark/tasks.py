@@ -28,8 +28,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory
-from lastword.spark.hide_traceback import typed
+from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory, typed
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

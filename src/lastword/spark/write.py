@@ -46,8 +46,7 @@ from lastword.ingest.apply import commit
 from lastword.ingest.staging import Manifest, StagedFile, Writers, pending_commits
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.staged_batches import discard
-from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory
-from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, need_directory
 from lastword.spark.options import WriteOptions
 from lastword.spark.rows import TargetTopic, TaskRows, make_target
 from lastword.spark.schema import SinkColumns

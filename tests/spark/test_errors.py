@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.bootstrap import hide_traceback
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogReader
 from lastword.spark.schema import full_schema
@@ -35,7 +35,7 @@ def test_no_frame_but_the_one_that_spark_called(tmp_path: Path) -> None:
     reader = LogReader(parse_read({"path": str(tmp_path), "subscribe": "users"}), full_schema(False))
     lines = lines_of(reader.partitions)
     assert [line for line in lines if line.startswith("  File")] == [lines[1]]
-    assert "hide_traceback.py" in lines[1]
+    assert "bootstrap.py" in lines[1]
     assert lines[-2:] == [
         f"lastword.errors.UnknownTopicError: no topic 'users' in {tmp_path}",
         "  fix: create_topic if it is new",
