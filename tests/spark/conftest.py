@@ -14,8 +14,8 @@ pytest.importorskip("pyspark")
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.batch import BatchBuilder
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogReader
 from lastword.spark.schema import full_schema
+from lastword.spark.source import LogReader
 
 FOR_TESTS = {
     "spark.master": "local[2,2]",  # two cores; a failing task is tried twice, so retries can be tested

@@ -18,9 +18,8 @@ from lastword.errors import MissingError, NotSharedError, UsageError
 from lastword.spark import bootstrap
 from lastword.spark.bootstrap import typed
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogReader
 from lastword.spark.schema import full_schema
-from lastword.spark.source import LastwordDataSource
+from lastword.spark.source import LastwordDataSource, LogReader
 from lastword.spark.splits import LogPartition
 from tests.spark import clusters
 from tests.spark.conftest import append, create, numbered

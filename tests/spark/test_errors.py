@@ -14,9 +14,8 @@ pytest.importorskip("pyspark")
 from lastword.errors import LastwordError, SparkOptionError
 from lastword.spark.bootstrap import hide_traceback
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogReader
 from lastword.spark.schema import full_schema
-from lastword.spark.source import LastwordDataSource, RefusedStream
+from lastword.spark.source import LastwordDataSource, LogReader, RefusedStream
 from tests.spark.conftest import append, create, numbered
 
 

@@ -33,7 +33,7 @@ from lastword.clock import SystemClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogReader
+from lastword.spark.source import LogReader
 from lastword.spark.schema import full_schema
 
 root = sys.argv[1]

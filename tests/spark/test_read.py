@@ -27,8 +27,9 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.records.batch import BatchBuilder
 from lastword.spark import splits
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogReader, read_batches
+from lastword.spark.read import read_batches
 from lastword.spark.schema import full_schema
+from lastword.spark.source import LogReader
 from lastword.spark.splits import LogPartition
 from lastword.spark.stream import LogStreamReader
 from tests.fakes.recording import RecordingFiles
@@ -434,7 +435,7 @@ def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None
 def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the accounts know is not resolved again, and what came after them counts."""
     import lastword
-    from lastword.spark import chunks
+    from lastword.spark import read
 
     create(tmp_path, "t", segment_bytes="2KiB")
     append(tmp_path, "t", 0, [numbered(20 * n, 20, 11) for n in range(20)])
@@ -443,14 +444,14 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "t-0" / "lastword" / "accounts").exists()
     append(tmp_path, "t", 0, [numbered(400 + 20 * n, 20, 13) for n in range(9)])
     seen = []
-    inner = chunks.from_accounts
-    monkeypatch.setattr(chunks, "from_accounts", lambda *given: seen.append(inner(*given)) or seen[-1])
+    inner = read.from_accounts
+    monkeypatch.setattr(read, "from_accounts", lambda *given: seen.append(inner(*given)) or seen[-1])
     found = {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
     assert seen[-1] is not None
-    monkeypatch.setattr(chunks, "from_accounts", lambda *given: None)
+    monkeypatch.setattr(read, "from_accounts", lambda *given: None)
     assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
     assert len(found) > 10
-    monkeypatch.setattr(chunks, "from_accounts", inner)
+    monkeypatch.setattr(read, "from_accounts", inner)
     (tmp_path / "t-0" / "lastword" / "accounts").write_bytes(b"damaged")
     assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
 
@@ -461,21 +462,21 @@ def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it
     """A round is published, and its accounts are saved, after the task opened its files. The file that took
     the place of the first one ends with the same bytes."""
     import lastword
-    from lastword.spark import chunks
+    from lastword.spark import read
 
     create(tmp_path, "t", segment_bytes="64KiB")
     keys = [b"k", *(b"u%d" % number for number in range(9)), b"k"]
     append(tmp_path, "t", 0, [[(1_700_000_000_000, key, b"." * 20_000, ())] for key in keys])
-    inner = chunks.from_accounts
+    inner = read.from_accounts
 
     def meanwhile(*given: Any) -> Any:
-        monkeypatch.setattr(chunks, "from_accounts", inner)
+        monkeypatch.setattr(read, "from_accounts", inner)
         with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
             (done,) = logs.clean("t", strategy="generational")
         assert done.removed.superseded == 1
         return inner(*given)
 
-    monkeypatch.setattr(chunks, "from_accounts", meanwhile)
+    monkeypatch.setattr(read, "from_accounts", meanwhile)
     assert offsets(read_directly(tmp_path, view="latest")) == list(range(1, len(keys)))
 
 

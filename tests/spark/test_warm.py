@@ -26,7 +26,7 @@ def test_planning_imports_no_numba(tmp_path: Path) -> None:
     program = f"""
 import sys
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogReader
+from lastword.spark.source import LogReader
 from lastword.spark.schema import full_schema
 reader = LogReader(parse_read({{"path": {str(tmp_path)!r}, "subscribe": "t"}}), full_schema(False))
 assert len(reader.partitions()) == 1

@@ -1,7 +1,8 @@
-"""The batch source: offset ranges in, Arrow batches out.
+"""Read the records of one task: offset ranges in, Arrow batches out.
 
-Where it runs. `partitions()` runs once for each loaded DataFrame, in a Python process beside the driver; it
-reads file names and indexes, never records. `read()` runs once for each task that Spark starts, in a worker.
+Where it runs. `source.LogReader.partitions()` runs once for each loaded DataFrame, in a Python process beside
+the driver; it reads file names and indexes, never records. `read_batches` runs once for each task that Spark
+starts, in a worker. Only workers import this module: it loads NumPy and the kernels.
 
 What travels. The options and the schema inside the reader, and for each task a `LogPartition`: a topic, a
 partition and two offsets. File names do not travel: between planning and reading the cleaner may replace
@@ -14,56 +15,67 @@ between the two may have removed superseded ones. A file that vanishes during a 
 missing. Each task checks this in the files that it has opened (`partition.moment`), and raises an error with
 the remedy to load again. Lost records (the log start has passed the range, the log was truncated) are an
 error, unless `failOnDataLoss` is false.
+
+A task shows all records of its range, or the newest record of each key: without deletions (`view=latest`) or
+with them (`view=changes`), both without a shuffle. A key belongs to one partition of the log, so one task has
+all of its records. It scans its partition for liveness (an exact map marks every superseded record dead) and
+then reads it again, without dead records and tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`)
+sends every version of every key through the JVM and a sort. If an exact garbage index of the partition is
+saved, the first pass scans only newer records.
+
+With an end below the log's end, both views return the newest records as of that end. If a cleaning used
+records from that end on, older versions were removed and no result would be correct: OffsetOutOfRangeError
+(`partition.moment`). This applies to a given end, and to the end of a DataFrame that was loaded before the
+cleaning; load it again.
+
+A micro-batch of a stream is not refused. It shows the newest record of each key in its range. A key whose
+newest record there was superseded by one above the range is in a later batch.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+import numpy as np
 
+from lastword.config import Settings
+from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
 from lastword.files import DEFAULT, Files
-from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback
-from lastword.spark.options import ReadOptions
-from lastword.spark.schema import CHANGE, arrow_schema, check_projection
-from lastword.spark.splits import LogPartition, choose, plan
+from lastword.kernels import BAD_OFFSET
+from lastword.kernels import table as fields
+from lastword.logdir.identity import read_topic_id
+from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.moment import Range
+from lastword.partition.transactions import Decisions, Outcomes
+from lastword.partition.view import PartitionView
+from lastword.records.columns import RecordColumns, decode_columns
+from lastword.spark.bootstrap import need_directory
+from lastword.spark.options import LATEST, Bound, ReadOptions
+from lastword.spark.schema import CHANGE, arrow_schema
+from lastword.spark.splits import MAX_RELOADS, LogPartition, overlapping
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyspark.sql.types import StructType
 
     from lastword.records.chunk import Chunk
-    from lastword.records.columns import RecordColumns
+    from lastword.resolve import Resolution
+    from lastword.resolve.facts import TransactionOutcomes
+    from lastword.segment.segment import Segment
+
+CHUNK_BYTES = 2 << 20
+"""The size of a chunk that is read and decoded. Arrow batches of 1-4 MB are transferred to the JVM fastest:
+smaller batches cost calls, larger batches memory (50 MB halve the speed).
+"""
 
 ARROW_BATCH_BYTES = 4 << 20
 
 
-class LogReader(Shipped, DataSourceReader):
-    """The reader of one loaded DataFrame.
-
-    `pushFilters` is not implemented: in PySpark 4.1 to 4.3 the filters of one query leak into another query
-    on the same DataFrame, which then lacks rows without an error. Options select instead.
-    """
-
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self.options = options
-        self.schema = schema
-        self.columns = check_projection(schema, options.view)
-
-    @hide_traceback
-    def partitions(self) -> list[InputPartition]:
-        """Return all tasks, in order of topic, partition and offset."""
-        ranges = choose(self.options)
-        ensure_compiled()  # here, so that no task compiles
-        return plan(ranges, self.options)
-
-    @hide_traceback
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of a task's records. Spark passes another type if the plan is empty."""
-        if not isinstance(partition, LogPartition):
-            return iter(())
-        return read_batches(partition, self.options, self.schema, self.columns)
+# ---------------------------------------------------------------- Arrow batches
 
 
 def read_batches(
@@ -74,8 +86,6 @@ def read_batches(
     files: Files = DEFAULT,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the task's rows in offset order, with `columns`, in the Arrow schema that Spark requires."""
-    from lastword.spark.chunks import log_chunks, newest_chunks
-
     if options.view != "log":
         chunks = newest_chunks(task, options, files, tombstones=options.view == "changes")
     else:
@@ -132,3 +142,286 @@ def only_keys(batch: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
     import pyarrow.compute as pc
 
     return batch.filter(pc.is_in(batch.column("key"), value_set=keys, skip_nulls=True))
+
+
+# ---------------------------------------------------------------- all records
+
+
+def log_chunks(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[tuple[Chunk, RecordColumns]]:
+    """Yield decoded chunks with only the records of the task's range."""
+    for chunk, hidden, first in chunks_between(task, options, files):
+        records = within(decode_columns(chunk), first, task.end)
+        yield chunk, records if hidden is None else records.select(~hidden[records.row])
+
+
+def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
+    """Return the records with start <= offset < end. Offsets rise, so this is a slice."""
+    first, last = np.searchsorted(columns.offset, [start, end]).tolist()
+    return columns if (first, last) == (0, len(columns)) else columns.select(slice(first, last))
+
+
+def chunks_between(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[tuple[Chunk, NDArray[np.bool_] | None, int]]:
+    """Yield chunks of whole batches that cover a range, across segments, gaps, and concurrent rewrites.
+
+    Each chunk is yielded with a mask of the rows of aborted transactions, or None, and with the first offset
+    that counts: a batch may begin below the range, or with records that another file has yielded.
+    """
+    offset = task.start
+    for _ in range(MAX_RELOADS):
+        view = view_of(task, options, files)
+        if view is None:
+            return
+        offset = check_loss(task, view, offset, options)
+        outcomes = outcomes_of(view, task, options)
+        try:
+            segments = overlapping(view, offset, task.end)
+            bases = (segment.base_offset for segment in segments[1:])
+            for segment, following in zip_longest(segments, bases):
+                # A segment below the end is read to its last byte: a damaged offset must not hide a batch.
+                first = segment.position_of(offset)
+                last = segment.end_position_of(task.end) if following is None else segment.size
+                for chunk in segment.chunk_reader(first, last, chunk_bytes=CHUNK_BYTES):
+                    if following is not None and chunk.next_offset > following:
+                        chunk.raise_status(chunk.rows - 1, BAD_OFFSET)
+                    hidden = None if outcomes is None else outcomes.hidden(chunk)
+                    reached = chunk.next_offset
+                    yield chunk, hidden, offset
+                    offset = max(offset, reached)
+        except FileVanishedError:
+            continue
+        return
+    raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were read")
+
+
+def view_of(task: LogPartition, options: ReadOptions, files: Files) -> PartitionView | None:
+    """Return the current view of the partition, or None if its loss is to be ignored.
+
+    A partition is lost if it is missing, or belongs to a recreated topic.
+    """
+    if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
+        need_directory(task.directory)
+    elif not files.is_dir(task.directory):
+        return None
+    else:
+        need_directory(task.directory)
+    view = PartitionView.load(DirectorySegments(files, task.directory))
+    if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
+        return view
+    if not options.fail_on_data_loss:
+        return None
+    raise OffsetOutOfRangeError(
+        f"{task.name}: the topic was deleted and recreated since this was planned",
+        remedy="load it again",
+        file=task.directory,
+    )
+
+
+def check_loss(task: LogPartition, view: PartitionView, offset: int, options: ReadOptions) -> int:
+    """Return the offset at which to continue.
+
+    OffsetOutOfRangeError if records of the range were lost after planning. A gap is no loss: a cleaning
+    changes neither log start nor log end.
+    """
+    if options.fail_on_data_loss:
+        lost = None
+        if view.log_start > offset:
+            lost = OffsetOutOfRangeError.below(task.name, offset, view.log_start)
+        elif view.log_end < task.end:
+            lost = OffsetOutOfRangeError.above(task.name, task.end, view.log_end)
+        if lost is not None:
+            lost.remedy = "load it again, or set failOnDataLoss to false to read what is there"
+            raise lost
+    return max(offset, view.log_start)
+
+
+def outcomes_of(view: PartitionView, task: LogPartition, options: ReadOptions) -> Outcomes | None:
+    """Return the transaction outcomes that a task needs; None if it shows all records."""
+    return Outcomes(view, task.end) if options.isolation == "read_committed" else None
+
+
+# ---------------------------------------------------------------- the newest of each key
+
+
+def newest_chunks(
+    task: LogPartition, options: ReadOptions, files: Files, *, tombstones: bool
+) -> Iterator[tuple[Chunk, RecordColumns]]:
+    """Yield decoded chunks with only the newest record of each key of the range.
+
+    Without `tombstones`, a key whose newest record has no value is left out.
+
+    Both passes must read the same files. A cleaning that is published between them restarts the task, as long
+    as it has yielded nothing; after that the segments are open and stay readable.
+    """
+    from lastword.resolve import resolve
+
+    for _ in range(MAX_RELOADS):
+        view = view_of(task, options, files)
+        if view is None:
+            return
+        start = check_loss(task, view, task.start, options)
+        try:
+            view = held(view, start, task, options)
+            segments = overlapping(view, start, task.end)
+            sources = [
+                RangeSource(segment, start, task.end, last=segment is segments[-1]) for segment in segments
+            ]
+            outcomes = outcomes_of(view, task, options)
+            fates = outcomes or Decisions()
+            memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
+            resolution = None
+            if not tombstones and start <= view.log_start:
+                resolution = from_accounts(files, view, sources, outcomes, memory)
+            if resolution is None:
+                resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, outcomes=fates)
+        except FileVanishedError:
+            continue
+        try:
+            yield from _live_records(sources, resolution, tombstones)
+        except FileVanishedError as error:
+            raise ReadOvertakenError.of(task.name, task.directory) from error
+        return
+    raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
+
+
+def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptions) -> PartitionView:
+    """Open the files of the task's range.
+
+    Raises:
+        FileVanishedError: A file was replaced.
+        OffsetOutOfRangeError: The files lack keys as of the given end.
+        ReadOvertakenError: The files lack keys as of the end that was the latest when the DataFrame was
+            loaded.
+    """
+    if start >= task.end or task.in_stream:
+        return view.held(start)
+    try:
+        return Range(view, start, task.end).held()
+    except OffsetOutOfRangeError as error:
+        if options.end != Bound(everywhere=LATEST):
+            error.remedy = f"load it again; where its end was given: {error.remedy}"
+            raise
+        raise ReadOvertakenError(
+            f"{task.name}: the log was cleaned since this DataFrame was loaded, with records from its end, "
+            f"offset {task.end}, on: what was newest then is not known any more",
+            remedy="load it again; to use it more than once, cache it",
+            file=task.directory,
+        ) from error
+
+
+def from_accounts(
+    files: Files,
+    view: PartitionView,
+    sources: list[RangeSource],
+    outcomes: TransactionOutcomes | None,
+    memory_bytes: int,
+) -> Resolution | None:
+    """Use the saved garbage index of the partition instead of the first pass; None if it does not apply.
+
+    The index applies if it fits the log and does not extend beyond the end of the range. Only records above
+    its limit are scanned. The index counts a tombstone whose delete horizon has passed, and a record without
+    a key, as dead; `latest` shows neither. It also counts records of aborted transactions as dead. With
+    `outcomes` None those records must be shown, so the index of a log with transactions does not apply.
+    """
+    from lastword.accounts.ledger import Ledger
+    from lastword.resolve import MapFull
+
+    ledger = Ledger.open(files, view.directory, view.segments, map_bytes=memory_bytes)
+    if not ledger.exact or not 0 < ledger.limit <= sources[-1].next_offset:
+        return None
+    if outcomes is None and ledger.transactions_from >= 0:
+        return None
+    try:
+        above = [source for source in sources if source.base_offset >= ledger.limit and source.size]
+        ledger.tracking.running.add_segments(above, outcomes=outcomes or Decisions())
+        return ledger.resolution()
+    except MapFull:
+        return None
+
+
+def _live_records(
+    sources: list[RangeSource], resolution: Resolution, tombstones: bool
+) -> Iterator[tuple[Chunk, RecordColumns]]:
+    for source in sources:
+        for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES):
+            records = decode_columns(chunk)
+            alive = ~resolution.dead.mask(records.offset)
+            if not tombstones:
+                alive &= records.value_length >= 0
+            alive &= records.key_length >= 0
+            yield chunk, records.select(alive)
+
+
+class RangeSource:
+    """A segment restricted to the records with start <= offset < end, as a source of `resolve`."""
+
+    def __init__(self, segment: Segment, start: int, end: int, *, last: bool = True) -> None:
+        self.segment = segment
+        self.start = start
+        self.end = end
+        self.last = last
+        self.base_offset = segment.base_offset
+        self.next_offset = min(segment.next_offset, end)
+        self.size = segment.size
+        self.file = segment.file
+
+    def chunk_reader(self, *, chunk_bytes: int = CHUNK_BYTES, verify: bool = True) -> Iterator[Chunk]:
+        """Yield the chunks of the range."""
+        first = self.segment.position_of(self.start) if self.base_offset < self.start else 0
+        last = self.segment.end_position_of(self.end) if self.last else self.segment.size
+        for chunk in self.segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify):
+            rows = _straddling(chunk, self.start, self.end)
+            if rows:
+                decode_columns(chunk)  # raises if a record is malformed, so _narrow may rely on lengths
+            for row in rows:
+                _narrow(chunk, row, self.start, self.end)
+            yield chunk
+
+
+def _straddling(chunk: Chunk, start: int, end: int) -> list[int]:
+    """Return the batches that extend over an end of the range: at most two in all chunks of a segment."""
+    bases, lasts = chunk.table[:, fields.BASE_OFFSET], chunk.table[:, fields.LAST_OFFSET]
+    over = ((bases < start) & (lasts >= start)) | ((bases < end) & (lasts >= end))
+    return [int(row) for row in over.nonzero()[0]]
+
+
+def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
+    """Restrict a batch's row in the table to the records in the range. The bytes are unchanged."""
+    entry = chunk.table[row]
+    base = int(entry[fields.BASE_OFFSET])
+    position, last = int(entry[fields.RECORDS_POSITION]), int(entry[fields.RECORDS_END])
+    data: memoryview = chunk.uncompressed.data[:last]
+    first_kept, kept = None, 0
+    for _ in range(int(entry[fields.COUNT])):
+        size, body = _varint(data, position)
+        _, at = _varint(data, body + 1)  # the timestamp delta follows the attributes
+        offset = base + _varint(data, at)[0]
+        if offset >= end:
+            break
+        if offset >= start:
+            first_kept = position if first_kept is None else first_kept
+            kept += 1
+        position = body + size
+    entry[fields.RECORDS_POSITION] = position if first_kept is None else first_kept
+    entry[fields.RECORDS_END] = position
+    entry[fields.COUNT] = kept
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Return a zigzag varint and the position after it. IndexError if it extends beyond the batch."""
+    raw = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return raw >> 1 ^ -(raw & 1), position
+        shift += 7
+
+
+def map_bytes(path: str) -> int:
+    """Return the memory for the key map of a task: log.cleaner.dedupe.buffer.size / log.cleaner.threads."""
+    return Settings.load(os.fspath(path)).instance.map_bytes

@@ -10,7 +10,7 @@ Spark creates a new `LastwordDataSource` with the user's options, in a Python pr
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
@@ -19,15 +19,17 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.bootstrap import Shipped, hide_traceback
-from lastword.spark.options import CHOICES, parse_read, parse_schema, parse_write
-from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
+from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback
+from lastword.spark.options import CHOICES, ReadOptions, parse_read, parse_schema, parse_write
+from lastword.spark.schema import SINK_SCHEMA, check_projection, full_schema, sink_columns
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINT = "checkpointlocation"
@@ -59,8 +61,6 @@ class LastwordDataSource(Shipped, DataSource):
     @hide_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
-        from lastword.spark.read import LogReader
-
         return LogReader(parse_read(self.options), schema)
 
     @hide_traceback
@@ -100,6 +100,38 @@ class LastwordDataSource(Shipped, DataSource):
             {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}, stream=True
         )
         return LogStreamWriter(prepare(options, sink_columns(schema), stream=True))
+
+
+class LogReader(Shipped, DataSourceReader):
+    """The reader of one loaded DataFrame.
+
+    `pushFilters` is not implemented: in PySpark 4.1 to 4.3 the filters of one query leak into another query
+    on the same DataFrame, which then lacks rows without an error. Options select instead.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema = schema
+        self.columns = check_projection(schema, options.view)
+
+    @hide_traceback
+    def partitions(self) -> list[InputPartition]:
+        """Return all tasks, in order of topic, partition and offset."""
+        from lastword.spark.splits import choose, plan
+
+        ranges = choose(self.options)
+        ensure_compiled()  # here, so that no task compiles
+        return plan(ranges, self.options)
+
+    @hide_traceback
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield Arrow batches of a task's records. Spark passes another type if the plan is empty."""
+        from lastword.spark.read import read_batches
+        from lastword.spark.splits import LogPartition
+
+        if not isinstance(partition, LogPartition):
+            return iter(())
+        return read_batches(partition, self.options, self.schema, self.columns)
 
 
 class RefusedStream(Shipped, DataSourceStreamReader):

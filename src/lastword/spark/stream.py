@@ -53,7 +53,6 @@ from lastword.partition import leases
 from lastword.partition.view import PartitionView
 from lastword.spark.bootstrap import Shipped, hide_traceback
 from lastword.spark.options import ReadOptions
-from lastword.spark.read import read_batches
 from lastword.spark.schema import check_projection
 from lastword.spark.splits import LogPartition, PartitionRange, choose, cut_points, matching, past_gap, plan
 
@@ -370,6 +369,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         """Yield Arrow batches of a task's records."""
         if not isinstance(partition, LogPartition):
             return iter(())
+        from lastword.spark.read import read_batches
+
         return read_batches(partition, self.options, self.schema, self.columns)
 
     @hide_traceback
