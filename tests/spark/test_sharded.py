@@ -16,11 +16,11 @@ pytest.importorskip("pyspark")
 
 import lastword
 import lastword.spark
-from lastword.spark import sharded as distributed
+from lastword.spark import clean_tasks
 from tests.spark.conftest import append, create, numbered, read_directly
 from tests.spark.test_spark import clean_here
 
-EXTRACT, RESOLVE, REWRITE = distributed._extract, distributed._resolve, distributed._rewrite_one
+EXTRACT, RESOLVE, REWRITE = clean_tasks._extract, clean_tasks._resolve, clean_tasks._rewrite_one
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -73,7 +73,7 @@ def test_each_step_dies_once_and_counts_once(
     copy = shutil.copytree(root, tmp_path / "copy")
     dying = {"_extract": extract_dies, "_resolve": resolve_dies, "_rewrite_one": rewrite_dies}
     for name, step in dying.items():
-        monkeypatch.setattr(distributed, name, step)
+        monkeypatch.setattr(clean_tasks, name, step)
     lastword.spark.clean(spark, str(root), "t", 0, task_bytes=20_000)
     clean_here(copy)
     assert sorted(path.name for path in root.glob("*.died")) == [

@@ -6,7 +6,7 @@ library. Each plan is a task on an executor, which reads segments and writes cer
 `<partition>/lastword/`, below a private name (`clean_tasks`). The caller's process swaps the outputs of a
 partition in while tasks of others run. Partitions that are due by their garbage index are chosen for the
 drive as a whole, by `cleaner.drive.DriveCleaner` with a `SparkExecutor`. A partition that is too large for
-one task is cleaned in many steps (`sharded`).
+one task is cleaned in many steps (`clean_tasks.build_sharded`).
 
 What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error;
 no record. The garbage index is a file of the partition; the task opens and saves it.
@@ -26,8 +26,7 @@ from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import LastwordError, NoPolicyError, PartialFailure, UnknownTopicError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.spark import clean_tasks
-from lastword.spark.clean_tasks import ChosenTask, CleanTask, PlanTask, RemoteScanTask
-from lastword.spark.sharded import TASK_BYTES
+from lastword.spark.clean_tasks import TASK_BYTES, ChosenTask, CleanTask, PlanTask, RemoteScanTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,8 +72,8 @@ def clean(
             saved garbage index and saves it for the next cleaning, by Spark or by the library.
         scratch: A directory that all executors see, for the files of a divided cleaning; None: the directory
             of the partition. The files take a third to two thirds of the partition's bytes.
-        task_bytes: A partition with more bytes than this to clean is divided over tasks (`sharded`) and
-            cleaned as a whole. A partition that is due by its garbage index is never divided.
+        task_bytes: A partition with more bytes than this to clean is divided over tasks and cleaned as a
+            whole. A partition that is due by its garbage index is never divided.
         progress: Called with the progress of divided cleanings. The next call continues a killed divided
             cleaning, for a day.
 
@@ -93,7 +92,6 @@ def clean(
     path = shared_log(path)
     from lastword.cleaner.engine.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
-    from lastword.spark import sharded as distributed
     from lastword.spark.result_frames import frame_of
     from lastword.spark.tasks import results_as_completed
 
@@ -110,7 +108,7 @@ def clean(
         for number, built in results_as_completed(spark, clean_tasks.build, _noted(prepared, tasks)):
             outcomes.append(_publish(directory, tasks[number].plan, built))
         for job, now_ms in giants:
-            built = distributed.build(spark, job, now_ms, progress)
+            built = clean_tasks.build_sharded(spark, job, now_ms, progress)
             outcomes.append(_publish(directory, job.plan, built, job))
         rounds = [result for outcome in outcomes for result in outcome.results]
         failed = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -364,14 +362,13 @@ def _plan_giant(
     from lastword.cleaner.engine.partition import chosen_plan
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
-    from lastword.spark import sharded as distributed
 
     chosen = chosen_plan(view, config, request, DEFAULT, SystemClock())
     if chosen.action != "clean":
         return chosen
     job = jobs.start(DEFAULT, view.directory, view.segments, chosen, scratch=scratch, rewrites=False)
     try:
-        return distributed.plan(spark, job, progress)
+        return clean_tasks.plan_sharded(spark, job, progress)
     finally:
         jobs.remove(DEFAULT, job.directory)
 
