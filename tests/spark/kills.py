@@ -214,7 +214,7 @@ def clean_here(root: Path, task_bytes: int) -> None:
     """`lastword.spark.clean` with its tasks run one after another in this process."""
     import pickle
 
-    import lastword.spark.result_frames
+    import lastword.spark.schema
     import lastword.spark.tasks
 
     def here(spark: Any, function: Any, values: Any) -> Iterator[tuple[int, Any]]:
@@ -223,7 +223,7 @@ def clean_here(root: Path, task_bytes: int) -> None:
             yield number, pickle.loads(pickle.dumps(step(value)))
 
     lastword.spark.tasks.results_as_completed = here
-    lastword.spark.result_frames.frame_of = lambda spark, kind, values: values
+    lastword.spark.schema.frame_of = lambda spark, kind, values: values
     lastword.spark.clean(None, str(root), "t", task_bytes=task_bytes)
 
 

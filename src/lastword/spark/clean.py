@@ -92,7 +92,7 @@ def clean(
     path = shared_log(path)
     from lastword.cleaner.engine.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
-    from lastword.spark.result_frames import frame_of
+    from lastword.spark.schema import frame_of
     from lastword.spark.tasks import results_as_completed
 
     with ExitStack() as held:
@@ -162,7 +162,7 @@ def plan(
     path = shared_log(path)
     from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
-    from lastword.spark.result_frames import frame_of
+    from lastword.spark.schema import frame_of
     from lastword.spark.tasks import results_as_completed
 
     directory = LogDirectory.open(path, "r")

@@ -57,7 +57,7 @@ def duplication(
     need_pyspark()
     from lastword.api.inspections import check_by
     from lastword.api.opening import open as open_log_dir
-    from lastword.spark.result_frames import frame_of
+    from lastword.spark.schema import frame_of
     from lastword.spark.tasks import run_tasks
     from lastword.tools.duplication import Duplication, of_sketches
     from lastword.tools.sketches import Sketch
@@ -163,7 +163,7 @@ def verify(
 
     need_pyspark()
     from lastword.api.opening import open as open_log_dir
-    from lastword.spark.result_frames import frame_of
+    from lastword.spark.schema import frame_of
     from lastword.spark.tasks import run_tasks
     from lastword.tools.findings import Problem
 
@@ -263,7 +263,7 @@ def _written(
 
     from pyspark.sql import functions as F
 
-    from lastword.spark.result_frames import frame_of
+    from lastword.spark.schema import frame_of
     from lastword.state.snapshot_file import Reach, mark_directory
     from lastword.state.state import Restored
 
@@ -301,7 +301,7 @@ def expire(
     need_pyspark()
     from lastword.api.opening import open as open_log_dir
     from lastword.retention import Deletion
-    from lastword.spark.result_frames import frame_of
+    from lastword.spark.schema import frame_of
 
     path = shared_log(path)
     with open_log_dir([path], "a", log_cleaner_enable=False) as logs:

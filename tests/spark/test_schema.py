@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lastword.cleaner.engine.report import Phases
-from lastword.spark.result_frames import row_of, schema_of
+from lastword.spark.schema import row_of, schema_of
 
 
 @dataclass(frozen=True)
