@@ -31,10 +31,9 @@ from lastword.errors import (
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.log import PartitionLog
 from lastword.spark.options import parse_write
-from lastword.spark.rows import TaskRows
 from lastword.spark.schema import sink_columns
 from lastword.spark.source import LastwordDataSource
-from lastword.spark.write import LogWriter, StagedMessage, prepare
+from lastword.spark.write import LogWriter, StagedMessage, TaskRows, prepare
 from tests.spark.conftest import create, read_directly
 
 

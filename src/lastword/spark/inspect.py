@@ -340,7 +340,7 @@ def audit(
     from pyspark.sql import functions as F
 
     from lastword.api.opening import open as open_log_dir
-    from lastword.spark.rows import NAMED_PARTITIONERS
+    from lastword.spark.write import NAMED_PARTITIONERS
 
     path = shared_log(path)
     _check_columns(delivered)

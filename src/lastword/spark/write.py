@@ -28,10 +28,12 @@ files of a job that died before its commit are removed after a week, and no othe
 from __future__ import annotations
 
 import logging
+import time
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -39,27 +41,35 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from lastword.errors import SparkOptionError
+from lastword.api.schema import murmur2_partitions
+from lastword.clock import SystemClock
+from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
+from lastword.errors import KeyRequiredError, LogDirLockedError, RecordTooLargeError, SparkOptionError
 from lastword.files import DEFAULT, Files
 from lastword.ingest import staging
-from lastword.ingest.apply import commit
-from lastword.ingest.staging import Manifest, StagedFile, Writers, pending_commits
+from lastword.ingest.apply import commit, open_to_append
+from lastword.ingest.staging import Manifest, StagedFile, StagedWriter, Writers, pending_commits
 from lastword.logdir.log_dir import LogDirectory
+from lastword.logdir.topics import discover
 from lastword.partition.staged_batches import discard
+from lastword.segment import names
 from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, need_directory
 from lastword.spark.options import WriteOptions
-from lastword.spark.rows import TargetTopic, TaskRows, make_target
 from lastword.spark.schema import SinkColumns
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
+    from lastword.records.pack import AppendColumns, Workspace
 
 log = logging.getLogger(__name__)
 
 QUERY = "sql.streaming.queryId"
 BATCH = "streaming.sql.batchId"
 """Local properties in which Spark gives a task its streaming query, constant over restarts, and its batch."""
+
+# ---------------------------------------------------------------- one write
 
 
 def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False) -> WriteJob:
@@ -250,3 +260,396 @@ def discard_job(path: str, job: str, files: Files = DEFAULT) -> None:
     directory = LogDirectory.open(path, "r", files)
     for tp in directory.topic_partitions():
         discard(files, directory.directory(tp.topic, tp.partition), job)
+
+
+# ---------------------------------------------------------------- the topics of a write
+
+
+LOCK_PATIENCE_SECONDS = 10
+"""A process that holds the lock for longer is no commit: it has the directory open."""
+
+CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTopic:
+    """The properties of a topic that a task needs. A recreated topic has another `topic_id`."""
+
+    topic: str
+    partitions: int
+    partitioner: str
+    compacts: bool
+    codec: int
+    level: int | None
+    max_message_bytes: int
+    topic_id: str | None = None
+
+    @classmethod
+    def of(cls, topic: str, partitions: int, config: TopicConfig, topic_id: str | None = None) -> TargetTopic:
+        """Return the properties of a topic with this configuration."""
+        return cls(
+            topic,
+            partitions,
+            config.lastword_partitioner or "murmur2",
+            config.compacts,
+            CODECS[config.compression_type],
+            config.compression_level,
+            config.max_message_bytes,
+            topic_id,
+        )
+
+
+def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopic:
+    """Return an existing topic.
+
+    Raises:
+        UnknownTopicError, NotALogDirError: There is no such topic or directory.
+        SparkOptionError: Some of its partitions are in another directory. The partition of a key is computed
+            among all of them.
+    """
+    directory = LogDirectory.open(path, "r", files)
+    numbers = directory.partitions(topic)
+    absent = sorted(set(range(max(numbers) + 1)).difference(numbers))
+    if absent:
+        listed, count = ", ".join(map(str, absent)), max(numbers) + 1
+        raise SparkOptionError(
+            f"of topic {topic} {listed} of {count} partitions are not in {path}",
+            remedy="write to a directory that holds all of them",
+        )
+    return TargetTopic.of(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
+
+
+def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
+    """Return the topic of option `topic`. A new topic is made with the settings among the options.
+
+    SparkOptionError if the topic exists and differs from the options. A new topic stores the serializer `str`
+    for string columns, so that Python reads them as strings.
+    """
+    topic = names.check_topic(options.topic or "")
+    settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
+    if exists(options.path, topic):
+        target = existing_target(options.path, topic)
+        _check_same(options, target, LogDirectory.open(options.path, "r").topic_config(topic))
+    else:
+        for which, is_text in (("key", columns.key_is_text), ("value", columns.value_is_text)):
+            settings.setdefault(f"lastword.{which}.serializer", "str" if is_text else "bytes")
+        target = None
+    compacts = target.compacts if target is not None else "compact" in settings["cleanup.policy"]
+    if compacts and columns.key is None:
+        raise KeyRequiredError.of(topic)
+    if target is None:
+        with _locked(options) as directory:
+            directory.create_topic(topic, options.partitions or 1, settings, exist_ok=True)
+        target = existing_target(options.path, topic)
+    return target
+
+
+def _locked(options: WriteOptions) -> LogDirectory:
+    """Open the directory with its lock. Each commit of another query holds the lock for a moment."""
+    deadline = time.monotonic() + min(options.commit_timeout_ms / 1000, LOCK_PATIENCE_SECONDS)
+    while True:
+        try:
+            return open_to_append(options.path)
+        except LogDirLockedError as error:
+            if time.monotonic() >= deadline:
+                error.remedy = f"make topic {options.topic} in that process: create_topic; or stop it"
+                raise
+            time.sleep(0.05)
+
+
+def exists(path: str, topic: str) -> bool:
+    """Return whether the topic exists. An absent or empty directory has none."""
+    return DEFAULT.exists(path) and topic in discover(DEFAULT, path).topics()
+
+
+def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig) -> None:
+    wrong = []
+    if options.partitions is not None and options.partitions != target.partitions:
+        wrong.append(f"has {target.partitions} partitions, not {options.partitions}")
+    for name, expected in parse_topic_settings(options.settings).items():
+        actual = getattr(config, name.replace(".", "_"))
+        if actual != expected:
+            setting = TOPIC_SETTINGS[name]
+            wrong.append(f"has {name} = {setting.show(actual)}, not {setting.show(expected)}")
+    if wrong:
+        raise SparkOptionError(
+            f"topic {target.topic} is there already and {'; '.join(wrong)}",
+            remedy=f"leave the option out, or: lastword config {options.path} {target.topic} --set ...",
+        )
+
+
+NAMED_PARTITIONERS = ("murmur2", "crc32")
+
+
+def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarray:
+    """Return the int64 partition of each key of a binary array without nulls, as `api.schema` does.
+
+    Tasks have only the partitioners with a name. A callable of the topic's creator cannot travel to them, so
+    such a topic needs a column `partition`.
+    """
+    import numpy as np
+
+    if partitioner not in NAMED_PARTITIONERS:
+        raise SparkOptionError(
+            f"the topic's partitioner {partitioner!r} is a function that tasks do not have",
+            remedy="give the frame a column `partition`",
+        )
+    if partitions == 1 or len(keys) == 0:
+        return np.zeros(len(keys), np.int64)
+    if partitioner == "crc32":
+        return np.fromiter((zlib.crc32(key.as_py()) % partitions for key in keys), np.int64, len(keys))
+    return murmur2_partitions(keys, partitions)
+
+
+# ---------------------------------------------------------------- the rows of a task
+
+
+PACK_BYTES = 1 << 20
+"""Rows of a topic are packed when about this many bytes per partition are pending: enough for many batches,
+and few enough to stay in the CPU's cache.
+"""
+PENDING_BYTES = 32 << 20
+"""Limit for pending rows of all topics in one task. Above it, the topic with the most bytes is packed early.
+"""
+BATCH_BYTES = 64 << 10
+"""Size of a record batch before compression. Kafka's producer uses 16 KiB because it must not wait. A bulk
+load may wait, and larger batches compress better.
+"""
+
+
+@dataclass
+class PendingRows:
+    """Pending rows of one topic, with the partition of each, and the staged files of this attempt."""
+
+    target: TargetTopic
+    writers: dict[int, StagedWriter] = field(default_factory=dict)
+    parts: list[pa.RecordBatch] = field(default_factory=list)
+    numbers: list[np.ndarray] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class TaskRows:
+    """The rows of one attempt of a task."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        columns: SinkColumns,
+        target: TargetTopic | None,
+        job: str,
+        task: tuple[int, int],
+        files: Files = DEFAULT,
+    ) -> None:
+        self._options = options
+        self._columns = columns
+        self._targets = {target.topic: target} if target is not None else {}
+        self._target = target
+        self._job = job
+        self._task = task
+        self._files = files
+        self._pending: dict[str, PendingRows] = {}
+        self._pending_bytes = 0
+        self._workspace: Workspace | None = None
+        self._keyless_partition = task[0]
+        self._clock = SystemClock()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of one Arrow batch, and pack a topic that has enough."""
+        if batch.num_rows == 0:
+            return
+        rows = normal_rows(batch, self._columns, self._options, self._clock.now_ms())
+        if self._target is not None:
+            self._keep(self._target, rows, batch)
+            return
+        assert self._columns.topic is not None
+        for topic, indices in _groups_of(batch.column(self._columns.topic)):
+            self._keep(self._known(topic), rows.take(indices), batch.take(indices))
+
+    def finish(self) -> tuple[StagedFile, ...]:
+        """Pack all pending rows and return the staged files, which `ack=disk` has synced."""
+        for pending in self._pending.values():
+            self._pack(pending)
+        closed = [writer.close(self._options.ack == "disk") for writer in self._writers()]
+        return tuple(file for file in closed if file is not None)
+
+    def remove(self) -> None:
+        """Remove the staged files of this attempt."""
+        for writer in self._writers():
+            writer.remove()
+
+    def _writers(self) -> list[StagedWriter]:
+        return [writer for pending in self._pending.values() for writer in pending.writers.values()]
+
+    def _known(self, topic: str | None) -> TargetTopic:
+        """Return a row's topic. Tasks cannot make topics, because only the driver takes the lock."""
+        if topic is None:
+            raise SparkOptionError("a row has no topic", remedy="fill the column, or give the option `topic`")
+        if topic not in self._targets:
+            self._targets[topic] = existing_target(self._options.path, topic, self._files)
+        return self._targets[topic]
+
+    def _keep(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
+        """Add rows of one topic: assign partitions and check keys."""
+        import numpy as np
+
+        numbers = self._partitions(target, rows, batch)
+        keys = rows.column("key")
+        if target.compacts and keys.null_count:
+            first = int(np.flatnonzero(np.asarray(keys.is_null()))[0])
+            raise KeyRequiredError.of(f"{target.topic}-{int(numbers[first])}")
+        pending = self._pending.setdefault(target.topic, PendingRows(target))
+        pending.parts.append(rows)
+        pending.numbers.append(numbers)
+        pending.size_bytes += rows.nbytes
+        self._pending_bytes += rows.nbytes
+        if pending.size_bytes >= PACK_BYTES * target.partitions:
+            self._pack(pending)
+        while self._pending_bytes > PENDING_BYTES:
+            self._pack(max(self._pending.values(), key=lambda rows: rows.size_bytes))
+
+    def _partitions(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch) -> Any:
+        """Return the int64 partition of each row.
+
+        The frame's column decides, else the partitioner. Rows without a key rotate by batch.
+        """
+        import numpy as np
+
+        numbers = np.full(rows.num_rows, -1, np.int64)
+        if self._columns.partition is not None:
+            given = batch.column(self._columns.partition)
+            numbers = np.asarray(given.fill_null(-1)).astype(np.int64)
+            wrong = (numbers >= target.partitions) | ((numbers < 0) & np.asarray(given.is_valid()))
+            if wrong.any():
+                raise SparkOptionError(
+                    f"{target.topic} has no partition {int(numbers[wrong][0])}; it has {target.partitions}",
+                    remedy="leave the column null to let the partitioner choose",
+                )
+        keys = rows.column("key")
+        open_rows = numbers < 0
+        keyed = open_rows & np.asarray(keys.is_valid())
+        if keyed.all():
+            return partitions_of(keys, target.partitions, target.partitioner)
+        if keyed.any():
+            chosen = keys.take(_indices(keyed))
+            numbers[keyed] = partitions_of(chosen, target.partitions, target.partitioner)
+        if (numbers < 0).any():
+            numbers[numbers < 0] = self._keyless_partition % target.partitions
+            self._keyless_partition += 1
+        return numbers
+
+    def _pack(self, pending: PendingRows) -> None:
+        """Encode pending rows as record batches, partition by partition, in their order."""
+        import numpy as np
+        import pyarrow as pa
+
+        from lastword.records.pack import AppendColumns
+
+        if not pending.parts:
+            return
+        key, value, timestamp, headers = (
+            pa.concat_arrays([part.column(i) for part in pending.parts]) for i in range(4)
+        )
+        some = headers if headers.null_count < len(headers) else None
+        columns = AppendColumns.of(key, value, timestamp.to_numpy(), some)
+        numbers = np.concatenate(pending.numbers)
+        counts = np.bincount(numbers)
+        present = np.flatnonzero(counts).tolist()
+        if len(present) == 1:
+            self._write(pending, present[0], columns)
+        else:
+            kind = np.uint16 if counts.size <= 1 << 16 else np.int64
+            order = np.argsort(numbers.astype(kind), kind="stable")
+            done = 0
+            for number in present:
+                self._write(pending, number, columns.take(order[done : done + counts[number]]))
+                done += int(counts[number])
+        self._pending_bytes -= pending.size_bytes
+        pending.parts.clear()
+        pending.numbers.clear()
+        pending.size_bytes = 0
+
+    def _write(self, pending: PendingRows, number: int, columns: AppendColumns) -> None:
+        """Append the record batches of one partition to the staged file."""
+        from lastword.records.pack import Workspace, pack
+
+        target, writer = pending.target, pending.writers.get(number)
+        if writer is None:
+            given = self._files, self._options.path, target.topic, number, self._job, *self._task
+            writer = pending.writers[number] = StagedWriter(*given)
+        self._workspace = self._workspace or Workspace()
+        most = target.max_message_bytes
+        size = min(BATCH_BYTES, most)
+        for run in pack(
+            columns, codec=target.codec, level=target.level, batch_bytes=size, workspace=self._workspace
+        ):
+            if max(run.sizes) > most:
+                raise RecordTooLargeError(
+                    f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, "
+                    f"above max.message.bytes {most}",
+                    remedy="raise max.message.bytes, or split the value",
+                )
+            writer.write(run.data, run.records)
+
+
+def normal_rows(
+    batch: pa.RecordBatch, columns: SinkColumns, options: WriteOptions, now_ms: int
+) -> pa.RecordBatch:
+    """Convert rows to the columns for packing: key and value binary, timestamp int64 (ms), headers."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def bytes_of(position: int | None) -> pa.Array:
+        if position is None:
+            return pa.nulls(batch.num_rows, pa.binary())
+        array = batch.column(position)
+        return array if pa.types.is_binary(array.type) else array.cast(pa.binary())
+
+    value = bytes_of(columns.value)
+    if value.null_count and options.null_value == "error":
+        raise SparkOptionError(
+            "a row has no value, which would delete its key",
+            remedy="filter such rows, or set nullValue to delete",
+        )
+    if columns.timestamp is None:
+        timestamp = pa.array(np.full(batch.num_rows, now_ms, np.int64))
+    else:
+        micros = batch.column(columns.timestamp).cast(pa.timestamp("us")).cast(pa.int64())
+        timestamp = pa.array(micros.fill_null(0).to_numpy(zero_copy_only=False) // 1000)
+        if micros.null_count:
+            timestamp = pc.if_else(micros.is_valid(), timestamp, pa.scalar(now_ms, pa.int64()))
+        if pc.min(timestamp).as_py() < 0:
+            raise SparkOptionError(
+                "a row's timestamp is before 1970", remedy="leave it null to take the time of writing"
+            )
+    kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    headers = (
+        pa.nulls(batch.num_rows, kind)
+        if columns.headers is None
+        else batch.column(columns.headers).cast(kind)
+    )
+    each = headers.flatten()
+    if each.null_count or each.field("key").null_count:
+        raise SparkOptionError(
+            "a row has a header without a key", remedy="filter its headers; their values may be null"
+        )
+    return pa.RecordBatch.from_arrays(
+        [bytes_of(columns.key), value, timestamp, headers], names=["key", "value", "timestamp", "headers"]
+    )
+
+
+def _indices(mask: Any) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    return pa.array(np.flatnonzero(mask))
+
+
+def _groups_of(column: pa.Array) -> Iterator[tuple[str | None, pa.Array]]:
+    """Yield (value, indices of its rows) for each value of a string column, in order of appearance."""
+    import numpy as np
+
+    encoded = column.dictionary_encode(null_encoding="encode")
+    codes = np.asarray(encoded.indices)
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        yield value, _indices(codes == code)
