@@ -1,20 +1,23 @@
-"""The inputs and results of resolving: segments, rules, and facts about each segment."""
+"""The inputs and results of resolving: segments, rules, and the counts and facts of each segment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lastword import kernels
 from lastword.errors import UnsupportedBatchError
+from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
+from lastword.kernels.offset_map import NO_OFFSET
 from lastword.partition.transactions import Fate
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
-from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
+from lastword.wire import CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
 
 LAST_HASH = (1 << 64) - 1
 
@@ -227,3 +230,203 @@ def check_order(sources: Sequence[SegmentSource], first_offset: int = 0) -> None
         if source.base_offset <= before:
             raise ValueError("segments must have ascending base offsets")
         before = source.base_offset
+
+
+# ---------------------------------------------------------------- counts while a log is resolved
+
+
+_COLUMNS = (
+    "bases",
+    "next_offsets",
+    "sizes",
+    "weights",
+    "worths",
+    "ends",
+    "records",
+    "control_batches",
+    "control_bytes",
+)
+
+
+class SegmentCounts:
+    """The counts of a log, a row for each segment. Kernels fill `bases`, `stats` and `digests`.
+
+    `weights`: where it is kept (`add_weight`), the sum of the sizes in the map of a segment's records, dead
+    and live. After a rewrite the map still has the old sizes; `worths` is their sum in the new file, and
+    bytes are scaled by the ratio. It is a sum, not the rest of a file's size: fractions of bytes and markers
+    without records would accumulate from rewrite to rewrite.
+    """
+
+    def __init__(self) -> None:
+        empty = np.empty(0, np.int64)
+        self.bases = self.next_offsets = self.sizes = self.weights = self.worths = empty
+        self.ends = self.records = self.control_batches = self.control_bytes = empty
+        self.stats = np.empty((0, loops.STAT_FIELDS), np.int64)
+        self.digests = np.empty(0, np.uint64)
+        self.producers: list[dict[int, int]] = []
+
+    def __len__(self) -> int:
+        return int(self.bases.size)
+
+    @property
+    def arrays(self) -> loops.CountArrays:
+        """Return the counts for kernels; valid until rows are added or merged."""
+        return loops.CountArrays(self.bases, self.stats, self.digests)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the approximate memory of the counts."""
+        row = 8 * (len(_COLUMNS) + loops.STAT_FIELDS + 1)
+        return row * len(self) + 100 * sum(map(len, self.producers))
+
+    def add(self, sources: Sequence[SegmentSource]) -> None:
+        """Add rows for more segments, above all others."""
+
+        def more(name: str, values: list[int]) -> None:
+            setattr(self, name, np.append(getattr(self, name), np.array(values, np.int64)))
+
+        sizes = [source.size for source in sources]
+        more("bases", [source.base_offset for source in sources])
+        more("ends", [source.base_offset for source in sources])
+        more("next_offsets", [source.next_offset for source in sources])
+        more("sizes", sizes)
+        for name in ("weights", "worths", "records", "control_batches", "control_bytes"):
+            more(name, [0] * len(sources))
+        stats = np.zeros((len(sources), loops.STAT_FIELDS), np.int64)
+        stats[:, loops.LOWEST_SUPERSEDING] = NO_OFFSET
+        self.stats = np.concatenate([self.stats, stats])
+        self.digests = np.append(self.digests, np.zeros(len(sources), np.uint64))
+        self.producers += [{} for _ in sources]
+
+    def count(self, chunk: Chunk, segment: int) -> None:
+        """Count the fields of a chunk that do not depend on keys; check that segments do not overlap."""
+        after = max(int(self.bases[segment]), int(self.ends[segment]))
+        if segment:
+            after = max(after, int(self.ends[segment - 1]))
+        limit = self.bases[segment + 1] if segment + 1 < self.bases.size else INT64_MAX
+        if chunk.table[0, fields.BASE_OFFSET] < after:
+            chunk.raise_status(0, kernels.BAD_OFFSET)
+        if chunk.table[-1, fields.LAST_OFFSET] >= limit:
+            chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)
+        self.ends[segment] = chunk.next_offset
+        data = chunk.data_rows()
+        self.records[segment] += chunk.table[data, fields.COUNT].sum()
+        self.control_batches[segment] += chunk.rows - int(data.sum())
+        self.control_bytes[segment] += chunk.table[~data, fields.SIZE].sum()
+        known = data & (chunk.table[:, fields.PRODUCER_ID] >= 0)
+        if known.any():
+            producers, last = (
+                chunk.table[known, column].tolist() for column in (fields.PRODUCER_ID, fields.LAST_OFFSET)
+            )
+            self.producers[segment].update(zip(producers, last, strict=True))
+
+    def add_weight(self, segment: int, size_bytes: int) -> None:
+        """Add the size, as in the map, of records that were inserted."""
+        self.weights[segment] += size_bytes
+        self.worths[segment] += size_bytes
+
+    def merge(self, first: int, last: int, size_bytes: int, next_offset: int, *, share: float = 1.0) -> None:
+        """Merge segments `first` to `last`, which became last_offsets file without their dead records.
+
+        `share`: the share of the keys that is in the map.
+        """
+        part = slice(first, last + 1)
+        live = self.stats[part].sum(axis=0)
+        live[[loops.DEAD_RECORDS, loops.DEAD_BYTES, loops.DUE_TOMBSTONES, loops.KEYLESS]] = 0
+        live[loops.ABORTED_RECORDS] = 0
+        live[loops.LOWEST_SUPERSEDING] = NO_OFFSET
+        weight = (self.weights[part] - self.stats[part, loops.DEAD_BYTES]).sum()
+        # Bytes of the file beyond the known sizes are markers, up to the size of the markers before.
+        markers = min(self.control_bytes[part].sum(), max(size_bytes - weight / share, 0))
+        self.weights[first], self.worths[first] = weight, (size_bytes - markers) * share
+        self.control_bytes[first] = markers
+        self.records[first] = (self.records[part] - self.stats[part, loops.DEAD_RECORDS]).sum()
+        self.control_batches[first] = self.control_batches[part].sum()
+        self.digests[first] = self.digests[part].sum()
+        self.stats[first] = live
+        self.sizes[first] = size_bytes
+        self.next_offsets[first] = next_offset
+        self.ends[first] = self.ends[part].max()
+        producers: dict[int, int] = {}
+        for last_offsets in self.producers[part]:
+            producers.update(last_offsets)
+        self.producers[part] = [producers]
+        for name in (*_COLUMNS, "stats", "digests"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old[: first + 1], old[last + 1 :]]))
+
+    @property
+    def is_scaled(self) -> bool:
+        """Return whether any segment was rewritten."""
+        return bool((self.weights != self.worths).any())
+
+    def scaled(self, segments: NDArray[np.int64], size_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Convert sizes from the map to bytes of the files that now hold the records."""
+        weights, worths = self.weights[segments], self.worths[segments]
+        changed = weights != worths
+        scaled_bytes = size_bytes.copy()
+        ratio = worths[changed] / np.maximum(weights[changed], 1)
+        scaled_bytes[changed] = (size_bytes[changed] * ratio).astype(np.int64)
+        return scaled_bytes
+
+    def facts(self) -> tuple[SegmentFacts, ...]:
+        """Return the facts of each segment."""
+        dead_bytes = self.scaled(np.arange(len(self)), self.stats[:, loops.DEAD_BYTES])
+        dead_bytes = np.clip(dead_bytes, 0, self.sizes)
+        columns = (self.bases, self.next_offsets, self.sizes, self.records, dead_bytes, self.digests)
+        # Lists: reading single numbers from NumPy arrays takes ten times as long.
+        lists = (column.tolist() for column in (*columns, self.control_batches, self.stats))
+        rows = zip(*lists, self.producers, strict=True)
+        return tuple(
+            SegmentFacts(
+                base_offset=base_offset,
+                next_offset=next_offset,
+                size_bytes=size_bytes,
+                records=records,
+                dead_records=stats[loops.DEAD_RECORDS],
+                live_bytes=size_bytes - dead,
+                dead_bytes=dead,
+                live_digest=digest,
+                tombstones=stats[loops.TOMBSTONES],
+                tombstones_without_horizon=stats[loops.TOMBSTONES_WITHOUT_HORIZON],
+                due_tombstones=stats[loops.DUE_TOMBSTONES],
+                keyless=stats[loops.KEYLESS],
+                control_batches=control_batches,
+                last_of_producers=tuple(producers.items()),
+                aborted_records=stats[loops.ABORTED_RECORDS],
+            )
+            for (
+                base_offset,
+                next_offset,
+                size_bytes,
+                records,
+                dead,
+                digest,
+                control_batches,
+                stats,
+                producers,
+            ) in rows
+        )
+
+    def to_parts(self) -> dict[str, Any]:
+        """Return all counts as arrays by name."""
+        pairs = [(i, *pair) for i, last_offsets in enumerate(self.producers) for pair in last_offsets.items()]
+        parts = {name: getattr(self, name).copy() for name in (*_COLUMNS, "stats", "digests")}
+        return parts | {"producers": np.array(pairs, np.int64).reshape(-1, 3)}
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any]) -> SegmentCounts:
+        """Return the counts from the arrays of `to_parts`; ValueError if their lengths differ."""
+        counts = cls()
+        for name in (*_COLUMNS, "stats", "digests"):
+            kind = np.uint64 if name == "digests" else np.int64
+            setattr(counts, name, np.array(parts[name], kind))
+        rows = len(counts)
+        if counts.stats.shape != (rows, loops.STAT_FIELDS) or any(
+            getattr(counts, name).shape != (rows,) for name in (*_COLUMNS, "digests")
+        ):
+            raise ValueError("the arrays of segment counts have different lengths")
+        counts.producers = [{} for _ in range(rows)]
+        for segment, producer, offset in np.asarray(parts["producers"], np.int64).tolist():
+            counts.producers[segment][producer] = offset
+        return counts

@@ -29,6 +29,7 @@ from lastword.resolve.facts import (
     LAST_HASH,
     Resolution,
     Rules,
+    SegmentCounts,
     SegmentSource,
     TransactionOutcomes,
     check_order,
@@ -36,7 +37,6 @@ from lastword.resolve.facts import (
     outcomes_of,
 )
 from lastword.resolve.offset_map import OffsetMap, spill_in, too_large_key
-from lastword.resolve.segment_counts import SegmentCounts
 from lastword.units import NEVER
 
 CACHED_RECORDS = 4096  # of a key batch that is inserted immediately: it stays in the cache

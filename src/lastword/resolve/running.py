@@ -24,6 +24,7 @@ from lastword.resolve.facts import (
     MapFull,
     Resolution,
     Rules,
+    SegmentCounts,
     SegmentFacts,
     SegmentSource,
     Tombstones,
@@ -33,7 +34,6 @@ from lastword.resolve.facts import (
 )
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import KeyScan, max_records_of
-from lastword.resolve.segment_counts import SegmentCounts
 from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT
 
 _FEW = 1024

@@ -40,6 +40,7 @@ from lastword.resolve.facts import (
     LAST_HASH,
     Resolution,
     Rules,
+    SegmentCounts,
     SegmentFacts,
     SegmentSource,
     TransactionOutcomes,
@@ -47,7 +48,6 @@ from lastword.resolve.facts import (
     outcomes_of,
 )
 from lastword.resolve.resolver import MAX_RECORDS, KeyBatchFiller, Resolver
-from lastword.resolve.segment_counts import SegmentCounts
 from lastword.wire import INT64_MAX
 
 ROW_BYTES = 32

@@ -439,7 +439,7 @@ def _resolution(
     """Return the result of the scan with the bits of a group's segments, or with none."""
     from lastword.resolve import DeadBitmaps
     from lastword.resolve.bitmaps import join_bitmaps
-    from lastword.resolve.segment_counts import SegmentCounts
+    from lastword.resolve.facts import SegmentCounts
     from lastword.resolve.shards import merge_resolutions
 
     facts = SegmentCounts.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
