@@ -18,8 +18,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lastword.accounts import SegmentAccount
 from lastword.accounts.tracking import Tracking
-from lastword.accounts.values import SegmentAccount
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.files.framed import Framed

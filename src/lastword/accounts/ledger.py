@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lastword.accounts import snapshot
+from lastword.accounts import PartitionAccount, snapshot
 from lastword.accounts.estimates import Survivorship, dead_bytes, indexed_bytes, segment_accounts
 from lastword.accounts.tombstones import Deletes
 from lastword.accounts.tracking import SegmentEntry, Tracking, begin_ages, has_old, keep_ages, private_path
-from lastword.accounts.values import PartitionAccount
 from lastword.errors import CorruptFileError
 from lastword.files import Files
 from lastword.partition.leases import NO_FLOOR

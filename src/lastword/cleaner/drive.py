@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
+from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it
 from lastword.cleaner.engine.partition import clean_partition, dry_run

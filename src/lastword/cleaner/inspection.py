@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword import metrics
+from lastword.accounts import DriveAccount, PartitionAccount
 from lastword.accounts.estimates import indexed_bytes
 from lastword.accounts.tombstones import Standing
-from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.cleaner.engine import liveness
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.throttle import Stopped

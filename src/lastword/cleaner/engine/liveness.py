@@ -19,8 +19,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from lastword.accounts import DriveAccount, PartitionAccount
 from lastword.accounts.ledger import Watched
-from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import threads_for
 from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, below, limits_of
