@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.transactions import Decisions, Fate, control_of, scan
+from lastword.partition.transactions import BatchOutcome, Decisions, control_of, scan
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchBuilder, BatchHeader
 from lastword.records.record import RawRecord
@@ -100,7 +100,7 @@ def committed(log: LogBuilder) -> dict[bytes, bytes]:
     decisions: Decisions = scan(headers(log))
     hidden: set[int] = set()
     for header, _ in headers(log):
-        if decisions.fate(header) in (Fate.ABORTED, Fate.UNDECIDED):
+        if decisions.of_header(header) in (BatchOutcome.ABORTED, BatchOutcome.UNDECIDED):
             hidden.update(range(header.base_offset, header.last_offset + 1))
     state: dict[bytes, bytes] = {}
     for record in data(log):

@@ -1,4 +1,4 @@
-"""Transactions in the logs that Kafka wrote: fates, index entries and snapshots equal to what Kafka had on
+"""Transactions in the logs that Kafka wrote: outcomes, index entries and snapshots equal to what Kafka had on
 disk."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from lastword.files import DEFAULT
 from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer, ProducerState
-from lastword.partition.transactions import Decisions, Fate, control_of, scan
+from lastword.partition.transactions import BatchOutcome, Decisions, control_of, scan
 from lastword.segment import indexes
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.stored import SegmentFiles
@@ -159,8 +159,8 @@ def test_index_files(name: str, stage: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "stage"), ALL)
-def test_both_ways_to_a_fate_agree(name: str, stage: str, tmp_path: Path) -> None:
-    """Decisions from Kafka's index files and from a scan of the batches; and the fate in the keyed
+def test_both_ways_to_an_outcome_agree(name: str, stage: str, tmp_path: Path) -> None:
+    """Decisions from Kafka's index files and from a scan of the batches; and the outcome in the keyed
     workload's own values."""
     directory = unpacked(name, stage, tmp_path)
     batches = [(header, marker) for header, marker, _ in logs.partition(directory)]
@@ -171,17 +171,17 @@ def test_both_ways_to_a_fate_agree(name: str, stage: str, tmp_path: Path) -> Non
         for entry in indexes.decode_aborted(path.read_bytes(), path.name)
     ]
     indexed = Decisions(entries, undecided=scanned.undecided)
-    fates = [scanned.fate(header) for header, _ in batches]
-    assert fates == [indexed.fate(header) for header, _ in batches]
+    outcomes = [scanned.of_header(header) for header, _ in batches]
+    assert outcomes == [indexed.of_header(header) for header, _ in batches]
     if stage == "data" or stage == "round1-before":
         assert scanned.aborted == entries
         if name.startswith("tx-"):
-            assert Fate.ABORTED in fates
+            assert BatchOutcome.ABORTED in outcomes
     stable = min(scanned.undecided.values(), default=batches[-1][0].next_offset)
     by_limit = Decisions(entries, stable_offset=stable)
-    for (header, _), fate in zip(batches, fates, strict=True):
+    for (header, _), outcome in zip(batches, outcomes, strict=True):
         if header.last_offset < stable:
-            assert by_limit.fate(header) is fate is not Fate.UNDECIDED
+            assert by_limit.of_header(header) is outcome is not BatchOutcome.UNDECIDED
 
 
 def test_open_transactions_are_undecided(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.errors import CorruptBatchError
-from lastword.partition.transactions import Decisions, Fate, MarkerTracker, control_of, scan
+from lastword.partition.transactions import BatchOutcome, Decisions, MarkerTracker, control_of, scan
 from lastword.records.batch import BatchHeader, read_header
 from lastword.records.record import ControlRecord
 from lastword.segment.indexes import AbortedTransaction
@@ -48,14 +48,14 @@ def test_6M_137_markers_are_read_and_emptied_ones_are_none() -> None:
     assert (error.value.file, error.value.position) == ("x", 0)
 
 
-# ---------------------------------------------------------------- fates
+# ---------------------------------------------------------------- outcomes
 
 
 def test_an_aborted_range_binds_no_batch_outside_it() -> None:
     """Starting to read behind the marker, the entry touches nothing; nor does another producer's."""
     decisions = Decisions([AbortedTransaction(1, 10, 20, 21)])
     inside = data(1, 10, 0, count=10, transactional=True)
-    assert decisions.fate(inside) is Fate.ABORTED
+    assert decisions.of_header(inside) is BatchOutcome.ABORTED
     for outside in (
         data(1, 21, 10, transactional=True),
         data(1, 9, 0, transactional=True),
@@ -63,16 +63,16 @@ def test_an_aborted_range_binds_no_batch_outside_it() -> None:
         data(1, 12, 0),
         data(-1, 12),
     ):
-        assert decisions.fate(outside) is Fate.COMMITTED
-    assert decisions.fate(control(1, 20)) is Fate.CONTROL
+        assert decisions.of_header(outside) is BatchOutcome.COMMITTED
+    assert decisions.of_header(control(1, 20)) is BatchOutcome.CONTROL
 
 
 def test_what_a_reader_without_a_scan_calls_undecided() -> None:
     decisions = Decisions([AbortedTransaction(1, 10, 30, 15)], stable_offset=15)
-    assert decisions.fate(data(1, 20, 0, transactional=True)) is Fate.ABORTED
-    assert decisions.fate(data(2, 15, 0, transactional=True)) is Fate.UNDECIDED
-    assert decisions.fate(data(2, 14, 0, transactional=True)) is Fate.COMMITTED
-    assert decisions.fate(data(2, 99, 0)) is Fate.COMMITTED
+    assert decisions.of_header(data(1, 20, 0, transactional=True)) is BatchOutcome.ABORTED
+    assert decisions.of_header(data(2, 15, 0, transactional=True)) is BatchOutcome.UNDECIDED
+    assert decisions.of_header(data(2, 14, 0, transactional=True)) is BatchOutcome.COMMITTED
+    assert decisions.of_header(data(2, 99, 0)) is BatchOutcome.COMMITTED
 
 
 @st.composite
@@ -102,26 +102,26 @@ def logs(draw: st.DrawFn) -> Log:
     return log
 
 
-def naive_fates(log: Log) -> list[Fate]:
+def naive_outcomes(log: Log) -> list[BatchOutcome]:
     """For each batch, the next marker of its producer."""
-    fates = []
+    outcomes = []
     for n, (header, _) in enumerate(log):
         if header.control:
-            fates.append(Fate.CONTROL)
+            outcomes.append(BatchOutcome.CONTROL)
         elif not header.transactional:
-            fates.append(Fate.COMMITTED)
+            outcomes.append(BatchOutcome.COMMITTED)
         else:
             following = (m for h, m in log[n:] if m is not None and h.producer_id == header.producer_id)
             marker = next(following, None)
-            kinds = {"commit": Fate.COMMITTED, "abort": Fate.ABORTED}
-            fates.append(Fate.UNDECIDED if marker is None else kinds[marker.type])
-    return fates
+            kinds = {"commit": BatchOutcome.COMMITTED, "abort": BatchOutcome.ABORTED}
+            outcomes.append(BatchOutcome.UNDECIDED if marker is None else kinds[marker.type])
+    return outcomes
 
 
 @given(logs())
-def test_scan_gives_each_batch_the_fate_of_the_next_marker(log: Log) -> None:
+def test_scan_gives_each_batch_the_outcome_of_the_next_marker(log: Log) -> None:
     decisions = scan(log)
-    assert [decisions.fate(header) for header, _ in log] == naive_fates(log)
+    assert [decisions.of_header(header) for header, _ in log] == naive_outcomes(log)
     for before, after in pairwise(decisions.aborted):
         assert before.last_offset < after.last_offset
     for entry in decisions.aborted:
@@ -135,7 +135,7 @@ def test_scan_gives_each_batch_the_fate_of_the_next_marker(log: Log) -> None:
 
 
 @given(logs(), st.booleans())
-def test_fates_of_arrays_are_those_of_headers(log: Log, by_limit: bool) -> None:
+def test_outcomes_of_arrays_are_those_of_headers(log: Log, by_limit: bool) -> None:
     decisions = scan(log)
     if by_limit:
         decisions = Decisions(
@@ -145,7 +145,7 @@ def test_fates_of_arrays_are_those_of_headers(log: Log, by_limit: bool) -> None:
         np.array([getattr(header, name) for header, _ in log], np.int64)
         for name in ("attributes", "producer_id", "base_offset", "last_offset")
     ]
-    assert decisions.fates(*columns).tolist() == [decisions.fate(header) for header, _ in log]
+    assert decisions.of_batches(*columns).tolist() == [decisions.of_header(header) for header, _ in log]
 
 
 @given(logs(), st.integers(0, 60))
@@ -154,7 +154,7 @@ def test_entries_collected_for_a_range_decide_it_from_any_start(log: Log, start:
     part = Decisions([e for e in whole.aborted if e.last_offset >= start], undecided=whole.undecided)
     for header, _ in log:
         if header.base_offset >= start:
-            assert part.fate(header) is whole.fate(header)
+            assert part.of_header(header) is whole.of_header(header)
 
 
 # ---------------------------------------------------------------- markers in a pass of the cleaner
@@ -278,16 +278,20 @@ def test_no_pass_lets_a_marker_go_whose_batches_are_there(log: Log, start: int) 
 
 @given(logs())
 def test_passes_reach_a_rest(log: Log) -> None:
-    """Aborted data goes at once, markers a pass later; then nothing changes any more, and no fate ever
+    """Aborted data goes at once, markers a pass later; then nothing changes any more, and no outcome ever
     did."""
-    wanted = {h.base_offset: fate for (h, _), fate in zip(log, naive_fates(log), strict=True)}
+    wanted = {h.base_offset: outcome for (h, _), outcome in zip(log, naive_outcomes(log), strict=True)}
     stable = min(scan(log).undecided.values(), default=1 << 40)
     for _ in range(4):
         decisions = scan(log)
         gone = set(passed([(h, m) for h, m in log if h.last_offset < stable])[0])
         before = log
-        log = [(h, m) for h, m in log if decisions.fate(h) is not Fate.ABORTED and h.last_offset not in gone]
+        log = [
+            (h, m)
+            for h, m in log
+            if decisions.of_header(h) is not BatchOutcome.ABORTED and h.last_offset not in gone
+        ]
         after = scan(log)
         for header, _ in log:
-            assert after.fate(header) is wanted[header.base_offset]
+            assert after.of_header(header) is wanted[header.base_offset]
     assert before == log

@@ -95,7 +95,7 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Any:
             strategy=strategy,
         )
         lines = case.expected(before)
-        aborted, undecided = fates(lines, case.indexes(before))
+        aborted, undecided = aborted_and_undecided(lines, case.indexes(before))
         return Cleaned(
             now_ms,
             data_of(lines),
@@ -124,7 +124,9 @@ def moment(case: loader.Case, number: int) -> int:
     return max(facts["mtime_ms"] for facts in case.facts["files"][f"round{number}-after"].values())
 
 
-def fates(lines: list[dict[str, Any]], indexes: list[dict[str, Any]]) -> tuple[set[int], set[int]]:
+def aborted_and_undecided(
+    lines: list[dict[str, Any]], indexes: list[dict[str, Any]]
+) -> tuple[set[int], set[int]]:
     """Offsets of aborted and of undecided records; by Kafka's transaction indexes and by the markers."""
     entries = [line for line in indexes if line["file"].endswith(".txnindex")]
     aborted, open_ = set(), defaultdict(set)

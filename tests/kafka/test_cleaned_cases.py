@@ -15,7 +15,7 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.records.record import RawRecord
 from tests.golden import loader
-from tests.golden.test_compact import CASES, config, fates, moment
+from tests.golden.test_compact import CASES, aborted_and_undecided, config, moment
 from tests.support.kafka import Broker, Consumed, Tools, adopt, complaints
 from tests.support.partitions import clean_partition, records_of
 
@@ -68,7 +68,7 @@ def _clean(name: str, root: Path, tools: Tools) -> Cleaned:
     for extension in (".index", ".timeindex", ".txnindex", ".snapshot"):
         if files := loader.partition_files(target, extension):
             printed += tools.dump_log(files)
-    aborted, undecided = fates(case.expected(stage), case.indexes(stage))
+    aborted, undecided = aborted_and_undecided(case.expected(stage), case.indexes(stage))
     stable = min(undecided) if undecided else None
     return Cleaned(records_of(target), aborted | undecided, stable, printed, {})
 

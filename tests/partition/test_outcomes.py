@@ -10,7 +10,7 @@ from lastword.errors import DataError
 from lastword.files import DEFAULT
 from lastword.partition import scan, transactions
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.partition.transactions import Fate, Outcomes
+from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.transactions import scan as scan_batches
 from lastword.partition.view import PartitionView
 from lastword.segment import names
@@ -83,9 +83,9 @@ def test_aborted_records_do_not_show_and_open_ones_are_behind_the_end(view: Part
 
 def test_above_the_stable_offset_transactions_are_undecided(view: PartitionView) -> None:
     asked = Outcomes(view, view.log_end)
-    fates = [asked.fate(header) for _, header, _ in view.batches(0)]
-    committed, aborted, undecided, control = Fate
-    assert fates == [
+    outcomes = [asked.of_header(header) for _, header, _ in view.batches(0)]
+    committed, aborted, undecided, control = BatchOutcome
+    assert outcomes == [
         *(committed, aborted, committed),
         *(committed, control, committed, committed, committed),
         *(control, control, undecided, committed, undecided),

@@ -14,7 +14,7 @@ from lastword.errors import FileVanishedError
 from lastword.partition import directory_segments, moment, swap
 from lastword.partition.log import PartitionLog
 from lastword.partition.segment_store import SegmentSet
-from lastword.partition.transactions import Fate, Outcomes
+from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.segment.segment import Segment
@@ -152,7 +152,9 @@ def test_a_position_on_the_record_that_was_given(monkeypatch: Patch) -> None:
 def test_aborted_records_that_are_shown(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Outcomes, "hidden", lambda outcomes, chunk: None)
     monkeypatch.setattr(
-        Outcomes, "fate", lambda outcomes, header: Fate.CONTROL if header.control else Fate.COMMITTED
+        Outcomes,
+        "of_header",
+        lambda outcomes, header: BatchOutcome.CONTROL if header.control else BatchOutcome.COMMITTED,
     )
     caught(("log", "arrow"), "aborted", seeds=(2, 3, 10, 11))
 

@@ -25,10 +25,10 @@ def check(
     map_bytes: int,
     now_ms: int | None,
     salt: bytes = b"salt",
-    fates: Decisions | None = None,
+    outcomes: Decisions | None = None,
     **batches: Container[int],
 ) -> Resolution:
-    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms, outcomes=fates)
+    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms, outcomes=outcomes)
     seeds = [int(seed) for seed in digest_seeds(found.digest_seed)]
     expected, newest = naive.resolve([source.data for source in sources], now_ms, *seeds, **batches)
     assert found.dead.offsets().tolist() == sorted(set().union(*(facts.dead for facts in expected)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lastword.kernels.hashing import digest_seeds
-from lastword.partition.transactions import Fate
+from lastword.partition.transactions import BatchOutcome
 from lastword.resolve import DeadBitmaps, MapFull, RunningResolution, resolve
 from lastword.resolve.facts import digest_seed_of
 from tests.naive import running as naive
@@ -31,7 +31,7 @@ class Outcomes:
     def __init__(self, aborted: set[int]) -> None:
         self.aborted = aborted
 
-    def fates(
+    def of_batches(
         self,
         attributes: NDArray[np.int64],
         producer_ids: NDArray[np.int64],
@@ -40,7 +40,9 @@ class Outcomes:
     ) -> NDArray[np.uint8]:
         aborted = np.isin(base_offsets, list(self.aborted))
         control = (attributes & CONTROL) != 0
-        return np.where(control, Fate.CONTROL, np.where(aborted, Fate.ABORTED, 0)).astype(np.uint8)
+        return np.where(control, BatchOutcome.CONTROL, np.where(aborted, BatchOutcome.ABORTED, 0)).astype(
+            np.uint8
+        )
 
 
 class Pair:

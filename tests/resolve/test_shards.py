@@ -32,17 +32,17 @@ from lastword.units import NEVER
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T, batches
 from tests.resolve.support import MemorySegment, segments
-from tests.resolve.test_fates import data, marker
+from tests.resolve.test_outcomes import data, marker
 from tests.resolve.test_resolver import synthetic
 
 SALT = b"salt"
-NO_FATES = Decisions()
+NO_TRANSACTIONS = Decisions()
 
 
 @contextmanager
 def extracted(
     root: Path, sources: Sequence[MemorySegment], units: Sequence[int], shards: int, block_bytes: int = 4000,
-    now_ms: int = T, fates: Decisions = NO_FATES, due_below: int = NEVER,
+    now_ms: int = T, outcomes: Decisions = NO_TRANSACTIONS, due_below: int = NEVER,
 ) -> Iterator[tuple[list[dict[str, object]], list[Handle], Rules]]:  # fmt: skip
     rules = Rules(decided=True, drop_keyless=True, now_ms=now_ms, due_below=due_below)
     edges = [0, *sorted({u for u in units if 0 < u < len(sources)}), len(sources)]
@@ -60,7 +60,7 @@ def extracted(
                 shards=shards,
                 salt=SALT,
                 rules=rules,
-                outcomes=fates,
+                outcomes=outcomes,
                 block_bytes=block_bytes,
             )
         )
@@ -88,7 +88,7 @@ def compare(
         map_bytes=1 << 20,
         salt=SALT,
         now_ms=rules.now_ms,
-        outcomes=how.get("fates", NO_FATES),  # type: ignore[arg-type]
+        outcomes=how.get("outcomes", NO_TRANSACTIONS),  # type: ignore[arg-type]
         due_below=rules.due_below,
     )
     first, end = sources[0].base_offset, sources[-1].next_offset
@@ -142,9 +142,9 @@ def test_transactions_and_leases(tmp_path: Path) -> None:
         marker(9, commit=True),
         encode_batch([Record(10, T, b"e", None)], attributes=0x40, base_timestamp=T - 5),
     ]  # fmt: skip
-    fates = Decisions([AbortedTransaction(5, 3, 7, 8)])
+    outcomes = Decisions([AbortedTransaction(5, 3, 7, 8)])
     for due_below in (0, 5, NEVER):
-        compare(tmp_path, segments(log, [1, 3, 5]), [2], 3, fates=fates, due_below=due_below)
+        compare(tmp_path, segments(log, [1, 3, 5]), [2], 3, outcomes=outcomes, due_below=due_below)
 
 
 def test_offsets_with_holes(tmp_path: Path) -> None:

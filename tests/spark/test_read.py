@@ -519,7 +519,7 @@ def test_latest_with_aborted_records_takes_no_accounts_that_count_them_as_dead(t
         ledger = Ledger.open(log.files, log.directory, log.segments, map_bytes=1 << 20)
         limit = log.active.base_offset
         transactions = Transactions(log.segments, limit, 0, 1 << 40)
-        ledger.add_segments(log.segments, limit, write_clock=1, now_ms=0, fates=transactions)
+        ledger.add_segments(log.segments, limit, write_clock=1, now_ms=0, outcomes=transactions)
         assert ledger.save()
     for isolation, value in (("read_committed", b"value-12"), ("read_uncommitted", b"aborted")):
         rows = read_directly(tmp_path, view="latest", isolationLevel=isolation)

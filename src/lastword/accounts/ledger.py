@@ -205,7 +205,7 @@ class Ledger:
         *,
         write_clock: int,
         now_ms: int,
-        fates: TransactionOutcomes | None = None,
+        outcomes: TransactionOutcomes | None = None,
         progress: Callable[[int, int], None] | None = None,
         bytes_above: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
@@ -220,7 +220,7 @@ class Ledger:
             limit: The new limit.
             write_clock: The drive's time.
             now_ms: The time, for the age of garbage.
-            fates: Outcomes of transactions.
+            outcomes: Outcomes of transactions.
             progress: Called with (done, total) bytes.
             bytes_above: Bytes of the log above `limit`, from which the ages of segments are computed.
             chunk_bytes: Bytes to read per chunk.
@@ -250,7 +250,7 @@ class Ledger:
             taken = self.tracking.take(
                 portion,
                 self.write_clock,
-                fates,
+                outcomes,
                 report_progress,
                 chunk_bytes,
                 threads,

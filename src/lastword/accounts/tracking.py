@@ -351,7 +351,7 @@ class Tracking:
         self,
         new: Sequence[Segment],
         write_clock: int,
-        fates: TransactionOutcomes | None,
+        outcomes: TransactionOutcomes | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
@@ -366,13 +366,13 @@ class Tracking:
         Args:
             new: The segments.
             write_clock: The drive's time.
-            fates: Outcomes of transactions.
+            outcomes: Outcomes of transactions.
             progress: Called with (done, total) bytes.
             chunk_bytes: Bytes to read per chunk.
             threads: As of `resolve`.
             more: Segments that will be added next.
         """
-        noted = NotedFates(fates) if fates is not None else None
+        noted = NotedOutcomes(outcomes) if outcomes is not None else None
         read, why = self._scan(new, write_clock, noted, progress, chunk_bytes, threads, more), ""
         if len(self.entries) == 0:
             why = KEYS_DO_NOT_FIT
@@ -397,7 +397,7 @@ class Tracking:
         self,
         new: Sequence[Segment],
         write_clock: int,
-        fates: TransactionOutcomes | None,
+        outcomes: TransactionOutcomes | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
@@ -417,7 +417,7 @@ class Tracking:
         def absorb(segments: Sequence[Segment], more: Sequence[Segment]) -> None:
             self.running.add_segments(
                 segments,
-                outcomes=fates,
+                outcomes=outcomes,
                 progress=report_progress,
                 chunk_bytes=chunk_bytes,
                 threads=threads,
@@ -434,7 +434,7 @@ class Tracking:
             for number, segment in enumerate(new, 1):
                 absorb([segment], [*new[number:], *more])
                 read += segment.size
-                self.entries.append(self._sampled_entry(segment, write_clock, fates))
+                self.entries.append(self._sampled_entry(segment, write_clock, outcomes))
                 read += segment.size
             return read
         except MapFull:
@@ -457,27 +457,27 @@ class Tracking:
         self.transactions_from = first
 
     def _sampled_entry(
-        self, segment: Segment, write_clock: int, fates: TransactionOutcomes | None
+        self, segment: Segment, write_clock: int, outcomes: TransactionOutcomes | None
     ) -> SegmentEntry:
         """Return the entry of a segment; its own duplicates are counted exactly, by a map of its own."""
         from lastword.resolve import resolve
 
         entry = SegmentEntry.of(segment, write_clock)
         seen = self.running.facts()[-1]
-        alone = resolve([segment], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, outcomes=fates)
+        alone = resolve([segment], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, outcomes=outcomes)
         entry.own_dead_bytes = alone.segments[0].dead_bytes
         entry.own_seen_bytes, entry.own_seen_records = seen.dead_bytes, seen.dead_records
         return entry
 
 
-class NotedFates:
+class NotedOutcomes:
     """Outcomes, and the position of the first batch whose outcome was read (`first`; -1: none)."""
 
-    def __init__(self, fates: TransactionOutcomes) -> None:
-        self._fates = fates
+    def __init__(self, outcomes: TransactionOutcomes) -> None:
+        self._outcomes = outcomes
         self.first = -1
 
-    def fates(
+    def of_batches(
         self,
         attributes: NDArray[np.int64],
         producer_ids: NDArray[np.int64],
@@ -487,4 +487,4 @@ class NotedFates:
         """Return the outcomes of these batches."""
         first = int(base_offsets[0])
         self.first = first if self.first < 0 else min(self.first, first)
-        return self._fates.fates(attributes, producer_ids, base_offsets, last_offsets)
+        return self._outcomes.of_batches(attributes, producer_ids, base_offsets, last_offsets)

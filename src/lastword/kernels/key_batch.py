@@ -65,7 +65,7 @@ ABORTED = 1 << 40  # dead from the start: of an aborted transaction
 DEAD_KEYLESS = 1 << 41  # dead from the start: without a key
 SPAN_FIELDS = 4
 
-# In `outcomes` (`partition.transactions.Fate`): 0 is committed; all others stay out of the map.
+# In `outcomes` (`partition.transactions.BatchOutcome`): 0 is committed; all others stay out of the map.
 OUTCOME_ABORTED = 1
 
 

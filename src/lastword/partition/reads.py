@@ -226,7 +226,7 @@ def read_batches(
                         return
                     data = segment.read_batch(header)
                     if outcomes is not None:
-                        outcomes.fate(header)
+                        outcomes.of_header(header)
                     offset, tries = max(offset, header.next_offset), 0
                     yield segment, header, data
             check_reached(log, end)

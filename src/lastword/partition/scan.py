@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.metrics import READ_BYTES
 from lastword.partition.reads import read_batches, read_chunks
-from lastword.partition.transactions import Fate, Outcomes
+from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.formats import check_crc, read_records
 from lastword.records.record import RawRecord
@@ -123,7 +123,7 @@ def _plain(
         check_crc(data, header, segment.file, position=0)
         if header.next_offset <= reached:  # a damaged offset must not pass for what was read already
             raise _falls(segment, header, header.base_offset, reached)
-        if not header.control and (outcomes is None or outcomes.fate(header) is Fate.COMMITTED):
+        if not header.control and (outcomes is None or outcomes.of_header(header) is BatchOutcome.COMMITTED):
             for record in read_records(data, header, segment.file, position=0):
                 if record.offset < reached and view.segment_set is listed:
                     raise _falls(segment, header, record.offset, reached)

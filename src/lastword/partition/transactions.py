@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
 
 
-class Fate(IntEnum):
+class BatchOutcome(IntEnum):
     """The outcome of a batch. A data batch outside any transaction is committed."""
 
     COMMITTED = 0
@@ -162,38 +162,38 @@ class Decisions:
             firsts.append(entry.first_offset)
             lasts.append(entry.last_offset)
 
-    def fate(self, header: BatchHeader) -> Fate:
+    def of_header(self, header: BatchHeader) -> BatchOutcome:
         """Return the outcome of one batch."""
         if header.control:
-            return Fate.CONTROL
+            return BatchOutcome.CONTROL
         if not header.transactional:
-            return Fate.COMMITTED
+            return BatchOutcome.COMMITTED
         ranges = self._ranges.get(header.producer_id)
         if ranges is not None:
             at = bisect_right(ranges[0], header.base_offset) - 1
             if at >= 0 and header.last_offset <= ranges[1][at]:
-                return Fate.ABORTED
+                return BatchOutcome.ABORTED
         first = self.undecided.get(header.producer_id)
         if first is not None and first <= header.base_offset:
-            return Fate.UNDECIDED
+            return BatchOutcome.UNDECIDED
         if self.stable_offset is not None and header.last_offset >= self.stable_offset:
-            return Fate.UNDECIDED
-        return Fate.COMMITTED
+            return BatchOutcome.UNDECIDED
+        return BatchOutcome.COMMITTED
 
-    def fates(
+    def of_batches(
         self,
         attributes: np.ndarray,
         producer_ids: np.ndarray,
         base_offsets: np.ndarray,
         last_offsets: np.ndarray,
     ) -> np.ndarray:
-        """Return the outcomes of many batches as uint8 of `Fate`.
+        """Return the outcomes of many batches as uint8 of `BatchOutcome`.
 
         The arguments are int64 arrays of one length, such as columns of a chunk's table.
         """
         import numpy as np
 
-        fates = np.zeros(len(attributes), np.uint8)
+        outcomes = np.zeros(len(attributes), np.uint8)
         transactional = (attributes & TRANSACTIONAL_BIT != 0) & (attributes & CONTROL_BIT == 0)
         if transactional.any():
             undecided = np.zeros(len(attributes), bool)
@@ -210,10 +210,10 @@ class Decisions:
                     firsts, lasts = (np.array(side, np.int64) for side in ranges)
                     at = np.searchsorted(firsts, base_offsets, side="right") - 1
                     aborted |= mine & (at >= 0) & (last_offsets <= lasts[at])
-            fates[transactional & undecided] = Fate.UNDECIDED
-            fates[aborted] = Fate.ABORTED
-        fates[attributes & CONTROL_BIT != 0] = Fate.CONTROL
-        return fates
+            outcomes[transactional & undecided] = BatchOutcome.UNDECIDED
+            outcomes[aborted] = BatchOutcome.ABORTED
+        outcomes[attributes & CONTROL_BIT != 0] = BatchOutcome.CONTROL
+        return outcomes
 
 
 def scan(
@@ -265,7 +265,7 @@ class MarkerTracker:
         if not header.transactional:
             return False
         self._seen_since.setdefault(header.producer_id, header.base_offset)
-        return self.decisions.fate(header) is Fate.ABORTED
+        return self.decisions.of_header(header) is BatchOutcome.ABORTED
 
     def control(self, header: BatchHeader, marker: ControlRecord | None) -> bool:
         """Return whether a control batch may be removed once its delete horizon has passed.
@@ -330,25 +330,25 @@ class Outcomes:
         self._end = end
         self._decisions: Decisions | None = None
 
-    def fate(self, header: BatchHeader) -> Fate:
+    def of_header(self, header: BatchHeader) -> BatchOutcome:
         """Return the outcome of one batch."""
         if header.control:
-            return Fate.CONTROL
+            return BatchOutcome.CONTROL
         if not header.transactional:
-            return Fate.COMMITTED
-        return self._known(header.base_offset).fate(header)
+            return BatchOutcome.COMMITTED
+        return self._known(header.base_offset).of_header(header)
 
-    def fates(
+    def of_batches(
         self,
         attributes: NDArray[np.int64],
         producer_ids: NDArray[np.int64],
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
-        """Return the outcomes of many batches, as `Decisions.fates` does."""
+        """Return the outcomes of many batches, as `Decisions.of_batches` does."""
         data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
         decisions = self._known(int(base_offsets[data][0])) if data.any() else Decisions()
-        return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
+        return decisions.of_batches(attributes, producer_ids, base_offsets, last_offsets)
 
     def hidden(self, chunk: Chunk) -> NDArray[np.bool_] | None:
         """Return which batches of a chunk a committed read leaves out; None if no data batch."""
@@ -358,7 +358,7 @@ class Outcomes:
         if not (attributes & TRANSACTIONAL_BIT).any():
             return None
         columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
-        return self.fates(*(chunk.table[:, column] for column in columns)) != Fate.COMMITTED
+        return self.of_batches(*(chunk.table[:, column] for column in columns)) != BatchOutcome.COMMITTED
 
     def _known(self, offset: int) -> Decisions:
         """Return decisions about batches from `offset` on. Offsets of calls must rise."""

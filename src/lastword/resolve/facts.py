@@ -14,7 +14,7 @@ from lastword.errors import UnsupportedBatchError
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.offset_map import NO_OFFSET
-from lastword.partition.transactions import Fate
+from lastword.partition.transactions import BatchOutcome
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
 from lastword.wire import CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
@@ -78,14 +78,14 @@ class SegmentSource(Protocol):
 class TransactionOutcomes(Protocol):
     """The outcomes of transactions; `partition.transactions.Decisions` is one."""
 
-    def fates(
+    def of_batches(
         self,
         attributes: NDArray[np.int64],
         producer_ids: NDArray[np.int64],
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
-        """Return the `Fate` of each batch as uint8, from int64 columns of a chunk's table."""
+        """Return the `BatchOutcome` of each batch as uint8, from int64 columns of a chunk's table."""
         ...
 
 
@@ -180,7 +180,7 @@ class Tombstones:
 def outcomes_of(
     chunk: Chunk, outcomes: TransactionOutcomes | None, *, decided: bool = False
 ) -> NDArray[np.uint8]:
-    """Return the `Fate` of each batch of a chunk, uint8[rows]. The cleaner uses it, too.
+    """Return the `BatchOutcome` of each batch of a chunk, uint8[rows]. The cleaner uses it, too.
 
     Raises UnsupportedBatchError for a transaction without `outcomes`, and with `decided` for an ongoing one.
     """
@@ -192,15 +192,17 @@ def outcomes_of(
         data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
         if data.any():
             _refuse(chunk, int(data.argmax()), "a transactional batch, and its outcome was not looked up")
-        return np.where(special, np.uint8(Fate.CONTROL), np.uint8(0))
-    result = outcomes.fates(
+        return np.where(special, np.uint8(BatchOutcome.CONTROL), np.uint8(0))
+    result = outcomes.of_batches(
         *(
             chunk.table[:, column]
             for column in (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
         )
     )
-    if decided and (result == Fate.UNDECIDED).any():
-        _refuse(chunk, int((result == Fate.UNDECIDED).argmax()), "a transactional batch, still undecided")
+    if decided and (result == BatchOutcome.UNDECIDED).any():
+        _refuse(
+            chunk, int((result == BatchOutcome.UNDECIDED).argmax()), "a transactional batch, still undecided"
+        )
     return result
 
 

@@ -270,13 +270,14 @@ def newest_chunks(
                 RangeSource(segment, start, task.end, last=segment is segments[-1]) for segment in segments
             ]
             outcomes = outcomes_of(view, task, options)
-            fates = outcomes or Decisions()
             memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
             resolution = None
             if not tombstones and start <= view.log_start:
                 resolution = from_accounts(files, view, sources, outcomes, memory)
             if resolution is None:
-                resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, outcomes=fates)
+                resolution = resolve(
+                    sources, map_bytes=memory, salt=salt, now_ms=None, outcomes=outcomes or Decisions()
+                )
         except FileVanishedError:
             continue
         try:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from lastword.errors import FileVanishedError
 from lastword.kernels import table as fields
 from lastword.kernels.pages import PAGE_BITS
-from lastword.partition.transactions import Fate, Outcomes
+from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
@@ -72,7 +72,7 @@ class ConcatenatedLog:
             self.sources += [_ShiftedSegment(segment, cursor - first) for segment in view.segments]
             cursor += -(-(end - first) // page) * page + page
 
-    def fates(
+    def of_batches(
         self,
         attributes: NDArray[np.int64],
         producer_ids: NDArray[np.int64],
@@ -82,7 +82,9 @@ class ConcatenatedLog:
         """Return the outcomes of the batches of one chunk, which belong to one partition."""
         i = int(np.searchsorted(self._starts, base_offsets[0], side="right")) - 1
         shift = self._shifts[i]
-        return self._outcomes[i].fates(attributes, producer_ids, base_offsets - shift, last_offsets - shift)
+        return self._outcomes[i].of_batches(
+            attributes, producer_ids, base_offsets - shift, last_offsets - shift
+        )
 
     def bits(self, i: int, resolution: Resolution) -> DeadBitmaps:
         """Return the dead bitmaps of partition `i`."""
@@ -255,7 +257,7 @@ def sketch_of(view: PartitionView, selects: Callable[[int], bool]) -> Sketch:
         for segment in view.segments:
             if selects(segment.base_offset):
                 for chunk in segment.chunk_reader(verify=True):
-                    sketcher.add(chunk, outcomes_of(chunk, outcomes) == Fate.COMMITTED)
+                    sketcher.add(chunk, outcomes_of(chunk, outcomes) == BatchOutcome.COMMITTED)
         return sketcher.sketch()
 
     return _repeated([view], scan)
@@ -277,7 +279,7 @@ def _sketched(
         for segment in reversed(view.segments) if by_segment else view.segments:
             outcomes = Outcomes(view, view.log_end)
             for chunk in segment.chunk_reader(verify=True):
-                sketcher.add(chunk, outcomes_of(chunk, outcomes) == Fate.COMMITTED)
+                sketcher.add(chunk, outcomes_of(chunk, outcomes) == BatchOutcome.COMMITTED)
                 done_bytes += chunk.size_bytes
                 if progress is not None:
                     progress(done_bytes, total)

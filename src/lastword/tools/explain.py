@@ -35,7 +35,7 @@ from lastword.errors import FileVanishedError
 from lastword.partition import leases, scan
 from lastword.partition.leases import HORIZON, MAY_GO, OLDER_RECORD, Leases, TombstoneFacts, held_by
 from lastword.partition.reads import read_batches, read_chunks
-from lastword.partition.transactions import Fate, Outcomes
+from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import check_crc, read_records
@@ -268,23 +268,27 @@ class _Judge:
         self.leases = leases.load(view.files, view.directory, now_ms)
 
     def versions(self, key: bytes) -> tuple[Version, ...]:
-        outcomes = Outcomes(self.view, self.view.log_end)
+        transactions = Outcomes(self.view, self.view.log_end)
         records = _find(self.view, key)
-        fates = [outcomes.fate(key_record.header) for key_record in records]
+        outcomes = [transactions.of_header(key_record.header) for key_record in records]
         superseding_records: list[_KeyRecord | None] = [None] * len(records)
         newest: _KeyRecord | None = None
         for i in range(len(records) - 1, -1, -1):
-            if fates[i] is Fate.COMMITTED:
+            if outcomes[i] is BatchOutcome.COMMITTED:
                 superseding_records[i], newest = newest, records[i]
         return tuple(
-            self._judged(key_record, fate, superseding, records[:i] if superseding is None else ())
-            for i, (key_record, fate, superseding) in enumerate(
-                zip(records, fates, superseding_records, strict=True)
+            self._judged(key_record, outcome, superseding, records[:i] if superseding is None else ())
+            for i, (key_record, outcome, superseding) in enumerate(
+                zip(records, outcomes, superseding_records, strict=True)
             )
         )
 
     def _judged(
-        self, key_record: _KeyRecord, fate: Fate, superseding: _KeyRecord | None, older: Sequence[_KeyRecord]
+        self,
+        key_record: _KeyRecord,
+        outcome: BatchOutcome,
+        superseding: _KeyRecord | None,
+        older: Sequence[_KeyRecord],
     ) -> Version:
         def rule(kept: bool, reason: str, text: str, until: int | None = None) -> Version:
             return Version(
@@ -300,11 +304,11 @@ class _Judge:
                 superseded_by=None if superseding is None else superseding.offset,
             )
 
-        if fate is Fate.UNDECIDED:
+        if outcome is BatchOutcome.UNDECIDED:
             return rule(
                 True, UNDECIDED_TRANSACTION, f"{UNDECIDED_TRANSACTION}, neither committed nor aborted"
             )
-        if fate is Fate.ABORTED:
+        if outcome is BatchOutcome.ABORTED:
             return self._garbage(rule, ABORTED, key_record, key_record)
         if superseding is not None:
             return self._garbage(rule, f"superseded by {superseding.offset}", key_record, superseding)

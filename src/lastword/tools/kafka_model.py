@@ -328,7 +328,7 @@ def _field(data: bytes | None) -> int:
 
 def read_model(view: PartitionView) -> tuple[ModelSegment, ...]:
     """Read a whole log into memory for the model."""
-    from lastword.partition.transactions import Fate, control_of, scan
+    from lastword.partition.transactions import BatchOutcome, control_of, scan
     from lastword.records.formats import read_records
 
     headers = []
@@ -351,7 +351,7 @@ def read_model(view: PartitionView) -> tuple[ModelSegment, ...]:
                     header.last_offset,
                     header.magic,
                     header.delete_horizon_ms,
-                    decisions.fate(header) == Fate.ABORTED,
+                    decisions.of_header(header) == BatchOutcome.ABORTED,
                     header.control,
                     header.size,
                 )

@@ -223,7 +223,7 @@ def _rows(chunk: Chunk, salt: bytes, outcomes: TransactionOutcomes | None) -> _R
     """
     from lastword.kernels import table as fields
     from lastword.kernels.hashing import hash_spans, seeds
-    from lastword.partition.transactions import Fate
+    from lastword.partition.transactions import BatchOutcome
     from lastword.records.columns import decode_columns
     from lastword.resolve import outcomes_of
 
@@ -238,7 +238,7 @@ def _rows(chunk: Chunk, salt: bytes, outcomes: TransactionOutcomes | None) -> _R
     lengths += _RECORD_BYTES
     whole = np.bincount(columns.row, weights=lengths, minlength=chunk.rows)
     sizes = lengths * (chunk.table[:, fields.SIZE] / np.maximum(whole, 1))[columns.row]
-    counted = (columns.key_length >= 0) & (outcomes_of(chunk, outcomes)[columns.row] != Fate.ABORTED)
+    counted = (columns.key_length >= 0) & (outcomes_of(chunk, outcomes)[columns.row] != BatchOutcome.ABORTED)
     return (
         hashes[counted],
         columns.offset[counted],

@@ -370,7 +370,7 @@ class _Met(Exception):
 class _Unknown:
     """Outcomes that are not known yet: the first request ends the step."""
 
-    def fates(
+    def of_batches(
         self,
         attributes: NDArray[np.int64],
         producer_ids: NDArray[np.int64],

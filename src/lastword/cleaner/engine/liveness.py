@@ -303,7 +303,7 @@ def refresh(
             plan.limit,
             write_clock=ledger.write_clock,
             now_ms=plan.now_ms,
-            fates=transactions,
+            outcomes=transactions,
             progress=progress,
             bytes_above=above,
             threads=context.threads,

@@ -78,7 +78,7 @@ class Transactions:
         self._decisions: Decisions | None = None
         self.facts = NOTHING
 
-    def fates(
+    def of_batches(
         self,
         attributes: NDArray[np.int64],
         producer_ids: NDArray[np.int64],
@@ -87,7 +87,7 @@ class Transactions:
     ) -> NDArray[np.uint8]:
         """Return the outcomes of these batches; the first call makes the walk."""
         decisions = self._decisions or self.walk(int(base_offsets[0]))
-        return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
+        return decisions.of_batches(attributes, producer_ids, base_offsets, last_offsets)
 
     def walk(self, first_offset: int) -> Decisions:
         """Read headers and markers from the batch of this offset on: the first of any transaction."""

@@ -46,7 +46,11 @@ def test_an_aborted_record_replaces_nothing_and_is_dead() -> None:
     ]
     for now_ms in (None, T):
         found = check(
-            segments(log, [1, 3]), BIG, now_ms, fates=Decisions([AbortedTransaction(5, 2, 6, 7)]), aborted={2}
+            segments(log, [1, 3]),
+            BIG,
+            now_ms,
+            outcomes=Decisions([AbortedTransaction(5, 2, 6, 7)]),
+            aborted={2},
         )
         assert found.dead.offsets().tolist() == [1, 2, 3, 4, 5]
         assert [facts.aborted_records for facts in found.segments] == [0, 4, 0]
@@ -55,8 +59,8 @@ def test_an_aborted_record_replaces_nothing_and_is_dead() -> None:
 
 def test_an_undecided_record_replaces_nothing_and_stays() -> None:
     log = [encode_batch([Record(0, T, b"a", b"1")]), data(1, (b"a", b"2")), data(2, (b"b", b"1"), producer=6)]
-    for fates in (Decisions(undecided={5: 1, 6: 2}), Decisions(stable_offset=1)):
-        found = check(segments(log, [1]), BIG, None, fates=fates, undecided={1, 2})
+    for outcomes in (Decisions(undecided={5: 1, 6: 2}), Decisions(stable_offset=1)):
+        found = check(segments(log, [1]), BIG, None, outcomes=outcomes, undecided={1, 2})
         assert (found.dead.offsets().tolist(), found.records) == ([], 3)
 
 
@@ -68,7 +72,7 @@ def test_a_cleaning_refuses_what_is_undecided() -> None:
 
 def test_read_uncommitted_takes_them_as_they_are() -> None:
     log = [data(0, (b"a", b"1")), marker(1, commit=False), data(2, (b"a", b"2"))]
-    assert check(segments(log, []), BIG, None, fates=Decisions()).dead.offsets().tolist() == [0]
+    assert check(segments(log, []), BIG, None, outcomes=Decisions()).dead.offsets().tolist() == [0]
 
 
 @pytest.mark.parametrize("now_ms", [None, T])
@@ -93,10 +97,10 @@ def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
             entries.append(AbortedTransaction(5, base, offset, offset + 1))
         offset += rng.choice([1, 1, 1, 1, 1, 1, 500])
     sources = segments(log, range(0, len(log), 30), chunk_bytes=3000)
-    fates = Decisions(entries)
-    big = check(sources, BIG, now_ms, fates=fates, aborted=aborted)
+    outcomes = Decisions(entries)
+    big = check(sources, BIG, now_ms, outcomes=outcomes, aborted=aborted)
     for map_bytes in (1024, 2000, 4096):
-        tiny = check(sources, map_bytes, now_ms, fates=fates, aborted=aborted)
+        tiny = check(sources, map_bytes, now_ms, outcomes=outcomes, aborted=aborted)
         assert tiny.passes > 1
         assert tiny.segments == big.segments
 
@@ -117,4 +121,4 @@ def test_many_pages(steps: list[tuple[int, bool, int]]) -> None:
             aborted.add(first)
             entries.append(AbortedTransaction(5, first, offset, offset + 1))
         offset += 1
-    check(segments(log, []), BIG, None, fates=Decisions(entries), aborted=aborted)
+    check(segments(log, []), BIG, None, outcomes=Decisions(entries), aborted=aborted)
