@@ -68,7 +68,7 @@ class Survivorship:
         weights = [self.expected(age) for age in ages]
         live = [float(s) * (1.0 if w is None else max(w, 1e-3)) for s, w in zip(sizes, weights, strict=True)]
         wanted = min(max(live_bytes, 0.0), float(sum(sizes)))
-        for _ in range(8):  # the others take what does not fit one segment
+        for _ in range(8):  # bytes that do not fit one segment go to the others
             total = sum(live)
             if total <= 0 or abs(total - wanted) <= 1e-9 * wanted:
                 break

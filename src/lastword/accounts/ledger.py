@@ -1,18 +1,18 @@
 """The garbage accounts of one partition: kept in memory between cleanings, saved over restarts.
 
 A ledger holds the running map and bitmaps of `resolve.running` up to its limit (`tracking.py`), and for each
-segment below it the figures that choosing needs: age of the garbage, death rate, generation. Each closed
+segment below it the figures by which runs are chosen: age of the garbage, death rate, generation. Each closed
 segment is scanned once, when it falls below the limit. From then on its garbage is known exactly, or, if the
 keys do not fit the memory, estimated from a sample of them. Accounts that do not fit the log are discarded.
 
-    refresh   `fit` (is the log as it was left?), `add_segments` (new ones), `mark_due`
+    refresh   `fit` (is the log unchanged below the limit?), `add_segments` (new ones), `mark_due`
     choose    `account`
     rewrite   `resolution`, `sources` (report what a rewrite drops), after each durable swap `swapped`
-    keep      `save`, if that costs less than the scan that it spares; also in the middle of a long scan
+    keep      `save`, if that costs less than the scan that it avoids; also in the middle of a long scan
 
-During a rewrite the map only records what is dropped; `swapped` applies it, `give_up` drops it. After a swap
-that fails it is unknown which files are there: the ledger is invalid and is discarded. What was saved before
-is then true of the log, or does not fit it.
+During a rewrite the map only records which records are dropped; `swapped` applies this, `give_up` discards
+it. After a swap that fails it is unknown which files are there: the ledger is invalid and is discarded. The
+accounts that were saved before are then right for the log, or do not fit it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Ledger:
     # ---------------------------------------------------------------- refresh
 
     def fit(self, segments: Sequence[Segment]) -> bool:
-        """Check that the log is as it was left; otherwise reset the ledger, and return False.
+        """Check that the log below the limit is unchanged; otherwise reset the ledger, and return False.
 
         Segments that were removed at the front do not invalidate the others. But when the removed ones
         outweigh the rest, a reset is cheaper than keeping their keys.
@@ -172,7 +172,7 @@ class Ledger:
             self._touched()
         if not why and not self.invalid:
             return True
-        self.reset(why or "a round did not come to its end")
+        self.reset(why or "a cleaning did not end")
         return False
 
     def reset(self, why: str) -> None:
@@ -189,7 +189,7 @@ class Ledger:
         They may be wrong: a rewrite by them failed its certificate.
         """
         self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
-        self.reset("a rewrite by it did not hold its certificate")
+        self.reset("a rewrite by it failed its certificate")
 
     def hold_back(self, floor: int) -> None:
         """Make tombstones from `floor` on live again: a reader has yet to read them."""
@@ -406,7 +406,7 @@ class Ledger:
     def save(self, into: str | None = None) -> bool:
         """Write the accounts, durably; return False if nothing was written.
 
-        If they would be larger than the scan that they spare, only the clocks of tombstones are written:
+        If they would be larger than the scan that they avoid, only the clocks of tombstones are written:
         otherwise the clocks of a log that is opened for one cleaning at a time would start again each time,
         and no tombstone would ever go.
 
@@ -454,7 +454,7 @@ class Ledger:
 
 
 class Watched(Segment):
-    """The same file and open handle. Each chunk that is read goes through `running.count_removals`."""
+    """A segment for a rewrite: each chunk that is read goes through `running.count_removals`."""
 
     def __init__(self, segment: Segment, running: RunningResolution, dead: DeadBitmaps) -> None:
         self.__dict__.update(segment.__dict__)
@@ -463,7 +463,7 @@ class Watched(Segment):
 
     def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
         """Return a reader that reports the dropped records of each chunk."""
-        options.pop("skip_rows", None)  # of a dead record the key is wanted: it has one copy less
+        options.pop("skip_rows", None)  # the keys of dead records are needed: each has one copy less
         reader = super().chunk_reader(*args, **options)
         assert isinstance(reader, ChunkReader)
         reader.set_observer(partial(self._running.count_removals, dead=self._dead))

@@ -8,10 +8,10 @@ u32      CRC-32C of all before
 ```
 
 The map may be missing, if it would be larger than the log. The file is written under another name, synced and
-renamed: it is there as a whole or not at all. It describes segments as they were when it was written, by base
-offset, inode, size, time and the checksum of their last bytes. The loader compares; a difference makes the
-file worthless. A truncation removes the file, durably, before it removes the first byte: records that are
-appended afterwards may look like those that were cut off.
+renamed, so it never exists in part. It describes segments as they were when it was written, by base offset,
+inode, size, time and the checksum of their last bytes. The loader compares, and discards a file that differs.
+A truncation removes the file, durably, before it removes the first byte: records that are appended afterwards
+may look like those that were cut off.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _empty(path: str, kind: Any, shape: Any, left: int, room_bytes: int, place: 
             return np.empty(room_bytes, np.uint8)[:size_bytes]
         return np.empty([int(length) for length in shape], dtype)
     except (TypeError, ValueError):
-        raise _damaged(path, "an array that cannot be") from None
+        raise _damaged(path, "an array with an impossible type or shape") from None
 
 
 def _damaged(path: str, text: str) -> CorruptFileError:
@@ -328,7 +328,7 @@ def restore_ledger(saved: SavedAccounts, tracking: Tracking, deletes: Deletes) -
 
 
 def mismatch(tracking: Tracking, segments: Sequence[Segment]) -> str:
-    """Return why the map is not of these segments, whose files are the accounted ones; empty if it is."""
+    """Return why the map does not fit these segments, whose files are the accounted ones; empty: it fits."""
     for entry, segment in zip(tracking.entries, segments, strict=False):
         if tail_crc(segment) != entry.tail_crc:
             return f"{segment.file} ends otherwise than when it was accounted"

@@ -10,8 +10,8 @@ Copies of a key are counted up to 255. Beyond, or where copies left with a segme
 the last older copy is gone when every segment up to the tombstone's own was without garbage at some time
 since the tombstone was appended.
 
-Clocks are saved with the accounts. A lost clock starts again: later, never earlier. So does one for which
-there was no room.
+Clocks are saved with the accounts. A lost clock starts again: later, never earlier. A clock for which there
+was no room also starts again.
 """
 
 from __future__ import annotations

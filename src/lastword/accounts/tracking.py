@@ -1,4 +1,4 @@
-"""The tracked keys of a ledger: a running map with the segments it covers, all keys of them or a sample.
+"""The tracked keys of a ledger: a running map with the segments that it covers, of all keys or of a sample.
 
 If the keys do not fit the memory, only those are tracked whose salted hash is in the first `share` of its
 range. A sample decides about no record: it is used to choose (`estimates.py`). Duplicates within one segment
@@ -6,11 +6,11 @@ are counted exactly in both cases, when the segment is scanned.
 
 Only tombstones need the number of copies of their key. So a log without tombstones is rewritten without
 reporting dropped records to the map, which would look up the key of every dead record. The first tombstone
-after such a rewrite costs one scan of the log, and from then on copies are counted. Until then keys that only
-aborted transactions wrote leave the map when they would crowd it: only their copies needed a place.
+after such a rewrite costs one scan of the log, and from then on copies are counted. Until then, keys that
+only aborted transactions wrote leave the map if it needs room: the map holds them only to count copies.
 
-`SegmentEntry` describes one segment: which file it is, its age, and the cost of its garbage. Ages and rent
-are in units of the drive's time `write_clock`: bytes appended to it.
+`SegmentEntry` describes one segment: which file it is, its age, and the age of its garbage. The unit of ages
+is that of the drive's time `write_clock`: bytes appended to the drive.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Tracking:
         self.reset()
 
     def reset(self, share: float = 1.0) -> None:
-        """Begin with an empty map for this share of the keys."""
+        """Discard the map; start with an empty one for this share of the keys."""
         from lastword.resolve.running import RunningResolution
 
         self.running = RunningResolution(
@@ -377,7 +377,7 @@ class Tracking:
         if len(self.entries) == 0:
             why = KEYS_DO_NOT_FIT
         elif self._meets_first_tombstone() and self.uncounted:
-            why = "its first tombstone came, and copies of keys had not been counted"
+            why = "the log has its first tombstone, and copies of keys had not been counted"
             first = self.transactions_from
             self.reset()
             self.counts_copies, self.transactions_from = True, first

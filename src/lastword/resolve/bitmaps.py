@@ -62,7 +62,7 @@ class DeadBitmaps:
         return int(count_between(self.arrays, first_offset, next_offset - 1))
 
     def offsets(self) -> NDArray[np.int64]:
-        """Return the offsets whose bits are set, ascending. Takes eight bytes for each, and some MiB."""
+        """Return the offsets whose bits are set, ascending. Takes 8 bytes for each offset, and some MiB."""
         stored = np.flatnonzero(self.page_slots >= 0)
         offsets = [np.empty(0, np.int64)]
         for first in range(0, stored.size, _PAGES_PER_STEP):

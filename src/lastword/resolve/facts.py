@@ -180,7 +180,7 @@ class Tombstones:
 def outcomes_of(
     chunk: Chunk, outcomes: TransactionOutcomes | None, *, decided: bool = False
 ) -> NDArray[np.uint8]:
-    """Return the `BatchOutcome` of each batch of a chunk, uint8[rows]. The cleaner uses it, too.
+    """Return the `BatchOutcome` of each batch of a chunk, uint8[rows].
 
     Raises UnsupportedBatchError for a transaction without `outcomes`, and with `decided` for an ongoing one.
     """
@@ -253,10 +253,10 @@ _COLUMNS = (
 class SegmentCounts:
     """The counts of a log, a row for each segment. Kernels fill `bases`, `stats` and `digests`.
 
-    `weights`: where it is kept (`add_weight`), the sum of the sizes in the map of a segment's records, dead
-    and live. After a rewrite the map still has the old sizes; `worths` is their sum in the new file, and
-    bytes are scaled by the ratio. It is a sum, not the rest of a file's size: fractions of bytes and markers
-    without records would accumulate from rewrite to rewrite.
+    `weights` is the sum of the sizes that the map holds for a segment's records, dead and live, if the caller
+    counts it (`add_weight`). A rewrite does not change the sizes in the map: `worths` is their sum in the new
+    file, and bytes are scaled by worths / weights. The weight is counted and not derived from the file's
+    size, because fractions of bytes and markers without records would accumulate from rewrite to rewrite.
     """
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class SegmentCounts:
         self.worths[segment] += size_bytes
 
     def merge(self, first: int, last: int, size_bytes: int, next_offset: int, *, share: float = 1.0) -> None:
-        """Merge segments `first` to `last`, which became last_offsets file without their dead records.
+        """Merge segments `first` to `last`, which became one file without their dead records.
 
         `share`: the share of the keys that is in the map.
         """
@@ -338,7 +338,7 @@ class SegmentCounts:
         live[loops.ABORTED_RECORDS] = 0
         live[loops.LOWEST_SUPERSEDING] = NO_OFFSET
         weight = (self.weights[part] - self.stats[part, loops.DEAD_BYTES]).sum()
-        # Bytes of the file beyond the known sizes are markers, up to the size of the markers before.
+        # Bytes of the file beyond the known sizes are markers, at most as many as before the rewrite.
         markers = min(self.control_bytes[part].sum(), max(size_bytes - weight / share, 0))
         self.weights[first], self.worths[first] = weight, (size_bytes - markers) * share
         self.control_bytes[first] = markers

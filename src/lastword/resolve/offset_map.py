@@ -54,13 +54,13 @@ class OffsetMap:
     """The offset map: bounded and exact.
 
     A key takes its bytes plus 15 (19 from 255 bytes on), and 10 for its slot: 49 for a key of 24 bytes. The
-    salt makes the hash unpredictable, so no one can choose keys that collide; the bytes of keys decide
+    salt makes the hash unpredictable, so a client cannot choose keys that collide; the bytes of keys decide
     whether they are equal. `resolver` drives the map. The arrays `arena`, `slots`, `state` and `words` are
     described in `kernels.offset_map` and `kernels.key_batch`.
 
-    `spill` puts the arena elsewhere than in memory: called with a number of bytes, it returns an array of at
-    least that size that begins with the content of the previous one. Then `map_bytes` bounds the slots
-    alone.
+    `spill` allocates the arena outside anonymous memory: called with a number of bytes, it returns an array
+    of at least that size, which begins with the content of the previous array. With `spill`, `map_bytes`
+    bounds only the slots.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class OffsetMap:
 
     @property
     def used_ratio(self) -> float:
-        """Return the used share of the keys that would fit if all were like the present ones."""
+        """Return the used share of the capacity."""
         return self._used / max(self._room(self._entry_bytes()), 1.0)
 
     @property
@@ -263,7 +263,7 @@ class OffsetMap:
         return True
 
     def capacity(self) -> int:
-        """Return the number of keys that fit if all are like the present ones."""
+        """Return the number of keys that fit, if all have the average size of the present keys."""
         return int(self._room(self._entry_bytes()))
 
     @property

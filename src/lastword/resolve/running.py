@@ -112,10 +112,10 @@ class RunningResolution:
     Records without a key and those of aborted transactions are dead from the start. A tombstone is dead
     after `mark_due`, whatever the horizon of its batch.
 
-    `limit` is the offset after the last one added. `exact`: every key is in the map, and bits and copies are
-    true. But where `forget` was allowed and room was needed (`forgot_copies`), copies are not counted for
-    keys that only aborted transactions wrote. After an error of `add_segments` the object must not be used
-    again.
+    `limit` is the offset after the last offset that was added. `exact`: every key is in the map, and bits and
+    counts of copies are right. There is one exception: if `forget` was allowed and the map needed room
+    (`forgot_copies`), copies are not counted for keys that only aborted transactions wrote. After an error of
+    `add_segments` the object must not be used again.
 
     Args:
         map_bytes: Budget of the map; memory is allocated as keys arrive.
@@ -373,7 +373,7 @@ class RunningResolution:
             chunk.raise_status(row, status)
 
     def discard_removals(self) -> None:
-        """Discard the counted removals: the rewrite was given up, and its sources stay."""
+        """Discard the counted removals: the rewrite was not published, and its sources stay."""
         self._apply_removals(published=False)
 
     def replace_segments(
@@ -413,7 +413,7 @@ class RunningResolution:
 
     def _idle(self) -> None:
         if self._removals is not None:
-            raise ValueError("a rewrite is under way: `swapped` or `abandon` comes first")
+            raise ValueError("a rewrite is under way: `replace_segments` or `discard_removals` comes first")
 
     # ---------------------------------------------------------------- saving
 

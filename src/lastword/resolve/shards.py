@@ -4,10 +4,10 @@
     resolve   one shard of all units  ->  its dead offsets, and its share of every segment's facts
     merge     all shards              ->  facts of each segment; bits of any range of offsets
 
-All records of a key go to the same shard, in their order. So the map of a shard finds what the map of the
-whole log would find, byte for byte of the keys, and the sums over the shards are the facts. Memory is
-bounded for a log of any size: a unit is read in chunks, a shard that outgrows its map takes more passes, and
-bits are made for one range at a time (`bitmaps.bitmaps_of`).
+All records of a key go to the same shard, in their order. So a shard marks exactly the records of its keys
+that a map of the whole log would mark, and the sums over the shards are the facts. Memory is bounded for a
+log of any size: a unit is read in chunks, a shard that outgrows its map takes more passes, and bits are made
+for one range at a time (`bitmaps.bitmaps_of`).
 
 The file of a unit has blocks, one after another. A block holds a *section* for each shard: rows (ROW_BYTES
 each), then their keys. After the blocks follow an index, int64[shards, blocks, INDEX_FIELDS], the checksum
