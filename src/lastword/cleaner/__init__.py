@@ -1,4 +1,4 @@
-"""The cleaner: what a compacted log may forget, and how it forgets it without losing a word.
+"""The cleaner: which records a compacted log may drop, and how it drops them without loss.
 
 Layers, from below:
 
@@ -111,8 +111,7 @@ things have no place in these formats:
 
 - A delete horizon. The times of files replace it: a tombstone goes when an earlier cleaning has read it, and
   at least `delete.retention.ms` is between the last append to its segment and the last append to a cleaned
-  one. The last
-  segment keeps its tombstones, so that consumers can reach the log's end.
+  segment. The last segment keeps its tombstones, so that consumers can reach the log's end.
 - Empty batches. An output ends with its last survivor, and the next segment's base covers the rest.
   `partition.swap` explains why no crash then brings back deleted records.
 
@@ -122,21 +121,19 @@ The certificate
 Before anything is published, the new file is read back and compared by computations without the bitmaps:
 
 1. The scan kept a sum of H(key, offset) over live records: it added each record, and subtracted for each
-superseded
-   one H(the newer record's key, the superseded offset). Two keys taken for one leave this sum wrong. It must
-   equal the sum over the new file.
+   superseded record H(the newer record's key, the superseded offset). If two keys were mistaken for one, this
+   sum is wrong. It must equal the sum over the new file.
 2. The CRC of each survivor's bytes, with its offset and timestamp, summed over the sources, must equal the
-sum over
-   the new file.
+   sum over the new file.
 3. The fields that a batch stores once for its records (attributes, leader epoch, producer, epoch and
-sequence, delete
-   horizon, and for a batch of a producer its offsets) are multiplied into the digests of these records: from
-   the source's header, with the allowed changes, and from the new file's. Allowed changes: batches that agree
-   on all of these fields are joined; a horizon is set where a tombstone or a marker begins to wait; a batch
-   without records keeps its header, but no codec, horizon or base timestamp (and without a producer no
-   largest timestamp); the base timestamp, which record timestamps make up for; the count. A last offset is
-   that of a source's batch, a largest timestamp that of a record in the batch.
-4. The transaction markers that were to stay are there, whole.
+   sequence, delete horizon, and for a batch of a producer its offsets) are multiplied into the digests of
+   these records: from the source's header, with the allowed changes, and from the header in the new file.
+   Allowed changes: batches that agree on all of these fields are joined; a horizon is set where a tombstone
+   or a marker begins to wait; a batch without records keeps its header, but no codec, horizon or base
+   timestamp (and without a producer no largest timestamp); the base timestamp, which record timestamps make
+   up for; the count. A last offset is that of a source's batch, a largest timestamp that of a record in the
+   batch.
+4. The transaction markers that must stay are in the new file, whole.
 5. Offsets ascend to the end of the group's range, and the counts agree.
 
 Every source batch has its CRC checked by scan and rewrite, so damage never gets a fresh checksum. If anything
@@ -165,7 +162,7 @@ limit once, which costs only time. Strategy `generational` (`liveness.KeptAccoun
 In the background
 -----------------
 
-`background.scheduler` runs tasks on threads; `background.states` defines who may be cleaned when, and
+`background.scheduler` runs tasks on threads; `background.states` defines when a partition may be cleaned, and
 `engine/throttle.py` limits the I/O of a drive. A caller that needs a partition (to trim, move, truncate or
 delete it) does not wait for a cleaning: the cleaning ends at its next safe point, its unpublished files are
 removed, and what it had published stays.

@@ -334,7 +334,7 @@ def clean_one(
 
 
 def measure(ledgers: Ledgers, result: CleanRound) -> None:
-    """Record in the ledgers of a drive what a published cleaning took."""
+    """Record the bytes and seconds of a published cleaning in the ledgers of its drive."""
     if result.certificate is not None:
         swaps = max(result.segments_before - result.segments_after, 1)
         ledgers.measured(result.written_bytes, result.phases.rewrite, swaps, result.phases.swap)
@@ -344,7 +344,7 @@ def measure(ledgers: Ledgers, result: CleanRound) -> None:
 
 
 def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[list[Choice], DriveAccount]:
-    """Return all that would be rewritten now, one choice after another, and the drive as it would be then."""
+    """Return the choices that would be made now, in order, and the account of the drive after them."""
     choices: list[Choice] = []
     while len(choices) < most_runs:
         choice = choose_drive(drive, now_ms)
@@ -366,7 +366,7 @@ def planned(
     choices: Sequence[Choice],
     context: CleanContext,
 ) -> Plan:
-    """Return what these choices (of `outlook`) mean for one of the drive's partitions, to the byte.
+    """Return the exact plan of these choices (of `outlook`) for one partition of the drive.
 
     Args:
         view: The partition.

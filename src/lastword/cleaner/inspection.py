@@ -1,10 +1,10 @@
-"""Compute the garbage accounts of all partitions of a drive, and scan what is new.
+"""Compute the garbage accounts of all partitions of a drive, and scan new segments.
 
 `inspect` reads no record. It names the partitions whose new segments must be scanned (`scan_partition`). A
 partition in which nothing has changed since its last scan costs no access to its ledger.
 
-A drive may hold several log directories. Each has its own time (bytes appended to it); here they are put on
-one scale.
+A drive may hold several log directories. Each has its own write clock (bytes appended to it); here the clocks
+are converted to one scale.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def build(
 def _saved(view: PartitionView, ledger: Ledger, plan: Plan, files: Files) -> str:
     """Return the private directory with the saved accounts; empty if they were not saved.
 
-    They are not saved if it is not worth it, or for want of space: they can be made again.
+    They are not saved if saving costs more than a scan, or if the drive is full: they can be made again.
     """
     aside = ""
     with suppress(LastwordError):

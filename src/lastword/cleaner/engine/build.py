@@ -241,7 +241,7 @@ def built_in_order(
             try:
                 written = building.write(group, second)
             except BaseException:
-                if waiting:  # is not concerned
+                if waiting:  # the previous group is valid
                     yield oldest()
                 raise
             if second is None or not overlap or number == len(groups):

@@ -122,17 +122,17 @@ class CleanContext:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What is dead below the limit, and what is rewritten for it.
+    """The dead records below the limit, and the groups to rewrite.
 
     Attributes:
         sources: The segments below the limit, as the rewrite reads them.
         resolution: Counts of each of them, and the dead bitmaps.
         groups: Segments that are rewritten together.
-        transactions: What a rewrite needs of them.
+        transactions: Control batches that go, and transactions that are left.
         stats: Totals.
         leases: Of readers, when the scan decided.
         threads: For the rewrite.
-        overlap: A group may be begun before the one before it is published.
+        overlap: A group may be built before the previous group is published.
         reasons: Why these groups were chosen.
     """
 
@@ -163,7 +163,7 @@ class Liveness(Protocol):
     def scan(
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult | Plan:
-        """Find the dead records. A plan instead: nothing is rewritten, for its first reason.
+        """Find the dead records. Return a plan instead if nothing is rewritten; its first reason says why.
 
         Args:
             log: The log.

@@ -2,8 +2,8 @@
 
 A tombstone at or above the floor of the live leases is not due, whatever its horizon says. Leases are taken
 and released while a cleaning scans and rewrites. So right before a swap that drops tombstones the cleaning
-notes, durably, how high they reach, and reads the leases again. A lease below them stops the cleaning there:
-this group and those above it are not published, and a later cleaning finds the new floor.
+notes the highest of their offsets, durably, and reads the leases again. A lease below it stops the cleaning
+there: this group and those above it are not published, and a later cleaning uses the new floor.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LeaseCame(Stopped):
 def highest_due(scan: ScanResult, group: SegmentGroup, now_ms: int, floor: int) -> int:
     """Return the highest offset of a tombstone that a group drops for its age; `NONE_DROPPED`: none.
 
-    May return one too high, of a batch with a due one: a tombstone that was superseded. Never one too low,
-    and never one that a lease keeps. Reads the last segment that has any.
+    The offset may be too high: a superseded tombstone counts too if the horizon of its batch has passed. It
+    is never too low, and a lease never keeps that tombstone. Reads only the last segment that has one.
     """
     dead = scan.resolution.dead
     for number in range(group.last, group.first - 1, -1):
@@ -56,7 +56,7 @@ def highest_due(scan: ScanResult, group: SegmentGroup, now_ms: int, floor: int) 
 
 
 def held_back(scan: ScanResult, now_ms: int) -> NDArray[np.int64]:
-    """Return the offsets of live tombstones that a lease alone keeps. Reads segments that may have any."""
+    """Return the offsets of live tombstones that only a lease keeps. Reads segments that may have any."""
     import numpy as np
 
     dead, floor = scan.resolution.dead, scan.leases.floor
@@ -104,8 +104,8 @@ def _held_by(reason: int, chunk: Chunk, now_ms: int, floor: int, *, old_due: boo
 def check(files: Files, directory: str, clock: Clock, dropped_tombstone: int) -> None:
     """Note that a swap drops tombstones up to this offset, then check the leases again.
 
-    To be called right before the swap; `NONE_DROPPED`: it drops none. The order protects readers: one that
-    takes a lease later reads the note, one that took it before is found here.
+    To be called right before the swap; `NONE_DROPPED`: the swap drops none. The order protects readers: a
+    reader that takes a lease later reads the note, and a lease that was taken before is found here.
 
     Raises:
         LeaseCame: This group must not be published.

@@ -1,4 +1,4 @@
-"""Which records of a log are dead: by a scan of all of it, or by accounts that are kept between cleanings.
+"""Find the dead records of a log: by a scan of all of it, or by accounts that are kept between cleanings.
 
 `FullScan` reads every segment below the limit, with one map of all keys (in several passes if the memory is
 too small). `KeptAccounts` scans only segments that are new since the last cleaning; then the garbage of every
@@ -292,7 +292,7 @@ def refresh(
         The bytes that were read.
     """
     if ledger.entries and ledger.entries[-1].base_offset >= plan.limit:
-        ledger.reset("min.compaction.lag.ms was raised: younger records have no say any more")
+        ledger.reset("min.compaction.lag.ms was raised: younger records do not supersede any more")
     transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     above = sum(segment.size for segment in segments if segment.base_offset >= plan.limit)
     floor = leases.load(context.files, log.directory, plan.now_ms).floor
@@ -342,7 +342,7 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
 
 
 def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> TransactionFacts:
-    """Return what a rewrite needs of transactions: a walk over headers, if the log has any."""
+    """Return the control batches that go, by a walk over headers if the log has transactions."""
     if ledger.transactions_from < 0:
         return NOTHING
     transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)

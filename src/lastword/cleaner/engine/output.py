@@ -1,10 +1,10 @@
-"""The new segment while a rewrite makes it: survivors are packed into a buffer, and a full one is appended.
+"""The new segment while a rewrite makes it: survivors are packed into a buffer, which is appended when full.
 
 Neighbouring batches that lost records are joined (`kernels.repack`). They are in the buffer uncompressed;
 their records are compressed and get checksums when the buffer is appended.
 
-Each output is a private segment of the log's store (`SegmentStore.create_output`). One that is not published
-is waste.
+Each output is a private segment of the log's store (`SegmentStore.create_output`). An output that is not
+published is discarded.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from lastword.wire import (
 OUT_BYTES = 4 << 20
 OUT_ROWS = 1 << 14
 BATCH_BYTES = 32 << 10
-"""What joined batches are filled up to, in plain bytes. Whoever wants one record inflates its whole batch, so
-no more than compression needs: Zipf-distributed keys under zstd, written in batches of 16 KiB, take 1.40
-times their bytes a record when each batch is cut by itself, 1.08 times when joined up to 16 KiB, 1.03 up to
-32 and 1.02 up to 64."""
+"""Batches are joined up to this size, uncompressed. A reader of one record decompresses its whole batch, so
+batches are no larger than compression needs: Zipf-distributed keys under zstd, written in batches of 16 KiB,
+take 1.40 times their bytes per record if each batch is cut by itself, 1.08 times if batches are joined up to
+16 KiB, 1.03 up to 32 KiB and 1.02 up to 64 KiB."""
 
 
 class OutputSegment:
@@ -88,7 +88,7 @@ class OutputSegment:
             self._synced = True
 
     def finish(self, mtime_ms: int, aborted: Sequence[AbortedTransaction] = ()) -> None:
-        """Write the indexes, and make the segment durable. The files get the time of the last source's.
+        """Write the indexes, and make the segment durable. The files get the time of the last source.
 
         `aborted`: entries of the transaction index; without any, there is no such file.
         """
@@ -149,7 +149,7 @@ class Writer:
         self._spare: _Buffer | None = None
         self._joining = np.full(JOINING_FIELDS, -1, np.int64)
         self._joining[TARGET_BYTES] = BATCH_BYTES
-        # What does not compress grows a little, under snappy by a sixth.
+        # Incompressible records grow a little, under snappy by a sixth.
         self._joining[MAX_BYTES] = max_message_bytes * 3 // 4
         self._side = np.empty(BATCH_BYTES // 2 + kernels.SLACK, np.uint8)
         self._position = 0
@@ -263,7 +263,7 @@ class Writer:
             full = _Buffer(self._out, self._table, self._classes, self._row, self._position)
             self._note_first_due(self._table[: self._row])
             if not self._leave(partial(self._append, full)):
-                # Of the one before nothing is left to append.
+                # The previous buffer is appended: it is free.
                 self._spare, free = full, self._spare or _Buffer.empty()
                 self._out, self._table, self._classes = free.out, free.table, free.classes
         self._position = 0

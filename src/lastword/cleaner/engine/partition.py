@@ -1,4 +1,4 @@
-"""Clean one partition of an open log, or plan what that would do: prepare, then `cleaning.clean`."""
+"""Clean one partition of an open log, or compute the plan: prepare, then `cleaning.clean`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def plan_partition(
     clocks: Clocks | None = None,
     space_target: float = DEFAULT_SPACE_TARGET,
 ) -> Plan:
-    """Return what `clean_partition` would do now, to the byte: scanned, and rewritten into nothing.
+    """Return the exact plan of `clean_partition` now: scan the log, and count the bytes of the rewrite.
 
     Takes no lock and changes nothing.
 

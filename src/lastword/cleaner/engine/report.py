@@ -1,4 +1,4 @@
-"""What one cleaning did, as values: the facts of its outputs, their totals, and the report.
+"""The result of one cleaning, as values: the facts of its outputs, their totals, and the report.
 
 `CleanRound` counts what happened to the records below the end of the cleaning, and what it cost: it is
 printed, logged, sent as JSON, shown in a notebook. The name of each figure has its unit.
@@ -82,7 +82,7 @@ class TombstonesWaiting(Value):
     """Tombstones below the end of the cleaning that stay until their horizon.
 
     Attributes:
-        first_offset: The one that is due first; -1 if it is in a segment that was not rewritten.
+        first_offset: Of the tombstone that is due first; -1 if its segment was not rewritten.
         first_due_ms: Its horizon in milliseconds since 1970, or -1.
     """
 

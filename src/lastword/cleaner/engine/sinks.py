@@ -1,4 +1,4 @@
-"""What becomes of the groups that a cleaning rewrites.
+"""The sinks of a cleaning: what becomes of the groups that it rewrites.
 
 Publisher   each certified output is swapped in, lowest offsets first, then the checkpoint is recorded
 Collector   outputs stay in their private directories; the value can be pickled, and published later
@@ -102,11 +102,11 @@ class Publisher:
         swap_seconds = 0.0
         stopped_by: report.StoppedBy = ""
         try:
-            # Left, no group is being built any more.
+            # When this block is left, no group is being built any more.
             with closing(groups) if isinstance(groups, Generator) else nullcontext():
                 for group in groups:
                     started = log.clock.monotonic()
-                    if not done:  # before the first swap, so that no reader meets files that no note covers
+                    if not done:  # before the first swap: each published file is covered by a note
                         limit, active_base = self._plan.limit, log.active.base_offset
                         removal_log.note_knowledge(log.files, log.directory, limit, active_base)
                     lease_guard.check(log.files, log.directory, log.clock, group.dropped_tombstone)

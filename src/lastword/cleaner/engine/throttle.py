@@ -33,7 +33,7 @@ NAP_SECONDS = 0.05  # the longest time until a stop, or another rate, takes effe
 
 
 class Stopped(Exception):
-    """The caller asked to stop. Never leaves the cleaner."""
+    """The caller requested a stop. This exception never leaves the cleaner."""
 
 
 class DriveBudget:
@@ -190,7 +190,7 @@ class Drives:
     def _find(self, path: str) -> str | None:
         try:
             return self._by_device.get(self._files.device(path))
-        except LastwordError:  # a path that is not there
+        except LastwordError:  # the path does not exist
             return None
 
 

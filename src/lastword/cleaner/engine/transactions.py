@@ -1,4 +1,4 @@
-"""What a cleaning needs of transactions, found in one walk over headers and markers.
+"""The transactions of a log for a cleaning, from one walk over headers and markers.
 
 The walk is made when the scan reads the first batch of a transaction, so a log without transactions costs
 nothing. It uses the log itself, not the transaction indexes: an index that lost an entry would let aborted
@@ -7,7 +7,7 @@ below it: a limit is never above the last stable offset, so every outcome is dec
 
 Aborted records are dead. A marker stays as long as any batch of its transaction is left, even an empty one:
 until then it decides their outcome. The cleaning that finds none left gives the marker a delete horizon, and
-the marker goes when that has passed, like a tombstone. These markers stay all the same:
+the marker goes when that has passed, like a tombstone. These markers stay nevertheless:
 
 - a marker that is the last batch of its producer: it holds the epoch, and fences off older ones. It stays
   whole; an emptied one would be useless to Kafka's replay. When the producer has been silent for
@@ -195,7 +195,7 @@ class _Walk:
                 worth.add(control.segment)
         for number, offset, producer_id in self.emptied:
             if offset not in (self.last_data[producer_id], self.ends[number]):
-                worth.add(number)  # no longer its producer's last: as long as it is there, its marker is
+                worth.add(number)  # not its producer's last any more: its marker stays as long as this batch
         below = tuple(entry for entry in self.aborted if entry.last_offset < self.limit)
         return TransactionFacts(
             frozenset(due), frozenset(without_horizon), below, frozenset(worth), self.spoke_ms

@@ -1,7 +1,7 @@
-"""Decide whether a partition is cleaned, up to where, and say why: a `Plan`.
+"""Decide whether a partition is cleaned, up to which offset, and why: a `Plan`.
 
-Strategy `generational`: `choose` only computes up to where a cleaning may reach. What is worth cleaning
-there, `generational` and `drive` decide by the garbage accounts.
+Strategy `generational`: `choose` only computes the offset up to which a cleaning may reach. `generational`
+and `drive` decide by the garbage accounts what is worth cleaning below it.
 
 Strategy `kafka`: the dirty part is between the first dirty offset and the first uncleanable one. The log is
 due when the dirty bytes are more than `min.cleanable.dirty.ratio` of all cleanable bytes, or when a record is
@@ -52,7 +52,7 @@ them."""
 
 
 class ChoosableHeader(Protocol):
-    """What choosing needs of a batch header."""
+    """The facts of a batch header by which `choose` decides."""
 
     @property
     def max_timestamp(self) -> int:
@@ -61,7 +61,7 @@ class ChoosableHeader(Protocol):
 
 
 class Choosable(Protocol):
-    """What choosing needs of a segment."""
+    """The facts of a segment by which `choose` decides."""
 
     @property
     def base_offset(self) -> int:
@@ -99,7 +99,7 @@ class Choosable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What choosing needs of a log.
+    """The facts of a log by which `choose` decides.
 
     Attributes:
         segments: In offset order; the last is the active one.
@@ -108,8 +108,8 @@ class LogState:
             there. None: the stable offset.
         may_roll: A due cleaning closes the active segment first if its age requires it, and it is not closed
             yet: then the segment counts as closed.
-        producer_expiration_ms: After how long a silent producer is forgotten, and its last batch not kept for
-            it.
+        producer_expiration_ms: The time after which a silent producer is forgotten. Until then its last batch
+            is kept.
     """
 
     topic: str
@@ -345,7 +345,7 @@ def _cleanable(
     rolls: bool,
     dead_bytes: int,
 ) -> tuple[Sequence[Choosable], list[Reason]]:
-    """Return the segments that a cleaning may take (a prefix of the log), and what holds back the others.
+    """Return the segments that a cleaning may take (a prefix of the log), and why it may not take the others.
 
     Args:
         plan: The plan so far.

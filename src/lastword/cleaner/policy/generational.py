@@ -4,8 +4,8 @@ A drive within its space target is not cleaned. Above it, the run of neighbourin
 score is rewritten, and the drive is inspected again, until the target holds. Generations have no configured
 size: a run is a generation, and it ends where the score falls.
 
-A drive is obliged to clean for one of these reasons. The first that holds, and under which a run exists,
-wins:
+A drive must be cleaned for one of these reasons (obligations). The first that holds, and for which a run
+exists, decides:
 
     overdue   garbage of a partition is older than its max.compaction.lag.ms: the runs that hold it
     ceiling   a partition of more than 4 segments is above 1 / (1 - min.cleanable.dirty.ratio) times its live
@@ -15,7 +15,7 @@ wins:
     files     a partition has more than 3 files for each full one, and 64: neighbours that fit one file merge
 
 Garbage that may not be removed yet (of the active segment, under a lag, in quarantine, or of a partition with
-another strategy) does not count: otherwise the drive would be obliged for ever. Live tombstones with an older
+another strategy) does not count: otherwise the obligation would never end. Live tombstones with an older
 record of their key in a closed segment do count, although they are not garbage yet: they go soon after that
 record, and a log of short-lived keys would otherwise look small.
 
@@ -28,8 +28,8 @@ the garbage age that a rewrite settles for each byte that it moves:
     score = ( sum of garbage age * cooling  +  h * max(0, files_in - max(1, files_out)) * mean age )
             / ( sum of live bytes  +  F * max(1, files_out) )
 
-cooling  average death rate of a segment over its recent one, 1 to 4: a segment whose records still die is
-         left to ripen, a segment that has cooled goes first
+cooling  average death rate of a segment over its recent one, 1 to 4: a segment whose records still die
+         waits, a segment that has cooled goes first
 h, F     the worth of one file less and the cost of one file more, in bytes moved: the drive's
          `file_cost_bytes`, bounded to 0.01..0.2 of `segment.bytes`
 
@@ -232,7 +232,7 @@ def merge(partition: PartitionAccount, columns: Columns) -> SegmentRun | None:
         fits = live <= partition.most_bytes
         fits &= ends[length - 1 :] - 1 - bases[: live.size] <= MAX_RELATIVE_OFFSET
         if not fits.any():
-            break  # a longer one only holds more
+            break  # a longer run only holds more
         price = np.where(fits, (live + columns.file_cost_bytes) / (length - 1), np.inf)
         start = int(price.argmin())
         if best is None or price[start] < best[0]:

@@ -1,4 +1,4 @@
-"""Which neighbouring segments a cleaning rewrites together, and which it leaves alone.
+"""The groups of a cleaning: neighbouring segments that are rewritten together.
 
 A cleaning has each segment's exact garbage (`SegmentFacts` of the scan), so a segment without garbage is
 not touched. A segment *needs* a rewrite when it holds a dead record, or a live tombstone in a batch without a
@@ -37,7 +37,7 @@ TIME_INDEX_ENTRY_BYTES = 12
 
 
 class GroupFacts(Protocol):
-    """What grouping needs of a segment; `resolve.SegmentFacts` has it."""
+    """The facts of a segment by which it is grouped; `resolve.SegmentFacts` has them."""
 
     @property
     def base_offset(self) -> int:
@@ -108,15 +108,15 @@ class SegmentGroup:
         first: Index of the first among the segments of the cleaning.
         last: Index of the last one.
         size_bytes: Of the sources.
-        live_bytes: Of what survives, before recompression and horizons.
+        live_bytes: Of the survivors, before recompression and horizons.
     """
 
     first: int
     last: int
     base_offset: int
     next_offset: int
-    size_bytes: int  # of the sources
-    live_bytes: int  # of what survives, before recompression and horizons
+    size_bytes: int
+    live_bytes: int
 
     @property
     def count(self) -> int:

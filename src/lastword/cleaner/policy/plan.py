@@ -1,6 +1,6 @@
 """A `Plan`: what a cleaning will do with a partition, or why there is none.
 
-A dry run prints it, a cleaning carries it out, Spark ships it.
+A dry run prints a plan, a cleaning carries it out, Spark sends it to tasks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUTGROWN = "active-segment-outgrown"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of the cleaner for one partition.
+    """A request to the cleaner, for one partition.
 
     Attributes:
         first_dirty: The cleaner's checkpoint; None: there is none.
@@ -63,7 +63,7 @@ class Reason(Value):
 class Plan(Value):
     """What a cleaning would do with one partition, or why there is none.
 
-    Holds all that is needed to carry it out.
+    A plan holds everything that a cleaning needs.
 
     Attributes:
         due: Whether the settings make it due: the scheduler would do it now. None: the plan ignores them
@@ -73,7 +73,7 @@ class Plan(Value):
         write_bytes: As in the report of the cleaning.
         free_bytes: As in the report of the cleaning.
         exact: Records were read: the figures are those of the cleaning, to the byte.
-        reasons: What holds records back; of a kept partition the first is why.
+        reasons: Why records stay. The first one of a kept partition is why it is kept.
         start: The first dirty offset.
         limit: The cleaning ends before it: a segment's base offset or the log end.
     """
@@ -121,7 +121,7 @@ class Plan(Value):
         )
 
     def kept(self, code: str, text: str) -> Plan:
-        """Return this plan turned into keeping the partition for one more reason, which is put first."""
+        """Return the plan that keeps the partition, for one more reason, which is the first."""
         return replace(
             self,
             action="keep",
@@ -134,7 +134,7 @@ class Plan(Value):
         )
 
     def only_newest(self, tombstones: int, held: Reason | None, held_count: int = 0) -> Plan:
-        """Return this plan turned into keeping the partition, in which nothing is dead.
+        """Return the plan that keeps the partition because nothing in it is dead.
 
         Args:
             tombstones: Live tombstones.
