@@ -413,7 +413,7 @@ def test_a_topic_of_which_some_partitions_lie_elsewhere(tmp_path: Path) -> None:
     """As in one of a broker's directories."""
     create(tmp_path, "t", 3)
     shutil.rmtree(tmp_path / "t-1")
-    with pytest.raises(SparkOptionError, match="of topic t 1 of 3 partitions are not in"):
+    with pytest.raises(SparkOptionError, match="partitions 1 of topic t, which has 3, are not in"):
         writer(tmp_path)
 
 

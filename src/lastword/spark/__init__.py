@@ -1,8 +1,8 @@
 """The log on Spark: a source and a sink for batches and streams, and the cleaner as tasks.
 
-The package uses the layers below and adds only placement: which task reads, stages or rewrites what, and what
-the driver publishes. It decodes no byte of the log. Only this package imports PySpark, and only when it is
-used.
+The package uses the layers below and adds only placement: which task reads, stages or rewrites which part of
+the log, and what the driver publishes. It decodes no byte of the log. Only this package imports PySpark, and
+only when it is used.
 
     session   a SparkSession with the settings that this package needs, each with its reason; finds a Java
     register  registers `format("lastword")` (Spark finds `pyspark_lastword` by itself)

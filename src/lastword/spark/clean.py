@@ -57,7 +57,7 @@ def clean(
     task_bytes: int = TASK_BYTES,
     progress: ProgressLike | None = None,
 ) -> DataFrame:
-    """Clean partitions with tasks, at the call, and return a row for each cleaning, as local rows.
+    """Clean partitions with tasks, at the call, and return a local row for each cleaning.
 
     Each task takes `log.cleaner.dedupe.buffer.size` of memory for its map.
 
@@ -140,7 +140,7 @@ def plan(
 
     This takes no lock and changes no segment. Each task scans its partition, or opens its garbage index and
     scans new records, and counts the bytes of the rewrite. A partition that `clean` would divide is divided
-    here too, with scratch files meanwhile.
+    here too, and has scratch files until the plan is ready.
 
     Args:
         spark: The session.

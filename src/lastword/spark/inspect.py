@@ -1,9 +1,9 @@
 """Verbs as DataFrames: `duplication`, `verify`, `restore`, `expire` and `audit`.
 
-Where it runs. `duplication` and `verify` give each task a partition, or some segments of one, call the
-functions of `tools`, and combine the results in the caller's process. `restore` and `audit`
-are DataFrames over the source: lazy, planned by Spark, and each log's newest records come without a shuffle.
-`audit` groups them with the delivered offsets by key. `expire` runs in the caller's process and reads no
+Where it runs. `duplication` and `verify` give each task a partition, or some of its segments, call the
+functions of `tools`, and combine the results in the caller's process. `restore` and `audit` are DataFrames
+over the source: lazy, planned by Spark, and without a shuffle for the newest records of each log. `audit`
+groups these records with the delivered offsets by key. `expire` runs in the caller's process and reads no
 record.
 
 What travels. Names and numbers to tasks; sketches (128 KiB each), counts and problems back; records only if
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lastword.tools.verify import Verification
 
 TASK_BYTES = 256 << 20
-"""A partition is divided into pieces of whole segments with about this many bytes, a task each."""
+"""A partition is divided into pieces of whole segments with about this many bytes; each piece is a task."""
 
 
 def duplication(

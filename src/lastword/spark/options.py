@@ -436,7 +436,7 @@ Kafka's source refuses all but the first.
 """
 
 OF_A_TABLE = (
-    "of a table of its catalog Spark gives a source in Python no options: CREATE TEMPORARY VIEW name USING "
+    "Spark passes no options of a catalog table to a source in Python: CREATE TEMPORARY VIEW name USING "
     "lastword OPTIONS (path 'data', subscribe 'users') keeps them"
 )
 STREAM_ONLY = tuple(name.lower() for name in STREAM if name not in READ)
@@ -519,7 +519,7 @@ def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool 
         options, WRITE, other=READ, direction="writing", settings=TOPIC_SETTINGS, warn=warn
     )
     if not stream and ("producer" in values) != ("sequence" in values) and not problems:
-        problems.append("producer and sequence come together: who writes, and which of its batches this is")
+        problems.append("producer and sequence come together: the writer, and the number of its batch")
     if stream:
         problems += [
             f"option '{name}' is not for a stream: its query and batch take its place"

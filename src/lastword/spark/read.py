@@ -16,12 +16,12 @@ missing. Each task checks this in the files that it has opened (`partition.momen
 the remedy to load again. Lost records (the log start has passed the range, the log was truncated) are an
 error, unless `failOnDataLoss` is false.
 
-A task shows all records of its range, or the newest record of each key: without deletions (`view=latest`) or
-with them (`view=changes`), both without a shuffle. A key belongs to one partition of the log, so one task has
-all of its records. It scans its partition for liveness (an exact map marks every superseded record dead) and
-then reads it again, without dead records and tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`)
-sends every version of every key through the JVM and a sort. If an exact garbage index of the partition is
-saved, the first pass scans only newer records.
+A task shows all records of its range, or the newest record of each key, without tombstones (`view=latest`) or
+with them (`view=changes`). This needs no shuffle: a key belongs to one partition of the log, so one task has
+all of its records. The task scans its partition for liveness (an exact map marks every superseded record
+dead) and then reads it again, without dead records. Spark's own way (`groupBy(key).agg(max_by(...))`) sends
+every version of every key through the JVM and a sort. If an exact garbage index of the partition is saved,
+the first pass of `latest` scans only newer records.
 
 With an end below the log's end, both views return the newest records as of that end. If a cleaning used
 records from that end on, older versions were removed and no result would be correct: OffsetOutOfRangeError

@@ -151,9 +151,9 @@ def _bounded(
 ) -> PartitionRange:
     """Compute start and end of one partition from one listing of its files.
 
-    The view lists the files again if a file vanishes while a time or the last stable offset is looked up.
-    Then both offsets are computed again: an end of "latest" that belongs to older files would be refused as
-    an end that a cleaning has passed.
+    The view lists the files again if a file vanishes while a time or the last stable offset is read. Then
+    both offsets are computed again: with newer files, an end of "latest" from the older files would be
+    refused as an end that a cleaning has passed.
 
     Raises:
         OffsetOutOfRangeError: The range was lost, or its newest values were removed (`moment`). Each task
@@ -279,7 +279,7 @@ def cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
             if not range_.view.files.is_dir(range_.directory):
                 break
             range_.view.refresh()
-    return [(range_.start, 0), (range_.end, 0)]  # its only task raises the error
+    return [(range_.start, 0), (range_.end, 0)]  # one task, which raises the error
 
 
 def _cut_points(range_: PartitionRange) -> list[tuple[int, int]]:

@@ -91,7 +91,8 @@ def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
         }
     except (AttributeError, TypeError, ValueError):
         raise LastwordError(
-            f"the checkpoint's offsets are not ours: {value!r}", remedy="start with a new checkpoint"
+            f"the offsets of the checkpoint are not of this source: {value!r}",
+            remedy="start with a new checkpoint",
         ) from None
     return offsets, ids
 
@@ -346,8 +347,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if first < view.log_start:
                 if self.options.fail_on_data_loss and tp in begin and first < last:
                     raise OffsetOutOfRangeError(
-                        f"{tp}: offset {first} is below log start {view.log_start}: what this "
-                        "query has not read yet was trimmed, or has expired",
+                        f"{tp}: offset {first} is below log start {view.log_start}: records "
+                        "that this query has not read were trimmed, or have expired",
                         remedy="set failOnDataLoss to false to read on from the log's start",
                         offset=first,
                     )

@@ -177,7 +177,9 @@ class WriteJob:
         path = self.options.path
         if sequence is not None and Writers.load(DEFAULT, path).last(writer) >= sequence:
             log.warning(
-                "lastword: batch %d of %s came before, or one above it: it adds nothing", sequence, writer
+                "lastword: batch %d of %s, or a later one, was written before: nothing is appended",
+                sequence,
+                writer,
             )
         staging.close_staging(DEFAULT, self.directory, job)
         manifest = Manifest(
@@ -313,7 +315,7 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopi
     if absent:
         listed, count = ", ".join(map(str, absent)), max(numbers) + 1
         raise SparkOptionError(
-            f"of topic {topic} {listed} of {count} partitions are not in {path}",
+            f"partitions {listed} of topic {topic}, which has {count}, are not in {path}",
             remedy="write to a directory that holds all of them",
         )
     return TargetTopic.of(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
