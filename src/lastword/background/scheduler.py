@@ -1,4 +1,4 @@
-"""Which partition is cleaned next, by which thread: tasks in the background of one process.
+"""The scheduler: which partition the background of a process cleans next, and on which thread.
 
 A `TaskSupplier` supplies the drives and the most urgent `BackgroundTask` of each. The scheduler has threads,
 states and time:
@@ -47,7 +47,7 @@ Stop = Callable[[], bool]
 
 @dataclass(frozen=True, order=True, slots=True)
 class Urgency:
-    """The order of tasks: the most urgent is the least.
+    """The order of tasks: the most urgent task is the smallest.
 
     Attributes:
         rank: Of the obligation (0: max.compaction.lag.ms has passed).
@@ -183,7 +183,9 @@ class Scheduler:
         self._chores_running = threading.Lock()
         self._chores_due_at = 0.0
         self._running: dict[TopicPartition, BackgroundTask] = {}
-        self._overtaken_at: dict[TopicPartition, float] = {}  # when a task checks next whether it is
+        self._overtaken_at: dict[
+            TopicPartition, float
+        ] = {}  # when a task next checks whether it is overtaken
         self._rests: dict[TopicPartition, _Rest] = {}
         self._workers: list[Worker] = []
         self._pid = os.getpid()

@@ -39,7 +39,7 @@ Event = Literal["begin", "end", "damage", "find", "pause", "abort", "resume", "r
 
 
 class IllegalState(UsageError):
-    """This cannot happen to a partition in this state."""
+    """The event is not legal in the state of the partition."""
 
 
 @dataclass(frozen=True, slots=True)

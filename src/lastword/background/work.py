@@ -92,7 +92,7 @@ class CleaningTask:
             return None
         published = cleaned.certificate is not None
         result = "ok" if cleaned.complete else "partial" if published else "aborted"
-        # `result` is one of Done's three words, which mypy takes for any text.
+        # mypy infers `str` for `result`, which is one of three literals.
         return Done(*self.partition, self.drive, result, cleaned.now_ms, round=cleaned)  # type: ignore[arg-type]
 
 
@@ -185,7 +185,7 @@ class DirectoryWork:
     def next(self, drive: str, held: Collection[TopicPartition]) -> CleaningTask | None:
         """Return the most urgent task on a drive for a partition that is not in `held`.
 
-        One inspection may find many tasks; they are returned one after another, for `KEEP_SECONDS`.
+        One inspection may find many tasks; they are cached for `KEEP_SECONDS` and returned one by one.
         """
         until, tasks = self._due.pop(drive, (0.0, []))
         now = self.clock.monotonic()
@@ -194,7 +194,7 @@ class DirectoryWork:
             tasks, until = self._find_due(drive, held), now + KEEP_SECONDS
         if not tasks:
             return None
-        # A run was the best before the first task changes the drive: it is chosen again then.
+        # The first task changes the drive, so the best run is chosen again after it.
         rest = list(takewhile(lambda task: not isinstance(task, RunTask), tasks[1:]))
         self._due[drive] = until, rest
         return tasks[0]
@@ -300,7 +300,7 @@ class DirectoryWork:
         """Yield the partitions of a drive that may be changed."""
         try:
             log_dirs = self._dir_set.log_dirs_by_topic()
-        except LastwordError:  # a partition is in two places: nothing is changed before that is resolved
+        except LastwordError:  # a partition is in two directories: nothing is changed until one is removed
             return
         for topic, partitions in log_dirs.items():
             for number, log_dir in partitions.items():

@@ -276,11 +276,11 @@ class _Appended:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing of the commit follows in the log."""
+        """Return whether no more batches of the commit are in the log."""
         return self._at == len(self._batches)
 
     def as_segment(self, file: StagedFile, path: str) -> bool:
-        """Return whether the file became a segment. Then it is not where it was staged any more."""
+        """Return whether the file became a segment: it was renamed, and is in the log."""
         if self._files.exists(path):
             return False
         for at in range(self._at, len(self._batches)):
@@ -300,7 +300,7 @@ class _Appended:
         return [batch for batch in block if not self._has(batch)]
 
     def _has(self, batch: memoryview) -> bool:
-        """Return whether the next batch is in the log. After the first that is not, none is."""
+        """Return whether the next batch is in the log. After the first missing batch all are missing."""
         wanted = _identity(batch) if self._at < len(self._batches) else None
         for at in range(self._at, len(self._batches)):
             if self._batches[at].identity == wanted:
@@ -311,7 +311,7 @@ class _Appended:
 
 
 def _appended_since(log: PartitionLog, offset: int) -> list[_Batch]:
-    """Return the batches from `offset` on, which an earlier try of the commit may have appended."""
+    """Return the batches from `offset` on: an earlier try of the commit may have appended them."""
     batches = []
     for segment in log.segments:
         if segment.next_offset > offset:
@@ -405,7 +405,7 @@ def commit(
         files: The storage.
         open_log_dir: Opens the directory to append, or raises LogDirLockedError.
         patience_seconds: How long to wait for another process to ingest the manifest.
-        sleep: Waits between two looks at the inbox.
+        sleep: Waits between two checks of the inbox.
         monotonic: The steady clock.
         now_ms: The wall clock.
 

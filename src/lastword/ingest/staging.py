@@ -240,7 +240,7 @@ def _size(files: Files, path: str) -> int:
 
 
 KEEP_WRITERS_MS = 30 * 24 * 3600 * 1000
-"""A writer that commits nothing for this long is forgotten."""
+"""A writer that commits nothing for this long is removed."""
 MOST_BETWEEN_COMMITS_MS = 24 * 3600 * 1000
 """The most that counts as time between two commits, of any writers."""
 _FORMAT = 1
@@ -325,10 +325,10 @@ class Writers:
         return self._last.get(writer or "", (-1, 0))[0]
 
     def note(self, writer: str, sequence: int, now_ms: int) -> None:
-        """Set the writer's last sequence, and forget writers that have been idle too long.
+        """Set the writer's last sequence, and remove writers that have been idle too long.
 
         Idle time is the time between commits, of which each interval counts as a day at most. So neither a
-        step of the wall clock nor a long pause of all writers makes them forgotten.
+        step of the wall clock nor a long pause of all writers removes a writer.
         """
         before = max((at_ms for _, at_ms in self._last.values()), default=now_ms)
         skipped = max(0, now_ms - before - MOST_BETWEEN_COMMITS_MS)

@@ -78,8 +78,8 @@ class Reach(Value):
             fields = json.loads(text)
             if fields["format"] == 1:
                 raise SnapshotRefusedError(
-                    f"{file} cannot start a state: it is of an older form, which does not say how often the "
-                    "log had been cut",
+                    f"{file} cannot start a state: it is of an older format, which lacks the number of "
+                    "truncations of the log",
                     remedy="open the state without snapshot=, and restore a new file",
                     file=file,
                 )
@@ -96,7 +96,7 @@ class Reach(Value):
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFileError(
-                f"{file}: what it says of its end offsets makes no sense ({error})",
+                f"{file}: its end offsets are not valid ({error})",
                 remedy="restore to a new file",
                 file=file,
             ) from None
@@ -251,7 +251,7 @@ def read_reach(files: Files, path: str) -> Reach:
     metadata = _opened(files, path)[0].metadata or {}
     if _METADATA not in metadata:
         raise UsageError(
-            f"{path} was not written by `restore`: it does not say up to which offsets it holds",
+            f"{path} was not written by `restore`: it has no end offsets",
             remedy="`lastword restore DIR TOPIC OUT` writes such files",
         )
     return Reach.of_json(metadata[_METADATA], path)

@@ -115,7 +115,7 @@ def expire_values(
 
 
 def _append_tombstones(log: PartitionLog, expired: dict[bytes, int], scanned_to: int, now_ms: int) -> int:
-    """Append a tombstone for each key that has no record from `seen_to` on, committed or not."""
+    """Append a tombstone for each key that has no record from `scanned_to` on, committed or not."""
     if not expired:
         return 0
     keys = set(expired)
