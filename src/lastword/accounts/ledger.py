@@ -122,7 +122,7 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        """Return the offset after the last one that was added."""
+        """Return the offset after the last scanned offset."""
         return self.tracking.running.limit
 
     @property
@@ -260,8 +260,8 @@ class Ledger:
             read_bytes += taken.read_bytes
             self.scanned_bytes += taken.read_bytes
             if taken.reset_because:
-                remembered, self.deletes = self.deletes.remembered, Deletes(self.tracking)
-                self.deletes.remembered = remembered
+                saved_clocks, self.deletes = self.deletes.saved_clocks, Deletes(self.tracking)
+                self.deletes.saved_clocks = saved_clocks
                 known, because = 0, taken.reset_because
                 self.rebuilt_because = because
                 portions, left_bytes = _portions(below), sum(segment.size for segment in below)
@@ -275,7 +275,7 @@ class Ledger:
             )
             if because:
                 keep_ages(self.entries, old)
-            if portions and self.keep is not None and self.deletes.remembered is None:
+            if portions and self.keep is not None and self.deletes.saved_clocks is None:
                 self.keep()
         self._accrue(now_ms, closed=True)
         return read_bytes
@@ -389,8 +389,8 @@ class Ledger:
     def first_dirty_for_kafka(self) -> int:
         """Return the highest cleaner checkpoint that is safe to hand to a broker.
 
-        Below it no record supersedes one that is still on disk. With a higher one Kafka would drop a
-        tombstone and keep the old value.
+        Below it no record supersedes a record that is still on disk. With a higher checkpoint, Kafka would
+        drop a tombstone and keep the old value.
         """
         if not self.exact or self.invalid:
             return self.tracking.first_offset
@@ -442,9 +442,9 @@ class Ledger:
         self.write_clock = int(header["t"])
         self.reached = (int(header["seen"][0]), int(header["seen"][1]))
         if header["map"] is None:
-            remembered = self.deletes.running()
+            saved_clocks = self.deletes.running()
             self.reset("")
-            self.deletes.remembered = remembered
+            self.deletes.saved_clocks = saved_clocks
         self._changed = False
         return ""
 

@@ -163,7 +163,7 @@ class Standing:
     held_from: int = NO_FLOOR
 
     @property
-    def asks_leases(self) -> bool:
+    def depends_on_leases(self) -> bool:
         """Return whether the validity depends on leases."""
         return self.due_to >= 0 or self.held_from < NO_FLOOR
 
@@ -182,7 +182,7 @@ class Deletes:
 
     Attributes:
         ends_old: The log ends with a message of magic 0 or 1.
-        remembered: Clocks that were saved without the map; they continue when a scan has found their
+        saved_clocks: Clocks that were saved without the map; they continue when a scan has found their
             tombstones.
     """
 
@@ -191,7 +191,7 @@ class Deletes:
         self.clocks = TombstoneClocks(most=max(tracking.map_bytes // 8 // 16, 1024))
         self.due: NDArray[np.int64] = np.empty(0, np.int64)
         self.ends_old = False
-        self.remembered: Clocks | None = None
+        self.saved_clocks: Clocks | None = None
         self._live: Any = None
 
     def live(self) -> Any:
@@ -254,10 +254,10 @@ class Deletes:
         Another thread may be reading them (`running`): it gets the old ones or the new ones, whole.
         """
         clocks = copy(self.clocks)
-        if self.remembered is not None and not len(clocks):
-            clocks.offset, clocks.since_ms = self.remembered
+        if self.saved_clocks is not None and not len(clocks):
+            clocks.offset, clocks.since_ms = self.saved_clocks
         clocks.update(live, now_ms)
-        self.clocks, self.remembered = clocks, None
+        self.clocks, self.saved_clocks = clocks, None
 
     def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
         """Return the offsets of tombstones in the log, below `floor`, whose clocks have ended."""
@@ -279,7 +279,7 @@ class Deletes:
         )
 
     def running(self) -> Clocks:
-        """Return the clocks, ascending by offset; a due tombstone has one that has run for ever.
+        """Return the clocks, ascending by offset; the clock of a due tombstone has ended.
 
         May be called while another thread holds the ledger.
         """
@@ -303,8 +303,8 @@ class Deletes:
         """
         if (self.due == offset).any():
             return 0
-        if self.remembered is not None:
-            since_ms = dict(zip(*(array.tolist() for array in self.remembered), strict=True)).get(offset)
+        if self.saved_clocks is not None:
+            since_ms = dict(zip(*(array.tolist() for array in self.saved_clocks), strict=True)).get(offset)
             return None if since_ms is None else max(since_ms + delete_retention_ms, 0)
         live = self.live()
         at = int(np.searchsorted(self.clocks.offset, offset))

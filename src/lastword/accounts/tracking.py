@@ -176,7 +176,7 @@ def tail_crc(segment: Segment) -> int:
 def has_old(segment: Segment) -> bool:
     """Return whether a segment has messages of magic 0 or 1.
 
-    Reads the first batch and the last one of the index.
+    Reads the first batch, and the last batch of the index.
     """
     places = (0, segment.offset_index.last.position)
     magics = [segment.handle.pread(1, position + _MAGIC_POSITION) for position in places]
@@ -336,7 +336,7 @@ class Tracking:
         return (at >= 0) & (clear_to[at] > offsets)
 
     def lowest_superseding(self) -> int:
-        """Return an offset below which no record supersedes one that is still on disk."""
+        """Return an offset below which no record supersedes a record that is still on disk."""
         lowest = self.running.limit
         for index, segment in enumerate(self.facts(), self.gone):
             if segment.dead_records:

@@ -374,7 +374,7 @@ class Scheduler:
         """
         with self._lock:
             if not self.started:
-                self._workers = []  # those of a process that this one was forked from
+                self._workers = []  # threads of the parent process, before a fork
                 return True
             workers = list(self._workers)
         deadline = time.monotonic() + seconds

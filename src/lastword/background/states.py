@@ -171,7 +171,7 @@ class States:
         return self[tp]
 
     def forget(self, tp: TopicPartition) -> None:
-        """Remove a deleted partition: a new one of that name begins without its pauses."""
+        """Remove a deleted partition: a new partition of that name begins without its pauses."""
         with self._lock:
             if self[tp].kind not in RUNNING:
                 self._states.pop(tp, None)

@@ -101,8 +101,8 @@ class CachedStats:
 
     def holds(self, files: Files, directory: str, present: tuple[object, ...], now_ms: int) -> bool:
         """Return whether the statistics are valid. Reads leases only if a tombstone depends on them."""
-        asks = self.tombstones.asks_leases
-        floor = leases.load(files, directory, now_ms).floor if asks else leases.NO_FLOOR
+        depends = self.tombstones.depends_on_leases
+        floor = leases.load(files, directory, now_ms).floor if depends else leases.NO_FLOOR
         return self.files == present and self.tombstones.holds(now_ms, floor)
 
 

@@ -460,7 +460,7 @@ def _stop_waiting(
         raise BusyError(
             f"{error.message}, and did not ingest the commit within {patience_seconds:.0f} s; "
             "nothing was written",
-            remedy="stop that process, or let it be one that has the directory open in mode 'a'",
+            remedy="stop that process, or use a process that has the directory open in mode 'a'",
         ) from error
 
 

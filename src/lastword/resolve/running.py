@@ -382,7 +382,7 @@ class RunningResolution:
         """Replace segments `first` to `last` (indexes) by one file without their dead records.
 
         The map keeps the old sizes of the records; facts scale them to the new file. A vacant key without
-        copies leaves the map; with `forget` also one with copies.
+        copies leaves the map; with `forget` also a vacant key with copies.
         """
         counts, store = self._scan.counts, self._scan.store
         if not 0 <= first <= last < len(counts):

@@ -404,7 +404,7 @@ def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:
 
 
 def _waiting(count: int, rewritten: Sequence[TombstonesWaiting]) -> TombstonesWaiting:
-    """Return all live tombstones; the one due first is known only of rewritten ones."""
+    """Return the waiting tombstones; which is due first is known only in rewritten segments."""
     seen = [waiting for waiting in rewritten if waiting.count]
     if not count or sum(waiting.count for waiting in seen) < count:
         return TombstonesWaiting(count)

@@ -141,7 +141,7 @@ class Publisher:
 
 
 def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
-    """Publish one group, if its sources still are the files that it was made of.
+    """Publish one group, if its sources are the files from which it was built.
 
     Returns:
         The segment as it is in the log now.

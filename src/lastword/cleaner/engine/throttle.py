@@ -1,8 +1,8 @@
 """Limit the bytes per second that cleanings of a drive read and write.
 
 A `DriveBudget` is shared by all cleanings of a drive, in the background or in a call. Bytes are earned at the
-rate. A caller books its bytes behind those that were booked before, and sleeps until they are earned. So no
-byte is used before it is earned, except for one piece. The earned bytes exceed the booked ones by at most
+rate. A caller books its bytes behind all earlier bookings, and sleeps until its bytes are earned. So no byte
+is used before it is earned, except for one piece. The earned bytes exceed the booked ones by at most
 `CREDIT_SECONDS` of the rate, which makes up for idle moments. In any stretch of T seconds at most
 `rate * (T + CREDIT_SECONDS)` and one piece are used: with pieces of `PIECE_SECONDS`, 3 % above the rate for
 T = 2.
@@ -148,7 +148,7 @@ class Drives:
         self.set_all(limit, own or {})
 
     def set_all(self, limit: int | None, own: Mapping[str, int]) -> None:
-        """Set another limit for every drive without one of its own."""
+        """Set another limit for every drive that has no limit of its own."""
         rates = dict.fromkeys(self._budgets, limit)
         for path, rate in own.items():
             drive = self._find(path)

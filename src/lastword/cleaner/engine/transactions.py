@@ -108,7 +108,7 @@ class _Control(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """Batches in offset order, from one at or below the first batch of a transaction on."""
+    """A walk over batches in offset order, from the first batch of any transaction or below."""
 
     segments: Sequence[Segment]
     limit: int

@@ -132,7 +132,7 @@ def needs_rewrite(facts: GroupFacts) -> bool:
 def is_crowded(files: int, size_bytes: int, segment_bytes: int) -> bool:
     """Return whether a log has enough files that neighbours merge although nothing in them is dead.
 
-    The limit is `FILES_FOR_ONE` files for each one that `size_bytes` would fill, and `FILES_FREE`.
+    The limit is `FILES_FOR_ONE` files for each file that `size_bytes` would fill, and `FILES_FREE`.
     """
     return files > FILES_FOR_ONE * -(-size_bytes // segment_bytes) + FILES_FREE
 

@@ -73,7 +73,7 @@ class Plan(Value):
         write_bytes: As in the report of the cleaning.
         free_bytes: As in the report of the cleaning.
         exact: Records were read: the figures are those of the cleaning, to the byte.
-        reasons: Why records stay. The first one of a kept partition is why it is kept.
+        reasons: Why records stay. The first reason of a kept partition is why it is kept.
         start: The first dirty offset.
         limit: The cleaning ends before it: a segment's base offset or the log end.
     """
