@@ -436,8 +436,8 @@ Kafka's source refuses all but the first.
 """
 
 OF_A_TABLE = (
-    "Spark passes no options of a catalog table to a source in Python: CREATE TEMPORARY VIEW name USING "
-    "lastword OPTIONS (path 'data', subscribe 'users') keeps them"
+    "Spark passes no options of a table of its catalog to a source in Python: CREATE TEMPORARY VIEW name "
+    "USING lastword OPTIONS (path 'data', subscribe 'users') keeps them"
 )
 STREAM_ONLY = tuple(name.lower() for name in STREAM if name not in READ)
 

@@ -177,7 +177,7 @@ class WriteJob:
         path = self.options.path
         if sequence is not None and Writers.load(DEFAULT, path).last(writer) >= sequence:
             log.warning(
-                "lastword: batch %d of %s, or a later one, was written before: nothing is appended",
+                "lastword: batch %d of %s, or a later one, was written before: it adds nothing",
                 sequence,
                 writer,
             )
