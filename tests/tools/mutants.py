@@ -30,7 +30,7 @@ from lastword.logdir.identity import write_move_note
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
-from lastword.segment.indexes import ENTRY as TXN_ENTRY
+from lastword.segment.indexes import TXN_ENTRY
 from tests.transactions import end_transaction
 
 NOW_MS = 1_795_168_800_000
