@@ -17,8 +17,8 @@ import pytest
 
 import lastword
 from lastword.api import cleaner
-from lastword.cli import keep_cleaning, main
-from lastword.cli.keep_cleaning import exporter, parse_address
+from lastword.cli import clean, main
+from lastword.cli.clean import exporter, parse_address
 
 pytestmark = pytest.mark.slow
 
@@ -132,12 +132,12 @@ def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
         logs.create_topic("users", cleanup_policy="compact")
 
     def late(*given):
-        time.sleep(2 * keep_cleaning.POLL_SECONDS)
+        time.sleep(2 * clean.POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def running_then(*given):
         run_for(*given)
-        signal.setitimer(signal.ITIMER_REAL, 1.5 * keep_cleaning.POLL_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, 1.5 * clean.POLL_SECONDS)
 
     run_for = cleaner.Background.run_for
     monkeypatch.setattr(cleaner.Background, "run_for", running_then)

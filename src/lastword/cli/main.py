@@ -19,46 +19,13 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli import (
-    append,
-    bench,
-    checks,
-    clean,
-    demo,
-    dump,
-    duplication,
-    explain,
-    lease,
-    ls,
-    read,
-    restore,
-    retention,
-    signals,
-    simulate,
-    topics,
-)
+from lastword.cli import analysis, checks, clean, ls, records, signals, topics, trials
 from lastword.cli.command import ClosedPipe, Commands, version_option
 from lastword.cli.output import INTERRUPTED, Output
 from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 
-MODULES = (
-    append,
-    bench,
-    checks,
-    clean,
-    demo,
-    dump,
-    duplication,
-    explain,
-    lease,
-    ls,
-    read,
-    restore,
-    retention,
-    simulate,
-    topics,
-)
+MODULES = (analysis, checks, clean, ls, records, topics, trials)
 INSPECT = ("ls", "read", "explain", "duplication", "simulate", "verify", "dump", "audit", "restore")
 CHANGE = ("create", "config", "append", "clean", "expire", "trim", "drop", "lease")
 SET_UP = ("demo", "bench", "warm")

@@ -1,0 +1,385 @@
+"""`lastword explain`, `duplication` and `simulate`: the plan of a cleaning, its garbage and its cost."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from lastword.cli.command import Session, command, now_ms
+from lastword.cli.output import split_failure
+from lastword.cli.remedies import policy_remedy
+from lastword.cli.target import (
+    Directory,
+    MoreDirs,
+    Partition,
+    Sets,
+    Target,
+    TopicName,
+    WhatIf,
+    settings_of,
+    what_if,
+)
+from lastword.cli.text import field_text, key_candidates, key_text
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.units import format_bytes, format_duration, format_time
+from lastword.values import plural
+
+if TYPE_CHECKING:
+    from lastword.api.open_dirs import By
+    from lastword.partition.leases import LeaseFacts
+    from lastword.tools.duplication import Duplication
+    from lastword.tools.explain import Explanation
+    from lastword.tools.simulate import Simulation
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands `explain`, `duplication` and `simulate`."""
+    command(app, "explain", usage="DIR [TOPIC]", examples=EXPLAIN_EXAMPLES)(explain)
+    command(app, "duplication", usage="DIR [TOPIC]", examples=DUPLICATION_EXAMPLES)(duplication)
+    command(app, "simulate", usage="DIR [TOPIC]", examples=SIMULATE_EXAMPLES)(simulate)
+
+
+EXPLAIN_EXAMPLES = """
+lastword explain data users
+lastword explain data
+lastword explain data users --key bob
+lastword explain /srv/kafka users -p 3 --key bob --json
+"""
+
+WEIGHED = 3  # rejected runs of segments that are shown without -v
+
+
+def explain(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K", help="show every record of this key, typed as `read` shows it, and its rule"
+        ),
+    ] = None,
+    sets: WhatIf = None,
+    more: MoreDirs = None,
+) -> None:
+    """Show why a log is cleaned or not, and why a record is kept.
+
+    With --key: every record of the key, and the rule that keeps or frees it.
+    Changes nothing and takes no lock: it works on the directory of a running broker.
+    """
+    from lastword.api.inspections import explain_each, explained
+
+    target = Target.of(directory, topic, partition, more)
+    explanations: list[Explanation] = []
+    failed: list[LastwordError] = []
+    with out.open(target, **what_if(sets)) as logs:
+        if key is None:
+            selected = logs.dirs.select(target.topic, target.partition)
+            explanations += explain_each(logs.dirs, selected, failed)
+        else:
+            name = logs.dirs.only_topic(target.topic)
+            serializer = logs.topic(name).config.lastword_key_serializer
+            for data in key_candidates(key, serializer):
+                explanations = [explained(logs.dirs, name, target.partition, data, None)]
+                if explanations[0].versions:
+                    break
+            key = field_text(explanations[0].key, serializer, key_text)
+    for explanation in explanations:
+        _show_explanation(out, explanation, target, key, assumed=bool(sets))
+    out.summary(
+        None if explanations or failed else "no topics",
+        ok=not failed,
+        topic=target.topic,
+        partitions=len(explanations),
+        due=sum(explanation.plan.action == "clean" for explanation in explanations),
+        versions=sum(len(explanation.versions) for explanation in explanations),
+    )
+    out.raise_all(failed)
+
+
+def _show_explanation(
+    out: Session, explanation: Explanation, target: Target, key: str | None, *, assumed: bool
+) -> None:
+    name = f"{explanation.topic}-{explanation.partition}"
+    counted = {} if explanation.counted is None else {"counted": explanation.counted.to_dict()}
+    out.row("plan", {**explanation.plan.to_dict(), **counted})
+    for lease in (*explanation.leases.live, *explanation.leases.lapsed):
+        out.row("lease", _lease_fields(explanation, lease))
+    states = {True: "kept", False: "removable"}
+    lines = []
+    for version in explanation.versions:
+        fields = version.to_dict()
+        out.row("version", {"topic": explanation.topic, "key": explanation.key, **fields})
+        lines.append((f"offset {version.offset}", format_time(version.timestamp), states[version.kept]))
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(3)]
+    for line, version in zip(lines, explanation.versions, strict=True):
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        out.line(f"{cells}  {out.paint(version.text, 'dim') if version.kept else version.text}")
+    if key is not None and not explanation.versions:
+        out.line(f"{name} holds no record of {key}: it was never written there, or was deleted and cleaned")
+    _show_verdict(out, explanation, target, assumed)
+
+
+def _show_verdict(out: Session, explanation: Explanation, target: Target, assumed: bool) -> None:
+    clean = target.command("clean", explanation.topic)
+    plan = explanation.plan
+    verdict = explanation.verdict
+    if explanation.quarantine is not None:
+        out.line(out.paint(verdict, "red"))
+        retry = target.command("clean", explanation.topic, "-p", str(explanation.partition), "--retry")
+        out.line(f"  restore the file from a copy, then: {retry}")
+    elif plan.reasons and plan.reasons[0].code == "no-policy":
+        if "not known" in plan.reasons[0].text:
+            out.line(f"{verdict}: {policy_remedy(target.paths, explanation.topic)}")
+        else:
+            fix = target.command("config", explanation.topic, "--set", "cleanup.policy=compact,delete")
+            out.line(f"{verdict}. To have it cleaned: {fix}")
+    elif assumed:
+        out.line(f"{verdict}. This assumes --set, which is not saved")
+    else:
+        out.line(f"{verdict}. To clean it now: {clean}")
+    if explanation.counted is not None and explanation.counted.garbage_bytes:
+        out.line(f"  {explanation.counted}")
+    if explanation.key is None:
+        reasons = plan.reasons[1:] if plan.action == "keep" else plan.reasons
+        weighed = [reason for reason in reasons if reason.code == "weighed"]
+        left_out = [] if out.verbose else weighed[WEIGHED:]
+        for reason in reasons:
+            if reason not in left_out:
+                out.line(f"  {reason}")
+        if left_out:
+            out.line(f"  and {len(left_out)} more were considered: -v shows them")
+    now = now_ms()
+    name = f"{explanation.topic}-{explanation.partition}"
+    for lease in explanation.leases.live:
+        left = format_duration(lease.lapses_ms - now)
+        out.line(
+            f"{name}: tombstones from {lease.position} on wait for lease {lease.name}, which lapses in {left}"
+        )
+    for lease in explanation.leases.lapsed:
+        ago = format_duration(now - lease.lapses_ms)
+        out.line(
+            out.paint(
+                f"{name}: lease {lease.name} lapsed {ago} ago at {lease.position} and holds nothing back",
+                "yellow",
+            )
+        )
+
+
+def _lease_fields(explanation: Explanation, lease: LeaseFacts) -> dict[str, Any]:
+    return {
+        "topic": explanation.topic,
+        "partition": explanation.partition,
+        **lease.to_dict(),
+        "lapses_ms": lease.lapses_ms,
+        "lapsed": lease in explanation.leases.lapsed,
+    }
+
+
+BY = ("topic", "partition", "segment")
+DUPLICATION_EXAMPLES = """
+lastword duplication data
+lastword duplication data users --by segment
+lastword duplication data users --exact --by topic
+"""
+
+
+def duplication(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="count exactly; without it, estimate in fixed memory")
+    ] = False,
+    by: Annotated[
+        str, typer.Option(metavar="topic|partition|segment", help="one row for each")
+    ] = "partition",
+    more: MoreDirs = None,
+) -> None:
+    """Count records that a newer record of their key superseded.
+
+    BYTES is the size of superseded records; garbage in `lastword ls` also includes aborted records and
+    transaction markers. SPLIT counts keys that are in several partitions. Estimates are marked with ~; ERROR
+    is their standard deviation as a share of the keys.
+    """
+    if by not in BY:
+        raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
+    target = Target.of(directory, topic, partition, more)
+    failed: LastwordError | None = None
+    with out.open(target) as logs, out.progress("duplication") as progress:
+        try:
+            rows = logs.duplication(
+                target.topic, target.partition, exact=exact, by=cast("By", by), progress=progress
+            )
+        except (DataError, StorageError) as error:
+            rows, (failed, *_) = split_failure(error)  # results are shown before errors
+    for row in rows:
+        out.row("duplication", row.to_dict())
+    out.table(
+        (by.upper(), "RECORDS", "KEYS", "SUPERSEDED", "BYTES", "TOMBSTONES", "KEYLESS", "SPLIT", "ERROR"),
+        [_cells(row) for row in rows],
+        "lrrrrrrrr",
+        spare=("KEYLESS", "TOMBSTONES", "SPLIT"),
+    )
+    records = sum(row.records for row in rows)
+    superseded = sum(row.superseded_records for row in rows)
+    superseded_bytes = sum(row.superseded_bytes for row in rows)
+    about = "" if exact else "about "
+    share = f"{100 * superseded / records:.0f} %" if records else "0 %"
+    text = f"{plural(records, 'record')}, {about}{share} of them superseded: {format_bytes(superseded_bytes)}"
+    out.summary(
+        text if rows else None if failed else "no topics",
+        ok=failed is None,
+        rows=len(rows),
+        records=records,
+        superseded_records=superseded,
+        superseded_bytes=superseded_bytes,
+        exact=exact,
+    )
+    if failed is not None:
+        raise failed
+
+
+def _cells(row: Duplication) -> tuple[str, ...]:
+    about = "" if row.exact or row.error_ratio == 0 else "~"
+    split = "-" if row.split_keys is None else f"{about}{row.split_keys}"
+    return (
+        row.name,
+        str(row.records),
+        f"{about}{row.distinct_keys}",
+        f"{about}{row.superseded_records}",
+        format_bytes(row.superseded_bytes) if row.exact else f"~ {format_bytes(row.superseded_bytes)}",
+        str(row.tombstones),
+        str(row.keyless),
+        split,
+        "exact" if row.exact else f"{100 * row.error_ratio:.1f} %",
+    )
+
+
+SIMULATE_EXAMPLES = """
+lastword simulate data users --set lastword.space.target=1.25
+lastword simulate data users --set segment.bytes=64MiB --strategy kafka
+lastword simulate data users --strategy broker --picture users.svg
+"""
+
+_SIMULATION_COLUMNS = (
+    "PARTITION",
+    "SETTINGS",
+    "STRATEGY",
+    "ROUNDS",
+    "READ",
+    "WRITTEN",
+    "PER BYTE",
+    "SPACE",
+    "PEAK",
+)
+
+
+def simulate(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    sets: Sets = None,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="generational, kafka, or broker (Kafka's own cleaner)")
+    ] = None,
+    picture: Annotated[
+        str | None, typer.Option("--picture", metavar="FILE.svg", help="also draw the result into this file")
+    ] = None,
+    more: MoreDirs = None,
+) -> None:
+    """Compare the cost of cleaning under other settings.
+
+    Simulates the log's history, without writing, under the current and the given settings. PER BYTE is bytes
+    written by cleaning per byte appended; SPACE is the average and PEAK the maximum of bytes on disk over
+    live bytes. Changes nothing.
+    """
+    from lastword.files import DEFAULT
+
+    target = Target.of(directory, topic, partition, more)
+    config = settings_of(sets)
+    if picture is not None and not picture.endswith(".svg"):
+        raise UsageError(
+            f"--picture writes SVG, but {picture} does not end with .svg",
+            remedy=f"--picture {shlex.quote(str(Path(picture).with_suffix('.svg')))}",
+        )
+    if picture is not None and not DEFAULT.is_dir(os.path.dirname(picture) or "."):
+        raise UsageError(
+            f"there is no directory {os.path.dirname(picture)}", remedy="create it, or name another file"
+        )
+    failed: LastwordError | None = None
+    with out.open(target) as logs, out.progress("simulate") as progress:
+        try:
+            simulations = logs.simulate(
+                target.topic, target.partition, strategy=strategy, progress=progress, **config
+            )
+        except (DataError, StorageError) as error:
+            simulations, (failed, *_) = split_failure(error)  # results are shown before errors
+    for simulation in simulations:
+        out.row("simulation", simulation.to_dict())
+    out.table(
+        _SIMULATION_COLUMNS,
+        [_simulation_cells(simulation) for simulation in simulations],
+        "lllrrrrrr",
+        spare=("PEAK", "READ"),
+    )
+    for simulation in simulations:
+        if simulation.topic and simulation.records and simulation.idle:
+            out.line(f"no round: {_simulation_name(simulation)}: {simulation.idle}")
+    if picture is not None:
+        from lastword.tools.simulate import picture as draw
+
+        shown = [simulation for simulation in simulations if not simulation.topic] or simulations
+        DEFAULT.write_atomic(
+            picture, draw(shown, [_simulation_name(simulation) for simulation in shown]).encode()
+        )
+        out.say(f"wrote {picture}")
+    parts = [simulation for simulation in simulations if simulation.topic and not simulation.settings]
+    records = sum(simulation.records for simulation in parts)
+    appended = sum(simulation.appended_bytes for simulation in parts)
+    text = (
+        f"replayed {records} records, {format_bytes(appended)}, cleaned as soon as due; nothing was changed"
+    )
+    if not records:
+        text = "nothing to replay: nothing was appended since the last cleaning"
+    if failed is not None and not simulations:
+        raise failed
+    out.summary(
+        text, ok=failed is None, simulations=len(simulations), records=records, appended_bytes=appended
+    )
+    if failed is not None:
+        raise failed
+
+
+def _simulation_cells(simulation: Simulation) -> tuple[str, ...]:
+    about = "" if simulation.share == 1.0 else "~ "
+    return (
+        f"{simulation.topic}-{simulation.partition}" if simulation.topic else "all",
+        _settings_text(simulation),
+        simulation.strategy,
+        str(simulation.rounds),
+        about + format_bytes(simulation.read_bytes),
+        about + format_bytes(simulation.written_bytes),
+        f"{about}{simulation.write_amplification:.2f}",
+        f"{about}{simulation.space_amplification:.2f}",
+        f"{about}{simulation.space_amplification_peak:.2f}",
+    )
+
+
+def _settings_text(simulation: Simulation) -> str:
+    shown = " ".join(
+        f"{name}={value}" for name, value in simulation.settings.items() if name != "lastword.strategy"
+    )
+    return shown or ("as set" if simulation.settings else "today's")
+
+
+def _simulation_name(simulation: Simulation) -> str:
+    where = f"{simulation.topic}-{simulation.partition}: " if simulation.topic else ""
+    return f"{where}{_settings_text(simulation)}, {simulation.strategy}"

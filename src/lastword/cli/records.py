@@ -1,0 +1,612 @@
+"""`lastword append`, `read`, `restore` and `dump`: write records, and show records and files.
+
+`append` takes records from the command line, or from stdin the JSON lines that `read` prints. `restore`
+writes the newest value of every key to a file. `dump` decodes any file of a log directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from lastword.api.serializers import bytes_json, field_bytes, field_json
+from lastword.cli import signals
+from lastword.cli.command import Session, command, now_ms
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.text import (
+    argument_bytes,
+    escape,
+    field_text,
+    internal_text,
+    key_candidates,
+    key_text,
+    unescape,
+    value_text,
+)
+from lastword.errors import LastwordError, UsageError, nearest
+from lastword.parse import parse_when
+from lastword.units import format_bytes, format_time
+from lastword.values import plural
+
+if TYPE_CHECKING:
+    from lastword.api.reader import View
+    from lastword.api.record import Record
+    from lastword.api.topic import Ack, Topic
+    from lastword.records.internal import InternalRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands `append`, `read`, `restore` and `dump`."""
+    command(app, "append", usage="DIR TOPIC [KEY VALUE]", examples=APPEND_EXAMPLES, changes=True)(append)
+    command(app, "read", usage="DIR TOPIC", examples=READ_EXAMPLES)(read)
+    command(app, "restore", usage="DIR [TOPIC] OUT", examples=RESTORE_EXAMPLES)(restore)
+    command(app, "dump", usage="FILE...", examples=DUMP_EXAMPLES)(dump)
+
+
+APPEND_EXAMPLES = """
+lastword append data users ada '{"city": "London"}'
+lastword append data users --delete bob
+lastword read data users --json | lastword append copy users
+printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
+"""
+
+
+# Fields of a JSON line. `append` ignores some of those that `read --json` prints, such as the offset.
+FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", "offset", "timestamp_type")
+
+
+def append(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="the key of the record")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="the value of the record")] = None,
+    partition: Partition = None,
+    delete: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="append a tombstone for this key, typed as `read` shows it"),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="D", help=r"stdin has lines KEY D VALUE instead of JSON; '\t' is a tab"),
+    ] = None,
+    ack: Annotated[
+        str | None,
+        typer.Option(metavar="os|disk", help="survive a killed process (os) or a power cut (disk)"),
+    ] = None,
+    more: MoreDirs = None,
+) -> None:
+    """Append one record, a tombstone, or the records on stdin.
+
+    Without KEY, stdin has one record per line, as `lastword read --json` prints them.
+    """
+    target, (key, value) = Target.with_words(
+        "append", directory, [topic, key, value], ["KEY", "VALUE"], partition, more
+    )
+    known = target.topic_for("append")
+    if delete is not None and (key is not None or value is not None):
+        raise UsageError("--delete cannot be combined with KEY VALUE", remedy="give one of them")
+    if key is not None and value is None:
+        raise UsageError("KEY without VALUE", remedy=f"give a value, or delete the key: --delete {key}")
+    with out.change(target) as logs:
+        into = logs.topic(known, key_serializer="bytes", value_serializer="bytes")
+        names = into.schema.saved
+        if delete is not None or key is not None:
+            _append_one(out, into, names, key, value, delete, target.partition, ack)
+            return
+        if sys.stdin.isatty():
+            shape = '{"key": ..., "value": ...}' if delimiter is None else f"KEY{delimiter}VALUE"
+            out.say(f"reading records from the terminal, one per line: {shape}; Ctrl-D ends the input")
+        records = _delimited_records(names, delimiter) if delimiter is not None else _json_records(names)
+        appended = into.extend(records, partition=target.partition, ack=cast("Ack | None", ack))
+    out.summary(f"appended {plural(appended, 'record')}", topic=known, records=appended)
+
+
+def _append_one(
+    out: Session,
+    into: Topic[Any, Any],
+    names: tuple[str | None, str | None],
+    key: str | None,
+    value: str | None,
+    delete: str | None,
+    partition: int | None,
+    ack: str | None,
+) -> None:
+    if delete is not None:
+        key_data = key_candidates(delete, names[0])[0]
+    else:
+        key_data = argument_bytes(key or "", names[0], "key")
+    data = None if value is None else argument_bytes(value, names[1], "value")
+    appended = into.append(key_data, data, partition=partition, ack=cast("Ack | None", ack))
+    if out.as_json:
+        out.summary(topic=into.name, records=1, **appended.to_dict())
+    elif not out.quiet:
+        out.line(f"{into.name}-{appended.partition} offset {appended.offset}")
+
+
+def _input() -> Iterator[bytes]:
+    """Yield the lines of stdin. A signal may interrupt the command while it waits for a line."""
+    while line := signals.interruptible(sys.stdin.buffer.readline):
+        yield line
+
+
+def _delimited_records(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any]:
+    """Yield records from lines KEY D VALUE. Empty lines are skipped; a line without D is an error."""
+    if not delimiter:
+        raise UsageError("the delimiter is empty", remedy="--delimiter =")
+    delimiter = delimiter.replace("\\t", "\t")
+    delimiter = unescape(delimiter).decode("utf-8", "surrogateescape")
+    for number, line in enumerate(_input(), 1):
+        text = line.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+        if not text.strip("\r"):
+            continue
+        key, separator, value = text.partition(delimiter)
+        if not separator:
+            raise UsageError(
+                f"stdin line {number} has no {delimiter!r}", remedy="one record per line: KEY D VALUE"
+            )
+        try:
+            yield argument_bytes(key, names[0], "key"), argument_bytes(value, names[1], "value")
+        except UsageError as error:
+            raise UsageError(f"stdin line {number}: {error.message}", remedy=error.remedy) from None
+
+
+def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
+    """Yield the objects of type `record`, one per line; other types, such as `summary`, are skipped."""
+    from lastword.api.record import Record
+
+    for number, line in enumerate(_input(), 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise ValueError("not an object")
+        except ValueError:
+            raise UsageError(
+                f"stdin line {number} is not a JSON object",
+                remedy="lines as `lastword read DIR TOPIC --json` prints them, or --delimiter",
+            ) from None
+        if fields.get("type", "record") != "record":
+            continue
+        unknown = next((name for name in fields if name not in (*FIELDS, "decoded")), None)
+        if unknown is not None:
+            near = nearest(unknown, FIELDS)
+            raise UsageError(
+                f"stdin line {number} has the unknown field {unknown!r}"
+                + (f"; nearest: {near}" if near else ""),
+                remedy=f"fields are {', '.join(FIELDS)}",
+            )
+        if "key" not in fields or "value" not in fields:
+            raise UsageError(
+                f"stdin line {number} has no key or no value", remedy='{"key": ..., "value": ...}'
+            )
+        try:
+            yield Record(
+                "",
+                -1,
+                -1,
+                int(fields.get("timestamp", -1)),
+                "create",
+                field_bytes(fields["key"], names[0], "key"),
+                field_bytes(fields["value"], names[1], "value"),
+                tuple(
+                    (str(name), field_bytes(value, "bytes", "header"))
+                    for name, value in fields.get("headers", ())
+                ),
+                fields["key"] is not None,
+                fields["value"] is None,
+            )
+        except (TypeError, ValueError) as error:
+            message = getattr(error, "message", None) or "its fields are not the fields of a record"
+            remedy = getattr(error, "remedy", None) or "lines as `lastword read DIR TOPIC --json` prints them"
+            raise UsageError(f"stdin line {number}: {message}", remedy=remedy) from None
+
+
+READ_EXAMPLES = """
+lastword read data users
+lastword read data users --last 10
+lastword read data users --start 2026-11-20T10:00Z --end latest --json
+lastword read data users --view latest --key bob
+lastword read data users --key '\\xff\\x00' --key '{"base64":"/wA="}'
+lastword read data/users-0 --start 90m
+lastword read data users --last 5 --follow
+"""
+
+
+VIEWS = ("log", "latest", "changes")
+
+
+def read(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S", help="earliest, an offset, a time with zone, @milliseconds, or an age (90m)"
+        ),
+    ] = None,
+    end: Annotated[
+        str, typer.Option(metavar="E", help="end, exclusive: latest, or any value of --start")
+    ] = "latest",
+    last: Annotated[
+        int | None, typer.Option(metavar="N", help="the last N records of each partition", min=0)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("-n", "--limit", metavar="N", help="stop after N records", min=0)
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K", help="only this key, typed as `read` shows it; may be repeated"),
+    ] = None,
+    view: Annotated[
+        str, typer.Option(metavar="log|latest|changes", help="all records, or the newest per key")
+    ] = "log",
+    follow: Annotated[
+        bool,
+        typer.Option("-f", "--follow", help="continue with new records as they are appended, until Ctrl-C"),
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", help="with --follow: end after S seconds without a record")
+    ] = None,
+    more: MoreDirs = None,
+) -> None:
+    """Read all records, or the newest record of every key."""
+    target = Target.of(directory, topic, partition, more)
+    known_as = target.topic_for("read")
+    if last is not None and start is not None:
+        raise UsageError("--last cannot be combined with --start", remedy="give one of them")
+    if timeout is not None and (not follow or timeout < 0):
+        reason = "is not a time" if follow else "needs --follow: a bounded read ends by itself"
+        raise UsageError(f"--timeout {timeout:g} {reason}", remedy="--follow --timeout SECONDS")
+    if view not in VIEWS:
+        near = nearest(view, VIEWS)
+        raise UsageError(
+            f"unknown --view {view!r}" + (f"; nearest: {near}" if near else ""),
+            remedy=f"one of {', '.join(VIEWS)}",
+        )
+    if follow and view != "log":
+        raise UsageError(
+            f"--view {view} needs an end, and --follow has none",
+            remedy=target.command("read", known_as, "--view", view),
+        )
+    if follow and end != "latest":
+        raise UsageError("--follow cannot be combined with --end", remedy="omit one of them")
+    with out.open(target) as logs:
+        source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
+        names = source.schema.saved
+        keys = None if key is None else [data for text in key for data in key_candidates(text, names[0])]
+        until = _when(end)
+        begin: Any = _when(start or "earliest")
+        if last is not None:
+            begin = _last(source, target.partition, last, until, keys, view)
+        records = source.read(
+            begin,
+            until,
+            partition=target.partition,
+            keys=keys,
+            view=cast("View", view),  # checked above
+            follow=follow,
+            timeout=timeout,
+        )
+        shown = 0
+
+        def end_with_summary() -> None:
+            position = {str(number): offset for number, offset in records.position.items()}
+            out.summary(topic=known_as, records=shown, position=position)
+
+        try:
+            for record in records if limit != 0 else ():
+                _show_record(out, record, names)
+                shown += 1
+                if follow:  # after counting: a user who sees the record may press Ctrl-C immediately
+                    out.stdout.flush()
+                if shown == limit:
+                    break
+        except KeyboardInterrupt:  # the summary has the position to continue from
+            end_with_summary()
+            raise
+        end_with_summary()
+
+
+def _when(text: str) -> Any:
+    return parse_when(text, now_ms=now_ms())
+
+
+def _last(
+    source: Topic[Any, Any],
+    partition: int | None,
+    count: int,
+    end: Any,
+    keys: list[bytes] | None,
+    view: str,
+) -> dict[int, int]:
+    """Return the offset at which the last `count` records of each partition begin.
+
+    A cleaned log has gaps, and markers are not records: a growing part of the end of the log is read until
+    it has `count` records.
+    """
+    begin = {}
+    for number, (log_start, log_end) in source.bounds().items():
+        if partition is not None and number != partition:
+            continue
+        start, window = log_end, count
+        offsets: deque[int] = deque(maxlen=count)
+        while len(offsets) < count and start > log_start:
+            start, window = max(log_start, log_end - window), 4 * window
+            records = source.read(start, end, partition=number, keys=keys, view=cast("View", view))
+            offsets = deque((record.offset for record in records), maxlen=count)
+        begin[number] = offsets[0] if len(offsets) == count > 0 else start
+    return begin
+
+
+def _show_record(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
+    decoded = _decoded(record)
+    if out.as_json:
+        fields = {} if decoded is None else {"decoded": decoded.to_dict()}
+        out.row(
+            "record",
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "timestamp_type": record.timestamp_type,
+                "key": field_json(record.key, names[0]),
+                "value": field_json(record.value, names[1]),
+                "headers": [[name, bytes_json(value)] for name, value in record.headers],
+                **fields,
+            },
+        )
+        return
+    place = f"{record.partition}:{record.offset}  {format_time(record.timestamp)}"
+    if decoded is not None:
+        out.data_line(f"{place}  {internal_text(decoded)}")
+        return
+    key, value = field_text(record.key, names[0], key_text), field_text(record.value, names[1], value_text)
+    if out.colored:
+        key = out.paint(key, "dim") if record.key is None else key
+        value = out.paint(value, "dim") if record.value is None else value
+    headers = "".join(
+        f"  {escape(name)}={'<null>' if data is None else escape(data)}" for name, data in record.headers
+    )
+    out.data_line(f"{place}  {key}  {value}{headers}")
+
+
+def _decoded(record: Record[bytes, bytes]) -> InternalRecord | None:
+    """Decode a record of Kafka's own topics; None in other topics and for unknown bytes."""
+    if not record.topic.startswith("__"):
+        return None
+    from lastword.records.internal import UndecodableError, decode, is_internal
+
+    try:
+        return decode(record.topic, record.key, record.value) if is_internal(record.topic) else None
+    except UndecodableError:
+        return None
+
+
+RESTORE_EXAMPLES = """
+lastword restore data users users.parquet
+lastword restore data users users.jsonl --end 2026-11-20T10:00Z
+lastword restore data users users.arrow -p 0
+lastword restore data/users-0 users.arrow
+lastword restore data users -
+"""
+
+
+def restore(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    to: Annotated[
+        str | None, typer.Argument(metavar="OUT", help=".parquet, .arrow or .jsonl; - is stdout, as .jsonl")
+    ] = None,
+    end: Annotated[
+        str,
+        typer.Option(metavar="E", help="restore as of: latest, an offset, a time with zone, or an age (90m)"),
+    ] = "latest",
+    partition: Partition = None,
+    more: MoreDirs = None,
+) -> None:
+    """Write the newest value of every key to a file.
+
+    The file is a table, and a state can start from it: logs.state(TOPIC, snapshot=OUT). A .jsonl file ends
+    with a line of type `snapshot`, which names its log and offsets; stdout gets only the rows.
+    """
+    target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
+    known = target.topic_for("restore", "OUT")
+    if path is None:
+        raise UsageError("restore needs OUT", remedy=f"OUT: a file name such as {known}.parquet")
+    if path == "-":
+        _to_stdout(out, target, known, end)
+        return
+    with out.open(target) as logs, out.progress("restore") as progress:
+        restored = logs.restore(known, target.partition, to=path, end=_when(end), progress=progress)
+    for file in restored:
+        out.row("restored", file.to_dict())
+        out.line(
+            f"{file.topic}-{file.partition}: {plural(file.keys, 'key')}, {format_bytes(file.bytes)}, "
+            f"up to offset {file.end_offset}"
+        )
+    out.summary(f"wrote {path}", ok=True, file=path, keys=sum(file.keys for file in restored))
+
+
+def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
+    """Print rows as JSON lines, after all of them were read: a temporary file holds them until then."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="lastword-restore-") as scratch:
+        path = os.path.join(scratch, "rows.jsonl")
+        with out.open(target) as logs, out.progress("restore") as progress:
+            logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
+        with open(path, encoding="utf-8", newline="\n") as lines:  # noqa: PTH123  # a temporary file
+            row = ""
+            for line in lines:  # the last line is the snapshot line, not a row
+                out.stdout.write(row)
+                row = line
+
+
+DUMP_EXAMPLES = """
+lastword dump data/users-0/00000000000000000000.log
+lastword dump data/users-0 --no-records
+lastword dump data/users-0/*.index data/users-0/*.timeindex
+lastword dump data/recovery-point-offset-checkpoint --json
+"""
+
+
+def dump(
+    out: Session,
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="files of a log directory, or a directory of them")
+    ],
+    records: Annotated[
+        bool, typer.Option("--records/--no-records", help="show the records of each batch too")
+    ] = True,
+) -> int:
+    """Decode any file of a log directory.
+
+    Decodes segments, indexes, producer snapshots, checkpoints and properties, and the fields of records in
+    Kafka's own topics (__consumer_offsets, __transaction_state, __share_group_state, __cluster_metadata).
+    Shows damage too (exit code 3).
+    """
+    from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property
+    from lastword.tools.dump import dump as entries_of
+
+    kinds: dict[type, str] = {
+        Batch: "batch",
+        IndexEntry: "index",
+        CheckpointEntry: "checkpoint",
+        ProducerEntry: "producer",
+        Property: "property",
+    }
+    problems = rows = 0
+    failed: list[LastwordError] = []
+    files = _decodable(files)
+    for file in files:
+        try:
+            entries = entries_of(file, records=records)
+        except UsageError as error:  # the other files are shown first
+            failed.append(error)
+            continue
+        if len(files) > 1:
+            out.line(f"{file}:")
+        for entry in entries:
+            rows += 1
+            kind = kinds.get(type(entry), "problem")
+            problems += kind == "problem"
+            if out.as_json:
+                out.row(kind, _entry_json(entry))
+            else:
+                for line in _entry_lines(kind, entry):
+                    if kind == "problem":
+                        out.line(out.paint(line, "red"))
+                    else:
+                        out.data_line(line)
+    out.summary(ok=problems == 0 and not failed, entries=rows, problems=problems)
+    out.raise_all(failed)
+    return 3 if problems else 0
+
+
+def _decodable(paths: list[str]) -> list[str]:
+    """Replace each directory by the files directly in it that can be decoded."""
+    from lastword.files import DEFAULT
+    from lastword.tools.dump import dumper_of
+
+    files: list[str] = []
+    for path in paths:
+        if not DEFAULT.is_dir(path):
+            files.append(path)
+            continue
+        inside = [os.path.join(path, name) for name in sorted(DEFAULT.listdir(path))]
+        known = [file for file in inside if dumper_of(file) is not None and not DEFAULT.is_dir(file)]
+        files += known or [path]
+    return files
+
+
+def _entry_json(entry: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = entry.to_dict()
+    if "records" in fields:
+        fields["records"] = [
+            {
+                **record,
+                "key": bytes_json(record["key"]),
+                "value": "****" if shown.decoded and shown.decoded.is_secret else bytes_json(record["value"]),
+                "decoded": None if shown.decoded is None else shown.decoded.masked().to_dict(),
+                "headers": [[name, bytes_json(value)] for name, value in record["headers"]],
+            }
+            for record, shown in zip(fields["records"], entry.records, strict=True)
+        ]
+    return fields
+
+
+def _entry_lines(kind: str, entry: Any) -> list[str]:
+    if kind == "problem":
+        return [f"damaged: {entry}"]
+    if kind == "batch":
+        return _batch_lines(entry)
+    if kind == "index":
+        if entry.kind == "offset":
+            return [f"offset {entry.offset}  position {entry.position}"]
+        if entry.kind == "time":
+            return [f"timestamp {entry.timestamp} ({format_time(entry.timestamp)})  offset {entry.offset}"]
+        more = "  ".join(f"{name} {value}" for name, value in (entry.fields or {}).items())
+        return [f"aborted, marker at offset {entry.offset}  {more}"]
+    if kind == "checkpoint":
+        if entry.topic is None:
+            return [f"epoch {entry.epoch}  from offset {entry.offset}"]
+        return [f"{entry.topic}-{entry.partition}  offset {entry.offset}"]
+    if kind == "producer":
+        return [
+            f"producer {entry.producer_id}  epoch {entry.producer_epoch}  "
+            f"last sequence {entry.last_sequence}  last offset {entry.last_offset}  "
+            f"{format_time(entry.timestamp)}"
+        ]
+    return [f"{escape(entry.name)} = {escape(entry.value)}"]
+
+
+def _batch_lines(batch: Any) -> list[str]:
+    time = "no" if batch.timestamp_type == "none" else batch.timestamp_type
+    marks = [batch.codec, f"{time} time"]
+    marks.append(f"epoch {batch.leader_epoch}" if batch.magic == 2 else f"magic {batch.magic}")
+    if batch.producer_id >= 0:
+        marks.append(
+            f"producer {batch.producer_id}/{batch.producer_epoch} from sequence {batch.base_sequence}"
+        )
+    if batch.delete_horizon_ms is not None:
+        marks.append(f"delete horizon {format_time(batch.delete_horizon_ms)}")
+    marks += [name for name in ("transactional", "control") if getattr(batch, name)]
+    crc = f"CRC {batch.crc:08x}" + ("" if batch.crc_ok else " is WRONG")
+    count, first = "", "up to "  # a compressed entry of magic 0 or 1 that was not decompressed
+    if batch.count is not None:
+        count, first = f"{plural(batch.count, 'record')}  ", f"{batch.base_offset}-"
+    lines = [
+        f"position {batch.position}  {batch.size_bytes} bytes  "
+        f"offsets {first}{batch.last_offset}  {count}"
+        f"{', '.join(marks)}  {crc}"
+    ]
+    for record in batch.records:
+        headers = "".join(
+            f"  {escape(name)}={'<null>' if value is None else escape(value)}"
+            for name, value in record.headers
+        )
+        lines.append(
+            f"  offset {record.offset}  {format_time(record.timestamp)}  {_content_text(record)}{headers}"
+        )
+    return lines
+
+
+def _content_text(record: Any) -> str:
+    if record.decoded is not None:
+        return internal_text(record.decoded)
+    if record.control is None:
+        return f"{key_text(record.key)}  {value_text(record.value)}"
+    epoch = "" if record.coordinator_epoch is None else f"  coordinator epoch {record.coordinator_epoch}"
+    return f"{record.control}{epoch}"
