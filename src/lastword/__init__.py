@@ -20,7 +20,7 @@ from lastword.version import __version__ as __version__
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
     from lastword.api.cleaner import Cleaner
-    from lastword.api.counts import PartitionInfo, SegmentInfo
+    from lastword.api.inspections import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo
     from lastword.api.logs import LogDir
     from lastword.api.opening import open
@@ -81,13 +81,13 @@ _HOMES = {
     "Lease": "api.lease",
     "LeaseInfo": "api.lease",
     "LogDir": "api.logs",
-    "PartitionInfo": "api.counts",
+    "PartitionInfo": "api.inspections",
     "Plan": "cleaner.policy.plan",
     "Progress": "values",
     "Reader": "api.reader",
     "Record": "api.record",
     "Restored": "state.state",
-    "SegmentInfo": "api.counts",
+    "SegmentInfo": "api.inspections",
     "Simulation": "tools.simulate",
     "State": "state.state",
     "Topic": "api.topic",

@@ -1,7 +1,7 @@
 """Figures from the garbage accounts: the same as counted where they are exact, marked where they are not."""
 
 import lastword
-from lastword.api import counts
+from lastword.api import inspections
 from lastword.clock import ManualClock
 
 
@@ -18,7 +18,7 @@ def filled(logs, count=3000, **config):
 def counted(topic, monkeypatch):
     """Both, with every record looked at."""
     with monkeypatch.context() as patch:
-        patch.setattr(counts, "_accounted", lambda *_: None)
+        patch.setattr(inspections, "_accounted", lambda *_: None)
         return topic.describe(), topic.segments()
 
 
@@ -33,7 +33,7 @@ def test_accounts_of_the_whole_log_say_what_counting_says(tmp_path, monkeypatch)
         logs.clean(due=True)  # within its target or not, the accounts are up to date
         wanted = counted(topic, monkeypatch)
         assert wanted[0][0].records > 0
-        monkeypatch.setattr(counts, "_resolved", no_record)
+        monkeypatch.setattr(inspections, "_resolved", no_record)
         assert (topic.describe(), topic.segments()) == wanted
         assert (topic.describe(quick=True), topic.segments(quick=True)) == wanted
 
@@ -45,7 +45,7 @@ def test_they_are_saved_and_answer_a_reader(tmp_path, monkeypatch):
     with opened(tmp_path, "r") as logs:
         topic = logs.topic("t")
         wanted = counted(topic, monkeypatch)
-        monkeypatch.setattr(counts, "_resolved", no_record)
+        monkeypatch.setattr(inspections, "_resolved", no_record)
         assert (topic.describe(), topic.segments()) == wanted
 
 

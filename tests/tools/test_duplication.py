@@ -10,7 +10,7 @@ from lastword.errors import UsageError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.tools import duplication as tool
-from lastword.tools.sketches import Sketch
+from lastword.tools.duplication import Sketch
 from tests.api.conftest import BEGIN_MS, tree_digest
 from tests.build import LogBuilder as PartitionBuilder
 from tests.cleaner.transactional import Producer

@@ -18,8 +18,7 @@ from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchBuilder
 from lastword.tools.overwrites import OverwriteTrace, _Sampler, trace_log, trace_of_keys
-from lastword.tools.simulate import TracedPartition, picture, simulate
-from lastword.tools.simulated_log import SimulatedLog, closings
+from lastword.tools.simulate import SimulatedLog, TracedPartition, closings, picture, simulate
 from lastword.units import NEVER
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder

@@ -6,8 +6,8 @@ import pytest
 from lastword.errors import CorruptFileError
 from lastword.records.batch import BatchBuilder
 from lastword.records.chunk import chunk_of
-from lastword.tools import sketches
-from lastword.tools.sketches import KeySet, Sketch, Sketcher, theta_hashes
+from lastword.tools import duplication
+from lastword.tools.duplication import KeySet, Sketch, Sketcher, theta_hashes
 
 
 def sketch_of(keys, value=b"v"):
@@ -40,7 +40,7 @@ def test_sorting_out_in_arrays_changes_nothing():
 
     rng = np.random.default_rng(7)
     values = rng.integers(-(2**63), 2**63, 100_000)
-    plain = datasketches.update_theta_sketch(sketches.LG_K)
+    plain = datasketches.update_theta_sketch(duplication.LG_K)
     sketcher = Sketcher()
     for part in np.array_split(values, 50):
         for value in np.unique(part).tolist():
@@ -52,7 +52,7 @@ def test_sorting_out_in_arrays_changes_nothing():
 def test_few_keys_are_counted():
     found = sketch_of([b"a", b"b", b"a", None], value=None)
     assert (found.records, found.keyless, found.tombstones, found.keyed) == (4, 1, 3, 3)
-    assert found.keys.estimate == sketches.Estimate(2.0, 0.0)
+    assert found.keys.estimate == duplication.Estimate(2.0, 0.0)
 
 
 def test_merging_is_adding_in_any_order_and_through_bytes():
@@ -102,5 +102,5 @@ def test_a_million_keys_within_the_error_in_fixed_memory():
         estimate = found.keys.estimate
         assert 0.005 < estimate.deviation / estimate.keys < 0.011
         worst = max(worst, abs(estimate.keys - 1_000_000) / estimate.deviation)
-        assert len(found.to_bytes()) < 8 * 2 * 2**sketches.LG_K
+        assert len(found.to_bytes()) < 8 * 2 * 2**duplication.LG_K
     assert worst < 4

@@ -1,13 +1,22 @@
-"""The verbs that inspect a log and change nothing: `duplication`, `explain` and `simulate`."""
+"""The verbs that inspect a log: `describe`, `segments`, `duplication`, `explain` and `simulate`.
+
+They change nothing. `describe` and `segments` count live bytes and garbage. An exact count scans every record
+of a log once; the dead bitmaps mark the garbage. If the garbage index covers the whole log exactly, it gives
+the same counts without a scan (except for the bytes of compressed records in rewritten segments, which are
+distributed in proportion to their sizes before the rewrite). A quick count takes the index as it is: records
+that are not indexed yet count as live, and a sample is an estimate.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lastword.api.schema import PartitionerLike, choose, partitioner_of
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.errors import (
     DataError,
     FileVanishedError,
@@ -19,17 +28,349 @@ from lastword.errors import (
 )
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.transactions import Outcomes
-from lastword.values import Meter, ProgressLike
+from lastword.partition.view import PartitionView
+from lastword.units import format_bytes
+from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
+    from lastword.accounts.ledger import Ledger
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.cleaner import Plan
     from lastword.config import Settings
     from lastword.partition.view import PartitionView
+    from lastword.resolve import Resolution
     from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Counted, Explanation
     from lastword.tools.overwrites import OverwriteTrace
     from lastword.tools.simulate import Simulated, Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo(Value):
+    """One partition, as `lastword ls DIR TOPIC` shows it.
+
+    Attributes:
+        topic: The topic.
+        partition: Its number.
+        dir: Its log directory.
+        policy: "compact", "delete", "compact,delete", or None if unknown: then nothing is ever removed.
+        log_start: First offset that can be read.
+        first_dirty: The log is clean below this offset.
+        stable: Last stable offset; transactions from here on are undecided.
+        log_end: Offset of the next record.
+        segments: Number of segments.
+        size_bytes: Size of the .log files: live_bytes + garbage_bytes.
+        live_bytes: Bytes that are not garbage.
+        garbage_bytes: Bytes of superseded records, and of the headers of emptied batches.
+        records: Records on disk, also below log_start while their file exists.
+        live_records: Those that are the newest of their key, tombstones included.
+        tombstones: Newest records that are tombstones.
+        exact: True: counted; False: an estimate.
+        quarantine: Why the partition is not cleaned, or None.
+    """
+
+    topic: str
+    partition: int
+    dir: str
+    policy: str | None
+    log_start: int
+    first_dirty: int
+    stable: int
+    log_end: int
+    segments: int
+    size_bytes: int
+    live_bytes: int
+    garbage_bytes: int
+    records: int
+    live_records: int
+    tombstones: int
+    exact: bool
+    quarantine: str | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}: {plural(self.records, 'record')} in "
+            f"{plural(self.segments, 'segment')}, "
+            f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo(Value):
+    """One segment; fields as in `PartitionInfo`.
+
+    Attributes:
+        base_offset: Its first offset.
+        next_offset: The offset after its last one.
+        generation: How often it was rewritten; None without a garbage index.
+        survivorship: Share of the bytes that its last rewrite kept; None if unknown.
+        largest_timestamp: Milliseconds since 1970.
+        active: Whether records are appended to it.
+    """
+
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    live_bytes: int
+    garbage_bytes: int
+    records: int
+    exact: bool
+    generation: int | None
+    survivorship: float | None
+    largest_timestamp: int
+    active: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}/{self.base_offset:020d}: {plural(self.records, 'record')}, "
+            f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
+        )
+
+
+Row = TypeVar("Row")
+
+
+_COUNT_ATTEMPTS = 100  # a count, or a trace for `simulate`, begins again if a cleaning replaces files
+_TRACE_ATTEMPTS = 20
+
+
+# ---------------------------------------------------------------- live bytes and garbage
+
+
+def describe(
+    dirs: OpenDirs,
+    topic: str,
+    progress: ProgressLike | bool | None,
+    *,
+    partition: int | None = None,
+    quick: bool = False,
+) -> list[PartitionInfo]:
+    """Count the partitions of a topic, or one of them. The first that cannot be counted raises its error."""
+    rows = count_each(dirs, dirs.select(topic, partition), partition_info, progress, quick=quick)
+    return [_raised(row) for _, row in rows]
+
+
+def segments(
+    dirs: OpenDirs,
+    topic: str,
+    partition: int | None,
+    progress: ProgressLike | bool | None,
+    *,
+    quick: bool = False,
+) -> list[SegmentInfo]:
+    """Count the segments of a topic, or of one of its partitions."""
+    rows = count_each(dirs, dirs.select(topic, partition), segment_infos, progress, quick=quick)
+    return [segment for _, row in rows for segment in _raised(row)]
+
+
+def count_each(
+    dirs: OpenDirs,
+    chosen: Sequence[tuple[str, int]],
+    row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row],
+    progress: ProgressLike | bool | None,
+    *,
+    quick: bool = False,
+) -> Iterator[tuple[tuple[str, int], Row | LastwordError]]:
+    """Count partitions one after another, each with its row or its error.
+
+    The directory was listed by `chosen` and is not listed again: the work is linear in the partitions.
+    `row_of` is `partition_info` or `segment_infos`.
+    """
+    views: dict[tuple[str, int], PartitionView | LastwordError] = {}
+    for name, number in chosen:
+        try:
+            views[name, number] = dirs.checked_view(name, number)
+        except (DataError, StorageError, UsageError) as error:
+            views[name, number] = error
+    sound = [view for view in views.values() if not isinstance(view, LastwordError)]
+    meter = Meter("count", progress, sum(segment.size for view in sound for segment in view.segments))
+    for tp, view in views.items():
+        if isinstance(view, LastwordError):
+            yield tp, view
+            continue
+        try:
+            yield tp, row_of(dirs, view, _count_segments(dirs, view, meter, quick))
+        except (DataError, StorageError) as error:
+            yield tp, error
+
+
+def _raised(row: Row | LastwordError) -> Row:
+    if isinstance(row, LastwordError):
+        raise row
+    return row
+
+
+def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
+    """Return the row of a partition in `describe`."""
+    size = sum(segment.size for segment in view.segments)
+    policy = dirs.config(view.topic).cleanup_policy
+    set_aside = quarantine.load(view.files, view.directory)
+    dead_bytes = sum(count.dead_bytes for count in counted)
+    return PartitionInfo(
+        topic=view.topic,
+        partition=view.partition,
+        dir=os.path.dirname(os.path.normpath(view.directory)),
+        policy=",".join(sorted(policy)) if policy else None,
+        log_start=view.log_start,
+        first_dirty=corrected_first_dirty(
+            dirs.first_dirty(view.topic, view.partition), view.log_start, view.log_end
+        ),
+        stable=view.stable_offset,
+        log_end=view.log_end,
+        segments=len(view.segments),
+        size_bytes=size,
+        live_bytes=size - dead_bytes,
+        garbage_bytes=dead_bytes,
+        records=sum(count.records for count in counted),
+        live_records=sum(count.records - count.dead_records for count in counted),
+        tombstones=sum(count.tombstones for count in counted),
+        exact=all(count.exact for count in counted),
+        quarantine=None if set_aside is None else set_aside.reason,
+    )
+
+
+def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> list[SegmentInfo]:
+    """Return the rows of a partition in `segments`."""
+    rewritten = _rewritten(dirs, view)
+    rows = []
+    for segment, count in zip(view.segments, counted, strict=True):
+        generation, survived = rewritten.get((segment.base_offset, segment.id.number), (None, None))
+        rows.append(
+            SegmentInfo(
+                topic=view.topic,
+                partition=view.partition,
+                base_offset=segment.base_offset,
+                next_offset=segment.next_offset,
+                size_bytes=segment.size,
+                live_bytes=segment.size - count.dead_bytes,
+                garbage_bytes=count.dead_bytes,
+                records=count.records,
+                exact=count.exact,
+                generation=generation,
+                survivorship=survived,
+                largest_timestamp=segment.largest_timestamp,
+                active=segment is view.active,
+            )
+        )
+    return rows
+
+
+def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
+    """Return (number of rewrites, share that the last one kept) of each indexed segment.
+
+    The key is (base offset, inode).
+    """
+    from lastword.accounts.snapshot import saved_entries
+
+    held = dirs.log_dir(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
+    entries = held.entries if held is not None else saved_entries(view.files, view.directory)
+    return {
+        (entry.base_offset, entry.inode): (
+            entry.generation,
+            None if entry.survived_ratio < 0 else round(entry.survived_ratio, 4),
+        )
+        for entry in list(entries)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    records: int
+    dead_records: int
+    dead_bytes: int
+    tombstones: int
+    exact: bool
+
+
+def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
+    """Count each segment of a view."""
+    known = _accounted(dirs, view)
+    if known is not None and (quick or all(count.exact for count in known)):
+        with meter.part(sum(segment.size for segment in view.segments)):
+            return known
+    return [
+        _Count(count.records, count.dead_records, count.dead_bytes, count.tombstones, True)
+        for count in _resolved(dirs, view, meter).segments
+    ]
+
+
+def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
+    """Return the counts of the garbage index, in memory or saved; None if no index fits the log.
+
+    A segment that is not indexed counts as live, its records as if no offset were missing.
+    """
+    from lastword.accounts.ledger import Ledger
+    from lastword.accounts.snapshot import has_accounts
+
+    tp = TopicPartition(view.topic, view.partition)
+    log_dir = dirs.log_dir(*tp)
+    if log_dir.ledgers.held(tp) is not None and dirs.mode == "a":
+        with log_dir.try_claim(*tp) as mine:
+            if not mine:  # a cleaning uses them
+                return None
+            with log_dir.ledgers.of(tp, log_dir.log(*tp)) as ledger:
+                return _statement(dirs, view, ledger)
+    if not has_accounts(view.files, view.directory):
+        return None
+    map_bytes = dirs.settings.instance.map_bytes
+    return _statement(dirs, view, Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes))
+
+
+def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Count] | None:
+    config = dirs.config(view.topic)
+    account = ledger.account(
+        config, topic=view.topic, partition=view.partition, drive="", total_bytes=0, log_start=view.log_start
+    )
+    known = {counts.base_offset: counts for counts in account.segments}
+    if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
+        return None
+    sure = (
+        ledger.exact and not ledger.deletes.due.size
+    )  # due tombstones count as garbage there, although they are the newest records
+    result = []
+    for segment in view.segments:
+        counts = known.get(segment.base_offset)
+        if counts is not None and counts.size_bytes == segment.size:
+            count = _Count(counts.records, counts.dead_records, counts.dead_bytes, counts.tombstones, sure)
+        else:
+            count = _Count(segment.next_offset - segment.base_offset, 0, 0, 0, segment.size == 0)
+        result.append(count)
+    if any(segment.size and segment.base_offset not in known for segment in view.segments):
+        # New records may have superseded any of the counted ones.
+        result = [replace(count, exact=False) for count in result]
+    return result
+
+
+def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
+    """Scan a whole log. Records of an undecided transaction count as live and supersede nothing.
+
+    A file that vanishes was rewritten: the view is listed again, and the count starts again.
+    """
+    from lastword.resolve import resolve
+
+    size = sum(segment.size for segment in view.segments)
+    attempt = 0
+    while True:
+        try:
+            with meter.part(size) as done:
+                return resolve(
+                    view.segments,
+                    map_bytes=dirs.settings.instance.map_bytes,
+                    salt=os.urandom(16),
+                    now_ms=None,
+                    outcomes=Outcomes(view, view.log_end),
+                    progress=done,
+                )
+        except FileVanishedError:
+            attempt += 1
+            if attempt == _COUNT_ATTEMPTS:
+                raise
+            view.refresh()
+
+
+# ---------------------------------------------------------------- duplication
 
 
 def duplication(
@@ -98,6 +439,9 @@ def check_by(by: str) -> By:
             f"unknown by={by!r}" + (f"; nearest: {near}" if near else ""), remedy=f"one of {', '.join(BY)}"
         )
     return cast("By", by)
+
+
+# ---------------------------------------------------------------- explain
 
 
 def explained(
@@ -172,12 +516,11 @@ def _explanation(dirs: OpenDirs, topic: str, partition: int, plan: Plan, key: by
     )
     if key is not None or not config.compacts:
         return explanation
-    return replace(explanation, counted=_counted(dirs, topic, partition))
+    return replace(explanation, counted=_counted_bytes(dirs, topic, partition))
 
 
-def _counted(dirs: OpenDirs, topic: str, partition: int) -> Counted | None:
+def _counted_bytes(dirs: OpenDirs, topic: str, partition: int) -> Counted | None:
     """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
-    from lastword.api.counts import count_each, segment_infos
     from lastword.tools.explain import Counted
 
     ((_, rows),) = count_each(dirs, [(topic, partition)], segment_infos, None)
@@ -233,7 +576,7 @@ def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | No
     return saved.deletes.due_ms(offset, retention_ms)
 
 
-_ATTEMPTS = 20
+# ---------------------------------------------------------------- simulate
 
 
 def simulations(
@@ -317,7 +660,7 @@ def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes:
 
     view = dirs.checked_view(topic, partition)
     with meter.part(size_bytes) as tell:
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(_TRACE_ATTEMPTS):
             first_dirty = dirs.first_dirty(topic, partition)
             try:
                 return trace_log(
@@ -328,7 +671,7 @@ def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes:
                     progress=tell,
                 )
             except FileVanishedError:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == _TRACE_ATTEMPTS - 1:
                     raise
                 view.refresh()
     raise AssertionError("every attempt returns or raises")

@@ -17,9 +17,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
-from lastword.api import topics
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
-from lastword.api.topic import Topic
+from lastword.api.topic import Topic, create_topic, open_state, open_topic
 from lastword.config import Settings, remove_topic_settings
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
@@ -176,7 +175,7 @@ class LogDir(ProcessBound):
     def topics(self) -> list[Topic[Any, Any]]:
         """Return all topics, sorted by name, with their saved serializers."""
         self.dirs.require_open()
-        return [topics.open_topic(self.dirs, name) for name in self.dirs.topics()]
+        return [open_topic(self.dirs, name) for name in self.dirs.topics()]
 
     @overload
     def topic(
@@ -276,7 +275,7 @@ class LogDir(ProcessBound):
             UnknownTopicError: no such topic; names the nearest. Also a KeyError.
             InvalidSettingError: a serializer's name contradicts the saved one.
         """
-        return topics.open_topic(
+        return open_topic(
             self.dirs,
             name,
             key_serializer=key_serializer,
@@ -496,7 +495,7 @@ class LogDir(ProcessBound):
             InvalidSettingError: a setting that is refused, or with `exist_ok` one that contradicts the topic.
             InvalidTopicError: a name that Kafka would not take.
         """
-        return topics.create_topic(
+        return create_topic(
             self.dirs,
             name,
             partitions,
@@ -624,7 +623,7 @@ class LogDir(ProcessBound):
             UsageError: in mode "a", a topic whose cleanup.policy would delete keys, or that has none.
             SnapshotRefusedError: the snapshot would not give what a full restore gives.
         """
-        return topics.open_state(
+        return open_state(
             self.dirs,
             name,
             (key_serializer, value_serializer),

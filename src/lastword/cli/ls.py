@@ -17,7 +17,7 @@ from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
-    from lastword.api.counts import PartitionInfo, SegmentInfo
+    from lastword.api.inspections import PartitionInfo, SegmentInfo
     from lastword.api.open_dirs import OpenDirs
 
 EXAMPLES = """
@@ -69,7 +69,7 @@ def ls(
         if value is not None and value not in known:
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topic, partition, more)
-    from lastword.api import counts
+    from lastword.api import inspections
 
     failed: list[LastwordError] = []
     rows: list[Any] = []
@@ -80,8 +80,8 @@ def ls(
             "segment" if segments else by or ("topic" if len(chosen) > 1 and not out.as_json else "partition")
         )
         pairs = [(name, number) for name, numbers in chosen.items() for number in numbers]
-        row_of: Any = counts.segment_infos if by == "segment" else counts.partition_info
-        for tp, result in counts.count_each(dirs, pairs, row_of, progress, quick=quick):
+        row_of: Any = inspections.segment_infos if by == "segment" else inspections.partition_info
+        for tp, result in inspections.count_each(dirs, pairs, row_of, progress, quick=quick):
             if isinstance(result, LastwordError):
                 failed.append(result)  # raised at the end, after the other rows are shown
                 if by != "segment":

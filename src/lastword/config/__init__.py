@@ -2,8 +2,8 @@
 
 setting.py describes one setting (name, unit, range, cost); tables.py has the settings of a topic and of the
 process; keywords.py, written from them, holds their names for type checkers; settings.py reads lastword.toml
-with line numbers and merges arguments, environment, file and defaults; write.py changes the file. Uses
-`errors`, `units`, `parse` and `files`. Start reading at tables.py.
+with line numbers, merges arguments, environment, file and defaults, and changes the file. Uses `errors`,
+`units`, `parse` and `files`. Start reading at tables.py.
 """
 
 from lastword.config.setting import Setting
@@ -13,9 +13,10 @@ from lastword.config.settings import (
     Settings,
     keyword_names,
     parse_topic_settings,
+    remove_topic_settings,
+    write_topic_settings,
 )
 from lastword.config.tables import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, TopicConfig
-from lastword.config.write import remove_topic_settings, write_topic_settings
 
 __all__ = [
     "ALL_SETTINGS",

@@ -59,8 +59,7 @@ def duplication(
     from lastword.api.opening import open as open_log_dir
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import run_tasks
-    from lastword.tools.duplication import Duplication, of_sketches
-    from lastword.tools.sketches import Sketch
+    from lastword.tools.duplication import Duplication, Sketch, of_sketches
 
     check_by(by)
     path = shared_log(path)

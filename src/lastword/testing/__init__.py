@@ -10,7 +10,97 @@ The fixture `logs` is an open, empty log directory: put `pytest_plugins =
 ["lastword.testing.pytest_plugin"]` into the conftest.py of your tests.
 """
 
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
 from lastword.clock import ManualClock as Clock
-from lastword.testing.builder import LogBuilder
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.api.topic import Topic
 
 __all__ = ["Clock", "LogBuilder"]
+
+
+class LogBuilder:
+    """Builds a log directory step by step; every step returns the builder.
+
+    `topic` makes a topic and selects it; `put`, `delete`, `advance`, `roll` and `clean` act on it; `open`
+    returns the directory as a `LogDir`. Without a call of `topic`, the first step makes topic "users".
+    """
+
+    def __init__(self, path: str | os.PathLike[str], clock: Clock | None = None) -> None:
+        from lastword.api.opening import open
+
+        self.path = os.fspath(path)
+        self.clock = clock or Clock()
+        self._logs: LogDir = open(self.path, "a", clock=self.clock)
+        self._topic: Topic[Any, Any] | None = None
+
+    def topic(
+        self,
+        name: str = "users",
+        partitions: int | None = None,
+        *,
+        key_serializer: str | None = None,
+        value_serializer: str | None = None,
+        **config: Any,
+    ) -> LogBuilder:
+        """Make a topic, or select an existing topic.
+
+        A new topic has one partition, serializers "str" and "json", and `cleanup_policy="compact"`, unless
+        other values are given. Values given for an existing topic must match it.
+        """
+        if name not in self._logs:
+            key_serializer, value_serializer = key_serializer or "str", value_serializer or "json"
+            config = {"cleanup_policy": "compact", **config}
+        self._topic = self._logs.create_topic(
+            name,
+            partitions,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            exist_ok=True,
+            **config,
+        )
+        return self
+
+    def put(self, key: Any, value: Any, **options: Any) -> LogBuilder:
+        """Append one record; the options are those of `Topic.append`."""
+        self._current().append(key, value, **options)
+        return self
+
+    def delete(self, key: Any, **options: Any) -> LogBuilder:
+        """Append a tombstone."""
+        self._current().delete(key, **options)
+        return self
+
+    def advance(self, ms: int) -> LogBuilder:
+        """Let `ms` milliseconds pass."""
+        self.clock.advance(ms)
+        return self
+
+    def roll(self, partition: int | None = None) -> LogBuilder:
+        """Roll the active segment of one partition, or of all."""
+        topic = self._current()
+        for number in range(topic.partitions) if partition is None else (partition,):
+            self._logs.dirs.log(topic.name, number).roll()
+        return self
+
+    def clean(self, **options: Any) -> LogBuilder:
+        """Clean the topic; the options are those of `Topic.clean`."""
+        self._current().clean(**options)
+        return self
+
+    def open(self, mode: Literal["r", "a"] = "a") -> LogDir:
+        """Return the directory: still open to append, or closed and opened again to read."""
+        if mode == "a":
+            return self._logs
+        self._logs.close()
+        from lastword.api.opening import open
+
+        return open(self.path, mode, clock=self.clock)
+
+    def _current(self) -> Topic[Any, Any]:
+        return self._topic if self._topic is not None else self.topic()._current()
