@@ -13,15 +13,16 @@ HEAD = """\
 
 Written by `docs/make_settings.py` from `lastword.config`; edit the settings there.
 
-A setting has one spelling, Kafka's dotted name; as a Python keyword its dots are underscores, as a variable
-it is `LASTWORD_` and capitals (ours without a second `LASTWORD_`). The most specific source decides:
+A setting has Kafka's dotted name. A Python keyword has underscores for the dots. An environment variable is
+`LASTWORD_` and the name in capitals with underscores; a name that begins with `lastword.` gets no second
+prefix. The most specific source decides:
 
     argument or option  >  LASTWORD_LOG_CLEANER_THREADS=2  >  [topics.NAME]  >  the cluster's, of the topic
         >  [defaults]  >  the cluster's, of all topics  >  built in
 
-`lastword.toml` is in the log directory. The cluster's settings are those in `__cluster_metadata-0` of a Kafka
-log directory. Sizes take `KiB MiB GiB`, durations `ms s m h d`. All mistakes are
-reported together, before anything is opened. `lastword config DIR [TOPIC]` shows every value and its source.
+`lastword.toml` is in the log directory. The cluster's settings are in `__cluster_metadata-0` of a Kafka log
+directory. Sizes have the units `KiB MiB GiB`, durations `ms s m h d`. All mistakes are reported together,
+before anything is opened. `lastword config DIR [TOPIC]` shows every value and its source.
 
 ## A sample with everything
 

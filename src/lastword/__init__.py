@@ -6,8 +6,8 @@
         users = logs.state("users")
         users["ada"] = {"city": "Turin"}
 
-Start reading at `open`, then `LogDir`, `Topic`, `State`. Names load when they are first used, so importing
-this costs next to nothing; kernels, Arrow and Spark load only where something needs them.
+Start reading at `open`, then `LogDir`, `Topic`, `State`. A name is loaded at its first use, so this import is
+cheap; kernels, Arrow and Spark are loaded only by calls that need them.
 """
 
 from __future__ import annotations

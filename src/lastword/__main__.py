@@ -1,6 +1,6 @@
 """The command `lastword`, also as `python -m lastword`.
 
-A module of its own, so that Ctrl-C during the import of `cli.main` ends as quietly as later.
+A separate module, so that Ctrl-C during the import of `cli.main` also ends without a traceback.
 """
 
 import sys

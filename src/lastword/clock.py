@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The date, for timestamps and horizons, and a steady counter, for durations."""
+    """The date, for timestamps and horizons, and a monotonic counter, for durations."""
 
     def now_ms(self) -> int:
-        """Return milliseconds since 1970, UTC. May jump either way when the system's date is set."""
+        """Return milliseconds since 1970, UTC. May jump in both directions when the system's date is set."""
         ...
 
     def monotonic(self) -> float:
@@ -52,9 +52,9 @@ POLL_SECONDS = 0.005
 
 
 class ManualClock:
-    """A clock that stands still until it is moved.
+    """A clock that moves only when `sleep`, `advance` or `set_date` is called.
 
-    `sleep` moves it. `wait` blocks until the event is set or another thread has moved the clock far enough.
+    `wait` blocks until the event is set or another thread has moved the clock far enough.
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
@@ -84,7 +84,7 @@ class ManualClock:
         return event.is_set()
 
     def advance(self, ms: int) -> None:
-        """Let `ms` milliseconds pass on both counters."""
+        """Move both counters forward by `ms` milliseconds."""
         if ms < 0:
             raise ValueError("time passes forward; use set_date to move the date back")
         self._now_ms += ms

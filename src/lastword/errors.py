@@ -1,8 +1,8 @@
-"""Every error that lastword raises on purpose, ordered by what the caller can do about it.
+"""The errors of lastword, ordered by the remedy that the caller has.
 
     LastwordError
     ├── UsageError        exit 2, also ValueError: fix the call
-    │   ├── ReadOnlyError            opened to read, asked to write
+    │   ├── ReadOnlyError            a change of a directory that was opened to read
     │   ├── NotALogDirError          the path holds no log directory
     │   ├── UnknownTopicError        no such topic; names the nearest; also KeyError
     │   ├── TopicExistsError         create_topic without exist_ok
@@ -14,17 +14,17 @@
     │   ├── KeyRequiredError         a compacted topic needs keys
     │   ├── SerializerError          a key or value that its serializer refuses
     │   ├── RecordTooLargeError      larger than max.message.bytes
-    │   ├── LeaseRefusedError        a reader so far behind that tombstones above it are gone
+    │   ├── LeaseRefusedError        tombstones above the reader's position may be removed
     │   ├── SnapshotRefusedError     a restored file from which a state would be wrong
-    │   ├── SequenceGapError         a producer's sequences must rise without a gap
-    │   ├── ProducerFencedError      a newer epoch of this producer id has written already
+    │   ├── SequenceGapError         a producer's sequences must increase without a gap
+    │   ├── ProducerFencedError      a newer epoch of this producer id has already written
     │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
-    │   ├── TransactionStateError    not allowed in the present state of the producer's transaction
-    │   └── SparkOptionError         an option or column that the Spark source does not take
+    │   ├── TransactionStateError    not allowed in the current state of the producer's transaction
+    │   └── SparkOptionError         an option or column that the Spark source does not support
     ├── DataError         exit 3: the bytes are bad
     │   ├── CorruptBatchError        length, CRC, count or fields contradict each other
     │   ├── CorruptFileError         a checkpoint, index or properties file is damaged
-    │   ├── UnknownMagicError        a message format that is not read
+    │   ├── UnknownMagicError        a message format that is not supported
     │   ├── UnsupportedBatchError    a valid batch of a kind that the operation does not support
     │   ├── DecompressionLimitError  a payload that grows past its bound
     │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
@@ -40,19 +40,18 @@
     │   └── StateTooLargeError       a restore past max_bytes
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
-    │   ├── OfflineError             in a directory that failed; the others serve
+    │   ├── OfflineError             in a directory that failed; the others stay in service
     │   ├── NotPermittedError        also PermissionError: owner, permissions, or a read-only drive
     │   ├── LockLostError            `.lock` was removed or replaced: the directory is offline
     │   ├── WrongUserError           files made by this user could not be used by the directory's owner
-    │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
+    │   ├── FileVanishedError        also FileNotFoundError: removed since it was listed
     │   ├── NotSharedError           a worker does not see the directory that the driver works on
     │   └── FileTakenError           also FileExistsError
-    ├── MissingError      exit 7, also ImportError: install something
+    ├── MissingError      exit 7, also ImportError: install a package
     └── PartialFailure    some partitions failed; has the others' results; also the first error's class
 
 `str(error)` has the message and, on a second line, the remedy. All errors can be pickled, so that Spark's
-tasks can return them to the driver. Fixed sentences are made by class methods, so that they are the same
-everywhere.
+tasks can return them to the driver. Class methods make the sentences that several modules use.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from lastword.units import format_bytes
 
 
 class LastwordError(Exception):
-    """Base of all. Attributes: message, remedy, file, position (byte in the file), offset (of a record).
+    """Base class. Attributes: message, remedy, file, position (byte in the file), offset (of a record).
 
     On the class: `exit_code` (of the command line), `retriable` (the same call may succeed later),
     `kafka_code` (the error code of Kafka's protocol).
@@ -110,13 +109,13 @@ def _rebuild(kind: type[LastwordError], args: tuple[Any, ...], state: dict[str, 
 class PartialFailure(LastwordError):
     """Some parts of a call failed, and the call did its work for the other parts.
 
-    `of` makes an error that is also of the class of its first error, with its message, remedy, place and exit
-    code. So `except DataError` catches the failure of a damaged partition, whether it was one of many or not.
+    `of` makes an error that is also an instance of its first error's class, with the message, remedy, file
+    and exit code of the first error. So `except DataError` catches a damaged partition, alone or among many.
 
     Attributes:
-        results: What the call returns, without the parts that failed.
+        results: The results of the parts that did not fail.
         errors: The errors of the parts that failed, in the order in which they occurred.
-        note: The end of the message: what was done for the other parts. Empty if the results show it.
+        note: The end of the message, about the other parts. Empty if the results show it.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class PartialFailure(LastwordError):
 
     @classmethod
     def of(cls, results: Any, errors: Sequence[LastwordError], note: str = "") -> PartialFailure:
-        """Return the error for `errors`, of which there is at least one. `note` is added to the message."""
+        """Return the error for at least one of `errors`. `note` is added to the message."""
         first = errors[0]
         message = f"{first.message}; {note}" if note else first.message
         own = {"message": message, "results": results, "errors": tuple(errors), "note": note}
@@ -290,8 +289,7 @@ class OffsetOutOfRangeError(UsageError):
     def cleaned(cls, partition: str, offset: int, cleaned: int) -> OffsetOutOfRangeError:
         """Return the error for an end below which the log was cleaned."""
         return cls(
-            f"{partition}: what was newest below offset {offset} is not known any more: "
-            f"the log was cleaned up to {cleaned}",
+            f"{partition}: the newest values below {offset} are lost: the log was cleaned up to {cleaned}",
             remedy=f"end at {cleaned} or later",
             offset=offset,
         )
@@ -306,7 +304,7 @@ class KeyRequiredError(UsageError):
     def of(cls, partition: str) -> KeyRequiredError:
         """Return the error for a partition."""
         return cls(
-            f"{partition}: a compacted topic takes no record without a key",
+            f"{partition}: a compacted topic refuses a record without a key",
             remedy="give a key, or set cleanup.policy=delete",
         )
 
@@ -369,7 +367,7 @@ class SparkOptionError(UsageError):
 class DataError(LastwordError):
     """Damaged or unsupported bytes. `code` is a short stable name of the problem, for reports and JSON.
 
-    File and position are put in front of a message that does not name the file.
+    A message that does not name the file gets file and position in front.
     """
 
     exit_code = 3
@@ -451,7 +449,7 @@ class InconsistentTopicIdError(DataError):
         """Return the error for a directory with another topic id."""
         return cls(
             f"{directory} has the topic id {own}, the topic has {expected}",
-            remedy="it is of another topic of that name: move it out of the log directory",
+            remedy="it belongs to another topic of that name: move it out of the log directory",
             file=f"{directory}/partition.metadata",
         )
 
@@ -467,7 +465,7 @@ class DuplicatePartitionError(DataError):
         """Return the error for a partition in two directories."""
         return cls(
             f"{partition} is in {first} and in {second}",
-            remedy="find out which one is the newer, and move the other out",
+            remedy="keep the newer of the two, and move the other out",
             file=f"{second}/{partition}",
         )
 
@@ -483,14 +481,14 @@ class NotAPartitionError(DataError):
         """Return the error for a symbolic link."""
         return cls(
             f"{path} is a symbolic link, which is not followed",
-            remedy="put its target itself there",
+            remedy="replace the link with its target",
             file=path,
         )
 
     @classmethod
     def of(cls, path: str, expected: str) -> NotAPartitionError:
         """Return the error for a path that is not a file or directory as expected."""
-        return cls(f"{path} is no {expected}", remedy="move it away, and restore the partition", file=path)
+        return cls(f"{path} is not a {expected}", remedy="move it away, and restore the partition", file=path)
 
 
 class CertificateError(DataError):
@@ -524,8 +522,8 @@ class ReadOvertakenError(BusyError):
     def of(cls, partition: str, directory: str) -> ReadOvertakenError:
         """Return the error for a partition."""
         return cls(
-            f"{partition}: a cleaning replaced files while their newest values were read; what was read "
-            "so far is not complete",
+            f"{partition}: a cleaning replaced files while their newest values were read; the values read so "
+            "far are not complete",
             remedy="read again; if it happens often, allow the process more open files (ulimit -n)",
             file=directory,
         )
@@ -545,8 +543,8 @@ class LogDirLockedError(BusyError):
     def held_here(cls, path: str, pid: int, holder: object, opened_at: str) -> LogDirLockedError:
         """Return the error for a directory that this process has open."""
         return cls(
-            f"{path} is open to append in this process ({pid}) already: {holder!r}, opened at {opened_at}",
-            remedy=f"use that object, or close() it; to look beside it: lastword.open({path!r})",
+            f"{path} is already open to append in this process ({pid}): {holder!r}, opened at {opened_at}",
+            remedy=f"use that object, or close() it; to read beside it: lastword.open({path!r})",
             file=path,
             pid=pid,
             process="this process",
@@ -556,10 +554,10 @@ class LogDirLockedError(BusyError):
     def held(cls, path: str, pid: int | None, process: str | None) -> LogDirLockedError:
         """Return the error for a directory that another process holds; unknown facts are None."""
         holder = "another process" if pid is None else f"process {pid}" + (f" ({process})" if process else "")
-        instead = "use what has it open, or close that" if process == "this process" else "stop it"
+        instead = "use or close the object that has it open" if process == "this process" else "stop it"
         return cls(
             f"{path} is in use by {holder}",
-            remedy=f'{instead}, or look without a lock: lastword.open("{path}")',
+            remedy=f'{instead}, or read without a lock: lastword.open("{path}")',
             file=path,
             pid=pid,
             process=process,
@@ -593,7 +591,7 @@ class DiskFullError(CapacityError):
         needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
         return cls(
             f"{what} needs {needed} on {where}, {free} free; log unchanged",
-            remedy="free space, or clean smaller ones first",
+            remedy="free space, or clean smaller partitions first",
             file=file,
             needed_bytes=needed_bytes,
             free_bytes=free_bytes,
@@ -665,7 +663,7 @@ class LockLostError(StorageError):
         return cls(
             f"{file} was {how} while this process held the lock: another process may write there, "
             f"so {directory} is offline here",
-            remedy="find out what touched the file; then close this and open the directory again",
+            remedy="find the program that changed the file; then close the directory and open it again",
             file=file,
         )
 
@@ -717,7 +715,7 @@ class NotSharedError(StorageError):
     def of(cls, path: str, host: str) -> NotSharedError:
         """Return the error for a path that is missing on a worker."""
         return cls(
-            f"{path} is not there on {host}: the driver sees it, this executor does not",
+            f"{path} does not exist on {host}: the driver has it, this executor does not",
             remedy="mount the log directory under this name on every machine that runs executors, or run "
             "Spark on the machine that has it: master local[*]",
             file=path,

@@ -49,7 +49,7 @@ class Metric:
             return sorted((labels, self._copy(value)) for labels, value in self._values.items())
 
     def remove(self, *labels: str) -> None:
-        """Remove a combination of labels, as when a topic is deleted."""
+        """Remove a combination of labels, for example when a topic is deleted."""
         with self._lock:
             self._values.pop(labels, None)
 
@@ -120,7 +120,7 @@ _PARTITION = ("topic", "partition")
 LOG_SIZE_BYTES = Gauge("log_size_bytes", "Bytes of all segments", _PARTITION)
 LOG_START_OFFSET = Gauge("log_start_offset", "First offset that may be read", _PARTITION)
 LOG_END_OFFSET = Gauge("log_end_offset", "Offset that the next record gets", _PARTITION)
-LOG_SEGMENTS = Gauge("log_segments", "Segments, the active one included", _PARTITION)
+LOG_SEGMENTS = Gauge("log_segments", "Segments, including the active segment", _PARTITION)
 LOG_LIVE_BYTES = Gauge(
     "log_live_bytes", "Bytes of live records, by the last garbage statistics", (*_PARTITION, "exact")
 )
@@ -211,7 +211,7 @@ def unwatch(measured: Measured) -> None:
 def metrics() -> Iterator[Metric]:
     """Iterate over all metrics with their current numbers, for tests and other exporters."""
     for measured in list(_measured):
-        with suppress(OSError):  # a failed drive keeps its last figures; all others are current
+        with suppress(OSError):  # the metrics of a failed drive keep their last numbers
             measured.measure()
     return iter(_all)
 
@@ -244,8 +244,8 @@ def register(registry: Any = None) -> None:
                             buckets.append(("+Inf" if bound is None else repr(bound), total))
                         family.add_metric(labels, buckets, sum_value=counts[-1])
                 else:
-                    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                    family = made(name, metric.text, labels=metric.labels)
+                    family_type = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                    family = family_type(name, metric.text, labels=metric.labels)
                     for labels, value in metric.samples():
                         family.add_metric(labels, value)
                 yield family

@@ -1,8 +1,8 @@
 """The base classes of results and handles, and the progress of long calls.
 
 A value is a frozen dataclass that also inherits `Value`: it has a `to_dict()` with the fields of `--json`,
-and shows itself as a table in a notebook. The names of its fields are Python attributes, JSON fields and
-columns. Units are part of the name (`_bytes`, `_ms`, `_ratio`).
+and a table for notebooks. The names of its fields are Python attributes, JSON fields and columns. Units are
+part of the name (`_bytes`, `_ms`, `_ratio`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProcessBound:
 
 @dataclass(frozen=True, slots=True)
 class Progress(Value):
-    """The progress of a long call. `eta_seconds` is None until the first bytes are done."""
+    """The progress of a long call. `eta_seconds` is None until the first bytes are processed."""
 
     verb: str
     done_bytes: int
@@ -107,14 +107,14 @@ def plural(number: int, noun: str) -> str:
 
 
 def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:
-    """Return the function to call, or None."""
+    """Return the function to call with each Progress, or None."""
     if progress is True:
         return _Line()
     return progress or None
 
 
 class _Line:
-    """One line of stderr that is overwritten at most ten times a second."""
+    """A line on stderr that is overwritten at most ten times per second."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -134,7 +134,7 @@ class Meter:
 
     def __init__(self, verb: str, progress: ProgressLike | bool | None, total_bytes: int) -> None:
         self._verb = verb
-        self._tell = listener(progress)
+        self._listener = listener(progress)
         self._total = total_bytes
         self._done = 0
         self._began = time.monotonic()
@@ -145,18 +145,18 @@ class Meter:
 
         The part may count in its own units; its share of the whole is `size_bytes`.
         """
-        tell = self._tell
-        if tell is None:
+        listener = self._listener
+        if listener is None:
             yield None
             return
 
         def update(done: int, total: int) -> None:
             within = size_bytes * done // total if total else size_bytes
-            self._say(tell, self._done + min(within, size_bytes))
+            self._report(listener, self._done + min(within, size_bytes))
 
         yield update
         self._done += size_bytes
-        self._say(tell, self._done)
+        self._report(listener, self._done)
 
     @contextmanager
     def progress_part(self, size_bytes: int) -> Iterator[ProgressLike | None]:
@@ -164,5 +164,5 @@ class Meter:
         with self.part(size_bytes) as update:
             yield None if update is None else (lambda value: update(value.done_bytes, value.total_bytes))
 
-    def _say(self, tell: ProgressLike, done: int) -> None:
-        tell(Progress.at(self._verb, done, max(self._total, done), time.monotonic() - self._began))
+    def _report(self, listener: ProgressLike, done: int) -> None:
+        listener(Progress.at(self._verb, done, max(self._total, done), time.monotonic() - self._began))

@@ -158,7 +158,7 @@ def test_keys_choose_the_partition(logs):
     mine = logs.topic("t", partitioner=lambda key, n: len(key) % n)
     assert mine.append("abc", b"").partition == 3
     assert mine.append("abc", b"", partition=1).partition == 1
-    with pytest.raises(errors.UsageError, match="partitioner answered"):
+    with pytest.raises(errors.UsageError, match="partitioner returned"):
         logs.topic("t", partitioner=lambda key, n: n).append("abc", b"")
 
 

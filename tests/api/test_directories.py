@@ -76,7 +76,7 @@ def test_a_file_in_the_directory_widens_no_call(roots: list[str], mode: str) -> 
     file = Path(roots[0], "lastword.toml")
     kept = file.read_text() if file.exists() else ""
     file.write_text(f"log.dirs = {roots[:2]}\n{kept}")
-    with pytest.raises(UsageError, match=r"names further directories \(log\.dirs\)") as caught:
+    with pytest.raises(UsageError, match=r"lists more directories \(log\.dirs\)") as caught:
         opened(roots[0], mode)
     assert roots[1] in caught.value.message and f'config="{file}"' in (caught.value.remedy or "")
     with opened(roots[0], mode, config=file) as logs:

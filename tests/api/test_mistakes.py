@@ -56,7 +56,7 @@ def test_calls(users, call, told):
 
 @pytest.mark.parametrize("path", [None, 5, [None]])
 def test_a_path_that_is_none(path):
-    with pytest.raises(UsageError, match="is no path"):
+    with pytest.raises(UsageError, match="is not a path"):
         lastword.open(path)
 
 
@@ -105,7 +105,7 @@ def test_a_setting_of_the_directory_is_not_one_of_a_topic(users):
 
 
 def test_a_default_that_is_no_function(tmp_path):
-    with lastword.open(tmp_path / "data", "a") as logs, pytest.raises(UsageError, match="is no function"):
+    with lastword.open(tmp_path / "data", "a") as logs, pytest.raises(UsageError, match="is not a function"):
         logs.state("totals", default=0)
 
 

@@ -210,7 +210,7 @@ def test_a_second_open_in_one_process_names_the_first(tmp_path, monkeypatch):
         with pytest.raises(errors.LogDirLockedError) as caught:
             lastword.open("data", "a")
         line = str(caught.value).splitlines()[0]
-        holder = f"in this process ({os.getpid()}) already: LogDir('data', 'a'), opened at "
+        holder = f"already open to append in this process ({os.getpid()}): LogDir('data', 'a'), opened at "
         assert line.startswith(f"data is open to append {holder}")
         assert re.search(r"test_open\.py:\d+$", line)
         assert "close()" in caught.value.remedy
@@ -274,7 +274,7 @@ def test_timeout_waits_for_the_lock(tmp_path):
     with lastword.open(path, "a", timeout=5, clock=Closing()) as logs:
         logs.create_topic("users")
     for wrong in (-1, float("nan")):
-        with pytest.raises(errors.UsageError, match="is no time"):
+        with pytest.raises(errors.UsageError, match="is not a duration"):
             lastword.open(path, "a", timeout=wrong)
 
 

@@ -51,7 +51,7 @@ def test_callables_are_checked():
     assert name is None
     assert choose(last, b"k", 4) == 3
     for wrong in (4, -1, None, "0"):
-        with pytest.raises(UsageError, match="partitioner answered"):
+        with pytest.raises(UsageError, match="partitioner returned"):
             choose(lambda key, n, wrong=wrong: wrong, b"k", 4)
 
 

@@ -441,7 +441,8 @@ def test_no_round_has_its_reason():
 
     for strategy in ("generational", "kafka", "broker"):
         assert idle(strategy) == (
-            "no segment was closed: 800 B in the active one, which is not cleaned, of segment.bytes=1.0 GiB"
+            "no segment was closed: the active segment, which is not cleaned, has 800 B of "
+            "segment.bytes=1.0 GiB"
         )
         assert idle(strategy, segment_bytes=200) == ""
     trace = rows([1, 2, 3, 4, 5, 6, 7, 1])

@@ -3,7 +3,7 @@
 Reading returns topic, partition, offset, timestamp, timestamp_type, key, value and headers. Appending takes
 key and value, and if present headers, timestamp and partition; so `Topic.extend` takes the result of
 `Reader.arrow`. A binary column holds the bytes of the record; text and numbers are converted by the topic's
-serializer, a whole column together if the form of the serializer allows it.
+serializer, a whole column in one step if the serializer's encoding equals Arrow's.
 """
 
 from __future__ import annotations

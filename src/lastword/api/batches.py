@@ -102,13 +102,13 @@ class PartitionAssigner:
 
 PairType = type[bytes] | type[str]
 PAIR_TYPES: dict[str | None, PairType] = {"bytes": bytes, "str": str}
-"""Serializers whose values Arrow encodes the same way."""
+"""Serializers whose encoding equals Arrow's."""
 WEIGHT_BYTES = 32
 """Largest size of a record without its key and value, in bytes."""
 
 
 class PairRun(NamedTuple):
-    """Keys and values in order. `odd` holds the item that ended the run because it is not such a pair."""
+    """Keys and values in order. `odd` holds the item that ended the run: it is not such a pair."""
 
     keys: list[Any]
     values: list[Any]
@@ -156,7 +156,7 @@ def pair_column(rows: list[Any], kind: PairType) -> pa.Array:
     return pa.array(rows, pa.string()).cast(pa.binary())
 
 
-BATCH_BYTES = 16 << 10  # as Kafka's producers: a batch is filled to this, a larger record gets one of its own
+BATCH_BYTES = 16 << 10  # as Kafka's producers: the size of a full batch; a larger record gets its own batch
 GROUP_BYTES = 16 << 20
 GROUP_RECORDS = 100_000
 KERNEL_RECORDS = 20_000  # from here on loading the kernels costs less than packing in Python
@@ -337,7 +337,7 @@ class Packer:
                 turn = call.turn(1)
                 chosen = self.assigner.of(key, partition, turn)
             elif key is None and partition is None:
-                # Fill a batch of one partition, then go on to the next partition.
+                # Fill a batch of one partition, then continue with the next partition.
                 if sticky_left <= 0:
                     sticky, sticky_left = next(self.assigner.turns) % self.assigner.partitions, BATCH_BYTES
                 chosen = sticky

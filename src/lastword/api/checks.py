@@ -72,7 +72,7 @@ def audit(
     progress: ProgressLike | bool | None,
     partitioner: Partitioner | None = None,
 ) -> Audit:
-    """See `LogDir.audit`. `partitioner`: None takes the one that is saved with a topic."""
+    """See `LogDir.audit`. `partitioner`: None: the saved partitioner of a topic."""
     other, its_topic = _other_log(delivered)
     if topic is None and other is not None and its_topic is None:
         here, there = list(dirs.topics()), list(other.topics())
@@ -84,9 +84,8 @@ def audit(
         topics = [dirs.only_topic(topic)]
     failed: list[LastwordError] = []
     sizes: dict[str, int] = {}
-    for (
-        name
-    ) in topics:  # all partitions of a topic: a key that moved to another partition is not a difference
+    # All partitions of a topic are compared in one audit: a key in another partition is not a difference.
+    for name in topics:
         views, errors = dirs.checked_views(dirs.select(name, partition))
         failed += errors.values()
         if not errors:
@@ -97,9 +96,9 @@ def audit(
     left_off, ok = 0, True
     for name, size in sizes.items():
         try:
-            with meter.part(size) as tell:
+            with meter.part(size) as update:
                 result = _one_topic(
-                    dirs, name, partition, delivered, most_rows - len(rows), tell, partitioner
+                    dirs, name, partition, delivered, most_rows - len(rows), update, partitioner
                 )
         except (DataError, StorageError) as error:
             failed.append(error)
@@ -120,7 +119,7 @@ def _one_topic(
     partition: int | None,
     delivered: Any,
     most_rows: int,
-    tell: Any,
+    update: Any,
     partitioner: Partitioner | None,
 ) -> Audit:
     views = [dirs.view(name, number) for _, number in dirs.select(name, partition)]
@@ -138,16 +137,16 @@ def _one_topic(
         partition=partition,
         partition_of=schema.partition_of,
         most_rows=most_rows,
-        progress=tell,
+        progress=update,
     )
 
 
 def _delivered(given: Any, schema: TopicSchema, files: Files, map_bytes: int) -> Delivered:
-    """Return `given` as the other side of an audit of a topic.
+    """Convert `given` to the other side of an audit of a topic.
 
-    A mapping of keys to offsets; an open `LogDir` that has a topic of the same name, or a `Topic`; anything
-    with `__arrow_c_stream__` and columns `key` and `offset` (and `partition`, if there); the path of a
-    `.parquet`, `.arrow` or `.jsonl` file with these columns.
+    `given` is a mapping of keys to offsets; an open `LogDir` that has a topic of the same name, or a `Topic`;
+    an object with `__arrow_c_stream__` and columns `key` and `offset`, and optionally `partition`; or the
+    path of a `.parquet`, `.arrow` or `.jsonl` file with these columns.
     """
     dirs, name = _other_log(given)
     if dirs is not None:
@@ -231,14 +230,14 @@ class _Batches:
             numbers = batch.column("partition").to_pylist() if known else [None] * len(keys)
             for key, offset, number in zip(keys, offsets, numbers, strict=True):
                 if key is None:
-                    raise UsageError(f"{self._what} has a row without a key", remedy="leave such rows out")
+                    raise UsageError(f"{self._what} has a row without a key", remedy="omit such rows")
                 yield DeliveredKey(key, _offset(offset, self._what), number)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         if name not in batch.schema.names:
             raise UsageError(
                 f"{self._what} has no column {name!r}; it has {', '.join(batch.schema.names) or 'none'}",
-                remedy="columns key and offset; partition if you know it",
+                remedy="columns key and offset; optionally partition",
             )
         return batch.column(name)
 
@@ -266,5 +265,5 @@ class _Lines:
 
 def _offset(given: Any, what: str) -> int:
     if isinstance(given, bool) or not isinstance(given, int):
-        raise UsageError(f"{what} gives {given!r} for an offset", remedy="offsets are whole numbers")
+        raise UsageError(f"{what} has the offset {given!r}", remedy="offsets are whole numbers")
     return given

@@ -1,11 +1,10 @@
 """`logs.cleaner`: the background cleaner of an open log directory.
 
-In a directory that is open to append it starts by itself: it runs the cleanings that are due, on
-`log.cleaner.threads` threads of this process, and applies retention every `log.retention.check.interval.ms`.
-The first check comes `log.cleaner.backoff.ms` after opening. Topics without a known cleanup.policy are never
-touched.
+It starts when a directory is opened to append. It runs the cleanings that are due, on `log.cleaner.threads`
+threads of this process, and applies retention every `log.retention.check.interval.ms`. The first check is
+`log.cleaner.backoff.ms` after opening. Topics without a known cleanup.policy are never changed.
 
-Each `LogDir` has one `Background`, made when it is first needed. Users hold a `Cleaner`.
+Each `LogDir` has one `Background`, made when it is first needed. `Cleaner` is its public interface.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ class Background:
     def run_for(
         self, only: tuple[str, int | None] | None, backoff_ms: int, on_done: Callable[[Done], None]
     ) -> None:
-        """Start without a wait, and call `on_done` with every result.
+        """Start immediately, and call `on_done` with every result.
 
         Args:
-            only: A topic and a partition (None: each) to which everything is limited; None: all.
+            only: The topic and partition (None: each) to clean; None: all topics.
             backoff_ms: Pause between two checks.
             on_done: Called with each result.
         """
@@ -69,13 +68,13 @@ class Background:
         self.scheduler.start(at_once=True)
 
     def forget(self, topic: str, partitions: Iterable[int]) -> None:
-        """Drop the states of a deleted topic: a new one of that name begins without its pauses."""
+        """Drop the states of a deleted topic, so that a new topic of that name has no pauses."""
         for number in partitions:
             self.states.forget(TopicPartition(topic, number))
             self.scheduler.forgive(TopicPartition(topic, number))
 
     def settings_changed(self) -> None:
-        """Apply settings that have changed, and check what is due."""
+        """Apply changed settings, and check which cleanings are due."""
         now: LogConfig = self.dirs.settings.instance
         before, self._applied = self._applied, now
         if now.log_cleaner_backoff_ms != before.log_cleaner_backoff_ms:
@@ -94,10 +93,10 @@ class DriveStatus(Value):
 
     Attributes:
         drive: The first of its directories.
-        dirs: All of them.
-        bytes_per_second: Its budget; None: no limit.
-        used_bytes: Read and written by cleanings since opening, limited or not.
-        throttled_seconds: Slept to stay within the budget, all threads together.
+        dirs: All its directories.
+        bytes_per_second: Its I/O budget; None: no limit.
+        used_bytes: Bytes read and written by cleanings since opening, with or without a limit.
+        throttled_seconds: Seconds slept to stay within the budget, summed over all threads.
         running: Partitions that are being cleaned in the background, as `topic-partition`.
     """
 
@@ -117,7 +116,7 @@ class DriveStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus(Value):
-    """A partition that is not idle. `reason`: why it is quarantined; else empty."""
+    """A partition that is not idle. `reason`: the reason of its quarantine; else empty."""
 
     topic: str
     partition: int
@@ -135,11 +134,11 @@ class CleanerStatus(Value):
 
     Attributes:
         running: Whether it was started.
-        threads: Threads that were asked for.
-        alive: Threads that run.
-        deaths: Threads that died and were replaced.
+        threads: Number of configured threads.
+        alive: Number of running threads.
+        deaths: Number of threads that died and were replaced.
         drives: Each drive.
-        partitions: Those that are not idle.
+        partitions: Partitions that are not idle.
     """
 
     running: bool
@@ -155,9 +154,9 @@ class CleanerStatus(Value):
 
 
 class Cleaner(ProcessBound):
-    """The background cleaner. Safe from any thread. All but `status` and `history` need mode "a".
+    """The background cleaner. Safe from any thread. All methods but `status` and `history` need mode "a".
 
-    A process that ends without closing ends a cleaning at its next safe point, too. A forked child has none
+    A process that ends without closing also ends a cleaning at its next safe point. A forked child has none
     of the threads, and must open the directory again.
     """
 
@@ -171,15 +170,15 @@ class Cleaner(ProcessBound):
         return f"Cleaner({self.status()})"
 
     def start(self) -> None:
-        """Clean in the background; does nothing if it runs."""
+        """Start to clean in the background; does nothing if it runs."""
         self._dirs.require_writable()
         self._scheduler.start()
 
     def stop(self, *, abort: bool = True, seconds: float = STOP_SECONDS) -> bool:
-        """End the background threads; closing does so too.
+        """End the background threads, as closing the directory does.
 
-        A running cleaning ends at its next safe point, or with `abort=False` at its end if that comes within
-        `seconds`; it leaves nothing behind.
+        A running cleaning ends at its next safe point, or with `abort=False` at its end, if it ends within
+        `seconds`. It removes its unfinished files.
 
         Returns:
             False if a thread still runs after `seconds`.
@@ -189,29 +188,30 @@ class Cleaner(ProcessBound):
     def pause(
         self, topic: str, partition: int, *, abort: bool = True, seconds: float = STOP_SECONDS
     ) -> PartitionState:
-        """Keep the background off a partition; pauses are counted.
+        """Pause the background cleaning of a partition; pauses are counted.
 
-        Returns when no background cleaning runs there: it is aborted at its next safe point, or with
-        `abort=False` waited for.
+        Returns when no background cleaning of the partition runs: a running cleaning is aborted at its next
+        safe point, or with `abort=False` runs to its end.
 
         Raises:
-            BusyError: It still runs after `seconds`; the pause is removed again.
+            BusyError: A cleaning still runs after `seconds`; the pause is removed again.
         """
         return self._states.pause(self._named(topic, partition), abort=abort, seconds=seconds)
 
     def resume(self, topic: str, partition: int) -> PartitionState:
-        """Take one pause back. UsageError if there is none."""
+        """Remove one pause. UsageError if there is none."""
         after = self._states.apply(self._named(topic, partition), "resume")
         self._scheduler.wake()
         return after
 
     def retry(self, topic: str, partition: int) -> Verification | None:
-        """Let a quarantined partition be cleaned again. None: it was not in quarantine.
+        """Verify a quarantined partition, and end its quarantine if it is valid.
 
-        The whole partition is verified first.
+        Returns:
+            The verification; None if the partition is not in quarantine.
 
         Raises:
-            QuarantinedError: Names the first problem that is still there; the quarantine stays.
+            QuarantinedError: Names the first remaining problem; the quarantine stays.
         """
         tp = self._named(topic, partition)
         log_dir = self._dirs.log_dir(*tp)
@@ -223,8 +223,8 @@ class Cleaner(ProcessBound):
         with log_dir.claim(*tp):
             verification = verify(log_dir.files, [log_dir.path], [(*tp, directory)], clock=self._dirs.clock)
             for problem in verification.problems:
-                # A damaged private file stops no cleaning: a lease holds tombstones back, and this note is
-                # removed.
+                # A damaged private file prevents no cleaning: a damaged lease keeps tombstones, and a damaged
+                # quarantine note is removed.
                 own = os.path.normpath(directory)
                 if not problem.repairable and own in (problem.file, os.path.dirname(problem.file)):
                     raise QuarantinedError(
@@ -242,7 +242,7 @@ class Cleaner(ProcessBound):
         return verification
 
     def status(self) -> CleanerStatus:
-        """Return what runs, on which drive, with which budget, and which partitions are held back."""
+        """Return the running cleanings, each drive with its budget, and the partitions that are not idle."""
         running = self._scheduler.running()
         drives = []
         for name in self._drives.names:
@@ -294,7 +294,7 @@ class Cleaner(ProcessBound):
         The limit holds immediately, also for running cleanings, until the setting itself is changed.
 
         Args:
-            bytes_per_second: None: no limit.
+            bytes_per_second: Bytes or a size such as "80MiB"; None: no limit.
             drive: Any path on the drive; None: each drive.
         """
         self._dirs.require_writable()

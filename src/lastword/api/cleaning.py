@@ -55,7 +55,7 @@ def plan_chosen(
     strategy: str | None,
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
-    """Plan partitions that were selected already."""
+    """Plan the cleaning of selected partitions."""
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.partition import plan_partition
     from lastword.cleaner.policy.plan import Request
@@ -210,7 +210,7 @@ def plan_due(
     strategy: str | None,
     only: Collection[tuple[str, int]] | None = None,
 ) -> tuple[list[Plan], dict[TopicPartition, LastwordError]]:
-    """Return what a due cleaning would do now with each wanted partition, or why nothing; changes nothing.
+    """Plan the due cleanings of each wanted partition; a plan may be to keep it. Changes nothing.
 
     Args:
         dirs: The open directories.
@@ -242,7 +242,7 @@ def _clean_due(
     stop: Callable[[], bool] | None,
     failed: list[LastwordError],
 ) -> Iterator[CleanRound]:
-    """Clean what is due; yields each result as it comes. The errors of wanted partitions go to `failed`."""
+    """Run the due cleanings and yield each result. The errors of wanted partitions are added to `failed`."""
     from lastword.cleaner.drive import InlineExecutor
 
     for drive, partitions in _drives(dirs, wanted, strategy):
@@ -288,7 +288,7 @@ def _drive_cleaner(
 
 
 def _size(dirs: OpenDirs, name: str, number: int) -> int:
-    """Return the bytes of a partition; 0 if it cannot be opened, which raises when it is cleaned."""
+    """Return the bytes of a partition; 0 if it cannot be opened: cleaning it raises the error."""
     try:
         return sum(segment.size for segment in dirs.log_dir(name, number).log(name, number).segments)
     except (DataError, StorageError):
@@ -338,7 +338,7 @@ def _check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
 
 
 def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
-    """Return a deletion by retention as a plan."""
+    """Convert a deletion by retention to a plan."""
     from lastword.cleaner.policy.plan import Plan, Reason
 
     return Plan(
@@ -391,7 +391,7 @@ def expire(
 
 
 def expire_outlook(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[Deletion]:
-    """Return the deletion of every partition that `expire` would make, also if it removes nothing.
+    """Return for every partition the deletion that `expire` would make, also if it removes nothing.
 
     Raises:
         PartialFailure: Partitions cannot be viewed; raised at the end, with the deletions of the others.

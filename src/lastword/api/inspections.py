@@ -56,17 +56,17 @@ class PartitionInfo(Value):
         policy: "compact", "delete", "compact,delete", or None if unknown: then nothing is ever removed.
         log_start: First offset that can be read.
         first_dirty: The log is clean below this offset.
-        stable: Last stable offset; transactions from here on are undecided.
+        stable: Last stable offset; transactions from here on are not decided.
         log_end: Offset of the next record.
         segments: Number of segments.
         size_bytes: Size of the .log files: live_bytes + garbage_bytes.
         live_bytes: Bytes that are not garbage.
         garbage_bytes: Bytes of superseded records, and of the headers of emptied batches.
         records: Records on disk, also below log_start while their file exists.
-        live_records: Those that are the newest of their key, tombstones included.
-        tombstones: Newest records that are tombstones.
+        live_records: Records that are the newest of their key, tombstones included.
+        tombstones: Live records that are tombstones.
         exact: True: counted; False: an estimate.
-        quarantine: Why the partition is not cleaned, or None.
+        quarantine: Reason of the quarantine, or None.
     """
 
     topic: str
@@ -101,8 +101,8 @@ class SegmentInfo(Value):
 
     Attributes:
         base_offset: Its first offset.
-        next_offset: The offset after its last one.
-        generation: How often it was rewritten; None without a garbage index.
+        next_offset: The offset after its last offset.
+        generation: Number of its rewrites; None without a garbage index.
         survivorship: Share of the bytes that its last rewrite kept; None if unknown.
         largest_timestamp: Milliseconds since 1970.
         active: Whether records are appended to it.
@@ -132,7 +132,7 @@ class SegmentInfo(Value):
 Row = TypeVar("Row")
 
 
-_COUNT_ATTEMPTS = 100  # a count, or a trace for `simulate`, begins again if a cleaning replaces files
+_COUNT_ATTEMPTS = 100  # a count, or a trace for `simulate`, starts again if a cleaning replaces files
 _TRACE_ATTEMPTS = 20
 
 
@@ -147,7 +147,7 @@ def describe(
     partition: int | None = None,
     quick: bool = False,
 ) -> list[PartitionInfo]:
-    """Count the partitions of a topic, or one of them. The first that cannot be counted raises its error."""
+    """Count the partitions of a topic, or one of them. The first error is raised."""
     rows = count_each(dirs, dirs.select(topic, partition), partition_info, progress, quick=quick)
     return [_raised(row) for _, row in rows]
 
@@ -173,9 +173,9 @@ def count_each(
     *,
     quick: bool = False,
 ) -> Iterator[tuple[tuple[str, int], Row | LastwordError]]:
-    """Count partitions one after another, each with its row or its error.
+    """Count partitions one after another; yield each with its row or its error.
 
-    The directory was listed by `chosen` and is not listed again: the work is linear in the partitions.
+    The directory was listed for `chosen` and is not listed again, so the work is linear in the partitions.
     `row_of` is `partition_info` or `segment_infos`.
     """
     views: dict[tuple[str, int], PartitionView | LastwordError] = {}
@@ -308,7 +308,7 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
     log_dir = dirs.log_dir(*tp)
     if log_dir.ledgers.held(tp) is not None and dirs.mode == "a":
         with log_dir.try_claim(*tp) as mine:
-            if not mine:  # a cleaning uses them
+            if not mine:  # a cleaning uses the ledger
                 return None
             with log_dir.ledgers.of(tp, log_dir.log(*tp)) as ledger:
                 return _statement(dirs, view, ledger)
@@ -326,19 +326,18 @@ def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Cou
     known = {counts.base_offset: counts for counts in account.segments}
     if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
         return None
-    sure = (
-        ledger.exact and not ledger.deletes.due.size
-    )  # due tombstones count as garbage there, although they are the newest records
+    # The index counts due tombstones as garbage, although they are the newest records of their keys.
+    exact = ledger.exact and not ledger.deletes.due.size
     result = []
     for segment in view.segments:
         counts = known.get(segment.base_offset)
         if counts is not None and counts.size_bytes == segment.size:
-            count = _Count(counts.records, counts.dead_records, counts.dead_bytes, counts.tombstones, sure)
+            count = _Count(counts.records, counts.dead_records, counts.dead_bytes, counts.tombstones, exact)
         else:
             count = _Count(segment.next_offset - segment.base_offset, 0, 0, 0, segment.size == 0)
         result.append(count)
     if any(segment.size and segment.base_offset not in known for segment in view.segments):
-        # New records may have superseded any of the counted ones.
+        # New records may have superseded any counted record.
         result = [replace(count, exact=False) for count in result]
     return result
 
@@ -415,9 +414,9 @@ def duplication(
 def _views(
     dirs: OpenDirs, chosen: dict[str, list[int]], by: str
 ) -> tuple[dict[str, dict[int, PartitionView]], list[LastwordError]]:
-    """Return the views of each topic's partitions, and the errors of those without one.
+    """Return the views of each topic's partitions, and the errors of partitions without a view.
 
-    The rest of a topic with an error is counted, but no row stands for the whole topic.
+    The other partitions of a topic with an error are counted, but there is no row for the whole topic.
     """
     views: dict[str, dict[int, PartitionView]] = {}
     errors: list[LastwordError] = []
@@ -451,10 +450,10 @@ def explained(
     key: bytes | None,
     partitioner: PartitionerLike | None,
 ) -> Explanation:
-    """Explain one partition: the one that is named, the only one, or the one that holds the key.
+    """Explain one partition: the named partition, the only partition, or the partition that holds the key.
 
-    If the partition that the partitioner gives does not hold the key, the first that does is explained:
-    another producer may use another partitioner.
+    If the partition that the partitioner returns does not hold the key, the first partition with the key is
+    explained: another producer may use another partitioner.
     """
     numbers = [number for _, number in dirs.select(topic, partition)]
     if len(numbers) == 1:
@@ -480,9 +479,9 @@ def explained(
 def explain_each(
     dirs: OpenDirs, chosen: Sequence[tuple[str, int]], failed: list[LastwordError]
 ) -> Iterator[Explanation]:
-    """Explain partitions one after another; the error of one that cannot be read goes to `failed`.
+    """Explain partitions one after another; the errors of unreadable partitions are added to `failed`.
 
-    Each drive is inspected once for all of its partitions: the work is linear in them.
+    Each drive is inspected once for all of its partitions, so the work is linear in the partitions.
     """
     plans = _plans(dirs, chosen)
     for tp in chosen:
@@ -536,8 +535,8 @@ def _counted_bytes(dirs: OpenDirs, topic: str, partition: int) -> Counted | None
 def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Plan | LastwordError]:
     """Return the cleaning that is due for each partition, or the error that prevents a plan.
 
-    By accounts, a partition is chosen among all on its drive, because they share its space target. So all of
-    them are inspected, once.
+    By accounts, a partition is chosen among all partitions of its drive, because they share its space target.
+    So all of these are inspected, once.
     """
     from lastword.api.cleaning import plan_chosen, plan_due
     from lastword.cleaner.policy.choose import by_accounts
@@ -559,7 +558,7 @@ def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str,
 
 
 def _due_ms(dirs: OpenDirs, topic: str, partition: int, offset: int) -> int | None:
-    """Return when a tombstone may be removed, by the garbage index in memory, else by the saved one."""
+    """Return when a tombstone may be removed, by the garbage index in memory, else by the saved index."""
     from lastword.accounts.ledger import Ledger
 
     log_dir, view = dirs.log_dir(topic, partition), dirs.view(topic, partition)
@@ -620,9 +619,9 @@ def simulations(
     for members in by_log_dir.values():
         for shown, settings, wanted in tries:
             share = sum(sizes[index] for index in members) // len(tries)
-            with meter.part(share) as tell:
+            with meter.part(share) as update:
                 drive = _one_drive(
-                    [(*chosen[index], trace[index]) for index in members], settings, wanted, shown, tell
+                    [(*chosen[index], trace[index]) for index in members], settings, wanted, shown, update
                 )
             for index, simulation in zip(members, drive.partitions, strict=True):
                 answers[index].append(simulation)
@@ -639,7 +638,7 @@ def _one_drive(
     settings: Settings,
     strategy: str | None,
     shown: dict[str, Any],
-    tell: Callable[[int, int], None] | None,
+    update: Callable[[int, int], None] | None,
 ) -> Simulated:
     from lastword.tools.simulate import TracedPartition, simulate
 
@@ -649,7 +648,7 @@ def _one_drive(
         strategy=strategy,
         space_target=settings.instance.lastword_space_target,
         settings=shown,
-        progress=tell,
+        progress=update,
     )
 
 
@@ -659,7 +658,7 @@ def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes:
     from lastword.tools.overwrites import trace_log
 
     view = dirs.checked_view(topic, partition)
-    with meter.part(size_bytes) as tell:
+    with meter.part(size_bytes) as update:
         for attempt in range(_TRACE_ATTEMPTS):
             first_dirty = dirs.first_dirty(topic, partition)
             try:
@@ -668,7 +667,7 @@ def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes:
                     salt=os.urandom(16),
                     loaded_below=corrected_first_dirty(first_dirty, view.log_start, view.log_end),
                     outcomes=Outcomes(view, view.log_end),
-                    progress=tell,
+                    progress=update,
                 )
             except FileVanishedError:
                 if attempt == _TRACE_ATTEMPTS - 1:

@@ -34,10 +34,10 @@ class LeaseInfo(Value):
         name: The name of the lease.
         position: Next offset that its reader will read.
         lag_offsets: Offsets from there to the log end.
-        advanced_ms: When it was taken or last advanced.
-        lapses_ms: When it stops to hold tombstones back.
-        lapsed: Whether it has lapsed; tombstones may then be missing for its reader.
-        cut_from: Its position before the log was cut at `position`; None: it was not.
+        advanced_ms: Time when it was taken or last advanced.
+        lapses_ms: Time from which it no longer keeps tombstones.
+        lapsed: Whether it has lapsed; its reader may then have missed tombstones.
+        cut_from: Its position before the log was cut at `position`; None: the log was not cut.
     """
 
     topic: str

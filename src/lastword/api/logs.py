@@ -1,11 +1,11 @@
 """`LogDir`: one or several log directories, their topics, and the verbs that work on them.
 
 Mode "r" takes no lock and changes nothing; it works beside a running broker. Mode "a" appends and cleans: it
-takes Kafka's lock, repairs what a crash left, and is the only writer until it is closed.
+takes Kafka's lock, repairs the damage of a crash, and is the only writer until it is closed.
 
 A type checker infers the types of keys and values from the names of their serializers, or from a pair of
-functions. Without them they are as saved with the topic, which a type checker cannot see. Python has no map
-from a literal to a type, so each pair of types is one overload.
+functions. Without serializers, the types are those that are saved with the topic, which a type checker cannot
+see. Python has no map from a literal to a type, so each pair of types is one overload.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class LogDir(ProcessBound):
     def set_aside(self) -> list[tuple[str, SetAside]]:
         """Partition directories that are not served, each with its log directory.
 
-        A broker set `-stray` ones aside; `-future` ones are unfinished copies.
+        A broker renamed a directory that ends with `-stray`; `-future` marks an unfinished copy.
         """
         self.dirs.require_open()
         return [(log_dir.path, entry) for log_dir in self.dirs.directories for entry in log_dir.set_aside()]
@@ -266,14 +266,14 @@ class LogDir(ProcessBound):
 
         Args:
             name: The topic's name.
-            key_serializer: None: as saved with the topic. A name must be the saved one, or "bytes", which
-                reads and writes the bytes as they are; callables are the caller's responsibility.
+            key_serializer: None: as saved with the topic. A name must be the saved name, or "bytes", which
+                reads and writes the stored bytes; callables are the caller's responsibility.
             value_serializer: As `key_serializer`.
             partitioner: None: as saved.
 
         Raises:
-            UnknownTopicError: no such topic; names the nearest. Also a KeyError.
-            InvalidSettingError: a serializer's name contradicts the saved one.
+            UnknownTopicError: There is no such topic; the message names the nearest. It is also a KeyError.
+            InvalidSettingError: The name of a serializer contradicts the saved name.
         """
         return open_topic(
             self.dirs,
@@ -482,18 +482,18 @@ class LogDir(ProcessBound):
 
         Args:
             name: The topic's name.
-            partitions: How many it has; None: 1.
+            partitions: Number of partitions; None: 1.
             key_serializer: None: "bytes". A name is saved with the topic.
             value_serializer: As `key_serializer`.
             partitioner: None: "murmur2". A name is saved with the topic.
-            exist_ok: Take a topic that is there. What is given must be what it has.
+            exist_ok: Return the topic if it exists. The other arguments must match it.
             **config: Its settings: `cleanup_policy="compact"`, or "delete" with `retention_ms="7d"`. Without
                 a cleanup_policy nothing is ever removed.
 
         Raises:
-            TopicExistsError: there is one, without `exist_ok`.
-            InvalidSettingError: a setting that is refused, or with `exist_ok` one that contradicts the topic.
-            InvalidTopicError: a name that Kafka would not take.
+            TopicExistsError: The topic exists, and `exist_ok` is False.
+            InvalidSettingError: A setting is invalid, or with `exist_ok` contradicts the topic.
+            InvalidTopicError: Kafka would refuse the name.
         """
         return create_topic(
             self.dirs,
@@ -602,26 +602,26 @@ class LogDir(ProcessBound):
         progress: ProgressLike | bool | None = None,
         **config: Any,
     ) -> State[Any, Any]:
-        """Return a dict whose changes are the records of one compacted topic, after it is restored.
+        """Restore a compacted topic and return it as a dict; each change of the dict is a record.
 
         Args:
-            name: The topic. In mode "a" it is made if it is absent, with `cleanup_policy="compact"`.
-            key_serializer: None: as saved with the topic, else "str". A name that contradicts the saved one
-                is refused; to read the bytes as they are, "bytes" is taken in mode "r".
+            name: The topic. In mode "a" a missing topic is created, with `cleanup_policy="compact"`.
+            key_serializer: None: as saved with the topic, else "str". A name that contradicts the saved name
+                is refused, except that mode "r" accepts "bytes", which reads the stored bytes.
             value_serializer: As `key_serializer`, else "json".
-            partitions: How many a new topic gets; None: 1.
-            default: Makes the value of a key that is absent: `default=int` allows `totals[k] += 1`.
-            end: As of then, read only; like `Topic.read`'s.
-            snapshot: A file that `restore` wrote: it is loaded, and the log is read from where it ends.
-            max_bytes: StateTooLargeError when keys and values need more.
+            partitions: Number of partitions of a new topic; None: 1.
+            default: Returns the value of a missing key: `default=int` allows `totals[k] += 1`.
+            end: Restore the values as of this end, read-only. The same values as for `Topic.read`.
+            snapshot: A file that `restore` wrote. It is loaded, and the log is read from its end offsets on.
+            max_bytes: Limit on the bytes of keys and values; above it StateTooLargeError is raised.
             progress: True, or a function of `Progress`.
-            **config: Settings of a new topic: `segment_bytes="16MiB"`. For a topic that is there they must be
-                what it has; `LogDir.set_config` changes them.
+            **config: Settings of a new topic: `segment_bytes="16MiB"`. For an existing topic they must match
+                its settings; `LogDir.set_config` changes them.
 
         Raises:
-            InvalidSettingError: serializers, partitions or settings that contradict the topic.
-            UsageError: in mode "a", a topic whose cleanup.policy would delete keys, or that has none.
-            SnapshotRefusedError: the snapshot would not give what a full restore gives.
+            InvalidSettingError: Serializers, partitions or settings contradict the topic.
+            UsageError: In mode "a", the topic has no cleanup.policy, or one that would delete keys.
+            SnapshotRefusedError: The result could differ from that of a full restore.
         """
         return open_state(
             self.dirs,
@@ -661,7 +661,7 @@ class LogDir(ProcessBound):
         self.dirs.dir_set.write_list()
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
-        """Move one partition into another of the directories. Reads and appends go on meanwhile.
+        """Move one partition into another of the directories. Reads and appends continue meanwhile.
 
         Raises:
             DiskFullError: There is no room for it. Nothing was moved.
@@ -699,14 +699,14 @@ class LogDir(ProcessBound):
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
     ) -> list[Plan]:
-        """Return what `clean` with these arguments and `expire` would do now, and why.
+        """Return the plans of `clean` with these arguments and of `expire`, with their reasons.
 
         The result has a `Plan` for each partition, and one more with the action `delete` where retention
         would remove segments.
 
         Raises:
             PartialFailure: Partitions are damaged. It is raised at the end, with the plans of the others in
-                `results` and each error in `errors`. It is also of the class of the first error.
+                `results` and each error in `errors`. It is also an instance of the first error's class.
         """
         from lastword.api import cleaning
 
@@ -729,17 +729,17 @@ class LogDir(ProcessBound):
         Args:
             topic: None: every topic that may be compacted.
             partition: None: every partition.
-            due: Clean only what the settings make due, in as many cleanings as it takes (`generational`:
+            due: Clean only what the settings make due, in as many cleanings as needed (`generational`:
                 until each drive is within its space target). Without it, the active segment is rolled and
                 all garbage is removed, in one cleaning of each partition.
-            strategy: Which segments a cleaning takes. None: the setting lastword.strategy.
+            strategy: How a cleaning chooses segments. None: the setting lastword.strategy.
             progress: True, or a function of `Progress`.
             stop: Called while it runs; True ends the call at the next safe point.
 
         Raises:
             PartialFailure: Partitions are damaged, or there is no room for them. It is raised at the end,
                 with the results of the others in `results` and each error in `errors`.
-            NoPolicyError: A topic that is named may not be compacted.
+            NoPolicyError: The named topic may not be compacted.
         """
         from lastword.api import cleaning
 
@@ -766,7 +766,7 @@ class LogDir(ProcessBound):
         Raises:
             PartialFailure: The files of partitions cannot be changed. It is raised at the end, with the
                 deletions of the others in `results`.
-            NoPolicyError: A topic that is named has no known policy.
+            NoPolicyError: The cleanup.policy of the named topic is unknown.
         """
         from lastword.api import cleaning
 
@@ -781,14 +781,14 @@ class LogDir(ProcessBound):
         most_rows: int = 100_000,
         progress: ProgressLike | bool | None = None,
     ) -> Audit:
-        """Compare, for each key, the newest offset that was delivered with the newest that is in the log.
+        """Compare, for each key, the newest delivered offset with the newest offset in the log.
 
         The result names keys that are missing, stale or phantom. Changes nothing.
 
         Args:
-            topic: None: the only one; against another `LogDir` every topic, which both must have.
-            partition: None: every partition. A delivered key without a partition belongs to the one that the
-                topic's partitioner gives.
+            topic: None: the only topic; against another `LogDir` every topic, which both must have.
+            partition: None: every partition. A delivered key without a partition belongs to the partition
+                that the topic's partitioner gives.
             delivered: A mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
                 DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`.
             most_rows: The most keys to name; the counts include all.
@@ -812,10 +812,10 @@ class LogDir(ProcessBound):
         The file is a table for other tools, and a snapshot from which `state(snapshot=)` starts.
 
         Args:
-            topic: None: the only one. A file holds one topic.
+            topic: None: the only topic. A file holds one topic.
             partition: None: every partition.
             to: The path. An existing file is replaced.
-            end: The newest values as of this end, like `Topic.read`'s.
+            end: The newest values as of this end. The same values as for `Topic.read`.
             progress: True, or a function of `Progress`.
 
         Raises:
@@ -835,12 +835,12 @@ class LogDir(ProcessBound):
         nothing.
 
         Args:
-            topic: None: the only one.
-            partition: None: the only one, or the one that holds the key.
+            topic: None: the only topic.
+            partition: None: the only partition, or the partition that holds the key.
             key: Encoded by the topic's saved serializer.
 
         Raises:
-            UsageError: There are several to choose from; it names them.
+            UsageError: There are several topics or partitions; the message names them.
         """
         from lastword.api.inspections import explained
         from lastword.api.serializers import serializer_of
@@ -859,9 +859,10 @@ class LogDir(ProcessBound):
         progress: ProgressLike | bool | None = None,
         **config: Unpack[Keywords],
     ) -> list[Simulation]:
-        """Simulate cleanings under today's settings and under others, as soon as they are due.
+        """Simulate the cost of cleaning under the current and under other settings.
 
-        Replays which record superseded which since the last cleaning. Changes nothing.
+        Replays the overwrites since the last cleaning, and cleans as soon as a cleaning is due. Changes
+        nothing.
 
         Args:
             topic: None: every topic.
@@ -871,9 +872,10 @@ class LogDir(ProcessBound):
             **config: Settings to try: `segment_bytes="64MiB"`, `lastword_space_target=1.25`.
 
         Returns:
-            For each partition a `Simulation` with `settings` {} (today's), and one with the given settings,
-            if there are any. Partitions of one directory share its space target; if several are simulated, a
-            last `Simulation` for each directory and try (topic "", partition -1) adds them up.
+            For each partition a `Simulation` with `settings` {} (the current ones), and one with the given
+            settings, if there are any. Partitions of one directory share its space target; if several are
+            simulated, a last `Simulation` for each directory and set of settings (topic "", partition -1)
+            adds them up.
         """
         from lastword.api.inspections import simulations
 
@@ -897,7 +899,7 @@ class LogDir(ProcessBound):
             partition: None: every partition.
             exact: Count, in the memory of a key map. Without it, estimate from one scan in a fixed amount of
                 memory, each row with its error.
-            by: What a row stands for: "topic", "partition" or "segment".
+            by: The unit of a row: "topic", "partition" or "segment".
             progress: True, or a function of `Progress`.
 
         Raises:
@@ -938,8 +940,8 @@ class LogDir(ProcessBound):
         self.dirs.sync()
 
     def close(self) -> None:
-        """Sync, write what the next opening needs, and release the lock. A second close does nothing.
+        """Sync, write the checkpoints, and release the lock. A second close does nothing.
 
-        A background cleaning ends at its next safe point and leaves nothing behind.
+        A background cleaning ends at its next safe point and removes its unfinished files.
         """
         self.dirs.close()

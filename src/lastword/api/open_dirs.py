@@ -47,7 +47,7 @@ class OpenDirs(ProcessBound):
 
     Attributes:
         dir_set: The directories as one set; assigns partitions to directories.
-        directories: Those that serve.
+        directories: The directories in service.
         paths: All paths, those of failed directories last.
         opened_at: File and line of the caller that opened them.
     """
@@ -98,7 +98,7 @@ class OpenDirs(ProcessBound):
             raise ReadOnlyError.opened(self.paths[0])
 
     def on_close(self, call: Callable[[], object]) -> None:
-        """Call `call` when this is closed, before what was registered earlier and before the directories."""
+        """Call `call` at closing, before earlier registered calls and before the directories close."""
         self._closing.append(call)
 
     def sync(self) -> None:
@@ -165,7 +165,7 @@ class OpenDirs(ProcessBound):
         raise UsageError(f"{where} has {len(topics)} topics", remedy=f"name one of them: {named}")
 
     def select(self, topic: str | None, partition: int | None) -> list[tuple[str, int]]:
-        """Return the partitions that the first two arguments of a verb name. UsageError for unknown ones."""
+        """Return the partitions that the first two arguments of a verb name; UsageError if one is unknown."""
         if topic is None:
             if partition is not None:
                 raise UsageError("partition= needs a topic", remedy="give both")
@@ -179,7 +179,7 @@ class OpenDirs(ProcessBound):
         return [(topic, number) for number in numbers if partition is None or number == partition]
 
     def select_by_topic(self, topic: str | None, partition: int | None) -> dict[str, list[int]]:
-        """Return what `select` returns, grouped by topic."""
+        """Return the partitions of `select`, grouped by topic."""
         selected: dict[str, list[int]] = {}
         for name, number in self.select(topic, partition):
             selected.setdefault(name, []).append(number)
@@ -219,7 +219,7 @@ class OpenDirs(ProcessBound):
     def checked_views(
         self, selected: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], PartitionView], dict[tuple[str, int], LastwordError]]:
-        """Return the checked views of partitions, and the errors of those that have none."""
+        """Return the checked views of partitions, and the errors of partitions without a view."""
         views: dict[tuple[str, int], PartitionView] = {}
         failed: dict[tuple[str, int], LastwordError] = {}
         for tp in selected:
@@ -334,7 +334,7 @@ _writers: weakref.WeakSet[OpenDirs] = weakref.WeakSet()
 
 
 def writers() -> list[OpenDirs]:
-    """Return what this process has open to append."""
+    """Return the directories that this process has open to append."""
     return [dirs for dirs in _writers if not dirs.closed]
 
 
@@ -350,8 +350,8 @@ atexit.register(_warn_of_open)
 def _close_in_child() -> None:
     """Close everything in a forked child, which holds no lock.
 
-    Its parent would overwrite what the child appends, and closing would write checkpoints of a log that the
-    parent still changes.
+    Its parent would overwrite the records that the child appends, and closing would write checkpoints of a
+    log that the parent still changes.
     """
     for dirs in writers():
         dirs._close_after_fork()

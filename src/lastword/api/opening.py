@@ -1,4 +1,4 @@
-"""`open`: a log directory, or several, as a `LogDir`."""
+"""`open`: open one or several log directories as a `LogDir`."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ def open(
     files: Files | None = None,
     **settings: Unpack[Keywords],
 ) -> LogDir:
-    """Open a log directory, or several that are seen as one (Kafka's log.dirs).
+    """Open a log directory, or several directories as one log (Kafka's log.dirs).
 
-    Of several directories, one whose drive fails is offline (`LogDir.offline`), and the others serve. Close
-    what was opened to append, best by `with`: a ResourceWarning names one that was not.
+    If there are several directories and a drive fails, its directory is offline (`LogDir.offline`), and the
+    other directories stay in service. Close a `LogDir` that was opened to append, best by `with`; for an
+    unclosed one there is a ResourceWarning.
 
     Args:
-        path: One directory, or a list. One stands for all of the setting log.dirs, if the caller gave that
-            setting, or the file that has it. `~` is the home directory.
+        path: One directory, or a list. One directory stands for all directories of the setting log.dirs, if
+            the caller gave that setting, or the file that has it. `~` is the home directory.
         mode: "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans;
-            it takes the lock and makes the directory if it is absent.
+            it takes the lock and creates a missing directory.
         config: Another settings file than the directory's lastword.toml.
         timeout: Seconds to wait for a lock that another writer holds.
-        clock: For tests: another source of "now". The background cleaner then starts only with
+        clock: For tests: another source of the time. The background cleaner then starts only with
             `logs.cleaner.start()`.
         files: For tests: another storage.
-        **settings: Kafka's names with _ for dots: `segment_bytes="64MiB"`. They win over the file.
+        **settings: Kafka's names with _ for dots: `segment_bytes="64MiB"`. They override the file.
 
     Raises:
-        NotALogDirError: there is no log directory.
-        LogDirLockedError: another writer has it open, or a broker; in this process, names the object.
-        WrongUserError: files would belong to another user than those that are there.
-        InvalidSettingError: settings that are refused; UnknownSettingError names the nearest. These four
-            leave everything as it was.
+        NotALogDirError: There is no log directory. This error and the next three change nothing.
+        LogDirLockedError: A broker or another writer has the directory open; the message names a writer in
+            this process.
+        WrongUserError: New files would belong to another user than the existing files.
+        InvalidSettingError: A setting is invalid; UnknownSettingError names the nearest setting.
     """
     if mode not in ("r", "a"):
         raise UsageError(
@@ -86,7 +87,7 @@ def open(
         cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
     if not timeout >= 0:
-        raise UsageError(f"timeout={timeout!r} is no time", remedy="give seconds, 0 or more")
+        raise UsageError(f"timeout={timeout!r} is not a duration", remedy="give seconds, 0 or more")
     deadline = clock.monotonic() + timeout
     if mode == "a":
         for directory_path in paths:  # before the first is changed
@@ -119,9 +120,9 @@ def open(
             directory.close()
         raise
     logs = LogDir(dirs)
-    # With a clock of the caller, nothing runs in the background by itself.
+    # With a clock of the caller, nothing starts in the background.
     if mode == "a" and isinstance(clock, SystemClock):
-        for directory in opened:  # ingest the commits of writers in other processes, as long as this is open
+        for directory in opened:  # ingests the commits of other processes until the directory is closed
             dirs.on_close(Watch(directory).close)
         if logs.settings.instance.log_cleaner_enable:
             logs.cleaner.start()
@@ -181,7 +182,7 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
         paths = [os.fspath(item) for item in several]
     except TypeError:
         raise UsageError(
-            f"{given!r} is no path", remedy='lastword.open("data"), or a list of paths'
+            f"{given!r} is not a path", remedy='lastword.open("data"), or a list of paths'
         ) from None
     for path in paths:
         if not path:
@@ -199,8 +200,8 @@ def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:
     """Return the directories of the setting log.dirs, if it is set.
 
     Raises:
-        UsageError: `path` is none of them (the settings file of a copy names the original directories), or
-            the file names others and the caller has not `named` the file.
+        UsageError: `path` is not in log.dirs (the settings file of a copy names the original directories), or
+            the file lists more directories and the caller has not `named` the file.
     """
     if not log_dirs:
         return [path]
@@ -210,16 +211,15 @@ def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:
     others = [directory for directory in log_dirs if os.path.realpath(directory) != os.path.realpath(path)]
     if len(others) == len(log_dirs):
         raise UsageError(
-            f"{path} is none of log.dirs: {', '.join(log_dirs)}",
-            remedy="open one of these, or take log.dirs out of its lastword.toml, if that is a copy",
+            f"{path} is not in log.dirs: {', '.join(log_dirs)}",
+            remedy="open one of these, or remove log.dirs from its lastword.toml, if that is a copy",
         )
     if others and not named:
         file = os.path.join(path, FILE_NAME)
         raise UsageError(
-            f"{file} names further directories (log.dirs): {', '.join(others)}; they are not opened unless "
-            "they are asked for",
+            f"{file} lists more directories (log.dirs): {', '.join(others)}; they are opened only if named",
             remedy=f"name them with --dir, or the file with --config {file}, in Python a list of paths, or "
-            f'config="{file}"; or take log.dirs out of the file',
+            f'config="{file}"; or remove log.dirs from the file',
             file=file,
         )
     return [path, *others]

@@ -1,11 +1,11 @@
 """`producer=` and `sequence=`: a repeated call appends no record twice.
 
-Sequences are per call and rise. A call whose sequence is not above the producer's last one is complete, and
-does nothing. A call above it may have been interrupted by a kill or an error: then the partitions hold its
-first records, and only the missing records are appended. `partition.named` keeps the state of named
-producers.
+Each call has a sequence, and sequences increase. A call whose sequence is not above the producer's last
+sequence is complete, and does nothing. A call above it may repeat a call that a kill or an error interrupted:
+then the partitions hold its first records, and only the missing records are appended. `partition.named` keeps
+the state of named producers.
 
-Skipped records are compared with the repeated ones, unless a cleaning removed them: repeating a call with
+Skipped records are compared with the repeated records, unless a cleaning removed them: repeating a call with
 other records is an error, and no record is lost.
 
 On disk a named producer is a Kafka producer: an id of 2^62 or more, epoch 0, and in each partition sequences
@@ -55,7 +55,7 @@ class Producers:
 
     @contextmanager
     def call(self, log_of: LogOf, name: str | None, sequence: int | None) -> Iterator[ProducerCall | None]:
-        """Enter a call of a producer, one at a time; yields None if it was completed before.
+        """Enter a call of a producer, one call at a time; yields None if the call was completed before.
 
         Raises:
             UsageError: An invalid name or sequence.
@@ -83,7 +83,7 @@ class Producers:
             return producer.last_sequence
 
     def part(self, name: str, sequence: int) -> dict[int, Part] | None:
-        """Return the end positions of a complete call by partition; None unless it is the last one."""
+        """Return the end positions of a complete call by partition; None unless it is the last call."""
         producer = self._journal.producers.get(name)
         if producer is None or producer.last_sequence != sequence:
             return None
@@ -95,10 +95,10 @@ class Producers:
 
     def _settle(self, producer: NamedProducer, log_of: LogOf) -> None:
         """Remove calls whose records are no longer in the log, after a power cut or a truncation."""
-        if all(_is_there(producer, log_of(n), part) for n, part in producer.parts.items()):
+        if all(_is_in_log(producer, log_of(n), part) for n, part in producer.parts.items()):
             return
         for count, call in enumerate(producer.calls):
-            if not all(_is_there(producer, log_of(n), part) for n, part in call.parts.items()):
+            if not all(_is_in_log(producer, log_of(n), part) for n, part in call.parts.items()):
                 producer.keep(count)
                 break
         self._rewrite(log_of)
@@ -142,7 +142,7 @@ class Share:
         """Return whether the next record of the call is in the log.
 
         Raises:
-            UsageError: Another record is in its place.
+            UsageError: The log has another record at this position.
         """
         if self.written >= self.ahead_to:
             return False
@@ -154,9 +154,9 @@ class Share:
         if leftover.number == self.written:
             if (leftover.key, leftover.value) != (key, value):
                 raise UsageError(
-                    f"{self.log.name}: the log holds another record at offset {leftover.offset}, "
-                    f"from a call that did not come to its end, than the call with sequence {sequence}",
-                    remedy="repeat the call that failed with its own records, or use another producer name",
+                    f"{self.log.name}: the record at offset {leftover.offset}, from an interrupted call, "
+                    f"differs from the record of the call with sequence {sequence}",
+                    remedy="repeat the failed call with its own records, or use another producer name",
                     offset=leftover.offset,
                 )
             self.last_offset = leftover.offset
@@ -196,7 +196,7 @@ class ProducerCall:
         self._log_of = log_of
         self._shares: dict[int, Share] = {}
         self.seen = 0
-        """Records that the call was given so far."""
+        """Number of records that the call has received."""
 
     def turn(self, records: int) -> int:
         """Return the turn of the next record without a key, and count `records` more records."""
@@ -205,7 +205,7 @@ class ProducerCall:
         return turn
 
     def turn_at(self, number: Any) -> Any:
-        """Return the turn of a record of the call; it is the same when the call is repeated."""
+        """Return the turn of a record of the call; a repeated call returns the same turn."""
         return self.sequence % TURNS + number // TURN_RECORDS
 
     def share(self, partition: int) -> Share:
@@ -243,7 +243,7 @@ def check(name: object, sequence: object) -> tuple[str, int]:
     if name is None:
         raise UsageError(f"sequence={sequence!r} without a producer", remedy='give both: producer="loader"')
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise UsageError(f"{name!r} is no producer name", remedy=f"a str of 1 to {MAX_NAME} characters")
+        raise UsageError(f"{name!r} is not a producer name", remedy=f"a str of 1 to {MAX_NAME} characters")
     if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence <= INT64_MAX:
         raise UsageError(
             f"producer {name!r} with sequence {sequence!r}",
@@ -260,12 +260,12 @@ def stamp(batch: bytearray, producer_id: int, sequence: int) -> int:
     return header.last_offset - header.base_offset + 1
 
 
-def _is_there(producer: NamedProducer, log: PartitionLog, part: Part) -> bool:
-    """Return whether the log holds, or held, the records of a part."""
+def _is_in_log(producer: NamedProducer, log: PartitionLog, part: Part) -> bool:
+    """Return whether the log holds the records of a part, or held them before a cleaning."""
     state = log.producer(producer.producer_id)
     if state is not None and state.batches:
         return ((state.last_sequence + 1 - part.written) & INT32_MAX) < _HALF
-    # The producer's state is gone: a broker expired it, or the log lost all records of the producer.
+    # The log has no state of the producer: a broker expired it, or all records of the producer are lost.
     if part.last_offset >= log.log_end:
         return False
     if part.last_offset < log.log_start:
@@ -297,7 +297,7 @@ _OPENING = threading.Lock()
 
 
 def producers_of(first_partition: PartitionLog, rng: random.Random | None = None) -> Producers:
-    """Return the producers of the topic with this first partition: one object for all appenders."""
+    """Return the `Producers` of the topic with this first partition: one object for all appenders."""
     with _OPENING:
         producers = _OPEN.get(first_partition)
         if producers is None:

@@ -4,7 +4,7 @@ A bounded read ends at the log end at its start; a read of newest values (`view=
 end later, if a cleaning replaced files. Offsets may have gaps, which compaction leaves. A start below the
 log start is an error, because records are missing.
 
-A read that follows polls, because the writer is another process that does not know its readers. The pauses
+A read with `follow` polls, because the writer is another process without a list of its readers. The pauses
 grow from 5 to 100 ms while nothing is appended. A poll of an unchanged partition stats two files. Partitions
 that are added to the topic are read from their start.
 """
@@ -61,7 +61,7 @@ def ranges(
                 if isinstance(unknown[0], str):  # a position that was saved as JSON
                     remedy = "partitions are ints: {int(number): offset for number, offset in saved.items()}"
                 raise UsageError(
-                    f"{what} names partition {unknown[0]!r}, and there are {_list(sorted(views))}",
+                    f"{what} names partition {unknown[0]!r}, but the partitions are {_list(sorted(views))}",
                     remedy=remedy,
                 )
     result = []
@@ -96,7 +96,7 @@ def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: st
         return latest if offset is None else min(offset, latest)
     if isinstance(bound, bool) or not isinstance(bound, int):
         raise UsageError(
-            f"{what}={bound!r} is no place in a log",
+            f"{what}={bound!r} is not a position in a log",
             remedy='"earliest", "latest", an offset, an aware datetime, or a dict of these per partition',
         )
     if bound < view.log_start:
@@ -119,9 +119,9 @@ NEW_PARTITIONS_SECONDS = 1.0  # lists the whole directory, so it is not done wit
 class Follow:
     """Yields ranges to read, without an end, or until `timeout` seconds pass without a record.
 
-    The reader advances `position`, the next offset of each partition, and calls `heard` after a range with
-    records. `added` returns views of partitions that are not in its argument; None: the topic's partitions
-    are fixed.
+    The reader advances `position`, the next offset of each partition, and calls `restart_timeout` after a
+    range with records. `added` returns views of partitions that are not in its argument; None: the topic's
+    partitions are fixed.
     """
 
     def __init__(
@@ -136,17 +136,17 @@ class Follow:
     ) -> None:
         self._latest_views = dict(latest_views)
         self._added = added
-        self._looked_for_more = clock.monotonic()
+        self._listed_at = clock.monotonic()
         self._position = position
         self._clock = clock
         self._timeout = timeout
         self._committed = committed
-        self._heard = False
+        self._restarts = False
         self._stopped = False
 
-    def heard(self) -> None:
-        """Note that a range had records: the timeout starts again."""
-        self._heard = True
+    def restart_timeout(self) -> None:
+        """Start the timeout again, because a range had records."""
+        self._restarts = True
 
     def stop(self) -> None:
         """End the iteration at its next step. May be called from any thread."""
@@ -164,11 +164,11 @@ class Follow:
                     any_due = True
                     yield due
             now = self._clock.monotonic()
-            if self._added is not None and now - self._looked_for_more >= NEW_PARTITIONS_SECONDS:
-                self._looked_for_more = now
-                any_due = self._take_in(self._added(self._latest_views)) or any_due
-            if self._heard:
-                quiet_since, self._heard = now, False
+            if self._added is not None and now - self._listed_at >= NEW_PARTITIONS_SECONDS:
+                self._listed_at = now
+                any_due = self._add(self._added(self._latest_views)) or any_due
+            if self._restarts:
+                quiet_since, self._restarts = now, False
             left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
             if any_due:
                 pause = SHORTEST_PAUSE_SECONDS
@@ -179,7 +179,7 @@ class Follow:
             self._clock.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _take_in(self, added: Mapping[int, LatestView]) -> bool:
+    def _add(self, added: Mapping[int, LatestView]) -> bool:
         for partition, latest in sorted(added.items()):
             self._latest_views[partition] = latest
             self._position[partition] = latest.get().log_start
@@ -242,14 +242,14 @@ def check_follow(follow: bool, timeout: float | None, end: object, view: str) ->
             raise UsageError("timeout= is for follow=True", remedy="a bounded read ends by itself")
         return
     if end != "latest":
-        raise UsageError("a read that follows has no end=", remedy="leave one of the two out")
+        raise UsageError("follow=True cannot be combined with end=", remedy="omit one of them")
     if view != "log":
         raise UsageError(
-            f'view="{view}" needs all of a range, and a read that follows has no end',
-            remedy="read without follow=True, or keep the newest values with dirs.state(...)",
+            f'view="{view}" needs an end, and a read with follow=True has none',
+            remedy="read without follow=True, or keep the newest values with logs.state(...)",
         )
     if timeout is not None and not timeout >= 0:
-        raise UsageError(f"timeout={timeout!r} is no time", remedy="seconds, or None to follow for ever")
+        raise UsageError(f"timeout={timeout!r} is not a duration", remedy="seconds, or None for no timeout")
 
 
 View = Literal["log", "latest", "changes"]
@@ -288,8 +288,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     `position` is the offset after the last record that was returned.
 
     Attributes:
-        position: The next offset of each partition, also over gaps and past a cleaned tail. Save it, and pass
-            it as `start=` to continue.
+        position: The next offset of each partition; it also passes gaps and a cleaned end of the log. Save
+            it, and pass it as `start=` to continue.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     def _done(self, range_: Range) -> None:
         if self._follow is not None and self.position[range_.partition] != range_.start:
-            self._follow.heard()
+            self._follow.restart_timeout()
         self.position[range_.partition] = max(range_.start, range_.end)
 
     def _few(self, range_: Range) -> Iterator[Record[K, V]]:
@@ -369,7 +369,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
             yield record
 
     def _split(self, range_: Range) -> tuple[Range, Range]:
-        """Split off the first batch, so that first records are returned before the kernels are loaded."""
+        """Split off the first batch, so that the first records are returned before the kernels are loaded."""
         middle = (
             range_.start if scan.kernels_loaded() else scan.first_end(range_.view, range_.start, range_.end)
         )

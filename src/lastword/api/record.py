@@ -1,4 +1,4 @@
-"""A record as users hold it, with decoded key and value; and many of them from the columns of a chunk.
+"""`Record`: a record with its decoded key and value; and the records of a chunk's columns.
 
 A frozen dataclass sets every field by a call (1.6 us for the ten fields of `Record`). `records_of` fills a
 mutable class with the same slots and then changes the object's class to `Record`: a quarter of that time.
@@ -102,11 +102,11 @@ class Appended:
 
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[Header]
-"""Headers as users give them."""
+"""Headers as an argument."""
 
 
 def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
-    """Return headers as pairs; UsageError unless they are str and bytes or None."""
+    """Return headers as pairs; UsageError unless each is a str with bytes or None."""
     try:
         given = headers.items() if isinstance(headers, Mapping) else headers
         pairs = tuple(tuple(pair) for pair in given)
@@ -167,7 +167,7 @@ def records_of(
     first, last = _used(columns)
     data = chunk.uncompressed[first:last].tobytes()
     types = timestamp_types(columns, chunk)
-    kinds = [TIMESTAMP_TYPES[kind] for kind in (0, 1, -1)]  # -1 is the last one
+    kinds = [TIMESTAMP_TYPES[kind] for kind in (0, 1, -1)]  # index -1 is the last item
     headers = header_tuples(columns, chunk) if columns.header_count.any() else None
     decode_key, decode_value = map(_decoder, serializers)
     new, draft_class, none = object.__new__, _Draft, ()
@@ -202,10 +202,10 @@ def records_of(
             draft.value = value if decode_value is None else decode_value(value, "value")
             draft.is_tombstone = False
         draft.headers = none if headers is None else headers[index]
-        # A frozen record is filled as its unfrozen twin of the same slots and then turned into one.
+        # The draft has the slots of `Record`, so it becomes a Record by a change of its class.
         draft.__class__ = Record  # type: ignore[assignment]
         position[partition] = offset + 1
-        yield draft  # type: ignore[misc]  # it is a Record by now: mypy keeps the first class
+        yield draft  # type: ignore[misc]  # now a Record; mypy keeps the first class
 
 
 def _used(columns: RecordColumns) -> tuple[int, int]:
@@ -223,5 +223,5 @@ def _edges(position: Any, length: Any, first: int) -> tuple[list[int], list[int]
 
 
 def _decoder(serializer: Serializer) -> Callable[[bytes, str], Any] | None:
-    """Return the decoder; None for bytes, which stay as they are."""
+    """Return the decoder; None for bytes, which need none."""
     return None if serializer.name == "bytes" else serializer.decode

@@ -4,10 +4,10 @@ The file holds the result of a read with `view="latest"`, and its end offsets (`
 state that starts from the file reads only newer records. This is correct while the log continues the file:
 
 - No tombstone above its end was removed from the log, or a deleted key would stay forever.
-- The log was not cut below its end, by a truncation or a power cut, or other records took these offsets.
-- Records below the log start are removed, so rows of the file below the log start are left out.
+- The log was not cut below its end, by a truncation or a power cut: other records could have these offsets.
+- Records below the log start are removed, so rows of the file below the log start are omitted.
 
-If one of the first two cannot be excluded, `check` refuses the file.
+If the first two conditions are not certain, `check` refuses the file.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def restore(
     config = dirs.config(topic)
     form = ArrowForm(topic, config.lastword_key_serializer, config.lastword_value_serializer)
     for attempt in range(1, _ATTEMPTS + 1):
-        # How often the log was cut is read before the files are listed: a later cut then refuses the file.
+        # The number of cuts is read before the files are listed: a later cut then refuses the file.
         cuts = {n: removal_log.load(dirs.files, view.directory).cut_count for n, view in views.items()}
         for view in views.values():
             view.refresh()
@@ -92,7 +92,7 @@ def _write(
     complete: bool,
     progress: ProgressLike | bool | None,
 ) -> list[Restored]:
-    """Write the file from ranges that are held open: rows and end offsets are of one moment."""
+    """Write the file from open ranges, so that rows and end offsets are of one moment."""
     complete_ms = dirs.clock.now_ms() if complete else -1
     chosen = [range_.settled() for range_ in chosen]
     reach = Reach(
@@ -112,8 +112,8 @@ def _write(
         for range_ in chosen:
             started = time.monotonic()
             keys = size = 0
-            with meter.part(sum(segment.size for segment in range_.view.segments)) as tell:
-                for batch, held in _batches(range_, form, dirs.settings.instance.map_bytes, tell):
+            with meter.part(sum(segment.size for segment in range_.view.segments)) as update:
+                for batch, held in _batches(range_, form, dirs.settings.instance.map_bytes, update):
                     out.write(batch)
                     keys += batch.num_rows
                     size += held
@@ -123,11 +123,11 @@ def _write(
     return restored
 
 
-def _batches(range_: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _batches(range_: Range, form: Any, map_bytes: int, update: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield batches of the newest values, each with the bytes of its keys and values."""
     import numpy as np
 
-    parts = newest_parts(range_, tombstones=False, map_bytes=map_bytes, progress=tell)
+    parts = newest_parts(range_, tombstones=False, map_bytes=map_bytes, progress=update)
     for part in parts:
         if part.columns is not None and len(part.columns):
             for batch in form.of_columns(part.columns, part.chunk, range_.partition, BATCH_BYTES):
@@ -199,21 +199,19 @@ class SnapshotFile:
             if reach.topic_id != topic_id:
                 self._refuse(f"{topic} was deleted and created again since")
             if offset > view.log_end:
-                self._refuse(
-                    f"it reaches to offset {offset} of {topic}-{number}, above log end {view.log_end}"
-                )
+                self._refuse(f"it ends at offset {offset} of {topic}-{number}, above log end {view.log_end}")
             if offset < view.log_start:
-                self._refuse(f"{topic}-{number} begins at {view.log_start} now, and it reaches to {offset}")
+                self._refuse(f"{topic}-{number} now starts at {view.log_start}, and it ends at {offset}")
             if offset > range_.end:
                 self._refuse(
-                    f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {range_.end}"
+                    f"it ends at offset {offset} of {topic}-{number}, and the state ends at {range_.end}"
                 )
             known = removal_log.load(dirs.files, view.directory)
             cut = known.cut_since(reach.cuts[number])
             if offset > cut:
                 self._refuse(
-                    f"it reaches to offset {offset}, and {topic}-{number} was cut at {cut} since, or a power "
-                    "cut may have done so: what follows may be other records"
+                    f"it ends at offset {offset}, and {topic}-{number} was cut at {cut} since, perhaps by a "
+                    "power cut: the offsets from there on may have other records"
                 )
             if known.up_to > offset:
                 gone = "" if known.unknown else f" between {offset} and {known.up_to}"
@@ -234,8 +232,8 @@ class SnapshotFile:
         if self._reach.complete_ms < 0 or age_ms >= keeps_ms:
             age = "of unknown age" if self._reach.complete_ms < 0 else f"{format_duration(age_ms)} old"
             self._refuse(
-                f"it is {age}, {topic}-{number} was cleaned up to {cleaned} since, and tombstones stay for "
-                f"{format_duration(keeps_ms)} only (delete.retention.ms)"
+                f"it is {age}, {topic}-{number} was cleaned up to {cleaned} since, and tombstones are kept "
+                f"for {format_duration(keeps_ms)} only (delete.retention.ms)"
             )
 
     def _refuse(self, why: str) -> None:
@@ -283,11 +281,11 @@ class SnapshotFile:
 
         column = self._column(batch, name)
         if not pa.types.is_integer(column.type) or column.null_count:
-            raise self._damaged(f"has a row whose {name} is no number")
+            raise self._damaged(f"has a row whose {name} is not a number")
         return column.to_numpy(zero_copy_only=False)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        index = batch.schema.get_field_index(name)  # names that are no text are left alone
+        index = batch.schema.get_field_index(name)  # reads no names: they may be invalid text
         if index < 0:
             raise self._damaged(f"has no column {name}")
         return batch.column(index)

@@ -84,7 +84,7 @@ def choose(partitioner: Partitioner, key: bytes, partitions: int) -> int:
     chosen = partitioner(key, partitions)
     if not isinstance(chosen, int) or not 0 <= chosen < partitions:
         raise UsageError(
-            f"the partitioner answered {chosen!r} for {partitions} partitions",
+            f"the partitioner returned {chosen!r} for {partitions} partitions",
             remedy=f"return an int from 0 to {partitions - 1}",
         )
     return chosen
@@ -118,10 +118,10 @@ class TopicSchema:
     Attributes:
         topic: The topic's name.
         numbers: The partitions that are in the open directories.
-        partitions: How many partitions the topic has: 0 to partitions - 1.
+        partitions: Number of partitions; they are numbered 0 to partitions - 1.
         key: The serializer of keys.
         value: The serializer of values.
-        saved: The names of the serializers that are saved with the topic; None where none is.
+        saved: The saved names of the serializers of keys and values; None if there is no name.
     """
 
     topic: str
@@ -143,10 +143,10 @@ class TopicSchema:
         value_serializer: SerializerLike | None = None,
         partitioner: PartitionerLike | None = None,
     ) -> TopicSchema:
-        """Return the schema of a topic. Arguments that are not given are as saved with the topic.
+        """Return the schema of a topic. For arguments of None, the saved serializer or partitioner is used.
 
         Raises:
-            InvalidSettingError: A serializer's name contradicts the saved one.
+            InvalidSettingError: A serializer's name contradicts the saved name.
         """
         saved = config.lastword_key_serializer, config.lastword_value_serializer
         _, chosen = partitioner_of(partitioner or config.lastword_partitioner or "murmur2")
@@ -161,7 +161,7 @@ class TopicSchema:
         )
 
     def partition_of(self, key: bytes) -> int:
-        """Return the partition that the partitioner gives a key."""
+        """Return the partition of a key."""
         return choose(self.partitioner, key, self.partitions)
 
 
@@ -169,7 +169,7 @@ def _serializer(part: str, given: SerializerLike | None, saved: str | None, topi
     """Return the serializer to use.
 
     Raises:
-        InvalidSettingError: The name contradicts the saved one; no other reader could read the records.
+        InvalidSettingError: The name contradicts the saved name; no other reader could decode the records.
     """
     if given is None:
         return saved_serializer(saved)

@@ -16,8 +16,8 @@ with the topic; callables are passed at every open.
 Keys of objects are sorted because a key is its bytes: two encodings of one object would be two keys.
 `pickle` is not in the table: reading a log must never run code from it.
 
-In a topic, `None` is a null and is not passed to a serializer. In a `State` it is, so JSON can store `null`
-there.
+In a topic, `None` is a null and is not passed to a serializer. In a `State`, `None` is passed to the
+serializer, so JSON can store `null`.
 
 MessagePack (https://msgpack.org, format version 5):
 
@@ -51,7 +51,7 @@ _SMALL = {2: struct.Struct(">H"), 4: struct.Struct(">I")}
 
 
 def msgpack_dumps(value: Any) -> bytes:
-    """Encode a value. TypeError for a type without a form, ValueError for an int outside 64 bits."""
+    """Encode a value. TypeError for a type that MessagePack lacks, ValueError for an int outside 64 bits."""
     out = bytearray()
     _write_msgpack(out, value, MAX_LEVELS)
     return bytes(out)
@@ -223,7 +223,7 @@ SerializerLike = str | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | S
 
 @dataclass(frozen=True, slots=True)
 class Serializer:
-    """Both directions under one name; `name` is None for callables, which cannot be saved.
+    """A pair of functions with a name; `name` is None for callables, which cannot be saved.
 
     `saved`: the serializer was saved with the topic, not given by the caller; for messages.
     """
@@ -244,8 +244,8 @@ class Serializer:
             if self.saved:
                 saved = f", saved with the topic as {self}"
                 remedy = f"give what {self} takes"
-                if self.name == "bytes":  # every other form is bytes, too
-                    remedy = f'give bytes, or name their form: {what}_serializer="{_fitting(value)}"'
+                if self.name == "bytes":  # any serializer may be used with a topic that stores bytes
+                    remedy = f'give bytes, or name a serializer: {what}_serializer="{_fitting(value)}"'
             raise SerializerError(
                 f"the {what} (a {type(value).__name__}) cannot be written as {self}{saved}: {_reason(error)}",
                 remedy=remedy,
@@ -274,7 +274,7 @@ class Serializer:
 
 
 def _fitting(value: Any) -> str:
-    """Return the name of a serializer that accepts values like this one."""
+    """Return the name of a serializer that accepts values of this type."""
     kinds = {str: "str", bytes: "bytes", int: "int64", float: "float64"}
     return kinds.get(type(value), "json")
 
@@ -344,13 +344,13 @@ SERIALIZERS: dict[str, Serializer] = {
 
 
 def saved_serializer(name: str | None) -> Serializer:
-    """Return the serializer that was saved with a topic; "bytes" if none was."""
+    """Return the serializer that was saved with a topic; "bytes" if there is no name."""
     serializer = serializer_of(name or "bytes")
     return serializer if name is None else replace(serializer, saved=True)
 
 
 def contradicts(saved: str | None, given: object) -> bool:
-    """Return whether `given` names another form than the saved one. "bytes" fits every form."""
+    """Return whether `given` names another serializer than `saved`; a saved "bytes" allows all names."""
     return isinstance(given, str) and saved not in (None, "bytes", given)
 
 
@@ -399,7 +399,7 @@ def field_json(data: bytes | None, serializer: str | None) -> Any:
     try:
         value = chosen.decode(data, "field")
         exact = value is not None and not is_base64_form(value) and chosen.encode(value, "field") == data
-        if exact and serializer == "msgpack":  # it also has what JSON has not
+        if exact and serializer == "msgpack":  # MessagePack has values that JSON lacks
             exact = chosen.encode(json.loads(json.dumps(value, allow_nan=False)), "field") == data
     except (SerializerError, TypeError, ValueError):
         exact = False

@@ -1,4 +1,4 @@
-"""`Topic`: append to a topic, read it, describe it, plan and clean it.
+"""`Topic`: append to a topic, read it, describe it, plan and clean it; and open or create a topic.
 
 Every change is acknowledged when the call returns: at "os" the records survive a killed process, at "disk" a
 power cut. There is no buffer, and nothing to flush.
@@ -51,7 +51,7 @@ class Topic(ProcessBound, Generic[K, V]):
 
     Attributes:
         name: The topic's name.
-        partitions: How many it has: numbers 0 to partitions - 1.
+        partitions: Number of partitions; they are numbered 0 to partitions - 1.
         schema: Its serializers and partitioner.
         dirs: The open directories. For tools; it may change.
     """
@@ -109,7 +109,7 @@ class Topic(ProcessBound, Generic[K, V]):
             ack: "os" or "disk"; None: the setting lastword.ack.
             producer: A name. A call whose sequence is not above that of the producer's last call appends
                 nothing; it returns the offset of the record if it repeats the last call, otherwise -1.
-            sequence: Rises from call to call of a producer.
+            sequence: Must increase with each call of a producer.
 
         Raises:
             KeyRequiredError: A compacted topic needs a key.
@@ -209,8 +209,8 @@ class Topic(ProcessBound, Generic[K, V]):
                 timestamp, partition.
             partition: As for `append`.
             ack: As for `append`.
-            producer: As for `append`: a call not above the last one returns 0. Repeat a call that failed with
-                the same records: only the missing ones are appended.
+            producer: As for `append`: a call not above the last call returns 0. Repeat a failed call with
+                the same records: only the missing records are appended.
             sequence: As for `append`.
 
         Raises:
@@ -314,12 +314,12 @@ class Topic(ProcessBound, Generic[K, V]):
         timeout: float | None = None,
         isolation: Isolation = "read_committed",
     ) -> Reader[K, V]:
-        """Read records up to the log end of this moment at most. With `follow`, continue after it.
+        """Read records up to the current log end. With `follow`, continue with new records.
 
         Args:
             start: "earliest", "latest", an offset, an aware datetime (the first record that is not older), or
                 a dict of these by partition.
-            end: The same, exclusive.
+            end: As `start`; exclusive.
             partition: None: every partition.
             keys: Only records with one of these keys.
             view: "log": every record; "latest": the newest value of each key, no tombstones; "changes": the
@@ -390,7 +390,7 @@ class Topic(ProcessBound, Generic[K, V]):
         Counts are exact: every record is scanned, unless the garbage index covers them all.
 
         Args:
-            quick: Use the index as it is, if there is one: no record is scanned; `exact` is False if records
+            quick: Use the garbage index without a scan, if there is an index; `exact` is False if records
                 were appended since.
             progress: True, or a function of `Progress`.
         """
@@ -413,7 +413,9 @@ class Topic(ProcessBound, Generic[K, V]):
         return segments(self.dirs, self.name, partition, progress, quick=quick)
 
     def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
-        """Take a lease: no tombstone is removed before the reader of that name has passed it. Needs no lock.
+        """Take a lease: no tombstone is removed before the reader with that name has passed it.
+
+        Needs no lock.
 
         Args:
             name: Letters, digits and . _ - ; the same name resumes the lease.
@@ -455,7 +457,7 @@ class Topic(ProcessBound, Generic[K, V]):
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
     ) -> list[Plan]:
-        """Return what `clean` would do now, and why; see `LogDir.plan`."""
+        """Return the plans of `clean`, with their reasons; see `LogDir.plan`."""
         from lastword.api import cleaning
 
         return cleaning.plan(self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress)
@@ -482,7 +484,7 @@ class Topic(ProcessBound, Generic[K, V]):
         return cleaning.expire(self.dirs, self.name, partition)
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
-        """Raise the log start, whatever the policy. Return the log start of each partition.
+        """Raise the log start, under any cleanup.policy. Return the log start of each partition.
 
         Whole segments below it are removed immediately, their files after `file.delete.delay.ms`.
 
@@ -505,7 +507,7 @@ class Topic(ProcessBound, Generic[K, V]):
         most_rows: int = 100_000,
         progress: ProgressLike | bool | None = None,
     ) -> Audit:
-        """Compare what was delivered with the log, key by key; see `LogDir.audit`."""
+        """Compare the delivered offsets with the log, key by key; see `LogDir.audit`."""
         from lastword.api import checks
 
         return checks.audit(
@@ -624,7 +626,7 @@ def create_topic(
     if name in dirs.topics():
         if not exist_ok:
             raise TopicExistsError(
-                f"{dirs.paths[0]} has a topic {name!r} already", remedy="exist_ok=True takes it as it is"
+                f"{dirs.paths[0]} already has a topic {name!r}", remedy="exist_ok=True returns it"
             )
         if isinstance(partitioner, str):
             config = {"lastword_partitioner": partitioner, **config}
@@ -648,7 +650,7 @@ def _refuse_contradictions(
     serializers: tuple[SerializerLike | None, SerializerLike | None],
     config: Mapping[str, Any],
 ) -> None:
-    """Raise InvalidSettingError if an argument contradicts an existing topic. None is not given."""
+    """Raise InvalidSettingError if an argument contradicts an existing topic; None means not given."""
     saved = dirs.settings.topic(name, saved=True)
     problems, remedies = [], []
     count = max(dirs.partitions(name), default=-1) + 1
@@ -672,7 +674,7 @@ def _refuse_contradictions(
         remedies.append(f"to change it: logs.set_config({name!r}, {arguments})")
     if problems:
         raise InvalidSettingError(
-            f"topic {name!r} is there already, and {'; '.join(problems)}",
+            f"topic {name!r} exists, and {'; '.join(problems)}",
             problems=problems,
             remedy="; ".join(remedies),
         )
@@ -684,8 +686,8 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
     placed = dirs.dir_set.assign(partitions)
     own = {os.path.join(log_dir.path, names.SETTINGS): log_dir for log_dir in placed}
     if len(placed) > 1 or dirs.settings_file not in own:
-        # Several directories share one settings file; it is written first, as a directory does with its
-        # own.
+        # Several directories share one settings file. It is written first, as a single directory writes its
+        # own file first.
         write_topic_settings(dirs.files, dirs.settings_file, name, settings)
         settings = {}
     made: list[LogDirectory] = []
@@ -723,7 +725,7 @@ def open_state(
 
     if default is not None and not callable(default):
         raise UsageError(
-            f"default={default!r} is no function", remedy="default=int makes 0 of a key that is not there"
+            f"default={default!r} is not a function", remedy="default=int gives 0 for a missing key"
         )
     key_serializer, value_serializer = serializers
     if dirs.mode == "a" and name not in dirs.topics():
@@ -803,7 +805,7 @@ def check_keeps_keys(topic: str, config: TopicConfig) -> None:
         if "compact" not in policy and not limits:
             why = f"its cleanup.policy is {named}: superseded values are never removed"
     raise UsageError(
-        f"a state cannot live in topic {topic!r}: {why}",
+        f"topic {topic!r} cannot hold a state: {why}",
         remedy=f'logs.set_config({topic!r}, cleanup_policy="compact"); '
-        f'to look only, open the directory with mode "r"',
+        f'to read only, open the directory with mode "r"',
     )

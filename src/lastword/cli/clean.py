@@ -95,11 +95,10 @@ def clean(
         raise UsageError(
             f"--max-rate {max_rate} is not a rate", remedy="a size such as 80MiB; omit it for no limit"
         )
-    again = target.words
     if retry and (dry_run or every is not None):
         raise UsageError(
             "--retry cannot be combined with --dry-run or --every",
-            remedy=target.command("clean", *again, "--retry"),
+            remedy=target.command("clean", *target.words, "--retry"),
         )
     assumed = what_if(sets)
     if not dry_run:
@@ -111,20 +110,20 @@ def clean(
     if metrics is not None:
         raise UsageError(
             "--metrics needs --every",
-            remedy=target.command("clean", *again, "--every", "15s", "--metrics", "9464"),
+            remedy=target.command("clean", *target.words, "--every", "15s", "--metrics", "9464"),
         )
     if dry_run:
-        wrong: list[LastwordError] = []
+        unplanned: list[LastwordError] = []
         with out.open(target, **assumed) as logs, out.progress("plan") as progress:
             try:
                 plans = logs.plan(
                     target.topic, target.partition, due=due, strategy=strategy, progress=progress
                 )
             except (DataError, StorageError) as error:
-                plans, wrong = split_failure(error)  # plans are shown before errors
+                plans, unplanned = split_failure(error)  # plans are shown before errors
         plans = [plan for plan in plans if plan.action != "delete"]  # `lastword expire` shows deletions
-        _show_plans(out, plans, target, ok=not wrong)
-        out.raise_all(wrong)
+        _show_plans(out, plans, target, ok=not unplanned)
+        out.raise_all(unplanned)
         return
     failed: list[LastwordError] = []
     with out.change(target) as logs, out.progress("clean") as progress:
@@ -165,7 +164,7 @@ def clean(
         text = (
             None
             if failed
-            else f"nothing to clean; `{target.command('clean', *again, '--dry-run')}` shows why"
+            else f"nothing to clean; `{target.command('clean', *target.words, '--dry-run')}` shows why"
         )
     out.summary(
         text,
@@ -377,7 +376,7 @@ def keep_cleaning(
         logs = stack.enter_context(out.change(target))
         if address is not None:
             url = stack.enter_context(exporter(*address))
-            out.tell("metrics", {"address": url}, f"metrics on {url}")
+            out.notice("metrics", {"address": url}, f"metrics on {url}")
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
         only = None if target.topic is None else (target.topic, target.partition)

@@ -206,7 +206,7 @@ class Output:
         if not self.quiet and not self.as_json:
             self._write_stderr(text + "\n")
 
-    def tell(self, kind: str, fields: dict[str, Any], text: str) -> None:
+    def notice(self, kind: str, fields: dict[str, Any], text: str) -> None:
         """Write a message for people or programs to stderr: the text, or an object in JSON mode."""
         if self.as_json:
             self._object(kind, fields)

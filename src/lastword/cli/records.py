@@ -261,7 +261,7 @@ def read(
 ) -> None:
     """Read all records, or the newest record of every key."""
     target = Target.of(directory, topic, partition, more)
-    known_as = target.topic_for("read")
+    topic_name = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last cannot be combined with --start", remedy="give one of them")
     if timeout is not None and (not follow or timeout < 0):
@@ -276,12 +276,12 @@ def read(
     if follow and view != "log":
         raise UsageError(
             f"--view {view} needs an end, and --follow has none",
-            remedy=target.command("read", known_as, "--view", view),
+            remedy=target.command("read", topic_name, "--view", view),
         )
     if follow and end != "latest":
         raise UsageError("--follow cannot be combined with --end", remedy="omit one of them")
     with out.open(target) as logs:
-        source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
+        source = logs.topic(topic_name, key_serializer="bytes", value_serializer="bytes")
         names = source.schema.saved
         keys = None if key is None else [data for text in key for data in key_candidates(text, names[0])]
         until = _when(end)
@@ -301,7 +301,7 @@ def read(
 
         def end_with_summary() -> None:
             position = {str(number): offset for number, offset in records.position.items()}
-            out.summary(topic=known_as, records=shown, position=position)
+            out.summary(topic=topic_name, records=shown, position=position)
 
         try:
             for record in records if limit != 0 else ():

@@ -51,10 +51,6 @@ def policy_remedy(paths: list[str], topic: str) -> str:
 # Options of a call in Python, and their counterparts on the command line.
 _AS_TYPED = (
     (
-        re.compile(r"^exist_ok=True takes it as it is$"),
-        "append to the topic as it is, or choose another name",
-    ),
-    (
         re.compile(r"^lastword\.spark\.restore\(\.\., to=\)$"),
         "`lastword restore DIR TOPIC OUT` writes such files",
     ),
@@ -82,7 +78,7 @@ def remedy_of(error: BaseException) -> str | None:
         return f"`{command_line('ls', paths)}` lists the topics; `{create}` creates one"
     if isinstance(error, TopicExistsError):
         topic = PLACE.topic or "TOPIC"
-        return f"append to the topic as it is; `{command_line('config', paths, topic)}` shows its settings"
+        return f"append to the existing topic; `{command_line('config', paths, topic)}` shows its settings"
     if remedy is None:
         return None
     if isinstance(error, OffsetOutOfRangeError) and (error.offset or 0) >= 10**11:

@@ -1,6 +1,6 @@
 """End a command on SIGINT, SIGTERM or SIGHUP at a safe point, with exit code 128 + the number of the signal.
 
-A read-only command is interrupted where it is. A command that changes a directory holds signals (`held`) from
+A read-only command is interrupted immediately. A command that changes a directory holds signals (`held`) from
 before the directory is opened until it is closed. A held signal takes effect only where the command allows
 it: in `released`, while the command waits for input or for a lock, and where the command checks `noted`. So
 the directory is always closed, with the marker of a clean stop, before the process ends.

@@ -83,14 +83,14 @@ class Target:
         trimmed = directory.rstrip("/") or "/"
         real = os.path.realpath(trimmed)
         parsed = names.parse_partition_dir(os.path.basename(real))
-        if parsed is not None and _looks_like_partition(trimmed):
+        if parsed is not None and _is_partition_dir(trimmed):
             # "." and links do not name the partition: the real path does.
             shown = trimmed if os.path.basename(trimmed) == os.path.basename(real) else real
             above = os.path.dirname(shown) or "."
             if topic is None and partition in (None, parsed.partition):
                 return cls([above, *(more or ())], parsed.topic, parsed.partition)._named()
             raise UsageError(
-                f"{directory} is the directory of partition {parsed.topic}-{parsed.partition} already",
+                f"{directory} is already the directory of partition {parsed.topic}-{parsed.partition}",
                 remedy=f"omit TOPIC and -p, or give the log directory: {above}",
             )
         if partition is not None and topic is None:
@@ -160,14 +160,14 @@ class Target:
             UsageError: The command line names no topic.
         """
         if self.topic is None:
-            self._check_there()
+            self._check_paths_exist()
             raise UsageError(
                 f"{command} needs a topic",
                 remedy=f"`{self.command(command, 'TOPIC', *rest)}`; `{self.command('ls')}` shows them",
             )
         return self.topic
 
-    def _check_there(self) -> None:
+    def _check_paths_exist(self) -> None:
         """Raise NotALogDirError if a directory is missing, before the error about a missing topic."""
         from lastword.errors import NotALogDirError
         from lastword.files import DEFAULT
@@ -177,7 +177,7 @@ class Target:
                 raise NotALogDirError(f"{path} does not exist", remedy="check the path", file=path)
 
 
-def _looks_like_partition(directory: str) -> bool:
+def _is_partition_dir(directory: str) -> bool:
     """Return whether a directory named *-N holds the files of a partition, and not partitions."""
     from lastword.files import DEFAULT
 

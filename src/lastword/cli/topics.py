@@ -237,18 +237,17 @@ def expire(
     assumed = what_if(sets)
     if not dry_run:
         target.refuse_set("expire", sets)
+    failed: LastwordError | None = None
     if dry_run:
-        wrong: LastwordError | None = None
         with out.open(target, **assumed) as logs:
             try:
                 outlook = expire_outlook(logs.dirs, target.topic, target.partition)
             except (DataError, StorageError) as error:
-                outlook, (wrong, *_) = split_failure(error)
-        _show_deletions(out, outlook, target, ok=wrong is None)
-        if wrong is not None:
-            raise wrong
+                outlook, (failed, *_) = split_failure(error)
+        _show_deletions(out, outlook, target, ok=failed is None)
+        if failed is not None:
+            raise failed
         return
-    failed: LastwordError | None = None
     with out.change(target) as logs:
         try:
             done = logs.expire(target.topic, target.partition, stop=signals.noted)
@@ -346,32 +345,32 @@ def trim(
     from lastword.api import cleaning
 
     target = Target.of(directory, topic, partition, more)
-    known_as = target.topic_for("trim", "--before", "OFFSET")
+    topic_name = target.topic_for("trim", "--before", "OFFSET")
     if before is None:
         raise UsageError("trim needs --before", remedy="--before OFFSET, a time or an age (90d)")
     when = _first_kept(before)
     with out.open(target) as logs:
-        known = logs.topic(known_as)
+        known = logs.topic(topic_name)
         starts = {number: start for number, (start, _) in known.bounds().items()}
-        wanted = cleaning.trim(logs.dirs, known_as, target.partition, when, dry_run=True)
+        wanted = cleaning.trim(logs.dirs, topic_name, target.partition, when, dry_run=True)
     moves = {number: offset for number, offset in wanted.items() if offset > starts[number]}
     if dry_run:
-        _show_trim(out, known_as, starts, wanted, "would start")
+        _show_trim(out, topic_name, starts, wanted, "would start")
         out.summary(
             "nothing was changed",
-            topic=known_as,
+            topic=topic_name,
             offsets=_removed_offsets(starts, moves),
             log_start=_by_partition(wanted),
         )
         return
     if moves:
-        confirm(f"remove {plural(_removed_offsets(starts, moves), 'offset')} of {known_as} for good", yes)
+        confirm(f"remove {plural(_removed_offsets(starts, moves), 'offset')} of {topic_name} for good", yes)
     with out.change(target) as logs:
-        done = cleaning.trim(logs.dirs, known_as, target.partition, when)
-    _show_trim(out, known_as, starts, done, "starts")
+        done = cleaning.trim(logs.dirs, topic_name, target.partition, when)
+    _show_trim(out, topic_name, starts, done, "starts")
     out.summary(
         None if moves else "no records before it",
-        topic=known_as,
+        topic=topic_name,
         offsets=_removed_offsets(starts, done),
         log_start=_by_partition(done),
     )
@@ -444,10 +443,10 @@ def lease(
     A tombstone stays until the reader of every lease has passed it. Works beside a writer, without the lock.
     """
     target, (name,) = Target.with_words("lease", directory, [topic, name], ["NAME"], partition, more)
-    known_as = target.topic_for("lease")
+    topic_name = target.topic_for("lease")
     if name is None and (advance is not None or release):
         raise UsageError(
-            "--advance and --release need the NAME of a lease", remedy=target.command("lease", known_as)
+            "--advance and --release need the NAME of a lease", remedy=target.command("lease", topic_name)
         )
     if max_age is not None and advance is None:
         raise UsageError("--max-age needs --advance", remedy="--advance OFFSET takes the lease")
@@ -456,34 +455,34 @@ def lease(
     if release and target.partition is not None:
         raise UsageError(
             "--release releases a lease in all partitions",
-            remedy=target.command("lease", known_as, name or "NAME", "--release"),
+            remedy=target.command("lease", topic_name, name or "NAME", "--release"),
         )
     from lastword.api.lease import Lease
 
     with signals.held(), out.open(target) as logs:
-        known = logs.topic(known_as)
+        known = logs.topic(topic_name)
         infos = [info for info in known.leases(target.partition) if name in (None, info.name)]
         if release and name is not None:
             if not infos:
                 raise LeaseRefusedError(
-                    f"{known_as} has no lease {name!r}",
-                    remedy=target.command("lease", known_as),
+                    f"{topic_name} has no lease {name!r}",
+                    remedy=target.command("lease", topic_name),
                 )
-            Lease(logs.dirs, known_as, name).release()
-            out.line(f"{known_as}: {name} is released")
-            out.summary(topic=known_as, released=len(infos))
+            Lease(logs.dirs, topic_name, name).release()
+            out.line(f"{topic_name}: {name} is released")
+            out.summary(topic=topic_name, released=len(infos))
             return
         if advance is not None and name is not None:
             position = advance if target.partition is None else {target.partition: advance}
             if infos:
-                Lease(logs.dirs, known_as, name).advance(position)
+                Lease(logs.dirs, topic_name, name).advance(position)
             else:
                 known.lease(name, position=position, max_age=max_age or "7d")
             infos = [info for info in known.leases(target.partition) if info.name == name]
     _show_leases(out, infos)
     out.summary(
         None if infos else "no leases",
-        topic=known_as,
+        topic=topic_name,
         leases=len(infos),
         lapsed=sum(info.lapsed for info in infos),
     )

@@ -118,7 +118,7 @@ def _size_text(size_bytes: int) -> str:
 
 
 def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
-    """Make a setting in bytes. Default None: not set; there is no value that means the same."""
+    """Make a setting in bytes. Default None: not set; no value means "not set"."""
     return _field(
         "bytes",
         group,

@@ -191,12 +191,12 @@ class Settings:
         Args:
             paths: Log directories. Their lastword.toml is read unless `config_file` names another file.
             config_file: A settings file.
-            env: Environment variables. None: those of the process.
+            env: Environment variables. None: the environment of the process.
             arguments: Values by keyword or dotted name.
 
         Raises:
-            UnknownSettingError: a name is unknown; `problems` lists every mistake in any source.
-            InvalidSettingError: a value is not allowed; `problems` lists every mistake in any source.
+            UnknownSettingError: A name is unknown; `problems` lists every mistake in any source.
+            InvalidSettingError: A value is not allowed; `problems` lists every mistake in any source.
         """
         if isinstance(paths, str | os.PathLike):
             paths = [paths]
@@ -244,7 +244,7 @@ class Settings:
         return settings
 
     def with_cluster(self, cluster: ClusterSettings) -> Settings:
-        """Return these settings, which override those that a cluster holds for its topics."""
+        """Return these settings; they override the settings that a cluster holds for its topics."""
         return Settings({}, self._over, self._topics, self._defaults, self._top, cluster)
 
     def topic(self, name: str, *, saved: bool = False) -> TopicConfig:
@@ -354,8 +354,8 @@ def parse_topic_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         values: Values by keyword or dotted name.
 
     Raises:
-        UnknownSettingError: a name is unknown; `problems` lists every mistake.
-        InvalidSettingError: a value is not allowed; `problems` lists every mistake.
+        UnknownSettingError: A name is unknown; `problems` lists every mistake.
+        InvalidSettingError: A value is not allowed; `problems` lists every mistake.
     """
     problems = Problems()
     parsed = parse_named(values, TOPIC_SETTINGS, problems)
@@ -371,7 +371,7 @@ def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Rename settings to their Python keywords; values are not checked.
 
     Raises:
-        UnknownSettingError: a name is unknown; `problems` lists all of them.
+        UnknownSettingError: A name is unknown; `problems` lists all unknown names.
     """
     problems = Problems()
     by_keyword = {setting.keyword for setting in ALL_SETTINGS.values()}
@@ -409,7 +409,7 @@ def parse_named(
 def _unknown(given: str, known: Mapping[str, Setting], spelled: Iterable[str]) -> str:
     dotted = given if "." in given else given.replace("_", ".")
     if known is TOPIC_SETTINGS and dotted in INSTANCE_SETTINGS:
-        return f"{given} applies to the whole directory, not to one topic: leave the topic out"
+        return f"{given} applies to the whole directory, not to one topic: omit the topic"
     return unknown_setting(given, spelled)
 
 
@@ -470,7 +470,7 @@ def _read(file: str) -> str:
         return DEFAULT.read_bytes(file).decode("utf-8")
     except FileVanishedError:
         raise UsageError(
-            f"there is no settings file {file}", remedy="check the path, or leave config out", file=file
+            f"there is no settings file {file}", remedy="check the path, or omit config", file=file
         ) from None
     except UnicodeDecodeError as error:
         raise InvalidSettingError(

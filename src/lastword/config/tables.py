@@ -38,7 +38,7 @@ class TopicConfig:
 
     cleanup_policy: frozenset[str] | None = policy(
         "behaviour",
-        "What may be removed: superseded records (compact), old segments (delete), both. Not set: nothing.",
+        "Removes superseded records (compact), old segments (delete), or both. Not set: nothing is removed.",
     )
     segment_bytes: int = size(
         "1GiB",
@@ -85,7 +85,7 @@ class TopicConfig:
     delete_retention_ms: int = duration(
         "1d",
         "behaviour",
-        "How long a tombstone stays after its first cleaning. A slower reader may miss a deletion.",
+        "Time that a tombstone stays after its first cleaning. A slower reader may miss a deletion.",
     )
     min_compaction_lag_ms: int = duration(
         0, "behaviour", "Records younger than this are not cleaned. Longer: more history, more garbage."
@@ -102,7 +102,7 @@ class TopicConfig:
         "Share of the log that must be dirty before a cleaning is due. Lower: less garbage, more rewriting.",
     )
     file_delete_delay_ms: int = duration(
-        "1m", "cost", "How long the files of a removed segment stay for readers that still use them."
+        "1m", "cost", "Time that the files of a removed segment stay for readers that still use them."
     )
     flush_messages: int = count(INT64_MAX, "cost", "Sync after this many records, with any ack.", low=1)
     flush_ms: int = duration(
@@ -141,14 +141,14 @@ class TopicConfig:
     lastword_ack: str = choice(
         "os",
         "behaviour",
-        "What an append survives: os, a killed process; disk, a power cut (one fsync per group of appends).",
+        "An append survives a killed process (os) or a power cut (disk: one fsync per group of appends).",
         ACKS,
     )
     lastword_strategy: str = choice(
         "generational",
         "cost",
-        "Segments that a cleaning rewrites. generational: where the garbage is worth it; kafka: all, by "
-        "dirty ratio.",
+        "Segments that a cleaning rewrites. generational: those with enough garbage; kafka: all, by dirty "
+        "ratio.",
         STRATEGIES,
     )
     lastword_ttl_ms: int = duration(
@@ -223,9 +223,9 @@ class LogConfig:
 
     log_dirs: tuple[str, ...] = words(
         "behaviour",
-        "Absolute paths of directories that are opened together, whichever of them is named. Set it in a "
-        "file named by `--config` or `config=`, in the environment, or as an argument; not in the "
-        "lastword.toml of a directory.",
+        "Absolute paths of directories that are opened together if one of them is named. Set it in a file "
+        "named by `--config` or `config=`, in the environment, or as an argument; not in the lastword.toml "
+        "of a directory.",
     )
     log_retention_check_interval_ms: int = duration(
         "5m", "cost", "Interval between checks for expired segments.", low=1
@@ -259,7 +259,7 @@ class LogConfig:
     log_cleaner_io_max_bytes_per_second: int | None = size(
         None,
         "cost",
-        "Limit for what cleaning reads and writes per drive and second. Not set: no limit.",
+        "Limit on the bytes that cleaning reads and writes per drive and second. Not set: no limit.",
         low=1,
     )
     log_cleaner_backoff_ms: int = duration(
@@ -294,7 +294,7 @@ class LogConfig:
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def source(self, name: str) -> str:
-        """Return where a value comes from: `argument`, `environment`, `lastword.toml:1` or `default`."""
+        """Return the source of a value: `argument`, `environment`, `lastword.toml:1` or `default`."""
         return self.sources.get(name.replace("_", "."), "default")
 
     @property

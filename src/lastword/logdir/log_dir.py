@@ -312,7 +312,7 @@ class LogDirectory:
                 if exist_ok:
                     return False
                 raise TopicExistsError(
-                    f"{self.path} has a topic {topic!r} already", remedy="exist_ok=True takes it as it is"
+                    f"{self.path} already has a topic {topic!r}", remedy="exist_ok=True returns it"
                 )
             if settings:
                 write_topic_settings(self.files, self._settings_path, topic, dict(settings))

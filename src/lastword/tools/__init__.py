@@ -2,7 +2,7 @@
 
 `dump` decodes any file of a log directory. `verify` checks every invariant of its logs. `explain` names the
 rule that keeps or frees each record of a key. `duplication` counts superseded records. `audit` compares a
-consumer's data with the log. `md5` finds keys that Kafka's cleaner cannot tell apart. `simulate` replays an
+consumer's data with the log. `md5` finds keys that Kafka's cleaner cannot distinguish. `simulate` replays an
 overwrite trace under other settings, with the cleaner's own choice. `kafka_model` is a model of Kafka's
 cleaner, for `lastword demo` and the tests that run beside Kafka.
 

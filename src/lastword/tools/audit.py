@@ -64,9 +64,9 @@ class Audit(Value):
 
     Attributes:
         ok: No key is missing, stale or phantom.
-        counts: Exact number of keys of each kind, and of those that are `right`.
+        counts: Exact number of keys of each kind, and of `right` keys.
         rows: The first keys that are not right, by share and partition.
-        left_off: The number of further keys that are not right.
+        left_off: The number of other keys that are not right.
     """
 
     ok: bool
@@ -134,16 +134,17 @@ def audit(
     """Compare the log with the delivered offsets.
 
     A key in several partitions (of a topic whose partition count was raised) is compared in each of them. A
-    key that is delivered without a partition is compared in every partition that has it; if it is also
-    delivered with that partition, the newer offset counts.
+    key that is delivered without a partition is compared in every partition that has the key; if the key is
+    also delivered with that partition, the newer offset counts.
 
     Args:
         topic: The topic.
         logged: The partitions to compare.
         delivered: The delivered side.
         memory_bytes: Memory budget, also of each key map.
-        partition: Compare only this partition: delivered keys of other partitions are left out. A key that is
-            delivered without a partition and is not logged here counts if `partition_of` returns this one.
+        partition: Compare only this partition: delivered keys of other partitions are omitted. A key that is
+            delivered without a partition and is not logged in this partition counts if `partition_of` returns
+            this partition.
         partition_of: Returns the partition of a key.
         most_rows: The most rows of the result.
         progress: Receives (bytes done, total bytes).
@@ -159,7 +160,7 @@ def audit(
         done = total * share
         for part in logged:
             number = part.view.partition
-            # With tombstones: a key whose newest record is a tombstone is not missing if it is not delivered.
+            # With tombstones: an undelivered key whose newest record is a tombstone is not missing.
             records = newest(part.range, tombstones=True, map_bytes=memory_bytes)
             for record in records:
                 key = record.key

@@ -1,7 +1,7 @@
 """Decode any file of a log directory: segments, indexes, snapshots, checkpoints, properties, private files.
 
-`dump(file)` is lazy, takes no lock and reads the file as it is. Damage is an entry, too (`Problem`); the
-valid entries after it follow.
+`dump(file)` is lazy and takes no lock. Damage is an entry, too (`Problem`); the valid entries after it
+follow.
 """
 
 from __future__ import annotations
@@ -144,9 +144,10 @@ Dumper = Callable[[Files, str, bool], Iterator[Entry]]
 
 
 def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = DEFAULT) -> Iterator[Entry]:
-    """Return the entries of one file, in file order; of a private directory, those of all its files.
+    """Return the entries of one file, in file order; for a private directory, the entries of all its files.
 
-    UsageError if it is no file of a log directory.
+    Raises:
+        UsageError: The path is not a file of a log directory.
     """
     path = os.fspath(file)
     if files.is_dir(path) and _is_private(path):
@@ -160,7 +161,7 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
     dumper = dumper_of(path)
     if dumper is None:
         raise UsageError(
-            f"{path} is no file of a log directory",
+            f"{path} is not a file of a log directory",
             remedy="segments, indexes, snapshots, checkpoints, properties and private files can be dumped",
             file=path,
         )
@@ -169,9 +170,9 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
 
 
 def dumper_of(path: str) -> Dumper | None:
-    """Return the function that decodes the file at `path`; None if it is no file of a log directory.
+    """Return the function that decodes the file at `path`; None if it is not a file of a log directory.
 
-    Files of an unfinished swap are decoded as what they will be.
+    A file of an unfinished swap is decoded by its name without the swap's suffix.
     """
     name = os.path.basename(path)
     parsed = names.parse_segment_file(name)
@@ -249,9 +250,7 @@ def _records(data: bytes, header: BatchHeader, path: str, topic: str | None) -> 
             parsed = parse_control(r.key, r.value, path, header.position, r.offset)
             control, epoch = parsed.type, parsed.coordinator_epoch
         elif topic is not None:
-            with suppress(
-                UndecodableError
-            ):  # of a newer Kafka, or written by something else: bytes as they are
+            with suppress(UndecodableError):  # a newer Kafka or another program wrote it: shown as bytes
                 decoded = decode(topic, r.key, r.value)
         yield DumpedRecord(r.offset, r.timestamp, r.key, r.value, r.headers, control, epoch, decoded)
 
@@ -305,7 +304,7 @@ def _time_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
 
 
 def _bad_index(path: str, position: int) -> Problem:
-    return Problem(path, position, None, "bad-index", "the entries from here on make no sense", True)
+    return Problem(path, position, None, "bad-index", "the entries from here on are invalid", True)
 
 
 def _txn_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
@@ -325,7 +324,7 @@ def _txn_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
 def _snapshot(files: Files, path: str, records: bool) -> Iterator[Entry]:
     data = files.read_bytes(path)
     try:
-        decode_snapshot(data, path)  # its checks
+        decode_snapshot(data, path)  # checks the whole file
     except CorruptFileError as error:
         yield Problem(path, error.position, None, "bad-snapshot", error.message, True)
         return
@@ -353,7 +352,7 @@ def _epochs(files: Files, path: str, records: bool) -> Iterator[Entry]:
 
 
 def _properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    """`name=value` or `name: value` lines; comments are passed over."""
+    """Decode lines `name=value` or `name: value`; comments are skipped."""
     for line in files.read_bytes(path).decode("latin-1").splitlines():
         text = line.strip()
         if text and text[0] not in "#!":
@@ -362,7 +361,7 @@ def _properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
 
 
 def _checked_properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    """As `_properties`, and what a broker would refuse."""
+    """Decode as `_properties`, and report values that a broker would refuse."""
     yield from _properties(files, path, records)
     try:
         if os.path.basename(path) == names.META_PROPERTIES:
@@ -375,7 +374,7 @@ def _checked_properties(files: Files, path: str, records: bool) -> Iterator[Entr
 
 def _json(files: Files, path: str, records: bool) -> Iterator[Entry]:
     data = files.read_bytes(path)
-    if not data:  # as old brokers wrote it: only its existence counts
+    if not data:  # old brokers write an empty file: only its existence counts
         return
     try:
         fields: dict[str, Any] = json.loads(data)

@@ -1,8 +1,8 @@
 """Count superseded records, their bytes, distinct keys, and keys in several partitions.
 
 There are two methods. `estimated` reads the log once and keeps a `Sketch` for each partition, in a fixed
-amount of memory; each row states its error. `counted` is exact, in the memory of a key map: it resolves each
-partition, and for a topic with several partitions also all of them concatenated. Takes no lock and changes
+amount of memory; each row has its error. `counted` is exact, in the memory of a key map: it resolves each
+partition, and for a topic with several partitions also all partitions concatenated. Takes no lock and changes
 nothing. Start reading at `Duplication`.
 
 Concatenated partitions are one log, so that one key map finds the keys that are in several partitions:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 LG_K = 14
 """16 384 values: 0.8 % standard error, 128 KiB a sketch."""
 
-_SALT = b"lastword sketch"  # fixed: sketches of different processes must agree about a key's hash
+_SALT = b"lastword sketch"  # fixed: sketches of all processes must have equal hashes of a key
 _THETA_SEED = 9001  # the package's default, which other readers of these bytes expect
 _HEADER = struct.Struct("<4sB3x6qI")
 _MAGIC, _VERSION = b"LWSK", 1
@@ -79,7 +79,7 @@ class Estimate:
 
 
 class KeySet:
-    """The keys of one part: a theta sketch. Immutable; `KeySet.union` and the like return new sets."""
+    """The keys of one part: a theta sketch. Immutable: its methods return new sets."""
 
     __slots__ = ("_sketch",)
 
@@ -132,7 +132,7 @@ class Sketch:
         records: All records except control records.
         keyless: Records without a key.
         tombstones: Records with a key and a null value.
-        keyed: Records with a key that are not of an aborted or an ongoing transaction.
+        keyed: Records with a key, without those of aborted and ongoing transactions.
         keyed_bytes: Their share of the bytes on disk.
         size_bytes: All bytes.
         keys: The distinct keys of `keyed`.
@@ -176,7 +176,7 @@ class Sketch:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sketch:
-        """Decode; CorruptFileError if `to_bytes` did not write these bytes."""
+        """Decode the result of `to_bytes`; CorruptFileError for other bytes."""
         try:
             magic, version, *numbers, crc = _HEADER.unpack_from(data)
         except struct.error:
@@ -280,7 +280,7 @@ def _theta() -> Any:
 
 
 def _corrupt(text: str) -> CorruptFileError:
-    return CorruptFileError(f"no sketch: {text}", remedy="make it again from the log")
+    return CorruptFileError(f"not a sketch: {text}", remedy="make it again from the log")
 
 
 # ---------------------------------------------------------------- several partitions as one log
@@ -335,7 +335,7 @@ class ConcatenatedLog:
 
 
 class _ShiftedSegment:
-    """A segment whose offsets are `move` higher."""
+    """A segment whose offsets are `shift` higher."""
 
     def __init__(self, segment: Segment, shift: int) -> None:
         self._segment = segment
@@ -352,7 +352,7 @@ class _ShiftedSegment:
 
 
 def shared_keys(own: DeadBitmaps, forward: DeadBitmaps, backward: DeadBitmaps) -> tuple[int, int]:
-    """Count the keys of a partition that are also in another, and those whose last partition it is."""
+    """Count the keys of a partition that are also in another partition, and those that have no later one."""
     if not (own.page_ids.size == forward.page_ids.size == backward.page_ids.size):
         raise AssertionError("other pages than before")
     shared = last = 0
@@ -455,7 +455,7 @@ def estimated(
 
 
 def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: bool) -> list[Duplication]:
-    """Return rows by topic or partition from one sketch per partition; a sketch may be merged from others.
+    """Return rows by topic or partition from one sketch per partition; sketches may be merged ones.
 
     Args:
         topic: The topic.
@@ -488,7 +488,7 @@ def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: b
 
 
 def sketch_of(view: PartitionView, selects: Callable[[int], bool]) -> Sketch:
-    """Return a sketch of the segments whose base offset `selects` accepts: a task's share of a partition."""
+    """Return a sketch of the segments whose base offset `selects` accepts: a task's share of a log."""
 
     def scan() -> Sketch:
         sketcher = Sketcher()
@@ -507,7 +507,7 @@ def _sketched(
 ) -> tuple[Sketch, list[Duplication]]:
     """Return the partition's sketch, and the rows of its segments if `by_segment`.
 
-    Segments are read newest first: the keys of all later segments show which keys a segment has superseded.
+    Segments are read newest first: a key of a segment is superseded if a later segment has it.
     """
     total = sum(segment.size for segment in view.segments)
     done_bytes = 0
@@ -541,7 +541,7 @@ def _row(
     live: Estimate | None = None,
     segment: int | None = None,
 ) -> Duplication:
-    """Make a row. `live`: keys whose newest record is here; None: all keys of the sketch."""
+    """Make a row. `live`: keys whose newest record is in this part; None: all keys of the sketch."""
     distinct = sketch.keys.estimate
     newest = distinct if live is None else live
     superseded = max(0, sketch.keyed - newest.rounded)

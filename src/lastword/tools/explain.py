@@ -1,11 +1,11 @@
 """Explain why a log is or is not cleaned, and why a record is still in it.
 
-The plan is the cleaner's own, and each version of a key is judged by the rules of a cleaning. One scan of the
-log finds the versions; the rest follows from the headers of their batches, the transaction outcomes and the
-leases. Takes no lock and changes nothing, also beside a running broker.
+The plan is the cleaner's own, and each version of a key is explained by the rules of a cleaning. One scan of
+the log finds the versions; the rule of a version follows from the header of its batch, the transaction
+outcomes and the leases. Takes no lock and changes nothing, also beside a running broker.
 
     garbage     a newer committed record of the key supersedes it, or its transaction was aborted
-                → removed by the cleaning that covers it and the superseding record, unless it is held back
+                → removed by the cleaning that covers it and the superseding record, unless a rule keeps it
     newest      stays, unless it is a tombstone
     tombstone   newest of its key: stays until its delete horizon has passed, every lease is above it, and no
                 older copy of the key is left
@@ -61,11 +61,10 @@ class Version(Value):
         timestamp: In ms.
         segment: Base offset of its segment.
         tombstone: Whether the value is null.
-        kept: Whether the key needs the record. False: it is garbage, and is removed when no rule holds it
-            back.
+        kept: Whether the key needs the record. False: it is garbage, and is removed when no rule keeps it.
         reason: Code of the rule.
         until: Time in ms at which the rule ends; None: it does not depend on time, or the time is unknown.
-        text: The rule in words.
+        text: A sentence about the rule.
         partition: The partition.
         superseded_by: Offset of the record that superseded it, or None.
     """
@@ -109,17 +108,17 @@ class Counted(Value):
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Value):
-    """Why one partition is or is not due, and the state of the versions of a key.
+    """The reasons why one partition is or is not due, and the state of the versions of a key.
 
     Attributes:
         topic: The topic.
         partition: The partition.
-        plan: What the scheduler would do with the partition now, and its reasons.
+        plan: The scheduler's plan for the partition, with its reasons.
         versions: Every record of the key that is on disk, oldest first.
         key: The key, as bytes; None: only the partition is explained.
-        leases: Readers that hold tombstones back, and readers whose leases have lapsed.
-        quarantine: Why and since when the cleaner does not clean the partition, or None.
-        counted: The garbage, for a compacted topic without a key, if all of the log can be read.
+        leases: Leases that keep tombstones, and leases that have lapsed.
+        quarantine: Reason and time of the quarantine, or None.
+        counted: The garbage, if no key is given, the topic is compacted, and the whole log can be read.
     """
 
     topic: str
@@ -161,16 +160,16 @@ def explain(
     now_ms: int,
     due_ms: Callable[[int], int | None] = lambda _: None,
 ) -> Explanation:
-    """Judge every version of `key` in a partition; with None only the partition.
+    """Explain every version of `key` in a partition; with None only the partition.
 
     Args:
         view: The partition.
         config: Its settings.
-        plan: What the scheduler would do with it: `cleaner.plan_partition`, of a `Request` with `due`.
+        plan: The scheduler's plan: `cleaner.plan_partition`, of a `Request` with `due`.
         key: The key, or None.
         now_ms: The time.
-        due_ms: Returns when the tombstone at an offset may be removed, by the clock of the garbage index;
-            None: no clock runs for it.
+        due_ms: Returns the time when the tombstone at an offset may be removed, by the clock of the garbage
+            index; None: the tombstone has no clock.
 
     Raises:
         DataError: The log is damaged before the last version of the key.
@@ -181,9 +180,9 @@ def explain(
         attempt = 0
         while True:
             try:
-                versions = _Judge(view, config, plan, quarantined, now_ms, due_ms).versions(key)
+                versions = _Explainer(view, config, plan, quarantined, now_ms, due_ms).versions(key)
                 break
-            except FileVanishedError:  # rewritten meanwhile: list the files and judge again
+            except FileVanishedError:  # rewritten meanwhile: list the files and repeat
                 attempt += 1
                 if attempt == _ATTEMPTS:
                     raise
@@ -208,9 +207,8 @@ def _find(view: PartitionView, key: bytes) -> list[_KeyRecord]:
     """Return the records with this key, oldest first, with any transaction outcome."""
     walk = _plain if scan.is_short(view, view.log_start, view.log_end) else _bulk
     rows = list(walk(view, key))
-    bases = [
-        segment.base_offset for segment in view.segments
-    ]  # current bases: a rewrite may have replaced segments
+    # The current bases: a rewrite may have replaced segments.
+    bases = [segment.base_offset for segment in view.segments]
     return [_KeyRecord(*row, bisect_right(bases, row[0]) - 1) for row in rows]
 
 
@@ -222,7 +220,7 @@ def _plain(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Ba
             for record in read_records(data, header, segment.file, position=0):
                 if record.key == key and record.offset >= start:
                     yield record.offset, record.timestamp, record.value is None, header
-        # A rewrite may join records that were read with records that were not into one batch.
+        # A rewrite may join batches, so that a batch has records that were read and records that were not.
         start = max(start, header.next_offset)
 
 
@@ -246,10 +244,10 @@ def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Bat
         reached = max(reached, chunk.next_offset)
 
 
-# ---------------------------------------------------------------- judging them
+# ---------------------------------------------------------------- the rule of each version
 
 
-class _Judge:
+class _Explainer:
     def __init__(
         self,
         view: PartitionView,
@@ -277,13 +275,13 @@ class _Judge:
             if outcomes[i] is BatchOutcome.COMMITTED:
                 superseding_records[i], newest = newest, records[i]
         return tuple(
-            self._judged(key_record, outcome, superseding, records[:i] if superseding is None else ())
+            self._version(key_record, outcome, superseding, records[:i] if superseding is None else ())
             for i, (key_record, outcome, superseding) in enumerate(
                 zip(records, outcomes, superseding_records, strict=True)
             )
         )
 
-    def _judged(
+    def _version(
         self,
         key_record: _KeyRecord,
         outcome: BatchOutcome,
@@ -317,7 +315,7 @@ class _Judge:
         return self._value(rule, key_record)
 
     def _value(self, rule: Rule, key_record: _KeyRecord) -> Version:
-        """Judge a newest value: it stays, unless its time to live ends."""
+        """Explain a newest value: it stays, unless its time to live ends."""
         if self.config.lastword_ttl_ms < 0 or not self.config.compacts:
             return rule(True, NEWEST, NEWEST)
         record = next(
@@ -335,10 +333,9 @@ class _Judge:
         if not self.config.compacts:
             return rule(True, NO_POLICY, f"{what}; {NO_POLICY}, nothing is compacted")
         held = self._held(superseding.segment) or self._held(key_record.segment)
-        if held is not None and key_record.tombstone and self._had_its_time(key_record):
-            held = self._held(
-                key_record.segment
-            )  # removed for its age, independently of the superseding record
+        if held is not None and key_record.tombstone and self._may_go(key_record):
+            # The tombstone is removed for its age, independently of the superseding record.
+            held = self._held(key_record.segment)
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{what}; {code}, {text}", until)
@@ -356,10 +353,10 @@ class _Judge:
         reason = self._held_by(key_record.offset, may_go_ms, has_older=elsewhere > 0)
         if reason == OLDER_RECORD:
             copies = "1 older copy" if elsewhere == 1 else f"{elsewhere} older copies"
-            text = f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the last has gone"
+            text = f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the last copy is removed"
             return rule(True, OLDER_SEGMENT, f"{NEWEST}; {text}")
         if may_go_ms is None or (held is not None and held[0] != QUARANTINED):
-            text = f"{TOMBSTONE_HORIZON}: may go {wait} after the round that cleans it"
+            text = f"{TOMBSTONE_HORIZON}: may go {wait} after its first cleaning"
             return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}")
         if reason == HORIZON:
             text = f"{TOMBSTONE_HORIZON}: may go at {format_time(may_go_ms)}"
@@ -371,10 +368,10 @@ class _Judge:
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{TOMBSTONE_HORIZON} passed; {code}, {text}", until)
-        when = f" {format_time(may_go_ms)}" if may_go_ms > 0 else ""  # 0: marked as garbage already
+        when = f" {format_time(may_go_ms)}" if may_go_ms > 0 else ""  # 0: already marked as garbage
         return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed{when}; {NEXT_ROUND}")
 
-    def _had_its_time(self, key_record: _KeyRecord) -> bool:
+    def _may_go(self, key_record: _KeyRecord) -> bool:
         return self._held_by(key_record.offset, key_record.header.delete_horizon_ms) == MAY_GO
 
     def _held_by(self, offset: int, may_go_ms: int | None, *, has_older: bool = False) -> int:
@@ -384,7 +381,7 @@ class _Judge:
         return int(held_by(facts, self.now_ms, self.leases.floor))
 
     def _held(self, number: int) -> tuple[str, str, int | None] | None:
-        """What keeps a due round from covering a segment: code, text, until when."""
+        """Return code, text and end of the rule that keeps a due cleaning from covering a segment."""
         segment = self.view.segments[number]
         if self.quarantine is not None:
             return QUARANTINED, self.quarantine.reason, None
@@ -417,6 +414,6 @@ Rule = Callable[..., Version]
 
 
 def _minute(timestamp_ms: int) -> str:
-    """`2026-11-27 10:02Z`."""
+    """Format a timestamp to the minute: `2026-11-27 10:02Z`."""
     when = to_time(timestamp_ms)
     return format_time(timestamp_ms) if when is None else when.strftime("%Y-%m-%d %H:%MZ")

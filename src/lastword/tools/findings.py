@@ -1,8 +1,7 @@
-"""Problems and counts of a verification, and the walk over all batches of a file, damaged ones included.
+"""Problems and counts of a verification, and the walk over all batches of a file, also damaged batches.
 
-`segment.scan.SoundWalk`, which recovery uses, stops at the first damage. `LenientWalk` does not: after a bad
-checksum it continues at the position that the length gives; after a bad length it searches the next valid
-batch.
+`segment.scan.SoundWalk`, which recovery uses, stops at the first damage. `LenientWalk` continues: after a bad
+checksum at the position that the length gives, after a bad length at the next valid batch.
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ class Problem(Value):
     def remove(self) -> str | None:
         """The file to remove before the directory is opened to append; None: no file.
 
-        Opening does not check the small files of closed segments (reads check the parts that they use). A
-        segment without its offset index is scanned and gets all its indexes again; only the newest valid
-        producer snapshot is needed; private files with derived data are written again.
+        Opening does not check the small files of closed segments (reads check the parts that they use). For a
+        segment without its offset index, opening scans the segment and builds all its indexes; only the
+        newest valid producer snapshot is needed; private files with derived data are written again.
         """
         if self.code in _INDEX_CODES:
             return self.file.rpartition(".")[0] + names.INDEX
@@ -93,7 +92,7 @@ def bad_records(file: str, header: BatchHeader, error: DataError) -> Problem:
     return Problem(file, header.position, header.base_offset, code, error.message, False, remedy)
 
 
-MAX_PROBLEMS = 10_000  # a file of random bytes has millions; the first ones are enough
+MAX_PROBLEMS = 10_000  # a file of random bytes has millions
 
 
 class EpochRun(NamedTuple):
@@ -113,9 +112,9 @@ class Findings:
         records: Records read.
         read_bytes: Bytes read.
         problems: The problems, at most `MAX_PROBLEMS`.
-        valid: Identity and time (ms) of the logs that were checked with their indexes and have no problem. A
-            later check skips them. None of them ends inside a transaction.
-        epochs: For each log, which batches have which leader epoch.
+        valid: Identity and time (ms) of the segments that were checked with their indexes and have no
+            problem. A later check skips them. None of them ends inside a transaction.
+        epochs: For each segment, its batches by leader epoch.
     """
 
     batches: int = 0
@@ -264,12 +263,12 @@ class LenientWalk:
         if next_position is None:
             self.tail = self.position
             self._problem(
-                "incomplete-batch", f"the last {bytes_left} bytes are no whole batch", self._is_last
+                "incomplete-batch", f"the last {bytes_left} bytes are not a whole batch", self._is_last
             )
             return False
         self._problem(
             "bad-length",
-            f"length {length} makes no sense; {next_position - self.position} bytes passed over",
+            f"the length {length} is invalid; {next_position - self.position} bytes were skipped",
             False,
             self._next_offset,
         )

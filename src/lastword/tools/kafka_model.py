@@ -1,7 +1,6 @@
-"""Model Kafka's cleaner over plain records: which records it keeps, and which values it loses.
+"""Model Kafka's cleaner over plain records: the records that it keeps, and the values that it loses.
 
-The model is there to compare with; it never decides about a record of a user's log. The rule of Apache
-Kafka 4:
+The model serves comparisons; it never decides about a record of a user's log. The rule of Apache Kafka 4:
 
     map     A fixed table of 24-byte slots: MD5 of the key (16 bytes) and offset (8 bytes), nothing else. Two
             keys with one MD5 are one key: the newer record of either removes all older records of both.
@@ -11,12 +10,12 @@ Kafka 4:
             if the map has no newer offset for its digest and, for a tombstone, if its time has not passed.
 
 A log with more keys than the table holds takes several cleanings, each from the start of the log. A cleaning
-that keeps a tombstone sets the delete horizon of its batch, also for a batch above the mapped range, of which
-older records are still there.
+that keeps a tombstone sets the delete horizon of its batch, also for a batch above the mapped range whose key
+still has older records.
 
-Not modelled, because no data record depends on it: empty batches, when markers are removed, how segments are
-merged. One fault is not modelled either: if mapping starts after a marker inside its segment, Kafka takes the
-producer's later committed batches for aborted ones and leaves some garbage.
+Not modelled, because no data record depends on it: empty batches, the removal of markers, the merging of
+segments. One fault is not modelled either: if mapping starts after a marker inside its segment, Kafka treats
+the producer's later committed batches as aborted and leaves some garbage.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _WINDOWS = 12  # a digest of 16 bytes has windows of 4 bytes at 0 to 12; after t
 class DigestMap:
     """Kafka's map: MD5 digest of a key to an offset, in `memory_bytes` of 24-byte slots.
 
-    Probing, the test for a full table and overwriting are as in Kafka, so that the model stops and forgets
-    where Kafka does. The map that keeps whole keys is `resolve.offset_map`.
+    Probing, the test for a full table and overwriting are as in Kafka, so that the model stops at the same
+    record and confuses the same keys. The map that keeps whole keys is `resolve.offset_map`.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -192,7 +191,7 @@ class KafkaCleaner:
         now_ms: int,
         delete_retention_ms: int,
     ) -> tuple[tuple[ModelSegment, ...], list[KafkaCleaning]]:
-        """Clean until every offset below `limit` (a segment's base, or the log end) has been mapped."""
+        """Clean until every offset below `limit` (a segment's base, or the log end) is mapped."""
         cleanings = []
         done = tuple(segments)
         while first_dirty < limit:

@@ -1,4 +1,4 @@
-"""Find keys of a log that Kafka's cleaner cannot tell apart: different bytes with the same MD5.
+"""Find keys of a log that Kafka's cleaner cannot distinguish: different bytes with the same MD5.
 
 Kafka's map stores only the MD5 of a key, so a record of one such key removes all older records of the other.
 The check is exact and takes bounded memory:
@@ -26,7 +26,7 @@ from lastword.records.columns import decode_columns
 from lastword.resolve import Resolution, resolve
 from lastword.values import Value
 
-_ENTRY_BYTES = 24  # a collected prefix, its share of the sorted copy, and what Python needs meanwhile
+_ENTRY_BYTES = 24  # a collected prefix, its share of the sorted copy, and temporary Python objects
 _ALL = 1 << 64
 
 
@@ -34,7 +34,7 @@ _ALL = 1 << 64
 class Md5Collision(Value):
     """Keys of one partition with one MD5 (hex digits), by offset.
 
-    `offsets` are those of their newest records.
+    `offsets` are the offsets of their newest records.
     """
 
     topic: str
@@ -44,8 +44,8 @@ class Md5Collision(Value):
     offsets: tuple[int, ...]
 
     def __str__(self) -> str:
-        who = " and ".join(str(offset) for offset in self.offsets)
-        return f"{self.topic}-{self.partition}: the keys at offsets {who} have one MD5, {self.md5}"
+        offsets = " and ".join(str(offset) for offset in self.offsets)
+        return f"{self.topic}-{self.partition}: the keys at offsets {offsets} have one MD5, {self.md5}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def md5_collisions(
         progress: Receives the bytes read in the current pass.
 
     Raises:
-        DataError: the log is damaged.
-        FileVanishedError: the log was rewritten meanwhile.
+        DataError: The log is damaged.
+        FileVanishedError: A cleaning replaced files meanwhile.
     """
     size = sum(segment.size for segment in view.segments)
     resolution = resolve(

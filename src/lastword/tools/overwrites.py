@@ -1,4 +1,6 @@
-"""The overwrite trace of a log: which record supersedes which. The cost of cleaning depends on nothing else.
+"""The overwrite trace of a log: for each record, the record that it supersedes.
+
+The cost of cleaning depends only on this trace and the sizes and times of records.
 
 `OverwriteTrace` has one row per record, by offset, and neither keys nor values. `trace_log` reads it from a
 log in one pass with bounded memory: a large log is sampled by the hash of its keys (all records of a key or
@@ -26,8 +28,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _Rows = tuple[NDArray[Any], ...]
 
-MOST_ROWS = 1_000_000  # in memory: 33 bytes each, and about 100 more while they are sorted
-HOT_RATIO = 0.001  # of all bytes: a key with more is hot
+MOST_ROWS = 1_000_000  # in memory: 33 bytes per row, and about 100 more during the sort
+HOT_RATIO = 0.001  # share of all bytes above which a key is hot
 _HOT = np.uint64(2**64 - 1)  # one hash for all hot keys; no sample reaches it
 _RECORD_BYTES = 8  # a record's own fields, about
 
@@ -37,7 +39,7 @@ class OverwriteTrace:
     """One row per record; all arrays have the same length.
 
     Attributes:
-        size_bytes: int64, its share of the log; in a sample, also that of the records that it represents.
+        size_bytes: int64, its share of the log; in a sample, including the records that it represents.
         previous: int64, row of the previous record of the key; -1: none.
         key: int64, a number for each key, from 0.
         time_ms: int64, ascending.
@@ -101,7 +103,7 @@ def trace_log(
     outcomes: TransactionOutcomes | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> OverwriteTrace:
-    """Read the trace of a log in one pass. Aborted records and records without a key are left out.
+    """Read the trace of a log in one pass. Aborted records and records without a key are omitted.
 
     Args:
         segments: The segments of the log.
@@ -123,9 +125,9 @@ def trace_log(
 
 
 class _Sampler:
-    """A sample of records whose hash is in the first `share` of all hashes.
+    """A sample of the records whose hash is in the first `share` of all hashes, and the bytes of each chunk.
 
-    The share is halved when the records are too many. Also the bytes that all records of each chunk take.
+    The share is halved when the sample has more than `most_rows` records.
     """
 
     def __init__(self, most_rows: int) -> None:
@@ -179,9 +181,9 @@ class _Sampler:
 def _with_hot_keys(columns: _Rows, share: float, chunks: list[tuple[int, int, float]]) -> _Rows:
     """Extend a sample to the whole log: sizes are divided by the share, except for hot keys.
 
-    A few hot keys have much of the traffic. In a sample or not, such a key would make the result far too
-    large or too small. So they are removed, and the missing bytes of each chunk are assigned to one key for
-    all of them: its records are superseded almost immediately, like those of hot keys.
+    A few hot keys have much of the traffic. A hot key that is in the sample makes the result far too large, a
+    hot key that is not in it far too small. So hot keys are removed, and the missing bytes of each chunk are
+    assigned to one key: its records are superseded almost immediately, as those of hot keys are.
     """
     hashes, offsets, _, sizes, _ = columns
     _, number = np.unique(hashes, return_inverse=True)

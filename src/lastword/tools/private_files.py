@@ -72,7 +72,7 @@ def problem_of(path: str, error: LastwordError) -> Problem:
     if parsed is not None and code == "bad-lease":
         root, name = os.path.dirname(directory) or ".", os.path.basename(path).removeprefix(names.LEASE)
         command = shlex.join(["lastword", "lease", root, parsed.topic, name, "--release"])
-        remedy = f"`{command}`, or let its reader take it again; until then no tombstone goes"
+        remedy = f"`{command}`, or let its reader take it again; until then no tombstone is removed"
     elif parsed is not None and code == "bad-quarantine":
         retrying = quarantine.retrying(directory, os.path.basename(os.path.realpath(directory)))
         remedy = f"{retrying}: verifies the partition, and removes this file if it is sound"
@@ -94,7 +94,7 @@ def _framed(form: Framed) -> Reader:
 
 
 def _typed(form: Framed, check: Callable[[Files, str], object]) -> Reader:
-    """Return a reader as `_framed`, for a file whose fields are checked by its own module."""
+    """Return a reader as `_framed`, for a file whose module checks the fields."""
 
     def read(files: Files, path: str) -> Fields:
         fields = form.load(files, path) or {}
@@ -146,9 +146,10 @@ def _journal(files: Files, path: str) -> Fields:
         yield producer.name, f"id {producer.producer_id}, last sequence {producer.last_sequence}"
     if facts is not None and facts.size > sound_bytes:
         raise CorruptFileError(
-            f"{facts.size - sound_bytes} bytes behind the last sound line",
+            f"{facts.size - sound_bytes} bytes after the last sound line",
             code="bad-journal",
-            remedy="restore the file from a copy; a torn last line alone is cut when a named producer writes",
+            remedy="restore the file from a copy; if only the last line is torn, the next write of a named "
+            "producer cuts it",
             file=path,
             position=sound_bytes,
         )
@@ -157,7 +158,7 @@ def _journal(files: Files, path: str) -> Fields:
 def _synced(files: Files, path: str) -> Fields:
     data = files.read_bytes(path)
     mark = decode_mark(data)
-    if mark is None and data.strip(b"\0"):  # zeros: a power cut before its first sync
+    if mark is None and data.strip(b"\0"):  # zeros: a power cut before the first sync of the file
         raise CorruptFileError("the mark's checksum is wrong", code="bad-synced", file=path, position=0)
     offset, epoch = mark or (0, None)
     yield "synced below offset", str(offset)
@@ -203,7 +204,7 @@ def _arrays(files: Files, path: str) -> Fields:
 
 
 def _marker(files: Files, path: str) -> Fields:
-    yield "marker", "only that it is there counts"
+    yield "marker", "only its existence counts"
 
 
 def _unfinished(files: Files, path: str) -> Fields:

@@ -4,7 +4,7 @@ The cleaner's own functions decide: `choose_drive` for strategy `generational`, 
 `kafka`, on the statistics of simulated partitions (`SimulatedLog`). `broker` is Kafka's own
 cleaner with the choice of `kafka`: it rewrites every segment below the limit, with garbage or without. The
 simulation cleans as soon as a cleaning is due, after each closed segment: the most work that a real cleaner
-would do. `picture` draws simulations.
+must do. `picture` draws simulations.
 
 A simulated partition holds its segments as arrays of rows of an `OverwriteTrace`; row numbers stand for
 offsets, and a rewrite is a mask over an array. Parts of a real log that move no bytes are left out: indexes,
@@ -44,8 +44,8 @@ SEEN_RATIO = 4  # the average of the death rate has a time constant of a quarter
 class SimulatedSegment:
     """A closed segment.
 
-    `rows` are the rows that it still contains. The other fields are as in `accounts.SegmentAccount`;
-    `dead_before` and `rated_at` are from the last update of its death rate.
+    `rows` are the rows that the segment still contains. The other fields are as in `accounts.SegmentAccount`;
+    `dead_before` and `rated_at` are from the last update of the death rate.
     """
 
     rows: Ints
@@ -64,7 +64,7 @@ class SimulatedSegment:
     dead_before: int = 0
     oldest_dead_ms: int = -1
     tombstones_without_horizon: int = 0
-    known: SegmentAccount | None = None  # its account, until something changes
+    account: SegmentAccount | None = None  # until a field changes
 
     # The interface of a segment that strategy `kafka` uses:
 
@@ -105,8 +105,8 @@ class SimulatedSegment:
 class SimulatedLog:
     """One simulated partition.
 
-    A segment is closed (`close`) before its keys are read (`scan`): between both is min.compaction.lag.ms,
-    or with strategy `kafka` the time up to the next cleaning.
+    A segment is closed (`close`) before its keys are read (`scan`): the time between both is
+    min.compaction.lag.ms, or with strategy `kafka` the time until the next cleaning.
     """
 
     def __init__(self, topic: str, partition: int, trace: OverwriteTrace, config: TopicConfig) -> None:
@@ -122,7 +122,7 @@ class SimulatedLog:
         self.ends = closings(
             trace, config.segment_bytes, min(config.segment_ms, config.max_compaction_lag_ms)
         )
-        self._deletes = bool(trace.tombstone.any())  # otherwise copies are not needed
+        self._deletes = bool(trace.tombstone.any())  # without tombstones, no counts of copies are needed
         self._copies = np.zeros(int(trace.key.max(initial=-1)) + 1 if self._deletes else 0, np.int32)
         self._present = np.zeros(len(trace), bool)
         self._dead = np.zeros(len(trace), bool)
@@ -197,7 +197,7 @@ class SimulatedLog:
         sums = self._by_segment(blocked, self.trace.size_bytes[blocked])
         for segment, size in zip(self.segments, sums.tolist(), strict=False):
             if segment.blocked_bytes != size:
-                segment.blocked_bytes, segment.known = int(size), None
+                segment.blocked_bytes, segment.account = int(size), None
         self._accounts = None
 
     def expire_tombstones_as_kafka(self, write_clock: int, now_ms: int) -> None:
@@ -235,7 +235,7 @@ class SimulatedLog:
             segment.garbage_age_at = write_clock
             segment.dead_bytes += int(sizes[index])
             segment.dead_records += int(counts[index])
-            segment.known = None
+            segment.account = None
             if segment.oldest_dead_ms < 0:
                 segment.oldest_dead_ms = now_ms
 
@@ -343,9 +343,9 @@ def group_by_source_size(
 
 
 def _account(segment: SimulatedSegment) -> SegmentAccount:
-    if segment.known is None:
-        segment.known = _compute_account(segment)
-    return segment.known
+    if segment.account is None:
+        segment.account = _compute_account(segment)
+    return segment.account
 
 
 def _compute_account(segment: SimulatedSegment) -> SegmentAccount:
@@ -376,7 +376,7 @@ def _rate(segment: SimulatedSegment, write_clock: int) -> None:
     else:
         age = max(write_clock - segment.written_at, 1)
         segment.death_rate += -np.expm1(-SEEN_RATIO * elapsed / age) * (seen - segment.death_rate)
-    segment.dead_before, segment.rated_at, segment.known = segment.dead_bytes, write_clock, None
+    segment.dead_before, segment.rated_at, segment.account = segment.dead_bytes, write_clock, None
 
 
 # ---------------------------------------------------------------- a replay
@@ -397,18 +397,18 @@ class Simulation(Value):
     """The cost of a replay, for one partition or (topic "", partition -1) for the drive.
 
     Attributes:
-        settings: The settings that are tried, or `{}`: the present ones.
+        settings: The simulated settings; `{}`: the current ones.
         share: Share of the keys in the sample; below 1 all figures are estimates.
         rounds: Rewrites of a run of segments, or of a log.
         read_bytes: Bytes read by scanning keys and by rewriting.
-        written_bytes: Bytes of survivors.
+        written_bytes: Bytes written by rewriting.
         write_amplification: `written_bytes` per byte appended.
         read_amplification: `read_bytes` per byte appended.
         space_amplification: Bytes on disk per live byte: the mean over the bytes appended.
         space_amplification_peak: The maximum.
         space_amplification_end: At the end.
         segments: Segments at the end.
-        idle: Why the last check rewrote nothing; empty if there was a rewrite.
+        idle: The reason why the last check rewrote nothing; empty if there was a rewrite.
     """
 
     topic: str
@@ -433,8 +433,8 @@ class Simulation(Value):
     def __str__(self) -> str:
         name = f"{self.topic}-{self.partition}" if self.topic else "all"
         return (
-            f"{name}, {self.strategy}: {self.write_amplification:.2f} bytes written for each appended; "
-            f"{self.space_amplification:.2f} times the live ones on disk, "
+            f"{name}, {self.strategy}: {self.write_amplification:.2f} bytes written per byte appended; "
+            f"{self.space_amplification:.2f} bytes on disk per live byte, "
             f"{self.space_amplification_peak:.2f} at most"
         )
 
@@ -475,7 +475,7 @@ def simulate(
         strategy: Strategy of all partitions. None: each partition's lastword.strategy.
         space_target: Space limit of the drive, as a multiple of its live data.
         file_cost_bytes: Cost of a swap, in bytes that could be moved meanwhile; 0: not measured.
-        settings: The settings that are tried, for the result only.
+        settings: The simulated settings, for the result only.
         progress: Receives (closed segments, total segments to close).
     """
     if strategy is not None and strategy not in STRATEGIES:
@@ -486,7 +486,7 @@ def simulate(
 
 
 class _Meter:
-    """Counts of a partition or of the drive, from the time when its loaded rows exist."""
+    """Counts of a partition or of the drive, without the loaded rows."""
 
     def __init__(self) -> None:
         self.rounds = self.read_bytes = self.written_bytes = 0
@@ -524,7 +524,7 @@ class _Drive:
         self.live = [part.trace.live_bytes(part.config.delete_retention_ms) for part in parts]
         self.meters = [_Meter() for _ in parts]
         self.total = _Meter()
-        self.kept = [""] * len(parts)  # why the last check rewrote nothing
+        self.kept = [""] * len(parts)  # reasons why the last check rewrote nothing
         self.rows = [0] * len(parts)  # appended so far
         self.loaded = sum(
             int(bytes_below[part.trace.loaded])
@@ -633,7 +633,7 @@ class _Drive:
                 config.segment_bytes, config.segment_index_bytes, config.index_interval_bytes
             )
             chosen = ((segments.first, segments.last) for segments in group(log.segments[:count], limits))
-        for first, last in reversed(list(chosen)):  # from the end, so that indexes stay
+        for first, last in reversed(list(chosen)):  # from the end: a rewrite changes the indexes after it
             self._rewrite(index, first, last, 1)
         log.first_dirty = plan.limit
         self._count(index, rounds=1)
@@ -697,8 +697,8 @@ class _Drive:
             return self.kept[index]
         held, full = self._active_bytes(index), log.config.segment_bytes
         return (
-            f"no segment was closed: {format_bytes(held)} in the active one, which is not cleaned, "
-            f"of segment.bytes={format_bytes(full)}"
+            f"no segment was closed: the active segment, which is not cleaned, has {format_bytes(held)} of "
+            f"segment.bytes={format_bytes(full)}"
         )
 
     def _simulation(
@@ -747,7 +747,7 @@ _TEXT = "font-family:sans-serif;font-size:12px;fill:#333"
 def picture(simulations: Sequence[Simulation], names: Sequence[str]) -> str:
     """Draw simulations as an SVG of two panels: bytes on disk above, bytes written below.
 
-    `names` are for the legend. The dashed line shows the live bytes: no log is smaller.
+    `names` are for the legend. The dashed line shows the live bytes, the size of the smallest log.
     """
     points = [point for simulation in simulations for point in simulation.curve]
     first = min((p.appended_bytes for p in points), default=0)

@@ -13,8 +13,8 @@
     identity           meta.properties and partition.metadata; one topic id for all partitions of a topic
     private files      framed with version and checksum; the staged files of waiting commits
 
-`quick` reads the indexes and one header per batch, and checks no checksums. Its count of records leaves out
-those in compressed entries of magic 0 and 1, because only decompression shows their number.
+`quick` reads the indexes and one header per batch, and checks no checksums. Its count of records excludes the
+records in compressed entries of magic 0 and 1, because only decompression shows their number.
 
 Beside a writer and a cleaner, files change during the check: a log is listed before its index is renamed, or
 a marker is read before its entry is in the transaction index. So a problem is reported only after the
@@ -99,7 +99,7 @@ def verify(
         md5: Also search for keys with the same MD5.
         md5_memory_bytes: Memory of that search, besides one bit per record.
         progress: Receives the progress.
-        clock: The clock. None: the system's.
+        clock: The clock. None: the system's clock.
     """
     clock = clock or SystemClock()
     started = clock.monotonic()
@@ -262,7 +262,7 @@ Listing = list[tuple[str, FileFacts | None]]
 
 
 def _listing(files: Files, directory: str) -> Listing | None:
-    """List the files of a partition with their facts; None if that is not possible."""
+    """List the files of a partition with their facts; None if the drive fails."""
     try:
         return [(name, files.stat(os.path.join(directory, name))) for name in files.listdir(directory)]
     except StorageError:
@@ -320,7 +320,7 @@ def _md5_check(
             text = f"its keys were not compared: {error.message}"
             findings.add(error.file or view.directory, error.position, error.offset, error.code, text, False)
             return None
-    findings.add(view.directory, None, None, "unreadable", "it was rewritten again and again", False)
+    findings.add(view.directory, None, None, "unreadable", "cleanings replaced its files too often", False)
     return None
 
 
@@ -340,7 +340,7 @@ def _rows(files: Files, path: str, findings: Findings) -> list[tuple[str, int, i
 def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
     """Report bytes after the last valid batch.
 
-    They are an unfinished append of a killed process, unless a writer appends them now.
+    They are an unfinished append of a killed process, unless a writer is appending them.
     """
     last = view.active
     facts = last.stored.facts() if last is not None else None
@@ -362,7 +362,7 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
             last.size,
             None,
             "incomplete-batch",
-            f"{file_size - last.size} bytes behind the last sound batch",
+            f"{file_size - last.size} bytes after the last sound batch",
             True,
         )
 
@@ -382,7 +382,7 @@ def _verify_end(view: PartitionView, findings: Findings) -> None:
 def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None:
     """Report indexes of a segment without its log.
 
-    Opening to append removes them, and with them the trace.
+    Opening to append removes these indexes; after that, nothing shows that the segment is missing.
     """
     parsed = [p for p in map(names.parse_segment_file, files.listdir(view.directory)) if p is not None]
     logs = {p.base_offset for p in parsed if p.extension == names.LOG}
@@ -404,15 +404,15 @@ def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None
             continue  # retention was interrupted when it removed the segment
         lost = (following is not None and base >= log_start) or base < max(durable, first)
         path = os.path.join(view.directory, names.segment_file(base, names.LOG))
-        text = f"it is gone, and its index is there ({name})"
+        text = f"it is missing, but its index exists ({name})"
         findings.add(path, None, base, "missing-log", text, not lost)
 
 
 def _verify_epochs(files: Files, view: PartitionView, findings: Findings) -> None:
     """Report entries that do not ascend, and entries that contradict the headers of batches.
 
-    The second check is left out if a broker ever had the directory: a broker drops entries that conflict with
-    its own epochs, and keeps the batches.
+    The second check is skipped if a broker has ever opened the directory: a broker drops entries that
+    conflict with its own epochs, and keeps the batches.
     """
     path = os.path.join(view.directory, names.LEADER_EPOCHS)
     try:
@@ -433,13 +433,15 @@ def _verify_epochs(files: Files, view: PartitionView, findings: Findings) -> Non
                 place = bisect_right(starts, offset) - 1
                 epoch = entries[place][1] if place >= 0 else None
                 if epoch != run.epoch:
-                    text = f"offset {offset} has epoch {epoch} here, and {run.epoch} in {segment.file}"
+                    text = (
+                        f"offset {offset} has epoch {epoch} in this file, but {run.epoch} in {segment.file}"
+                    )
                     findings.add(path, None, offset, "bad-epochs", text, False)
                     return
 
 
 def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], findings: Findings) -> None:
-    """Report partitions whose topic id differs from the majority of their topic; without a majority, all."""
+    """Report partitions whose topic id differs from that of most partitions of the topic; if tied, all."""
     ids: dict[str, dict[str, str]] = {}
     for topic, _, directory in partitions:
         try:
@@ -453,7 +455,7 @@ def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], 
         tie = bool(others) and others[0][1] == count
         for path, topic_id in of_topic.items():
             if others and (tie or topic_id != most):
-                text = f"topic id {topic_id}; other partitions of {topic} have another one"
+                text = f"topic id {topic_id}; other partitions of {topic} have another id"
                 findings.add(path, None, None, "topic-id", text, False)
 
 
@@ -494,7 +496,7 @@ def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> No
                         Problem(file, error.position, None, "bad-commit", error.message, False, remedy)
                     )
     except LastwordError:
-        return  # ingested, or withdrawn
+        return  # the commit was applied or withdrawn
 
 
 def _verify_partition_files(files: Files, directory: str, findings: Findings) -> None:
@@ -519,7 +521,7 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
                 if below.endswith((".json", ".npz")) and not files.is_dir(os.path.join(path, below)):
                     _verify_small_file(files, os.path.join(path, below), findings)
         except FileVanishedError:
-            continue  # ingested, or removed
+            continue  # the commit was applied, or the files were removed
 
 
 def _verify_small_file(files: Files, path: str, findings: Findings) -> None:

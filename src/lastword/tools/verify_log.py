@@ -53,7 +53,7 @@ def verify_log(
                 None,
                 segment.base_offset,
                 "offsets-fall",
-                f"the segment before it goes up to {next_offset - 1}",
+                f"the segment before it ends at {next_offset - 1}",
                 False,
             )
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
@@ -65,9 +65,8 @@ def verify_log(
         before = len(findings.problems)
         try:
             next_offset = _verify_segment(files, view, segment, following, quick, findings, transactions)
-            if (
-                len(findings.problems) == before and not transactions
-            ):  # or the next one lacks their beginnings
+            # A segment that ends inside a transaction is checked again: the next segment needs its state.
+            if len(findings.problems) == before and not transactions:
                 findings.valid.add(identity)
         except FileVanishedError:
             complete = False
@@ -85,9 +84,9 @@ def _verify_segment(
     findings: Findings,
     transactions: OpenTransactions,
 ) -> int:
-    """Check a segment and its indexes, and return the offset after its last.
+    """Check a segment and its indexes, and return the offset after its last offset.
 
-    `transactions`: those that are open at its start; the call updates them to its end.
+    `transactions`: the open transactions at its start; the call updates them to its end.
     """
     batches = BatchPositions()
     epochs: list[EpochRun] = []
@@ -138,7 +137,7 @@ def _verify_segment(
 
 
 def _batch_at(view: PartitionView, offset: int) -> BatchHeader | None:
-    """Return the batch that contains an offset; None if it is gone."""
+    """Return the batch that contains an offset; None if the log has no such batch."""
     at = view.segment_set.floor(offset)
     if at < 0 or not view.log_start <= offset < view.log_end:
         return None
@@ -266,9 +265,7 @@ def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Fi
             )
             return
     if index.damaged and segment.size == _stored_bytes(segment):
-        findings.add(
-            path, index.size_bytes, None, "bad-index", "the entries from here on make no sense", True
-        )
+        findings.add(path, index.size_bytes, None, "bad-index", "the entries from here on are invalid", True)
 
 
 def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Findings) -> None:
@@ -296,7 +293,7 @@ def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Find
             return
     if index.damaged:
         findings.add(
-            path, index.size_bytes, None, "bad-time-index", "the entries from here on make no sense", True
+            path, index.size_bytes, None, "bad-time-index", "the entries from here on are invalid", True
         )
 
 
@@ -308,9 +305,9 @@ def _verify_txn_index(
 ) -> None:
     """Compare the index with the transactions that the markers of this segment abort.
 
-    A cleaning removes batches and keeps entries. So an entry may start at an offset that is gone, below the
-    remaining records of its transaction, and may outlive marker and data. An offset that is still in the log
-    must match the entry.
+    A cleaning removes batches and keeps entries. So an entry may start at a removed offset, below the
+    remaining records of its transaction, and may remain after its marker and data are removed. An offset that
+    is still in the log must match the entry.
 
     Args:
         segment: The segment.
@@ -354,7 +351,7 @@ def _contradiction(
     segment: Segment,
     batch_at: Callable[[int], BatchHeader | None],
 ) -> str | None:
-    """Return why the log contradicts an entry; None if it does not. `transaction`: that of the marker."""
+    """Return how the log contradicts an entry, or None. `transaction`: the transaction of the marker."""
     if entry.last_offset >= segment.next_offset and not segment.active:
         return f"offset {entry.last_offset} is not in this segment"
     if transaction is None:
