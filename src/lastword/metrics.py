@@ -26,7 +26,7 @@ Labels = tuple[str, ...]
 
 
 class Metric:
-    """A name with one number (or histogram) per combination of label values."""
+    """A named number (or histogram) for each combination of label values."""
 
     kind = ""
 
@@ -204,7 +204,7 @@ def watch(measured: Measured) -> None:
 
 
 def unwatch(measured: Measured) -> None:
-    """Stop what `watch` started."""
+    """End the calls that `watch` started."""
     _measured.discard(measured)
 
 

@@ -258,7 +258,7 @@ def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) ->
 
 
 def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
-    """Return (number of rewrites, share that the last one kept) of each indexed segment.
+    """Return (number of rewrites, share that the last rewrite kept) of each indexed segment.
 
     The key is (base offset, inode).
     """

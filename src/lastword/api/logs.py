@@ -620,7 +620,7 @@ class LogDir(ProcessBound):
 
         Raises:
             InvalidSettingError: Serializers, partitions or settings contradict the topic.
-            UsageError: In mode "a", the topic has no cleanup.policy, or one that would delete keys.
+            UsageError: In mode "a", the topic has no cleanup.policy, or its policy would delete keys.
             SnapshotRefusedError: The result could differ from that of a full restore.
         """
         return open_state(

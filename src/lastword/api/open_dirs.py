@@ -88,7 +88,7 @@ class OpenDirs(ProcessBound):
     def require_open(self) -> None:
         """Raise UsageError if this is closed."""
         if self.closed:
-            why = "was opened by the process that this one was forked from" if self._forked else "is closed"
+            why = "was opened by the parent of this forked process" if self._forked else "is closed"
             raise UsageError(f"{self.paths[0]} {why}", remedy="open it again: lastword.open(...)")
 
     def require_writable(self) -> None:
@@ -108,7 +108,7 @@ class OpenDirs(ProcessBound):
             directory.sync()
 
     def close(self) -> None:
-        """Close every directory, even if another one raises. A second close does nothing."""
+        """Close every directory, also if closing another directory raises. A second close does nothing."""
         if self.closed:
             return
         self.closed = True
@@ -152,7 +152,7 @@ class OpenDirs(ProcessBound):
         return topics[topic]
 
     def only_topic(self, topic: str | None) -> str:
-        """Return the topic that was named, or the only one. UsageError names the topics to choose from."""
+        """Return the named topic, or the only topic. UsageError names the topics to choose from."""
         if topic is not None:
             return topic
         topics = list(self.topics())
@@ -274,7 +274,7 @@ class OpenDirs(ProcessBound):
     def settings_file(self) -> str:
         """The path of the lastword.toml that all directories share.
 
-        It is in the first directory that has one, else in the first.
+        It is in the first directory that has such a file, else in the first directory.
         """
         candidates = [os.path.join(directory.path, names.SETTINGS) for directory in self.directories]
         return next((path for path in candidates if self.files.exists(path)), candidates[0])

@@ -42,8 +42,8 @@ def open(
     """Open a log directory, or several directories as one log (Kafka's log.dirs).
 
     If there are several directories and a drive fails, its directory is offline (`LogDir.offline`), and the
-    other directories stay in service. Close a `LogDir` that was opened to append, best by `with`; for an
-    unclosed one there is a ResourceWarning.
+    other directories stay in service. Close a `LogDir` that was opened to append, best by `with`: an unclosed
+    `LogDir` causes a ResourceWarning.
 
     Args:
         path: One directory, or a list. One directory stands for all directories of the setting log.dirs, if

@@ -324,11 +324,11 @@ class Topic(ProcessBound, Generic[K, V]):
             keys: Only records with one of these keys.
             view: "log": every record; "latest": the newest value of each key, no tombstones; "changes": the
                 newest record of each key in the range, tombstones included.
-            follow: After the existing records, yield new ones of any partition, also of partitions that are
-                added later. Works beside a writer in another process.
+            follow: After the existing records, yield new records of any partition, also of partitions that
+                are added later. Works beside a writer in another process.
             timeout: With `follow`: end after this many seconds without a record; None: never.
-            isolation: "read_committed": end where the oldest open transaction begins, and skip aborted ones;
-                "read_uncommitted": all records. Transaction markers are never shown.
+            isolation: "read_committed": end at the start of the oldest open transaction, and skip aborted
+                transactions; "read_uncommitted": all records. Transaction markers are never shown.
 
         Raises:
             OffsetOutOfRangeError: An offset is below the log start or above the log end.

@@ -1,4 +1,4 @@
-"""Turn the remedy of an error into a command line: errors.py writes remedies for callers in Python."""
+"""Convert the remedy of an error to a command line: errors.py writes remedies for callers in Python."""
 
 from __future__ import annotations
 

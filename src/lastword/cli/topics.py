@@ -340,7 +340,7 @@ def trim(
 ) -> None:
     """Raise the log start and remove the records before it.
 
-    In all partitions of the topic, or in one; under any cleanup.policy.
+    Applies to all partitions of the topic, or to one of them; under any cleanup.policy.
     """
     from lastword.api import cleaning
 

@@ -332,7 +332,7 @@ class BenchLog:
         return lastword.open(f"{self.path}/logs", mode)
 
     def open_lines(self, mode: str, name: str | None = None) -> Any:
-        """Open the rival's file, or another one."""
+        """Open the rival's file, or the file `name`."""
         # The rival stands for a user's program, so it writes its file directly.
         return open(name or self.lines, mode)  # noqa: PTH123
 

@@ -456,7 +456,8 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> st
                 raise
     if len(candidates) > 1:
         raise InvalidSettingError(
-            f"{' and '.join(candidates)} both contain settings", remedy="keep one, or name one with config="
+            f"{' and '.join(candidates)} both contain settings",
+            remedy="keep one of them, or name one with config=",
         )
     return candidates[0] if candidates else None
 
