@@ -54,7 +54,7 @@ def main() -> int:
     say("each aircraft is its last flight")
 
     title(2, "inspect the log")
-    before = look(data)
+    before = inspect(data)
 
     title(3, "plan, clean, certify")
     with step("plan: scan the log and count what a rewrite would keep"):
@@ -88,7 +88,7 @@ def main() -> int:
     say(f"the newest flight of {tail}: {truth[tail]}")
 
     title(5, "before and after")
-    after = look(data)
+    after = inspect(data)
     svg = OUTPUT / "log.svg"
     svg.write_text(picture.draw("Flights out of New York in 2013, keyed by aircraft", before, after))
     was, now = picture.sums(before.values()), picture.sums(after.values())
@@ -126,7 +126,7 @@ def write(records, data: str) -> None:
     )
 
 
-def look(data: str) -> dict[int, list[picture.Segment]]:
+def inspect(data: str) -> dict[int, list[picture.Segment]]:
     """Print a line for each partition; return its segments for the picture."""
     segments = {}
     with lastword.open(data) as logs:

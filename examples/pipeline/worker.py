@@ -43,8 +43,8 @@ class Table:
         self.rows.execute("create table if not exists streaks (aircraft text primary key, streak text)")
 
     def get(self, aircraft: str) -> dict[str, Any] | None:
-        found = self.rows.execute("select streak from streaks where aircraft = ?", [aircraft]).fetchone()
-        return found and json.loads(found[0])
+        row = self.rows.execute("select streak from streaks where aircraft = ?", [aircraft]).fetchone()
+        return row and json.loads(row[0])
 
     def put(self, changes: Iterable[tuple[str, dict[str, Any] | None]]) -> None:
         with self.rows:  # one transaction
