@@ -18,7 +18,7 @@ def users(tmp_path):
 
 APPENDS = {
     "a str key of a bytes topic": ("ada", b"x", {}, "expected bytes, got str"),
-    "no key": (None, b"x", {}, "no record without a key"),
+    "no key": (None, b"x", {}, "refuses a record without a key"),
     "a naive time": (b"ada", b"x", {"timestamp": datetime(2026, 1, 1)}, "no time zone"),
     "headers that are a number": (b"ada", b"x", {"headers": 5}, "pairs of str and bytes"),
     "headers of str": (b"ada", b"x", {"headers": {"a": "b"}}, "pairs of str and bytes"),

@@ -80,7 +80,7 @@ def test_as_of_an_earlier_end(logs, path):
     assert dict(logs.state("users", snapshot=path)) == {"ada": 2}
     assert dict(logs.state("users", snapshot=path, end=1)) == {"ada": 1}
     logs.restore("users", to=path)
-    with pytest.raises(errors.SnapshotRefusedError, match="reaches to offset 2"):
+    with pytest.raises(errors.SnapshotRefusedError, match="ends at offset 2"):
         logs.state("users", snapshot=path, end=1)
 
 

@@ -38,12 +38,16 @@ def register(app: typer.Typer) -> None:
     command(app, "warm", usage="", examples=WARM_EXAMPLES)(warm)
 
 
+COMPACTED_TEXT: Any = {"key_serializer": "str", "value_serializer": "str", "cleanup_policy": "compact"}
+"""Arguments of `create_topic` for the logs of `demo` and `bench`."""
+
 DEMO_EXAMPLES = """
 lastword demo
 lastword demo --keep demo-logs
 """
 
 DEMO_TOPIC = "accounts"
+DEMO_SEGMENT_BYTES = 1 << 20
 UPDATES = 200_000
 QUARTERS = 4
 TWINS = tuple(
@@ -192,13 +196,7 @@ def _write_history(path: str, history: History) -> list[int]:
 
     ends = []
     with lastword.open(path, "a", log_cleaner_enable=False) as logs:
-        topic = logs.create_topic(
-            DEMO_TOPIC,
-            key_serializer="str",
-            value_serializer="str",
-            segment_bytes=1 << 20,
-            cleanup_policy="compact",
-        )
+        topic = logs.create_topic(DEMO_TOPIC, segment_bytes=DEMO_SEGMENT_BYTES, **COMPACTED_TEXT)
         for quarter in history.quarters:
             topic.extend(quarter)
             logs.dirs.log(DEMO_TOPIC, 0).roll()
@@ -243,12 +241,7 @@ def _clean_as_lastword(path: str, history: History, strategy: str) -> tuple[Clea
 
     with lastword.open(path, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic(
-            DEMO_TOPIC,
-            key_serializer="str",
-            value_serializer="str",
-            segment_bytes=1 << 20,
-            cleanup_policy="compact",
-            lastword_strategy=strategy,
+            DEMO_TOPIC, segment_bytes=DEMO_SEGMENT_BYTES, lastword_strategy=strategy, **COMPACTED_TEXT
         )
         results = []
         for quarter in history.quarters:
@@ -318,9 +311,7 @@ class BenchLog:
             (f"key-{number * 7919 % max(1, records // 5):08d}", f"{number:064d}") for number in range(records)
         ]
         with lastword.open(f"{path}/logs", "a") as logs:
-            topic = logs.create_topic(
-                BENCH_TOPIC, key_serializer="str", value_serializer="str", cleanup_policy="compact"
-            )
+            topic = logs.create_topic(BENCH_TOPIC, **COMPACTED_TEXT)
             topic.extend(self.rows)
         with self.open_lines("w") as file:
             file.writelines(json.dumps(row) + "\n" for row in self.rows)
