@@ -93,7 +93,7 @@ def test_what_is_no_table_is_refused(users, tmp_path):
         (3, "delivered is a int"),
         (pa.table({"key": ["ada"]}), "no column 'offset'"),
         (pa.table({"key": [None], "offset": [1]}), "without a key"),
-        ({"ada": "one"}, "for an offset"),
+        ({"ada": "one"}, "has the offset"),
         (tmp_path / "none.parquet", "no file"),
         (tmp_path / "none.csv", "ends with"),
     ):

@@ -17,9 +17,9 @@ from lastword.config import (
     keyword_names,
     parse_topic_settings,
     remove_topic_settings,
-    write,
     write_topic_settings,
 )
+from lastword.config import settings as settings_module
 from lastword.config.settings import read_entries
 from lastword.errors import InvalidSettingError, UnknownSettingError
 from lastword.files import DEFAULT, OsFiles
@@ -445,7 +445,7 @@ def test_a_first_table_is_written_as_tomlkit_writes_it(topic, settings, tmp_path
     written = []
     for plain in (True, False):
         if not plain:
-            monkeypatch.setattr(write, "_first_table", lambda changes: None)
+            monkeypatch.setattr(settings_module, "_first_table", lambda changes: None)
         path = tmp_path / f"{plain}.toml"
         write_topic_settings(DEFAULT, path, topic, settings)
         written.append(path.read_bytes())
