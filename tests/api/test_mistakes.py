@@ -37,7 +37,7 @@ def test_append(users, key, value, more, told):
 
 READS = {
     "a negative offset": (lambda users: users.read(-1), "offset -1 is below log start 0"),
-    "an offset as text": (lambda users: users.read("5"), "no place in a log"),
+    "an offset as text": (lambda users: users.read("5"), "is not a position in a log"),
     "a position as JSON gives it back": (lambda users: users.read({"0": 1}), "names partition '0'"),
     "a sequence of nobody": (lambda users: users.append(b"a", b"", sequence=1), "without a producer"),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
@@ -78,7 +78,7 @@ def test_a_forked_child_appends_nothing(users):
             users.append(b"ada", b"2")
         except UsageError as error:
             users.dirs.close()  # as at the end of a `with`: nothing of the parent's is touched
-            os._exit(0 if "forked from" in error.message else 2)
+            os._exit(0 if "parent of this forked process" in error.message else 2)
         except BaseException:
             os._exit(3)
         os._exit(1)
