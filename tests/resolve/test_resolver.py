@@ -13,7 +13,7 @@ from lastword.kernels.hashing import digest_seeds
 from lastword.partition.transactions import Decisions
 from lastword.resolve import Resolution, resolve
 from tests.naive import offset_map as naive
-from tests.naive.pack import Record, encode_batch
+from tests.naive.pack import Record, encode_batch, rebase
 from tests.naive.strategies import T, batches
 from tests.resolve.support import MemorySegment, segments
 
@@ -249,7 +249,7 @@ def dense(keys: np.ndarray) -> list[MemorySegment]:
     """One record for each row of `keys` (uint8[n, size]), made by the pack kernel."""
     import pyarrow as pa
 
-    from lastword.records.pack import pack_arrow, rebase
+    from lastword.records.pack import pack_arrow
 
     count, size = keys.shape
     offsets = (np.arange(count + 1) * size).astype(np.int32)

@@ -14,7 +14,7 @@ from lastword.resolve import DeadBitmaps, MapFull, RunningResolution, resolve
 from lastword.resolve.facts import digest_seed_of
 from tests.naive import running as naive
 from tests.naive.batches import walk
-from tests.naive.pack import Record, encode_batch
+from tests.naive.pack import Record, encode_batch, rebase
 from tests.naive.strategies import T, batches, keys
 from tests.resolve.support import MemorySegment, segments
 from tests.resolve.test_resolver import dense, synthetic
@@ -355,8 +355,6 @@ def test_a_key_of_24_bytes_costs_at_most_52_however_it_came() -> None:
     for size in (1000, 1500, 4000, 9500, 14_000):
         (source,) = dense(rows[done : done + size])
         shifted = bytearray(source.data)
-        from lastword.records.pack import rebase
-
         rebase(shifted, done, 0)
         running.add_segments([MemorySegment(bytes(shifted), done, done + size)])
         done += size

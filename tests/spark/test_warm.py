@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from lastword.kernels.cache import cache_folder
+from lastword.kernels import cache_folder
 from lastword.spark import bootstrap
 from tests.spark.conftest import append, create, numbered
 

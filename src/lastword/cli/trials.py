@@ -474,8 +474,7 @@ def warm(out: Session) -> None:
     of processor.
     """
     began = time.monotonic()
-    from lastword.kernels import warming
-    from lastword.kernels.cache import cache_folder
+    from lastword.kernels import cache_folder, warming
 
     warming.warm()
     folder = cache_folder()

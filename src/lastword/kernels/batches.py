@@ -19,7 +19,7 @@ from lastword.kernels import (
     inline,
     kernel,
 )
-from lastword.kernels.crc32c import crc_of, crc_of_four
+from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.legacy import read_entry
 from lastword.kernels.memory import load8, load16_be, load32, load32_be, load64_be, store32_be, store64_be
 from lastword.kernels.table import (

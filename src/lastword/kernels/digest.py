@@ -10,8 +10,7 @@ import numpy as np
 
 from lastword.kernels import BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
-from lastword.kernels.crc32c import crc_of
-from lastword.kernels.hashing import NULL_KEY, key_hash, pair_digest
+from lastword.kernels.hashing import NULL_KEY, crc_of, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold, varint_size
 from lastword.kernels.pages import bits_between, test_bit
 from lastword.kernels.repack import DROP, SET_HORIZON, joinable

@@ -1,17 +1,169 @@
-"""Hashes of keys: the salted hash of maps and digests, and Kafka's hash, which chooses the partition.
+"""Hashes of bytes: CRC-32C, the salted hash of keys, and Kafka's hash, which chooses the partition.
 
-The salted hash reads two words a step, through one 64x64->128-bit multiply. Without its seeds no one can
-construct keys that collide.
+The CPU's own instruction computes a CRC-32C at 11-16 GB/s; without one, slicing by 8 computes 2.4 GB/s.
+
+The salted hash, for maps and digests, reads two words a step, through one 64x64->128-bit multiply. Without
+its seeds no one can construct keys that collide.
 """
 
 from __future__ import annotations
 
 import hashlib
+import platform
 
 import numpy as np
+from llvmlite import binding, ir
+from numba import config
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from lastword.kernels import BAD_LENGTH, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.memory import load8, load32, load64, multiply_fold
+
+# ---------------------------------------------------------------- CRC-32C
+
+
+POLYNOMIAL = 0x82F63B78
+
+
+def _tables() -> np.ndarray:
+    tables = np.zeros((8, 256), np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (POLYNOMIAL if value & 1 else 0)
+        tables[0, byte] = value
+    for byte in range(256):
+        value = int(tables[0, byte])
+        for step in range(1, 8):
+            value = int(tables[0, value & 255]) ^ (value >> 8)
+            tables[step, byte] = value
+    return tables
+
+
+TABLES = _tables()
+
+
+def _hardware() -> str | None:
+    """Return the family of the LLVM intrinsic on this machine: "x86", "aarch64" or None."""
+    if config.CPU_NAME or config.CPU_FEATURES:  # the code is for another machine
+        return None
+    features = binding.get_host_cpu_features()
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64") and features.get("sse4.2"):
+        return "x86"
+    if machine in ("aarch64", "arm64") and features.get("crc"):
+        return "aarch64"
+    return None
+
+
+HARDWARE = _hardware()
+
+
+def _instruction(name, wide_state, data_bits):
+    """Return a CRC instruction as a function (uint64 state, uint64 data) -> uint64 state."""
+
+    def typing(typingctx, state, data):
+        def codegen(context, builder, signature, args):
+            state_type = ir.IntType(64 if wide_state else 32)
+            data_type = ir.IntType(data_bits)
+            function_type = ir.FunctionType(state_type, [state_type, data_type])
+            function = cgutils.get_or_insert_function(builder.module, function_type, name)
+            before = args[0] if wide_state else builder.trunc(args[0], state_type)
+            operand = args[1] if data_bits == 64 else builder.trunc(args[1], data_type)
+            after = builder.call(function, [before, operand])
+            return after if wide_state else builder.zext(after, ir.IntType(64))
+
+        return types.uint64(types.uint64, types.uint64), codegen
+
+    typing.__name__ = "crc_step"
+    return intrinsic(typing)
+
+
+@inline
+def table_step8(state, word):
+    """Advance the CRC by eight bytes with the tables."""
+    word ^= state
+    return np.uint64(
+        TABLES[7, word & np.uint64(255)]
+        ^ TABLES[6, (word >> np.uint64(8)) & np.uint64(255)]
+        ^ TABLES[5, (word >> np.uint64(16)) & np.uint64(255)]
+        ^ TABLES[4, (word >> np.uint64(24)) & np.uint64(255)]
+        ^ TABLES[3, (word >> np.uint64(32)) & np.uint64(255)]
+        ^ TABLES[2, (word >> np.uint64(40)) & np.uint64(255)]
+        ^ TABLES[1, (word >> np.uint64(48)) & np.uint64(255)]
+        ^ TABLES[0, word >> np.uint64(56)]
+    )
+
+
+@inline
+def table_step1(state, byte):
+    """Advance the CRC by one byte with the tables."""
+    return np.uint64(TABLES[0, (state ^ byte) & np.uint64(255)]) ^ (state >> np.uint64(8))
+
+
+if HARDWARE == "x86":
+    _step8 = _instruction("llvm.x86.sse42.crc32.64.64", True, 64)
+    _step1 = _instruction("llvm.x86.sse42.crc32.32.8", False, 8)
+elif HARDWARE == "aarch64":
+    _step8 = _instruction("llvm.aarch64.crc32cx", False, 64)
+    _step1 = _instruction("llvm.aarch64.crc32cb", False, 32)
+else:
+    _step8 = table_step8
+    _step1 = table_step1
+
+
+@inline
+def _continue_crc(data, state, position, size):
+    end = position + size
+    while end - position >= 8:
+        state = _step8(state, load64(data, position))
+        position += 8
+    while position < end:
+        state = _step1(state, np.uint64(load8(data, position)))
+        position += 1
+    return np.int64(state ^ np.uint64(0xFFFFFFFF))
+
+
+@inline
+def crc_of(data, position, size):
+    """Return the CRC-32C of data[position:position + size] as int64 in [0, 2^32); unchecked."""
+    return _continue_crc(data, np.uint64(0xFFFFFFFF), position, size)
+
+
+@inline
+def crc_of_four(data, position0, size0, position1, size1, position2, size2, position3, size3):
+    """Return the CRC-32C of four slices.
+
+    The instruction takes three cycles, and one can start in each cycle: side by side the four are three
+    times as fast until the shortest slice ends.
+    """
+    state0 = state1 = state2 = state3 = np.uint64(0xFFFFFFFF)
+    done = 0
+    together = min(min(size0, size1), min(size2, size3)) - 7
+    while done < together:
+        state0 = _step8(state0, load64(data, position0 + done))
+        state1 = _step8(state1, load64(data, position1 + done))
+        state2 = _step8(state2, load64(data, position2 + done))
+        state3 = _step8(state3, load64(data, position3 + done))
+        done += 8
+    return (
+        _continue_crc(data, state0, position0 + done, size0 - done),
+        _continue_crc(data, state1, position1 + done, size1 - done),
+        _continue_crc(data, state2, position2 + done, size2 - done),
+        _continue_crc(data, state3, position3 + done, size3 - done),
+    )
+
+
+@kernel
+def crc32c(data, position, size):
+    """Return the CRC-32C of data[position:position + size]; -1 if that is not inside `data`."""
+    if position < 0 or size < 0 or position > data.size or size > data.size - position:
+        return np.int64(-1)
+    return crc_of(data, position, size)
+
+
+# ---------------------------------------------------------------- hashes of keys
 
 
 def seeds(salt: bytes, purpose: bytes) -> tuple[np.uint64, np.uint64]:

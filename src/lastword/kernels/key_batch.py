@@ -34,7 +34,7 @@ ORDINAL = 1  # of the record in its row
 FILLED = 2
 PAGES_MET = 3
 DROP_KEYLESS = 4  # 1: records without a key are dead
-# Reasons to keep a tombstone, numbered as in `partition.tombstones`: 3 no horizon, 4 horizon, 5 lease.
+# Reasons to keep a tombstone, numbered as in `partition.leases`: 3 no horizon, 4 horizon, 5 lease.
 NOW = 5  # 4: a horizon after it has not passed
 OLD_DUE = 6  # 1: the horizon of tombstones of magic 0 and 1, from file times, has passed
 DUE_BELOW = 7  # 5: a lease keeps tombstones from this offset on

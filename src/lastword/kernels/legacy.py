@@ -3,7 +3,7 @@
 Afterwards every other kernel reads the old formats as it reads magic 2: a row's RECORDS_POSITION and
 RECORDS_END bound records in the layout of magic 2, whose offsets and timestamps are deltas to the row's
 BASE_OFFSET and BASE_TIMESTAMP. A row of these magics keeps MAGIC and, in ATTRIBUTES, the codec and
-LOG_APPEND; it has no producer and no leader epoch (-1). The formats are described in `records.legacy`.
+LOG_APPEND; it has no producer and no leader epoch (-1). The formats are described in `records.formats`.
 """
 
 from __future__ import annotations

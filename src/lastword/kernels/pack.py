@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_RECORD, FULL, OK, SLACK, inline, kernel
-from lastword.kernels.crc32c import crc_of
+from lastword.kernels.hashing import crc_of
 from lastword.kernels.memory import (
     copy_exact,
-    load32_be,
-    load64_be,
     store8,
     store16_be,
     store32_be,
@@ -206,27 +204,3 @@ def seal_batch(data, position, size):
         return False
     seal(data, position, size)
     return True
-
-
-@kernel
-def rebase_batches(data, end, base_offset, leader_epoch):
-    """Give the batches of data[:end] consecutive offsets from `base_offset` on, and a leader epoch.
-
-    Both fields are outside the CRC. Returns (next offset, largest maximum timestamp, batches, position
-    reached): the position is `end` if all batches were whole.
-    """
-    position = 0
-    largest = -1
-    batches = 0
-    while end - position >= HEADER_BYTES and end <= data.size:
-        size = load32_be(data, position + LENGTH_AT) + OVERHEAD_BYTES
-        delta = load32_be(data, position + LAST_OFFSET_DELTA_AT)
-        if size < HEADER_BYTES or size > end - position or delta < 0:
-            break
-        store64_be(data, position, base_offset)
-        store32_be(data, position + LEADER_EPOCH_AT, leader_epoch)
-        largest = max(largest, load64_be(data, position + MAX_TIMESTAMP_AT))
-        base_offset += delta + 1
-        position += size
-        batches += 1
-    return base_offset, largest, batches, position

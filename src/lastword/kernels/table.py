@@ -42,7 +42,7 @@ INDEX_STATE_FIELDS = 4
 def index_rows(table, rows, interval_bytes, state, offset_entries, time_entries):
     """Fill the offset index and time index entries of the first `rows` rows.
 
-    The rule is that of `segment.index_builder`. The entries are (last offset, file position) and (timestamp,
+    The rule is that of `segment.indexes`. The entries are (last offset, file position) and (timestamp,
     last offset); both outputs are int64[rows, 2]. Returns (offset entries, time entries).
     """
     entry_position, time_entry = state[ENTRY_POSITION], state[TIME_ENTRY]

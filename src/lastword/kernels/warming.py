@@ -9,10 +9,8 @@ import numpy as np
 from lastword.kernels import (
     SLACK,
     batches,
-    cache,
+    cache_folder,
     columns,
-    copies,
-    crc32c,
     digest,
     hashing,
     key_batch,
@@ -37,7 +35,7 @@ def warm(progress: Callable[[str], None] | None = None) -> None:
     Args:
         progress: Gets one line if kernels have to be compiled.
     """
-    ready = cache.cache_folder() / _READY
+    ready = cache_folder() / _READY
     if progress is not None and not ready.exists():
         progress("compiling kernels (once)")
     _run_all()
@@ -50,7 +48,7 @@ def _run_all() -> None:
     table = np.empty((4, fields.FIELDS), np.int64)
     batches.walk_batches(out, 0, end, 0, 0, True, table, 0)
     batches.valid_rows(out, table, 1)
-    crc32c.crc32c(out, 0, end)
+    hashing.crc32c(out, 0, end)
     batches.assign_offsets(out, np.full(1, end, np.int64), 0, 0, table)
     fields.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0, False, False)
     entries = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
@@ -100,7 +98,6 @@ def _pack() -> tuple[np.ndarray, int]:
     pack.pack_records(records, 0, -1, 16384, 0, out, packed)
     end = int(packed[0, pack.PACKED_SIZE])
     pack.seal_batch(out, 0, end)
-    pack.rebase_batches(out, end, 0, 0)
     return out, end
 
 
@@ -144,10 +141,10 @@ def _resolve(uncompressed: np.ndarray, table: np.ndarray) -> None:
     offset_map.insert_keys(uncompressed, batch, int(cursor[key_batch.FILLED]), 0, key_map, store, counts)
     offset_map.find_key(key_map, uncompressed, 1)
     lists = np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64)
-    copies.list_tombstones(key_map.arena, state, *lists)
-    copies.mark_due(key_map, np.empty(0, np.int64), store, counts)
-    copies.count_removals(uncompressed, table, 1, key_map, pages.DeadBits(ids, rows, bits))
-    copies.apply_removals(key_map.arena, state, True)
+    offset_map.list_tombstones(key_map.arena, state, *lists)
+    offset_map.mark_due(key_map, np.empty(0, np.int64), store, counts)
+    offset_map.count_removals(uncompressed, table, 1, key_map, pages.DeadBits(ids, rows, bits))
+    offset_map.apply_removals(key_map.arena, state, True)
     offset_map.drop_entries(key_map, store, counts)
     key_map.slots[:] = 0
     offset_map.rebuild_slots(key_map, homes)

@@ -30,7 +30,7 @@ from lastword.errors import (
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import rows_that_fit, valid_rows, walk_batches
-from lastword.kernels.crc32c import crc32c
+from lastword.kernels.hashing import crc32c
 from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
 from lastword.records import formats
 from lastword.records.batch import BatchHeader

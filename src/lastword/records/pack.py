@@ -144,7 +144,7 @@ def pack(
 ) -> Iterator[EncodedRun]:
     """Yield encoded batches with all these records, in order.
 
-    Base offsets are 0, leader epochs 0, there is no producer, and the CRC is set. `rebase` sets the offsets.
+    Base offsets are 0, leader epochs 0, there is no producer, and the CRC is set. A log assigns the offsets.
 
     Args:
         columns: The records.
@@ -196,20 +196,6 @@ def _compressed(batch: memoryview, codec: int, level: int | None) -> bytearray:
     data = bytearray(batch[:HEADER_BYTES]) + compress(codec, bytes(batch[HEADER_BYTES:]), level)
     loops.seal_batch(np.frombuffer(data, np.uint8), 0, len(data))
     return data
-
-
-def rebase(
-    buffer: bytearray | NDArray[np.uint8], base_offset: int, leader_epoch: int
-) -> tuple[int, int, int]:
-    """Give the whole batches in `buffer` consecutive offsets, in place.
-
-    Returns (next offset, largest timestamp, batches).
-    """
-    data = np.frombuffer(buffer, np.uint8) if not isinstance(buffer, np.ndarray) else buffer
-    after, largest, batches, position = loops.rebase_batches(data, data.size, base_offset, leader_epoch)
-    if position != data.size:
-        raise ValueError(f"the buffer's bytes from {position} on are not a whole batch")
-    return int(after), int(largest), int(batches)
 
 
 def _taken(spans: Spans, rows: NDArray[np.int64]) -> Spans:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.kernels import copies as loops
-from lastword.kernels import offset_map as map_fields
+from lastword.kernels import offset_map as map_loops
 from lastword.kernels import table as fields
 from lastword.kernels.key_batch import TOMBSTONE
 from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, CountArrays
@@ -219,7 +218,7 @@ class RunningResolution:
         offset_map = self._scan.map
         if offset_map is None:
             return
-        count = int(self._scan.counts.stats[:, map_fields.TOMBSTONES].sum())
+        count = int(self._scan.counts.stats[:, map_loops.TOMBSTONES].sum())
         room = offset_map.map_bytes - offset_map.anonymous_bytes + _LISTED_FREE_BYTES
         if count * _LISTED_BYTES > room:
             raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
@@ -230,9 +229,9 @@ class RunningResolution:
         if offset_map.make_room(_GROWTH):
             return
         self.forgot_copies |= forget and offset_map.forget_vacant()
-        vacancies = int(self._scan.state[map_fields.VACANCIES])
+        vacancies = int(self._scan.state[map_loops.VACANCIES])
         offset_map.drop(self._scan.store.arrays, self._scan.counts.arrays)
-        if int(self._scan.state[map_fields.VACANCIES]) == vacancies:
+        if int(self._scan.state[map_loops.VACANCIES]) == vacancies:
             raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
 
     # ---------------------------------------------------------------- facts
@@ -251,7 +250,7 @@ class RunningResolution:
 
     def lowest_superseding(self, segment_index: int) -> int | None:
         """Return the lowest offset of a record that superseded a record still in that segment's file."""
-        offset = int(self._scan.counts.stats[segment_index, map_fields.LOWEST_SUPERSEDING])
+        offset = int(self._scan.counts.stats[segment_index, map_loops.LOWEST_SUPERSEDING])
         return None if offset == NO_OFFSET else offset
 
     def tombstones(self) -> Tombstones:
@@ -281,11 +280,11 @@ class RunningResolution:
 
         There may be as many as keys, so they are sorted column by column, and only if needed.
         """
-        count = int(self._scan.counts.stats[:, map_fields.TOMBSTONES].sum())
+        count = int(self._scan.counts.stats[:, map_loops.TOMBSTONES].sum())
         entries, offsets, sizes = (np.empty(count, np.int64) for _ in range(3))
         copies = np.empty(count, np.uint8)
         if self._scan.map is not None and count:
-            listed = loops.list_tombstones(
+            listed = map_loops.list_tombstones(
                 self._scan.map.arena, self._scan.state, entries, offsets, copies, sizes
             )
             if listed != count:
@@ -317,7 +316,7 @@ class RunningResolution:
             raise ValueError(f"offset {offset} is not a live tombstone that is its key's only record")
         offset_map = self._scan.map
         assert offset_map is not None
-        loops.mark_due(offset_map.arrays, entries[at], self._scan.store.arrays, self._scan.counts.arrays)
+        map_loops.mark_due(offset_map.arrays, entries[at], self._scan.store.arrays, self._scan.counts.arrays)
 
     def revive(self, offsets: NDArray[np.int64]) -> None:
         """Make tombstones live again that `mark_due` marked and no newer record superseded.
@@ -334,14 +333,14 @@ class RunningResolution:
         # Marking them due with separate arrays counts what has to be added back.
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
         stats, digests = np.zeros_like(scan.counts.stats), np.zeros_like(scan.counts.digests)
-        loops.mark_due(
+        map_loops.mark_due(
             offset_map.arrays, at, scan.store.arrays, CountArrays(scan.counts.bases, stats, digests)
         )
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
         scan.store.unset(due)
         owners = np.searchsorted(scan.counts.bases, due, side="right") - 1
-        np.add.at(stats[:, map_fields.DEAD_RECORDS], owners, 1)
-        np.add.at(stats[:, map_fields.DEAD_BYTES], owners, size_bytes)
+        np.add.at(stats[:, map_loops.DEAD_RECORDS], owners, 1)
+        np.add.at(stats[:, map_loops.DEAD_BYTES], owners, size_bytes)
         scan.counts.stats -= stats
         scan.counts.digests -= digests
 
@@ -366,7 +365,7 @@ class RunningResolution:
         offset_map = self._scan.map
         if offset_map is None:
             return
-        row, status = loops.count_removals(
+        row, status = map_loops.count_removals(
             chunk.uncompressed, chunk.table, chunk.rows, offset_map.arrays, dead.arrays
         )
         if status != kernels.OK:
@@ -403,10 +402,10 @@ class RunningResolution:
         """Apply the counted removals, or discard them. Without a rewrite, no pass over the keys is needed."""
         counted, self._removals = self._removals is not None, None
         if counted and self._scan.map is not None:
-            loops.apply_removals(self._scan.map.arena, self._scan.state, published)
+            map_loops.apply_removals(self._scan.map.arena, self._scan.state, published)
 
     def _tidy(self, forget: bool) -> None:
-        vacancies, used = (int(self._scan.state[field]) for field in (map_fields.VACANCIES, map_fields.USED))
+        vacancies, used = (int(self._scan.state[field]) for field in (map_loops.VACANCIES, map_loops.USED))
         if self._scan.map is not None and vacancies > _MAX_VACANCIES * used:
             self.forgot_copies |= forget and self._scan.map.forget_vacant()
             self._scan.map.drop(self._scan.store.arrays, self._scan.counts.arrays)
@@ -438,7 +437,7 @@ class RunningResolution:
             "horizons": self._horizons.table(),
         }
         if scan.map is not None:
-            used, vacancies = (int(scan.state[field]) for field in (map_fields.USED, map_fields.VACANCIES))
+            used, vacancies = (int(scan.state[field]) for field in (map_loops.USED, map_loops.VACANCIES))
             parts |= {"arena": scan.map.arena[: scan.map.arena_bytes], "keys": used, "vacancies": vacancies}
         return parts
 

@@ -398,7 +398,7 @@ def ensure_compiled() -> None:
     """Compile the kernels for this machine, if they are not, without loading them if they are.
 
     Spark plans each read in a new Python process, and Numba takes half a second to import. So this function
-    computes the name of the kernels' folder as `kernels.cache` does, and checks for the mark in it.
+    computes the name of the kernels' folder as `kernels.cache_folder` does, and checks for the mark in it.
     """
     if "lastword.kernels" in sys.modules or not _marked():
         from lastword.kernels.warming import warm
@@ -420,7 +420,7 @@ def _marked() -> bool:
 
 
 def folder_name() -> str:
-    """Return the name of the kernels' folder, as `kernels.cache` builds it from sources and versions."""
+    """Return the name of the kernels' folder, as `kernels.cache_folder` computes it."""
     from importlib.metadata import version
 
     checked = os.environ.get("NUMBA_BOUNDSCHECK", "0") not in ("", "0")
