@@ -322,7 +322,7 @@ class RecordTooLargeError(UsageError):
 
 
 class LeaseRefusedError(UsageError):
-    """Tombstones above the reader's position may be gone."""
+    """Tombstones above the reader's position may be removed."""
 
     kafka_code = 1  # OFFSET_OUT_OF_RANGE
 

@@ -214,6 +214,6 @@ def _in_range(column: pa.Array, kind: Any, *, safe: bool = True) -> Any:
         return column.cast(kind, safe=safe)
     except pa.ArrowInvalid as error:
         raise UsageError(
-            f"the column timestamp has a time that is no 64-bit number of milliseconds: {error}",
+            f"the column timestamp has a time that is not a 64-bit number of milliseconds: {error}",
             remedy="milliseconds since 1970 as int64, or timestamps with a zone",
         ) from None

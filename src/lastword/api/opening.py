@@ -66,7 +66,7 @@ def open(
     """
     if mode not in ("r", "a"):
         raise UsageError(
-            f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" looks, "a" reads, appends and cleans'
+            f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" reads, "a" reads, appends and cleans'
         )
     paths = _paths(path)
     if not paths:

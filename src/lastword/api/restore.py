@@ -221,8 +221,8 @@ class SnapshotFile:
     def _check_age(self, dirs: OpenDirs, topic: str, number: int, offset: int, now_ms: int) -> None:
         """Refuse an old file if a broker has cleaned the log above its end.
 
-        A broker's cleaner does not record which tombstones it removes, but it keeps those that were appended
-        after the file was made for `delete.retention.ms`.
+        A broker's cleaner does not record the tombstones that it removes. But a tombstone that was appended
+        after the file was made stays for at least `delete.retention.ms`.
         """
         cleaned = removal_log.first_dirty(dirs.files, dirs.partitions(topic)[number].directory(topic, number))
         if cleaned <= offset:

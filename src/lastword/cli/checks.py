@@ -1,4 +1,4 @@
-"""`lastword verify` and `lastword audit`: check the files of a log, or compare it with what was delivered."""
+"""`lastword verify` and `lastword audit`: check the files of a log, or compare it with delivered offsets."""
 
 from __future__ import annotations
 

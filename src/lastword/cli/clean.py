@@ -85,7 +85,8 @@ def clean(
 ) -> None:
     """Remove records that a newer record of their key superseded.
 
-    Removes all garbage; with --due, only what the settings make due. Skips topics without a cleanup.policy.
+    Removes all garbage; with --due, runs only the cleanings that the settings make due. Skips topics without
+    a cleanup.policy.
     """
     from lastword.api.cleaning import quarantined
 

@@ -134,7 +134,7 @@ class Session(Output):
     def change(self, target: Target) -> Iterator[LogDir]:
         """Open an existing directory, and an existing topic in it, to change it.
 
-        If either is missing, nothing is touched. Signals are held until the directory is closed. At the end,
+        If either is missing, nothing is changed. Signals are held until the directory is closed. At the end,
         warn of what recovery cut off; with -v, list all repairs.
         """
         with self.open(target) as read_only:

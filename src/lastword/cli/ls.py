@@ -43,7 +43,7 @@ def ls(
     topic: TopicName = None,
     partition: Partition = None,
     by: Annotated[
-        str | None, typer.Option(metavar="topic|partition|segment", help="what a row stands for")
+        str | None, typer.Option(metavar="topic|partition|segment", help="the unit of a row")
     ] = None,
     segments: Annotated[bool, typer.Option("--segments", help="the same as --by segment")] = False,
     sort: Annotated[
@@ -56,9 +56,9 @@ def ls(
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
 
-    RECORDS counts the records on disk; NEWEST counts those that are the newest of their key. In a compacted
-    topic the rest is garbage. Both include records below START until their file is removed. ls reads every
-    record, unless the garbage accounts cover them all.
+    RECORDS counts the records on disk, NEWEST the newest records of their keys. In a compacted topic the rest
+    is garbage. Both include records below START until their file is removed. ls reads every record, unless
+    the garbage accounts cover all records.
 
     Without --by: topics if the directory has several, else partitions; with --json always partitions. A
     narrow terminal omits columns; pipes and files get all columns.

@@ -57,7 +57,7 @@ printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
 """
 
 
-# Fields of a JSON line. `append` ignores some of those that `read --json` prints, such as the offset.
+# Fields of a JSON line. `append` ignores some fields that `read --json` prints, such as the offset.
 FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", "offset", "timestamp_type")
 
 

@@ -90,7 +90,7 @@ def remedy_of(error: BaseException) -> str | None:
 
 
 def _filled(remedy: str) -> str:
-    """Replace DIR and TOPIC in the commands of a remedy by those of the command line."""
+    """Replace DIR and TOPIC in the commands of a remedy by the directory and topic of the command line."""
     if not PLACE.paths:
         return remedy
     remedy = remedy.replace("`lastword verify`", "`lastword verify DIR`")

@@ -292,7 +292,7 @@ _BLOCK_PAGES = 1024
 class ConcatenatedLog:
     """Partitions as one log.
 
-    The offsets of each are shifted above those of the previous partition, by whole pages of bits.
+    The offsets of a partition are shifted above the offsets of the previous one, by whole pages of bits.
     """
 
     def __init__(self, views: Sequence[PartitionView]) -> None:
@@ -352,7 +352,7 @@ class _ShiftedSegment:
 
 
 def shared_keys(own: DeadBitmaps, forward: DeadBitmaps, backward: DeadBitmaps) -> tuple[int, int]:
-    """Count the keys of a partition that are also in another partition, and those that have no later one."""
+    """Count the keys of a partition that another partition has too, and those that no later one has."""
     if not (own.page_ids.size == forward.page_ids.size == backward.page_ids.size):
         raise AssertionError("other pages than before")
     shared = last = 0

@@ -110,7 +110,7 @@ class ModelBatch:
 
     Attributes:
         records: Empty for a control batch.
-        last_offset: From the header; the record with this offset may be gone.
+        last_offset: From the header; the record with this offset may be removed.
         magic: Format version.
         horizon_ms: Delete horizon, if the batch has one.
         aborted: Whether its transaction was aborted.

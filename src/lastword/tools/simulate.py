@@ -185,7 +185,7 @@ class SimulatedLog:
         return scanned
 
     def expire_tombstones(self, write_clock: int, now_ms: int) -> None:
-        """Start the clock of each tombstone without older copies of its key, and drop those that are due."""
+        """Start the clock of each tombstone without older copies of its key, and drop due tombstones."""
         if not self._deletes:
             return
         rows = self._live_tombstones()

@@ -1,6 +1,6 @@
 """Check every invariant of a log directory, without a lock and without changes.
 
-    every batch        length, magic, checksum; its records decode, and their number is that of the header
+    every batch        length, magic, checksum; its records decode, and the header has their number
     every segment      offsets ascend, at or above its base and below the next segment's base
     offset index       each entry is the last offset and the position of a batch (of magic 0 and 1: of the
                        last and of the first message that were appended together)

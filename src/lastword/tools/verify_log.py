@@ -250,7 +250,7 @@ def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Fi
     path, data = segment.stored.path(names.INDEX), segment.stored.read(names.INDEX)
     if data is None:
         if segment.size:
-            findings.add(path, None, None, "missing-index", "there is none", True)
+            findings.add(path, None, None, "missing-index", "the index is missing", True)
         return
     index = OffsetIndex(data, segment.base_offset, segment.size)
     for place, entry in enumerate(index.entries()):
@@ -272,7 +272,7 @@ def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Find
     path, data = segment.stored.path(names.TIME_INDEX), segment.stored.read(names.TIME_INDEX)
     if data is None:
         if segment.size:
-            findings.add(path, None, None, "missing-index", "there is none", True)
+            findings.add(path, None, None, "missing-index", "the index is missing", True)
         return
     index = TimeIndex(data, segment.base_offset)
     last_offsets = list(batches.largest)
