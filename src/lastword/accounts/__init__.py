@@ -33,13 +33,13 @@ class SegmentAccount(Value):
     Attributes:
         base_offset: The first offset of its range.
         next_offset: The offset after the range.
-        size_bytes: Of its .log file.
-        records: Without control records.
-        dead_records: Without control records.
+        size_bytes: Size of its .log file.
+        records: Number of records, without control records.
+        dead_records: Number of dead records, without control records.
         dead_bytes: What a rewrite could drop now, as a share of the file: superseded, aborted and keyless
             records, and due tombstones.
-        tombstones: Live ones.
-        blocked_tombstone_bytes: Of live tombstones with an older copy of their key in a closed segment.
+        tombstones: Number of live tombstones.
+        blocked_tombstone_bytes: Bytes of live tombstones whose key has an older copy in a closed segment.
         garbage_age: Integral of dead_bytes over `write_clock`, up to the time `garbage_age_at`.
         garbage_age_at: See `garbage_age`.
         written_at: `write_clock` when the segment was closed or last rewritten.
@@ -77,8 +77,8 @@ class PartitionAccount(Value):
     """One partition.
 
     Attributes:
-        segments: Closed ones below `limit`, ascending.
-        total_bytes: Of the log, with the active segment and all above the limit.
+        segments: The closed segments below `limit`, ascending.
+        total_bytes: Bytes of the whole log, including the part above the limit.
         limit: The offset up to which keys were scanned.
         quarantined: The partition counts towards the space of its drive, but no run of it may be chosen.
         strategy: `generational`, or `kafka`: no runs are chosen by accounts.

@@ -98,7 +98,7 @@ class Ledger:
 
         Args:
             files: File system.
-            directory: Of the partition.
+            directory: Directory of the partition.
             segments: All segments of the log, ascending.
             map_bytes: Memory for the key map.
             salt: Returns a secret for the map's hash.
@@ -224,7 +224,7 @@ class Ledger:
             progress: Called with (done, total) bytes.
             bytes_above: Bytes of the log above `limit`, from which the ages of segments are computed.
             chunk_bytes: Bytes to read per chunk.
-            threads: As of `resolve`.
+            threads: As for `resolve`.
         """
         below = [
             segment for segment in segments if segment.next_offset <= limit and segment.base_offset < limit

@@ -88,7 +88,7 @@ def load(
 
     Args:
         files: File system.
-        path: Of the file.
+        path: Path of the file.
         room: Bytes to reserve for arrays of these names. The array is then the beginning of a larger one (its
             `base`, uint8), of which the system allocates only touched pages, so it grows without a copy.
         places: Allocators for byte arrays of these names, if they are not to be in memory.
@@ -239,7 +239,7 @@ def save_ledger(
 
     Args:
         files: File system.
-        directory: Of the partition.
+        directory: Directory of the partition.
         tracking: The map and the entries.
         deletes: Tombstones and clocks.
         more: Further fields of the header.

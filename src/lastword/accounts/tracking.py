@@ -369,7 +369,7 @@ class Tracking:
             outcomes: Outcomes of transactions.
             progress: Called with (done, total) bytes.
             chunk_bytes: Bytes to read per chunk.
-            threads: As of `resolve`.
+            threads: As for `resolve`.
             more: Segments that will be added next.
         """
         noted = NotedOutcomes(outcomes) if outcomes is not None else None

@@ -50,7 +50,7 @@ class Urgency:
     """The order of tasks: the most urgent task is the smallest.
 
     Attributes:
-        rank: Of the obligation (0: max.compaction.lag.ms has passed).
+        rank: Rank of the obligation (0: max.compaction.lag.ms has passed).
         less: Order among equal ranks.
     """
 

@@ -180,7 +180,7 @@ class DriveCleaner:
         """Return what `clean` would do now with each partition that is not held, or why nothing.
 
         Args:
-            held: As of `clean`.
+            held: As for `clean`.
             only: The partitions to plan; None: all that are not held.
         """
         now_ms = self._clock.now_ms()
@@ -223,7 +223,7 @@ class InlineExecutor:
     """Scans and rewrites in the calling thread, one run at a time.
 
     Args:
-        budget: Of the drive.
+        budget: The I/O budget of the drive.
         stop: Called at every safe point; once true, a rewrite ends early, and a scan raises `Stopped`.
         progress: Gives the progress function for a part of this many bytes.
     """

@@ -47,7 +47,7 @@ class DrivePartition:
         tp: Topic and number.
         log_dir: The directory that holds it.
         ledgers: The ledgers to use: those of the directory, or for a dry run others.
-        views: Of a dry run: the views that were made, one for all steps.
+        views: The views of a dry run; all its steps use the same view of a partition.
     """
 
     tp: TopicPartition
@@ -111,10 +111,10 @@ class DriveInspection:
     """The accounts of a drive, without a scan.
 
     Attributes:
-        account: Of the drive.
+        account: Account of the drive.
         current: The accounts that are up to date, on the scale of their own log directory.
         stale: Partitions that must be scanned; they count as they were, and may not be chosen.
-        errors: Of partitions that cannot be inspected; they are left out.
+        errors: Errors of partitions that cannot be inspected and are left out.
     """
 
     account: DriveAccount
@@ -135,10 +135,10 @@ def inspect(
     """Return the accounts of a drive up to the limit of each partition; reads no record.
 
     Args:
-        partitions: All on the drive that are cleaned by accounts.
+        partitions: All partitions of the drive that are cleaned by accounts.
         drive: Its name.
         now_ms: The time to decide by.
-        space_target: Of the drive.
+        space_target: Space target of the drive.
         held: Partitions that may not be chosen; they count towards the space.
         current: Accounts of an inspection just before, which need not be computed again.
     """

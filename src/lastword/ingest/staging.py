@@ -92,7 +92,7 @@ def committed_mark(directory: str, commit_id: str) -> str:
 
 
 def open_staging(files: Files, directory: str, commit_id: str) -> None:
-    """Allow writers to stage for a commit. `directory`: of the partition that gets the mark."""
+    """Allow writers to stage for a commit. `directory`: the partition that gets the mark."""
     private = _private_dir(directory)
     _make_dir(files, private)
     files.open_append(os.path.join(private, OPEN + commit_id), create=True).close()

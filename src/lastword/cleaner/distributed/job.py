@@ -71,10 +71,10 @@ class ShardedJob(Value):
     """The input of every step.
 
     Attributes:
-        directory: Of the job.
-        scratch: Of its steps' files.
-        partition: Of the log.
-        salt: Of the maps, hexadecimal.
+        directory: Directory of the job.
+        scratch: Directory of the files of its steps.
+        partition: Directory of the log.
+        salt: Salt of the maps, hexadecimal.
         due_below: Tombstones from there on wait for a lease.
         units: (first, end) as indexes of `sources`.
         shards: Number of parts of the key map.

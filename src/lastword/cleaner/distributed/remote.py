@@ -138,7 +138,7 @@ def build(
         view: The partition.
         config: Settings of the topic.
         plan: The plan.
-        params: Of the ledger.
+        params: Parameters of the ledger.
         runs: One cleaning for each; none overlaps another. None: one cleaning of all garbage.
         context: Where and how.
     """

@@ -302,7 +302,7 @@ class ShardedScan:
 
 
 def prepared(files: Files, job: ShardedJob, seconds: float) -> PreparedCleaning:
-    """Return all built groups, for a `Publisher`. `seconds`: of the scan."""
+    """Return all built groups, for a `Publisher`. `seconds`: duration of the scan."""
     groups = groups_of(files, job) or ()
     stats = report.scan_stats(job.plan, _resolution(files, job, None, seconds))
     notes = [load_note(files, job, number) for number in range(len(groups))]

@@ -84,10 +84,10 @@ class CleanContext:
     """Where and how a cleaning runs.
 
     Attributes:
-        salt: Of the key map, secret; None: a new one.
+        salt: Secret salt of the key map; None: a new salt.
         scratch: Directory for the map's keys; None: in memory.
         threads: How many it may use: a second one helps from 32 MiB on.
-        budget: Of the drive: every byte that is read or written is taken from it.
+        budget: I/O budget of the drive, for every byte that is read or written.
         progress: Called after each chunk.
         stop: Called after each chunk; once true, the cleaning ends early and its unpublished files are
             removed.
@@ -130,7 +130,7 @@ class ScanResult:
         groups: Segments that are rewritten together.
         transactions: Control batches that go, and transactions that are left.
         stats: Totals.
-        leases: Of readers, when the scan decided.
+        leases: Leases of readers when the scan decided.
         threads: For the rewrite.
         overlap: A group may be built before the previous group is published.
         reasons: Why these groups were chosen.
@@ -167,7 +167,7 @@ class Liveness(Protocol):
 
         Args:
             log: The log.
-            segments: Those of the log, with their I/O taken from the budget.
+            segments: Segments of the log, with their I/O taken from the budget.
             plan: Up to where.
             context: Where and how.
             steps: Progress.
@@ -191,7 +191,7 @@ class Liveness(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewriteInput:
-    """The input of rewriting the groups of a scan. `directory`: of the partition."""
+    """The input of rewriting the groups of a scan. `directory`: that of the partition."""
 
     store: SegmentStore
     plan: Plan

@@ -53,7 +53,7 @@ def clean_partition(
             that were saved.
         run: What to rewrite; None: all garbage, or with `due` what is due if the partition has a drive of its
             own.
-        space_target: Of that drive.
+        space_target: Space target of that drive.
         alpha: Weight of the survivorship that this cleaning observes.
     """
     from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
@@ -104,8 +104,8 @@ def plan_partition(
         config: Settings of the topic.
         request: What is asked for.
         context: A dry one.
-        clocks: Of tombstones, by the accounts that are in memory.
-        space_target: Of a drive of its own.
+        clocks: Clocks of tombstones, from the accounts in memory.
+        space_target: Space target, as if the partition had a drive of its own.
     """
     plan = chosen_plan(view, config, request, context.files, context.clock)
     if plan.action != "clean":

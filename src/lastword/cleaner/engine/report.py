@@ -82,7 +82,7 @@ class TombstonesWaiting(Value):
     """Tombstones below the end of the cleaning that stay until their horizon.
 
     Attributes:
-        first_offset: Of the tombstone that is due first; -1 if its segment was not rewritten.
+        first_offset: Offset of the tombstone that is due first; -1 if its segment was not rewritten.
         first_due_ms: Its horizon in milliseconds since 1970, or -1.
     """
 
@@ -99,7 +99,7 @@ class CleanRound(Value):
         start: First dirty offset before.
         end: The offset up to which the log is clean now.
         complete: False if it was stopped between two swaps; what was swapped stays, `end` is not recorded.
-        stopped_by: Of an incomplete one: "lease", a reader took one below a tombstone that was about to go;
+        stopped_by: Why it is incomplete: "lease", a reader took a lease below a tombstone that was due;
             or "request".
         records_read: Records that the scan read below `end`, without control records.
         records_kept: How many of them are left.
@@ -196,8 +196,8 @@ class BuiltGroup:
     Attributes:
         key_offset_digest: Unsigned 64-bit sum that sources and output agree on.
         content_digest: The same for contents.
-        read_bytes: Of the sources, once.
-        seconds: Of rewrite and certificate.
+        read_bytes: Bytes of the sources, counted once.
+        seconds: Duration of rewrite and certificate.
         dropped_tombstone: Highest offset of a tombstone that goes for its age; -1: none.
     """
 
@@ -219,14 +219,14 @@ class ScanStats:
     """Totals of a scan below the limit.
 
     Attributes:
-        bytes: Of the segments there.
-        records: Of the segments there.
-        dirty_bytes: Of segments with an offset at or above the first dirty one.
+        bytes: Bytes of the segments there.
+        records: Records of the segments there.
+        dirty_bytes: Bytes of segments with an offset at or above the first dirty offset.
         dirty_live_bytes: What survives of them.
-        tombstones: Live ones: they wait for their horizon.
-        passes: Of the scan, one per map.
-        used_ratio: Of the key map.
-        read_bytes: Of the log, by all passes.
+        tombstones: Live tombstones, which wait for their horizon.
+        passes: Passes of the scan, one per map.
+        used_ratio: Used share of the key map.
+        read_bytes: Bytes of the log that all passes read.
         waiting: The tombstone that is due first, if accounts know it.
     """
 

@@ -66,10 +66,10 @@ class Rewritten:
     """The claims of a rewrite, which `certificate` checks.
 
     Attributes:
-        size_bytes: Of the output.
+        size_bytes: Bytes of the output.
         content_digest: Sum over the survivors as they are in the sources.
         batch_digest: Sum over the headers of batches as they must be afterwards.
-        tombstones: Live ones.
+        tombstones: Live tombstones.
         next_offset: The offset after the last batch that the output must hold.
         control_digest: Sum over the control batches that stay.
         markers: Records of the control batches that were removed.

@@ -70,7 +70,7 @@ class Transactions:
         now_ms: int,
         expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
-        """`segments`: all of the log, also those above the limit. `expiration_ms`: of silent producers."""
+        """`segments`: all of the log, also above the limit. `expiration_ms`: expiry of silent producers."""
         self._segments = segments
         self._limit = limit
         self._now_ms = now_ms

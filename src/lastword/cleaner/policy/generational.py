@@ -78,7 +78,7 @@ class SegmentRun(Value):
     Attributes:
         first: Index of the first among the account's segments.
         last: Index of the last one.
-        read_bytes: Of the sources.
+        read_bytes: Bytes of the sources.
         write_bytes: What survives.
         free_bytes: The difference.
         files_out: Files that the survivors fill, of about equal size.

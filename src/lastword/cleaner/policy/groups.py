@@ -107,8 +107,8 @@ class SegmentGroup:
     Attributes:
         first: Index of the first among the segments of the cleaning.
         last: Index of the last one.
-        size_bytes: Of the sources.
-        live_bytes: Of the survivors, before recompression and horizons.
+        size_bytes: Bytes of the sources.
+        live_bytes: Bytes of the survivors, before recompression and horizons.
     """
 
     first: int

@@ -103,7 +103,7 @@ def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) ->
 
     Args:
         files: File system.
-        directory: Of the partition.
+        directory: Directory of the partition.
         plan: The plan of the cleaning.
         dry: Only let the error pass.
     """
