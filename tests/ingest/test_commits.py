@@ -29,6 +29,7 @@ from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.exhaustive import stride
 
 NOW_MS = 1_795_168_800_000
+HOUR_MS = 3600 * 1000
 EVERY_FILE = 0.0
 """For `staged_batches.MIN_SIZE_RATIO`: none is too small to become a segment."""
 
@@ -410,6 +411,23 @@ def test_the_lock_is_free_again_after_a_take_in_that_failed(
         open_to_append(str(tmp_path))
     monkeypatch.undo()
     open_to_append(str(tmp_path)).close()
+
+
+def test_staged_files_of_a_dead_commit_go_after_an_hour(tmp_path: Path) -> None:
+    """Its sign of life may be in any partition, and a commit that was made is none that died."""
+    make(tmp_path)
+    jobs = ("dead", "alive", "late", "made")
+    files = {job: stage(tmp_path, job, {0: ["x"], 1: ["y"]}) for job in jobs}
+    for path in tmp_path.rglob("staging-*"):
+        DEFAULT.set_mtime(path, NOW_MS - HOUR_MS)
+    staging.keep_alive(DEFAULT, str(tmp_path), "alive", NOW_MS)  # in one partition, for both
+    DEFAULT.set_mtime(tmp_path / "t-1/lastword/staging-late", NOW_MS - HOUR_MS + 1)
+    manifest = Manifest("made", files["made"], sync=True)
+    (tmp_path / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
+    for number in range(2):
+        staging.remove_old(DEFAULT, str(tmp_path / f"t-{number}"), NOW_MS, ())
+    left = sorted(path.name.removeprefix("staging-") for path in tmp_path.rglob("staging-*"))
+    assert left == ["alive", "alive", "late", "late", "made", "made"]
 
 
 def test_a_directory_that_was_let_go_ends_its_watch(tmp_path: Path) -> None:

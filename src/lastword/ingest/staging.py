@@ -16,6 +16,11 @@ A commit is made or aborted while its writers may still run. So the commit and t
 `open` mark and then the staged files, and a writer first stages and then checks the mark: the later of the
 two removes the files.
 
+A writer that is killed removes nothing. Its staged files are removed an hour after the last sign of life of
+the commit in any partition. Each writer that is still staging gives such a sign every ten minutes, also while
+it waits for its input. If no writer of a commit runs for an hour, and the commit is made afterwards, it is
+refused: a staged file is missing, and nothing is appended.
+
 A *manifest* is one commit: it names staged files in any number of partitions. Renaming it to its `inbox` name
 is the commit: from then on it is ingested completely, after any crash.
 
@@ -35,7 +40,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,7 +56,14 @@ from lastword.segment import names
 COMMITTED, OPEN = "committed-", "open-"
 BATCHES = ".batches"
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
-"""A partition keeps the marks of a commit, and the staged files of an unfinished commit, for this long."""
+"""A partition keeps the marks of a commit for this long."""
+
+KEEP_STAGED_MS = 3600 * 1000
+"""Staged files of a commit that was never made are kept for this long after its last sign of life, in any
+partition: a new staged file, or `keep_alive`."""
+
+ALIVE_EVERY_SECONDS = 600
+"""How often a writer that is still staging calls `keep_alive`."""
 
 WRITEBACK_BYTES = 4 << 20
 """The drive begins to write after each block of this size, while the writer continues."""
@@ -212,23 +224,50 @@ def check_batches(files: Files, directory: str, commit_id: str, staged: Iterable
                 block.check(path)
 
 
+def keep_alive(files: Files, root: str, commit_id: str, now_ms: int) -> None:
+    """Give a sign of life of a commit that has staged files in any partition of the log directory."""
+    for path in _staging_dirs(files, root, commit_id):
+        with contextlib.suppress(StorageError):  # a copy of this writer removed it
+            files.set_mtime(path, now_ms)
+            return
+
+
 def remove_old(files: Files, directory: str, now_ms: int, waiting: Container[str]) -> None:
-    """Remove marks, and staged files of commits that were never made, that are older than a week."""
+    """Remove from a partition old marks, and staged files of commits that were never made."""
     private = _private_dir(directory)
     for name in files.listdir(private):
-        path = os.path.join(private, name)
-        if not name.startswith((STAGING, COMMITTED, OPEN)) or name.partition("-")[2] in waiting:
+        path, commit_id = os.path.join(private, name), name.partition("-")[2]
+        if not name.startswith((STAGING, COMMITTED, OPEN)) or commit_id in waiting:
             continue
+        is_staged = name.startswith(STAGING)
         facts = files.stat(path)
-        if facts is None or facts.mtime_ms > now_ms - KEEP_MARKS_MS:
+        if facts is None or facts.mtime_ms > now_ms - (KEEP_STAGED_MS if is_staged else KEEP_MARKS_MS):
             continue
         try:
-            if name.startswith(STAGING):
-                files.remove_tree(path)
-            else:
+            if not is_staged:
                 files.unlink(path, missing_ok=True)
+            elif _is_abandoned(files, os.path.dirname(directory), commit_id, now_ms):
+                files.remove_tree(path)
         except FileVanishedError:
             continue
+
+
+def _is_abandoned(files: Files, root: str, commit_id: str, now_ms: int) -> bool:
+    """Return whether a commit was never made, and gave no sign of life for too long, in any partition."""
+    facts = [files.stat(path) for path in _staging_dirs(files, root, commit_id)]
+    if any(each is not None and each.mtime_ms > now_ms - KEEP_STAGED_MS for each in facts):
+        return False
+    # Listed now: the commit may have been made while this process ingested another.
+    return commit_id not in pending_commits(files, root)
+
+
+def _staging_dirs(files: Files, root: str, commit_id: str) -> Iterator[str]:
+    """Yield the directories of a commit's staged files."""
+    for name in files.listdir(root):
+        if names.parse_partition_dir(name) is not None:
+            path = staging_dir(os.path.join(root, name), commit_id)
+            if files.exists(path):
+                yield path
 
 
 def _size(files: Files, path: str) -> int:
