@@ -38,6 +38,10 @@ def test_append(users, key, value, more, told):
 READS = {
     "a negative offset": (lambda users: users.read(-1), "offset -1 is below log start 0"),
     "an offset as text": (lambda users: users.read("5"), "is not a position in a log"),
+    "a time as text": (
+        lambda users: users.read(end="2026-01-01T00:00:00Z"),
+        r"end=datetime\.fromisoformat\('2026-01-01T00:00:00Z'\)",
+    ),
     "a position as JSON gives it back": (lambda users: users.read({"0": 1}), "names partition '0'"),
     "a sequence of nobody": (lambda users: users.append(b"a", b"", sequence=1), "without a producer"),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),

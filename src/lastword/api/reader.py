@@ -12,6 +12,7 @@ that are added to the topic are read from their start.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -95,10 +96,12 @@ def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: st
         offset = view.offset_at(to_ms(bound))
         return latest if offset is None else min(offset, latest)
     if isinstance(bound, bool) or not isinstance(bound, int):
-        raise UsageError(
-            f"{what}={bound!r} is not a position in a log",
-            remedy='"earliest", "latest", an offset, an aware datetime, or a dict of these per partition',
-        )
+        remedy = '"earliest", "latest", an offset, an aware datetime, or a dict of these per partition'
+        if isinstance(bound, str) and "-" in bound:  # without one, a text of digits may be an offset
+            with suppress(ValueError):
+                datetime.fromisoformat(bound)
+                remedy = f"a time is a datetime: {what}=datetime.fromisoformat({bound!r})"
+        raise UsageError(f"{what}={bound!r} is not a position in a log", remedy=remedy)
     if bound < view.log_start:
         why = read_note(view.files, view.directory, view.log_start)
         raise OffsetOutOfRangeError.below(name, bound, view.log_start, why)
