@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import shutil
 import threading
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
 import lastword
 from lastword.api.schema import PARTITIONERS
@@ -28,6 +31,7 @@ from lastword.errors import (
     SparkOptionError,
     UnknownTopicError,
 )
+from lastword.ingest import staging
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.log import PartitionLog
 from lastword.spark.options import parse_write
@@ -361,11 +365,21 @@ def test_a_record_too_large(tmp_path: Path) -> None:
         (StructType().add("key", "binary").add("vale", "binary"), "no column 'value'; nearest: vale"),
         (
             StructType().add("key", "integer").add("value", "string"),
-            "'key' must be binary or string, not int",
+            r"'key' must be binary or string, not int: CAST\(`key` AS STRING\) AS key",
         ),
+        (
+            columns(key="binary", value=columns(a="integer")),
+            r"not struct<a:int>: to_json\(`value`\) AS value",
+        ),
+        (columns(key="binary", Value=MapType(StringType(), StringType())), r"to_json\(`Value`\) AS value"),
+        (
+            columns(key="binary", value="binary", timestamp="timestamp_ntz"),
+            r"not timestamp_ntz: CAST\(`timestamp` AS TIMESTAMP\)",
+        ),
+        (columns(key="binary", value="binary", partition="string"), r"must be integer, not string\n"),
         (columns(key="binary", value="binary", headers="string"), "'headers' must be array"),
         (columns(key="binary", value="binary", Value="string"), "'value' is there twice"),
-        (columns(key="binary", value="binary", partition="long"), "'partition' must be integer"),
+        (columns(key="binary", value="binary", partition="long"), r"not bigint: CAST\(`partition` AS INT\)"),
     ],
 )
 def test_a_frame_that_is_no_records_is_refused_before_anything_is_made(
@@ -374,6 +388,35 @@ def test_a_frame_that_is_no_records_is_refused_before_anything_is_made(
     with pytest.raises(SparkOptionError, match=said):
         writer(tmp_path / "log", schema)
     assert not (tmp_path / "log").exists()
+
+
+def test_a_topic_of_brokers_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(SparkOptionError, match="__consumer_offsets is a topic of brokers"):
+        writer(tmp_path / "log", KEY_VALUE, topic="__consumer_offsets")
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_task_that_waits_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its staged files are older than an hour, and it waits for its next rows."""
+    monkeypatch.setattr(staging, "ALIVE_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(
+        "lastword.spark.write.PACK_BYTES", 1
+    )  # the first rows are staged before the second ones are there
+    one = writer(tmp_path, KEY_VALUE)
+
+    def waits() -> Iterator[pa.RecordBatch]:
+        yield batch((b"a", b"1"))
+        (staged,) = tmp_path.rglob("staging-*")
+        os.utime(staged, (0, 0))
+        deadline = time.monotonic() + 60
+        while staged.stat().st_mtime == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield batch((b"b", b"2"))
+
+    one.commit([one.write(waits())])
+    assert len(read_directly(tmp_path)) == 2
+    assert "lastword-alive" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_other_columns_give_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

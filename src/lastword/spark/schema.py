@@ -34,12 +34,16 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     DataType,
+    DateType,
     DoubleType,
     IntegerType,
+    IntegralType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -170,7 +174,9 @@ def sink_columns(schema: StructType) -> SinkColumns:
         wrong_headers = name == "headers" and not _same_type(field.dataType, HEADERS)
         if not isinstance(field.dataType, allowed) or wrong_headers:
             want = HEADERS.simpleString() if name == "headers" else " or ".join(t.typeName() for t in allowed)
-            problems.append(f"column '{field.name}' must be {want}, not {field.dataType.simpleString()}")
+            given = field.dataType.simpleString()
+            cast = _conversion(name, field)
+            problems.append(f"column '{field.name}' must be {want}, not {given}" + (cast and f": {cast}"))
     if "value" not in positions:
         problems.append("there is no column 'value'" + hint("value", ignored))
     if problems:
@@ -193,6 +199,20 @@ def sink_columns(schema: StructType) -> SinkColumns:
         value_is_text=is_text("value"),
         ignored=tuple(ignored),
     )
+
+
+def _conversion(name: str, field: StructField) -> str:
+    """Return the expression that makes a column of a type that the sink writes, or an empty text."""
+    column = f"`{field.name}`"
+    if name == "timestamp" and isinstance(field.dataType, TimestampNTZType | DateType | StringType):
+        return f"CAST({column} AS TIMESTAMP) AS timestamp takes it in the session's time zone"
+    if name == "partition" and isinstance(field.dataType, IntegralType):
+        return f"CAST({column} AS INT) AS partition"
+    if name in ("key", "value"):
+        if isinstance(field.dataType, StructType | MapType | ArrayType):
+            return f"to_json({column}) AS {name} writes JSON"
+        return f"CAST({column} AS STRING) AS {name} writes its text"
+    return ""
 
 
 def _same_type(given: DataType, known: DataType) -> bool:

@@ -22,16 +22,19 @@ as soon as a process opens the directory to append.
 Once. A stream names itself and its batch (`query id`, `batch id`); a batch write can do so by the options
 `producer` and `sequence`. A batch that was ingested under such a name, for the same option `topic`, is not
 ingested again. A name is forgotten a month after its last batch (`ingest.staging.KEEP_WRITERS_MS`). Staged
-files of a job that died before its commit are removed after a week, and no others.
+files of a job that died before its commit are removed an hour after its last task ended, and no others: a
+task gives a sign of life while it runs (`ingest.staging.keep_alive`).
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +47,13 @@ from pyspark.sql.datasource import (
 from lastword.api.schema import murmur2_partitions
 from lastword.clock import SystemClock
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
-from lastword.errors import KeyRequiredError, LogDirLockedError, RecordTooLargeError, SparkOptionError
+from lastword.errors import (
+    KeyRequiredError,
+    LastwordError,
+    LogDirLockedError,
+    RecordTooLargeError,
+    SparkOptionError,
+)
 from lastword.files import DEFAULT, Files
 from lastword.ingest import staging
 from lastword.ingest.apply import commit, open_to_append
@@ -56,6 +65,7 @@ from lastword.segment import names
 from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, need_directory
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
+from lastword.spark.splits import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,9 +158,10 @@ class WriteJob:
             name, writer = f"{self.name}-{batch}", self.writer_of(f"spark-{query}")
         rows = TaskRows(self.options, self.columns, self.target, name, task)
         try:
-            for frame in iterator:
-                rows.add(frame)
-            files = rows.finish()
+            with kept_alive(self.options.path, name):
+                for frame in iterator:
+                    rows.add(frame)
+                files = rows.finish()
         except BaseException:
             rows.remove()
             raise
@@ -204,6 +215,25 @@ class WriteJob:
             staging.close_staging(DEFAULT, self.directory, job)
             if job not in pending_commits(DEFAULT, self.options.path):
                 discard_job(self.options.path, job)
+
+
+@contextmanager
+def kept_alive(path: str, job: str) -> Iterator[None]:
+    """Give signs of life of a job while a task stages, and while it waits for rows."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(staging.ALIVE_EVERY_SECONDS):
+            with suppress(LastwordError):  # the task itself meets a failing drive
+                staging.keep_alive(DEFAULT, path, job, SystemClock().now_ms())
+
+    thread = threading.Thread(target=keep, name="lastword-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class LogWriter(Shipped, DataSourceArrowWriter):
@@ -328,6 +358,11 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     for string columns, so that Python reads them as strings.
     """
     topic = names.check_topic(options.topic or "")
+    if topic in INTERNAL_TOPICS:
+        raise SparkOptionError(
+            f"{topic} is a topic of brokers: records of another program would damage it",
+            remedy="name a topic of your own",
+        )
     settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
     if exists(options.path, topic):
         target = existing_target(options.path, topic)
