@@ -41,6 +41,13 @@ def spark() -> Iterator[Any]:
     made.stop()
 
 
+def descriptions(spark: Any) -> set[str]:
+    """The descriptions of all jobs of the session, as Spark's UI lists them."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    given = [jobs.apply(number).description() for number in range(jobs.size())]
+    return {text.get() for text in given if text.isDefined()}
+
+
 def append(
     root: Path, topic: str, partition: int, batches: Sequence[Sequence[Row]], *, codec: int = 0
 ) -> None:

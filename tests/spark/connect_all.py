@@ -6,7 +6,9 @@ A client without a SparkContext, and a server that it starts. Each answer is tha
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def main(home: Path) -> None:
     create(root, "t", 2, segment_bytes="4KiB")
     for partition in range(2):
         append(root, "t", partition, [numbered(100 * n, 100, 40) for n in range(4)])
-    for step in (batch, stream, looks, restored, cleaned, expired, refused):
+    for step in (batch, stream, updated, looks, restored, cleaned, expired, refused):
         step(spark, root)
         print(step.__name__, flush=True)
     spark.stop()
@@ -86,6 +88,25 @@ def stream(spark: Any, root: Path) -> None:
         assert len(copied) == 830 and sorted(map(str, given)) == sorted(map(str, copied))
 
 
+def updated(spark: Any, root: Path) -> None:
+    source = spark.readStream.format("lastword").options(subscribe="t", startingOffsets="earliest")
+    counts = source.load(str(root)).groupBy("key").count().selectExpr("key", "CAST(count AS STRING) AS value")
+    for mode in ("update", "complete"):
+        checkpoint = root.parent / mode
+        for _ in range(2):  # the second time the same batch is run again, as after a crash
+            query = lastword.spark.update_stream(
+                counts, root, mode, checkpoint=checkpoint, mode=mode, trigger={"availableNow": True}
+            )
+            query.awaitTermination(120)
+            assert query.exception() is None
+            shutil.rmtree(checkpoint / "commits")
+        with lastword.open(root) as logs:
+            records = [(r.key, int(r.value)) for r in logs.topic(mode).read()]
+            assert len(records) == 40 and dict(records) == Counter(r.key for r in logs.topic("t").read())
+    lagging = plain(lastword.spark.lag(spark, root, "t", query=query))
+    assert [row["lag_offsets"] for row in lagging] == [0, 0]
+
+
 def looks(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
         for exact in (False, True):
@@ -106,7 +127,9 @@ def restored(spark: Any, root: Path) -> None:
     frame = lastword.spark.restore(spark, str(root), "w")
     assert {bytes(r.key).decode(): bytes(r.value).decode() for r in frame.collect()} == state
     out = str(root.parent / "snapshot")
-    assert plain(lastword.spark.restore(spark, str(root), "w", to=out))[0]["keys"] == 50
+    told: list[Any] = []
+    restored = lastword.spark.restore(spark, str(root), "w", to=out, progress=told.append)
+    assert plain(restored)[0]["keys"] == 50 and told[-1].done_bytes == told[-1].total_bytes
     with lastword.open(root) as logs:
         assert dict(logs.state("w", snapshot=out)) == state
 

@@ -10,6 +10,7 @@ Then it is started again, as Spark or its user would, and the result must be tha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -223,6 +224,7 @@ def clean_here(root: Path, task_bytes: int) -> None:
             yield number, pickle.loads(pickle.dumps(step(value)))
 
     lastword.spark.tasks.results_as_completed = here
+    lastword.spark.tasks.described = lambda spark, text: contextlib.nullcontext()
     lastword.spark.schema.frame_of = lambda spark, kind, values: values
     lastword.spark.clean(None, str(root), "t", task_bytes=task_bytes)
 

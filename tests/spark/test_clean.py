@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from lastword.accounts.snapshot import saved_entries
 from lastword.files import DEFAULT
 from lastword.logdir.ledgers import Ledgers
 from lastword.spark.tasks import results_as_completed, run_tasks
-from tests.spark.conftest import append, create, numbered
+from tests.spark.conftest import append, create, descriptions, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -177,6 +178,44 @@ def test_a_map_too_small_for_the_keys(spark: SparkSession, root: Path, tmp_path:
     assert [row["records_kept"] for row in found] == [row["records_kept"] for row in done]
     assert max(row["map_passes"] for row in found) > 1
     assert records(root) == records(other)
+
+
+def test_a_cleaning_says_what_runs_and_how_far_it_is(spark: SparkSession, root: Path) -> None:
+    told: list[Any] = []
+    spark.sparkContext.setJobDescription("nightly")
+    try:
+        lastword.spark.plan(spark, root, progress=told.append)
+        assert told[-1].verb == "plan" and told[-1].done_bytes == told[-1].total_bytes > 0
+        told.clear()
+        lastword.spark.clean(spark, root, "t", progress=told.append)
+    finally:
+        assert spark.sparkContext.getLocalProperty("spark.job.description") == "nightly"
+        spark.sparkContext.setJobDescription(None)
+    assert [progress.verb for progress in told] == ["clean"] * 3
+    assert told[-1].done_bytes == told[-1].total_bytes > told[0].done_bytes > 0
+    expected = {f"nightly: lastword {verb}: t-{number}" for verb in ("plan", "clean") for number in range(2)}
+    assert expected <= descriptions(spark)
+
+
+def test_a_cleaning_that_is_interrupted_leaves_nothing(
+    spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C when the outputs of both tasks are there and none is published."""
+    before, written, tracker = records(root), set(), spark.sparkContext.statusTracker()
+
+    def interrupted(*_: Any) -> Any:
+        while tracker.getActiveJobsIds():
+            time.sleep(0.01)
+        written.update(path.parts[-3] for path in root.glob("t-*/lastword/rewrite-*"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("lastword.spark.clean"), "_publish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lastword.spark.clean(spark, root, "t")
+    assert written == {"t-0", "t-1"} and not list(root.glob("t-*/lastword/rewrite-*"))
+    monkeypatch.undo()
+    assert records(root) == before
+    assert len(lastword.spark.clean(spark, root, "t").collect()) == 2
 
 
 # ---------------------------------------------------------------- tasks

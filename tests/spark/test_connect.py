@@ -15,6 +15,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.beside, pytest.mark.usefixtures("sh
 
 
 def test_everything_works_on_connect(tmp_path: Path) -> None:
-    steps = ["batch", "stream", "looks", "restored", "cleaned", "expired", "refused"]
+    steps = ["batch", "stream", "updated", "looks", "restored", "cleaned", "expired", "refused"]
     done = script("connect_all.py", str(tmp_path), home=tmp_path)
     assert done == [*steps, "everything"]

@@ -50,24 +50,28 @@ def test_every_function_is_there() -> None:
     functions = BLOCKS[-1]
     compile(functions, "docs/spark.md", "exec")
     called = set(re.findall(r"lastword\.spark\.(\w+)\(", functions))
-    assert called == set(lastword.spark.__all__) - {"register", "session"}
+    assert called == set(lastword.spark.__all__) - {"register", "session", "update_stream"}
 
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_the_blocks_run(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_blocks_run(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lastword.spark, "session", lambda: spark)
     data = tmp_path / "data"
     with lastword.open(data, "a", log_cleaner_enable=False) as logs:
         users = logs.create_topic("users", cleanup_policy="compact")
         users.extend([(b"ada", b"1"), (b"bob", b"1"), (b"ada", b"2"), (b"bob", None)])
     known: dict[str, Any] = {"spark": spark}
     for block in BLOCKS[:-1]:
-        for name in ("data", "checkpoint", "snapshot"):
+        for name in ("data", "checkpoint", "counting", "snapshot"):
             block = block.replace(f'"{name}"', repr(str(tmp_path / name)))
         exec(block, known)
     assert [(bytes(row.key), bytes(row.value)) for row in known["newest"].collect()] == [(b"ada", b"2")]
     with lastword.open(data) as logs:
         merged = [(r.key, r.value) for r in logs.topic("merged").read()]
         assert sorted(merged, key=str) == [(b"ada", b"2"), (b"bob", None)]
+        assert {r.key: r.value for r in logs.topic("counts").read()} == {b"ada": "2", b"bob": "2"}
         assert dict(logs.state("places")) == {"ada": "London"}
     assert '"users": {"0": 4}' in capsys.readouterr().out

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.bootstrap import hide_traceback
+from lastword.errors import LastwordError, MissingError, SparkOptionError
+from lastword.spark.bootstrap import hide_traceback, typed
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
 from lastword.spark.source import LastwordDataSource, LogReader, RefusedStream
@@ -49,6 +49,15 @@ def test_what_an_iterator_raises() -> None:
 
     assert next(read()) == 1
     assert len(lines_of(lambda: list(read()))) <= 7
+
+
+def test_a_format_that_spark_does_not_find_has_a_remedy() -> None:
+    found = typed(
+        Exception("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: lastword. Make sure ...")
+    )
+    assert isinstance(found, MissingError) and "PYSPARK_PYTHON" in (found.remedy or "")
+    other = Exception("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: lastwords. Make sure ...")
+    assert typed(other) is other
 
 
 def test_other_errors_keep_every_frame() -> None:

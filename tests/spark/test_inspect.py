@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import lastword
 import lastword.spark
 from lastword import errors
 from lastword.errors import NotALogDirError, UsageError
-from tests.spark.conftest import append, create, numbered
+from tests.spark.conftest import append, create, descriptions, numbered
 
 pytestmark = pytest.mark.spark
 
@@ -172,7 +173,12 @@ def test_restore_is_the_state_and_starts_one(spark: Any, root: Path, tmp_path: P
     frame = lastword.spark.restore(spark, str(copy), "t")
     assert {bytes(row.key): bytes(row.value) for row in frame.collect()} == state
     out = str(tmp_path / "snapshot")
-    restored = plain(lastword.spark.restore(spark, str(copy), "t", to=out))
+    told: list[Any] = []
+    restored = plain(lastword.spark.restore(spark, str(copy), "t", to=out, progress=told.append))
+    assert told[-1].verb == "restore" and told[-1].done_bytes == told[-1].total_bytes > 0
+    assert "lastword restore: t" in descriptions(spark)
+    with pytest.raises(UsageError, match="exists, and a restore writes a new directory"):
+        lastword.spark.restore(spark, str(copy), "t", to=out)
     assert sum(row["keys"] for row in restored) == len(state)
     assert {row["partition"]: row["end_offset"] for row in restored} == {0: 400, 1: 400, 2: 400}
     with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
@@ -190,10 +196,38 @@ def test_restore_as_of_an_earlier_end(spark: Any, root: Path) -> None:
     assert {bytes(row.key): bytes(row.value) for row in frame.collect()} == then
 
 
-@pytest.mark.parametrize("verb", ["plan", "clean", "duplication", "audit", "verify", "restore", "expire"])
+def test_how_far_a_query_is_behind(spark: Any, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    create(root, "t", 2)
+    append(root, "t", 0, [numbered(0, 30, 7)])
+    stream = spark.readStream.format("lastword").option("subscribe", "t")
+    stream = stream.option("startingOffsets", "earliest").load(str(root))
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = query.trigger(availableNow=True).start()
+    query.awaitTermination(120)
+    assert query.exception() is None
+
+    def lag(*chosen: Any) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in lastword.spark.lag(spark, root, *chosen, query=query).collect()]
+
+    assert lag() == [("t", 0, 30, 30, 0, 0.0), ("t", 1, 0, 0, 0, 0.0)]
+    append(root, "t", 1, [[(1000, b"a", b"1", ())], [(2000, b"a", b"2", ())]])
+    before = time.time()
+    (behind,) = lag("t", 1)
+    assert behind[:5] == ("t", 1, 0, 2, 2) and 0 <= behind[5] - (before - 1) < 60
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.topic("t").trim(1, partition=1)
+    (trimmed,) = lag("t", 1)
+    assert trimmed[:5] == ("t", 1, 0, 2, 1)
+    assert abs(behind[5] - trimmed[5] - 1) < 60, "the next record is a second younger"
+
+
+@pytest.mark.parametrize(
+    "verb", ["plan", "clean", "duplication", "audit", "verify", "restore", "expire", "lag"]
+)
 def test_a_directory_that_holds_no_log(verb: str, tmp_path: Path) -> None:
     """Nothing is asked of Spark, and none is made there: a verb with a slip in its path does nothing."""
-    given = {"delivered": None} if verb == "audit" else {}
+    given = {"audit": {"delivered": None}, "lag": {"query": None}}.get(verb, {})
     ask = getattr(lastword.spark, verb)
     with pytest.raises(NotALogDirError, match="does not exist"):
         ask(None, tmp_path / "nowhere", **given)

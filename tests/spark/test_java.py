@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import lastword
 from lastword.errors import MissingError
-from lastword.spark.bootstrap import conf_name, conf_value, find_java, read_release, usable_home
+from lastword.spark.bootstrap import (
+    conf_name,
+    conf_value,
+    find_java,
+    read_release,
+    usable_home,
+    warn_of_other_python,
+)
 
 
 def java_home(path: Path, release: str) -> Path:
@@ -92,6 +102,54 @@ def test_names_and_values_of_settings() -> None:
     assert (conf_value(True), conf_value(4)) == ("true", "4")
 
 
+def python(path: Path, says: str) -> Path:
+    """A Python of another environment."""
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\necho "{says}"\n')
+    path.chmod(0o755)
+    return path
+
+
+def running(monkeypatch: pytest.MonkeyPatch, python: Path | str) -> None:
+    """A session whose tasks run this Python."""
+    context = SimpleNamespace(pythonExec=str(python))
+    monkeypatch.setitem(
+        sys.modules,
+        "pyspark",
+        SimpleNamespace(SparkContext=SimpleNamespace(_active_spark_context=context)),
+    )
+
+
+def test_a_python_of_tasks_that_lacks_the_package_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, says, words in (
+        ("bare", "", "/bare/python3, which has no lastword"),
+        ("old", "0.0.1", "/old/python3, which has lastword 0.0.1, not "),
+    ):
+        running(monkeypatch, python(tmp_path / name / "python3", says))
+        with pytest.warns(RuntimeWarning, match=words) as caught:
+            warn_of_other_python()
+        remedy = f"PYSPARK_DRIVER_PYTHON to {sys.executable}"
+        assert any(remedy in str(warning.message) for warning in caught)
+    running(monkeypatch, tmp_path / "nowhere" / "python3")
+    with pytest.warns(RuntimeWarning, match="not on this machine"):
+        warn_of_other_python()
+
+
+def test_a_python_of_tasks_that_has_the_package_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        running(monkeypatch, sys.executable)
+        warn_of_other_python()
+        running(monkeypatch, python(tmp_path / "other" / "python3", lastword.__version__))
+        warn_of_other_python()
+        monkeypatch.delitem(sys.modules, "pyspark")
+        warn_of_other_python()
+
+
 WITHOUT_PYSPARK = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -106,9 +164,11 @@ import lastword
 from lastword.errors import MissingError
 
 for name in lastword.spark.__all__:
-    arguments = () if name == "session" else (None,) if name == "register" else (None, "data")
+    few = {"session": (), "register": (None,), "update_stream": (None, "data", "t")}
+    named = {"audit": "delivered", "lag": "query", "update_stream": "checkpoint"}
     try:
-        getattr(lastword.spark, name)(*arguments, **({"delivered": None} if name == "audit" else {}))
+        keywords = {named[name]: None} if name in named else {}
+        getattr(lastword.spark, name)(*few.get(name, (None, "data")), **keywords)
     except MissingError as error:
         print(name, error.remedy)
 """
@@ -117,4 +177,4 @@ for name in lastword.spark.__all__:
 def test_without_pyspark_every_function_names_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_PYSPARK], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == 9 and all("pyspark>=4.2" in line for line in lines), done.stdout
+    assert len(lines) == 11 and all("pyspark>=4.2" in line for line in lines), done.stdout

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lastword
-from lastword.errors import SparkOptionError
+import lastword.spark
+from lastword.errors import KeyRequiredError, SparkOptionError, UsageError
 from lastword.spark.source import LastwordDataSource
 from tests.spark.conftest import append, create, numbered
 
 pytestmark = pytest.mark.spark
+
+NOW = 1_700_000_000_000
 
 
 def copy(spark: Any, root: Path, checkpoint: Path, batches: int = 60, **options: str) -> None:
@@ -37,7 +41,7 @@ def copy(spark: Any, root: Path, checkpoint: Path, batches: int = 60, **options:
     assert query.exception() is None
 
 
-def rows(root: Path, topic: str) -> list[tuple[int, bytes, bytes | None]]:
+def rows(root: Path, topic: str) -> list[tuple[int, bytes, Any]]:
     with lastword.open(root) as logs:
         return [(r.partition, r.key, r.value) for r in logs.topic(topic).read()]
 
@@ -51,10 +55,7 @@ def test_a_batch_that_is_run_again_comes_in_once(spark: Any, tmp_path: Path) -> 
     copy(spark, root, checkpoint, partitions="2")
     first = rows(root, "copy")
     assert sorted(first) == sorted(rows(root, "t")) and len(first) == 150
-    # A driver that died between its commit and Spark's note of it: the same batch comes again.
-    newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    newest.unlink()
-    (checkpoint / "commits" / f".{newest.name}.crc").unlink(missing_ok=True)
+    undone(checkpoint)
     append(root, "t", 0, [numbered(200, 10, 7)])
     copy(spark, root, checkpoint)
     again = rows(root, "copy")
@@ -82,13 +83,102 @@ def test_it_writes_while_another_process_appends_and_cleans(spark: Any, tmp_path
     assert newest == {**alive, b"mine": b"mine", b"batch": b"1"}
 
 
+def undone(checkpoint: Path) -> None:
+    """As if the driver had died between its last commit and Spark's note of that: the batch comes again."""
+    newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    newest.unlink()
+    (checkpoint / "commits" / f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def counted(spark: Any, root: Path, where: str = "true") -> Any:
+    """A streaming count of the records of each key of topic t."""
+    stream = spark.readStream.format("lastword").schema("key binary").option("subscribe", "t")
+    stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "60").load(str(root))
+    return stream.groupBy("key").count().where(where).selectExpr("key", "CAST(count AS STRING) AS value")
+
+
+def update(frame: Any, root: Path, topic: str, checkpoint: Path, **given: Any) -> Any:
+    query = lastword.spark.update_stream(
+        frame, root, topic, checkpoint=checkpoint, trigger={"availableNow": True}, **given
+    )
+    query.awaitTermination(180)
+    assert query.exception() is None
+    return query
+
+
+def test_update_mode_keeps_the_newest_row_of_each_key(spark: Any, tmp_path: Path) -> None:
+    root, checkpoint = tmp_path / "data", tmp_path / "checkpoint"
+    root.mkdir()
+    create(root, "t", 2)
+    append(root, "t", 0, [numbered(0, 90, 7)])
+    append(root, "t", 1, [numbered(90, 60, 7)])
+    expected = Counter(key for _, key, _ in rows(root, "t"))
+    given = {"options": {"partitions": 2, "ack": "os"}}
+    query = update(counted(spark, root), root, "counts", checkpoint, name="counts", **given)
+    assert query.name == "counts"
+    first = rows(root, "counts")
+    assert {partition for partition, _, _ in first} == {0, 1}
+    assert len(first) > len(expected) == 7, "several batches, and each wrote its keys"
+    assert {key: int(value or -1) for _, key, value in first} == expected
+    undone(checkpoint)
+    update(counted(spark, root), root, "counts", checkpoint)
+    assert rows(root, "counts") == first
+    append(root, "t", 0, [numbered(0, 1, 7)])
+    update(counted(spark, root), root, "counts", checkpoint)
+    again = rows(root, "counts")
+    assert len(again) == len(first) + 1
+    assert (b"key-0", str(expected[b"key-0"] + 1)) in [row[1:] for row in again]
+    assert not list(root.rglob("staging-*")) and not list(root.glob("lastword.inbox-*"))
+
+
+def test_complete_mode_writes_differences(spark: Any, tmp_path: Path) -> None:
+    root, checkpoint = tmp_path / "data", tmp_path / "checkpoint"
+    root.mkdir()
+    create(root, "t")
+    append(root, "t", 0, [[(NOW, b"ada", b"", ()), (NOW, b"bob", b"", ())]])
+
+    def run() -> None:
+        update(counted(spark, root, "count < 3"), root, "rare", checkpoint, mode="complete")
+
+    run()
+    first = rows(root, "rare")
+    assert sorted(first, key=str) == [(0, b"ada", "1"), (0, b"bob", "1")]
+    append(root, "t", 0, [[(NOW, key, b"", ()) for key in (b"ada", b"ada", b"eve")]])
+    run()
+    second = rows(root, "rare")
+    assert sorted(second[2:], key=str) == [(0, b"ada", None), (0, b"eve", "1")], "bob is as it was"
+    undone(checkpoint)
+    run()
+    assert rows(root, "rare") == second
+
+
+def test_what_an_update_refuses_at_the_call(spark: Any, tmp_path: Path) -> None:
+    create(tmp_path, "t")
+    stream = spark.readStream.format("lastword").option("subscribe", "t").load(str(tmp_path))
+
+    def refused(frame: Any, error: type[Exception], words: str, topic: str = "new", **given: Any) -> None:
+        with pytest.raises(error, match=words):
+            lastword.spark.update_stream(frame, tmp_path, topic, checkpoint=tmp_path / "checkpoint", **given)
+
+    refused(stream, UsageError, "is not update or complete", mode="append")
+    refused(spark.createDataFrame([("a", "b")], "key string, value string"), UsageError, "no stream")
+    refused(
+        stream.selectExpr("struct(key) AS value", "key"), SparkOptionError, r"to_json\(`value`\) AS value"
+    )
+    refused(stream.select("value"), KeyRequiredError, "new")
+    refused(stream, UsageError, "chooses the partition", mode="complete")
+    refused(stream, SparkOptionError, "its query and batch", options={"producer": "p", "sequence": 1})
+    refused(stream, SparkOptionError, "a topic of brokers", topic="__consumer_offsets")
+    assert not (tmp_path / "new-0").exists() and not (tmp_path / "checkpoint").exists()
+
+
 def test_what_a_stream_may_not_say(tmp_path: Path) -> None:
     from lastword.spark.schema import SINK_SCHEMA
 
     def sink(**options: str) -> LastwordDataSource:
         return LastwordDataSource({"path": str(tmp_path), "topic": "t", **options})
 
-    with pytest.raises(SparkOptionError, match="output mode complete is refused"):
+    with pytest.raises(SparkOptionError, match=r"output mode complete is refused(.|\n)*update_stream"):
         sink().streamWriter(SINK_SCHEMA, True)
     with pytest.raises(SparkOptionError, match="its query and batch take its place"):
         sink(producer="p", sequence="1").streamWriter(SINK_SCHEMA, False)

@@ -6,11 +6,13 @@ only when it is used.
 
     session   a SparkSession with the settings that this package needs, each with its reason; finds a Java
     register  registers `format("lastword")` (Spark finds `pyspark_lastword` by itself)
+    update_stream  a streaming query in output mode update or complete
+    lag       how far a streaming query is behind the log
     plan      the plan of `clean` for each partition, with its reasons
     clean     a cleaning of each partition, built by tasks, published by the driver
     duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
 
-Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `clean.py`.
+Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`.
 The modules with tasks begin with where their parts run, what travels between them, and what happens when
 tasks fail.
 """
@@ -19,25 +21,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastword.spark.bootstrap import session
+from lastword.spark.bootstrap import session, warn_of_other_python
 from lastword.spark.clean import clean, plan
-from lastword.spark.inspect import audit, duplication, expire, restore, verify
+from lastword.spark.inspect import audit, duplication, expire, lag, restore, verify
+from lastword.spark.update import update_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["audit", "clean", "duplication", "expire", "plan", "register", "restore", "session", "verify"]
+__all__ = [
+    "audit",
+    "clean",
+    "duplication",
+    "expire",
+    "lag",
+    "plan",
+    "register",
+    "restore",
+    "session",
+    "update_stream",
+    "verify",
+]
+
+warn_of_other_python()
 
 
 def register(spark: SparkSession) -> None:
     """Register `format("lastword")` with a session whose workers cannot import `pyspark_lastword`.
 
     The session also becomes the active session of this thread. Spark searches a Python sink in the thread's
-    active session, and a thread that Python starts has none.
+    active session, and a thread that Python starts has none. Warns if the Python of the session's tasks lacks
+    this version of lastword.
     """
     from lastword.spark.bootstrap import need_pyspark
 
     need_pyspark()
+    warn_of_other_python()
     from lastword.spark.source import LastwordDataSource
 
     spark.dataSource.register(LastwordDataSource)

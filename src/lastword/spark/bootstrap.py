@@ -32,8 +32,10 @@ import platform
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +81,8 @@ def session(master: str = "local[*]", **conf: Any) -> SparkSession:
 
     Before the first session it sets, unless they are set: JAVA_HOME (`find_java`), PYSPARK_PYTHON and
     PYSPARK_DRIVER_PYTHON (this Python: workers would use the `python3` of the path, which may lack lastword),
-    and SPARK_LOCAL_IP (the loopback, for local masters).
+    and SPARK_LOCAL_IP (the loopback, for local masters). Warns if the Python of the tasks lacks this
+    version of lastword.
 
     Args:
         master: Spark's master: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077`.
@@ -106,7 +109,56 @@ def session(master: str = "local[*]", **conf: Any) -> SparkSession:
     if running is None:
         # Warnings about incubator modules and native libraries do not concern users.
         spark.sparkContext.setLogLevel("ERROR")
+    warn_of_other_python()
     return spark
+
+
+def warn_of_other_python() -> None:
+    """Warn if the Python of the running session's tasks lacks this version of lastword.
+
+    Without PYSPARK_PYTHON Spark runs the `python3` of the path, which is another Python than the driver's if
+    a virtual environment is not activated. Spark then only reports that it finds no data source `lastword`.
+    This does nothing without a session, on Spark Connect and in a worker.
+    """
+    context = getattr(
+        getattr(sys.modules.get("pyspark"), "SparkContext", None), "_active_spark_context", None
+    )
+    if context is None:
+        return
+    name = context.pythonExec
+    python = shutil.which(name)
+    if python is None:
+        problem = f"Spark's tasks run {name}, which is not on this machine"
+    elif _is_this_python(python) or (installed := _installed(python)) == __version__:
+        return
+    else:
+        has = f"has lastword {installed}, not {__version__}" if installed else "has no lastword"
+        problem = f"Spark's tasks run {python}, which {has}"
+    warnings.warn(
+        f'{problem}: format("lastword") fails or is not found. Before the first session set PYSPARK_PYTHON '
+        f"and PYSPARK_DRIVER_PYTHON to {sys.executable}, or make the session with lastword.spark.session()",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _is_this_python(python: str) -> bool:
+    """Return whether the path is this Python in this environment.
+
+    The `python3` of an environment is a link to the Python that made it, so the folder counts too.
+    """
+    path, own = Path(python), Path(sys.executable)
+    return path.resolve() == own.resolve() and path.parent.resolve() == own.parent.resolve()
+
+
+def _installed(python: str) -> str:
+    """Return the version of lastword that a Python imports, or an empty text."""
+    program = "from lastword.version import __version__; print(__version__)"
+    try:
+        run = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return run.stdout.strip()
 
 
 def conf_name(name: str) -> str:
@@ -336,10 +388,11 @@ def typed(error: Exception) -> Exception:
     kind = None if match is None else getattr(errors, match[1], None)
     if match is not None and isinstance(kind, type) and issubclass(kind, LastwordError):
         return kind(match[2], remedy=match[3])
-    if "No module named 'lastword'" in text:
+    if "No module named 'lastword'" in text or "data source: lastword." in text:
         return MissingError(
             "the Python that Spark starts beside its driver has no lastword",
-            remedy="set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to one that has it",
+            remedy="before the first session set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to one that has "
+            "it, or make the session with lastword.spark.session()",
         )
     return error
 

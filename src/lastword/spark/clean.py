@@ -11,20 +11,22 @@ one task is cleaned in many steps (`clean_tasks.build_sharded`).
 What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error;
 no record. The garbage index is a file of the partition; the task opens and saves it.
 
-When tasks fail. Only the driver publishes, so a lost task leaves files that the next cleaning removes. Damage
-in one partition quarantines that partition and leaves the others to be cleaned; it is raised at the end.
+When tasks fail. Only the driver publishes, so a lost task leaves files that the next cleaning removes. If the
+call itself fails or is interrupted, running tasks are cancelled and their files are removed. Damage in one
+partition quarantines that partition and leaves the others to be cleaned; it is raised at the end.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import LastwordError, NoPolicyError, PartialFailure, UnknownTopicError
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.spark import clean_tasks
 from lastword.spark.clean_tasks import TASK_BYTES, ChosenTask, CleanTask, PlanTask, RemoteScanTask
 
@@ -74,8 +76,8 @@ def clean(
             of the partition. The files take a third to two thirds of the partition's bytes.
         task_bytes: A partition with more bytes than this to clean is divided over tasks and cleaned as a
             whole. A partition that is due by its garbage index is never divided.
-        progress: Called with the progress of divided cleanings. The next call continues a killed divided
-            cleaning, for a day.
+        progress: Called with a `Progress` as partitions, and the steps of a divided cleaning, are done. The
+            next call continues a killed divided cleaning, for a day.
 
     Returns:
         The columns of `CleanRound`.
@@ -93,9 +95,11 @@ def clean(
     from lastword.cleaner.engine.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark.schema import frame_of
-    from lastword.spark.tasks import results_as_completed
+    from lastword.spark.tasks import described, results_as_completed
+    from lastword.values import Meter
 
     with ExitStack() as held:
+        held.enter_context(described(spark, "lastword clean"))
         directory = held.enter_context(open_to_append(path))
         held.callback(Watch(directory).close)  # commits of writers are ingested meanwhile
         outcomes: list[Outcome] = []
@@ -104,17 +108,29 @@ def clean(
         tasks: list[CleanTask] = []
         giants: list[tuple[ShardedJob, int]] = []
         rest = [tp for tp in chosen if tp not in accounted]
+        sizes = _sizes(directory, chosen if progress is not None else rest)
+        meter = Meter("clean", progress, sum(sizes.values()))
+        rest = _largest_first(rest, sizes)
         prepared = _prepared(directory, rest, due, strategy, scratch, task_bytes, held, giants)
-        for number, built in results_as_completed(spark, clean_tasks.build, _noted(prepared, tasks)):
-            outcomes.append(_publish(directory, tasks[number].plan, built))
+        results = results_as_completed(spark, clean_tasks.build, _noted(prepared, tasks))
+        with _outputs_removed(directory, tasks), closing(results):
+            for number, built in results:
+                task = tasks[number]
+                with meter.part(sizes[_of(task.plan)]):
+                    outcomes.append(_publish(directory, task.plan, built))
+        cleaned = {_of(task.plan) for task in tasks}.union(_of(job.plan) for job, _ in giants)
+        with meter.part(sum(sizes[tp] for tp in rest if tp not in cleaned)):
+            pass  # partitions that are kept as they are
         for job, now_ms in giants:
-            built = clean_tasks.build_sharded(spark, job, now_ms, progress)
-            outcomes.append(_publish(directory, job.plan, built, job))
+            with meter.progress_part(sizes[_of(job.plan)]) as part:
+                built = clean_tasks.build_sharded(spark, job, now_ms, part)
+                outcomes.append(_publish(directory, job.plan, built, job))
         rounds = [result for outcome in outcomes for result in outcome.results]
         failed = [outcome.error for outcome in outcomes if outcome.error is not None]
         if accounted:
             cleaner, others = _drive_cleaner(spark, directory, accounted, strategy)
-            rounds += cleaner.clean(others)
+            with meter.part(sum(sizes.get(tp, 0) for tp in accounted)):
+                rounds += cleaner.clean(others)
             failed += [error for tp, error in cleaner.errors.items() if tp in accounted]
     if failed:
         note = f"{len(rounds)} other partitions were cleaned, {len(failed)} were not"
@@ -163,29 +179,39 @@ def plan(
     from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.schema import frame_of
-    from lastword.spark.tasks import results_as_completed
+    from lastword.spark.tasks import described, results_as_completed
+    from lastword.values import Meter
 
     directory = LogDirectory.open(path, "r")
     chosen = _chosen(directory, topic, partition)
     accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
     plans: dict[TopicPartition, Plan] = {}
+    rest = [tp for tp in chosen if tp not in accounted]
+    sizes = _sizes(directory, chosen if progress is not None else rest)
+    meter = Meter("plan", progress, sum(sizes.values()))
     tasks, giants = [], []
-    for tp in _largest_first(directory, [tp for tp in chosen if tp not in accounted]):
-        config, view = directory.topic_config(tp.topic), directory.view(*tp)
+    for tp in _largest_first(rest, sizes):
+        config = directory.topic_config(tp.topic)
         request = _request(directory, tp, config, due, strategy)
-        if sum(segment.size for segment in view.segments) > task_bytes:
-            giants.append((tp, view, config, request))
+        if sizes[tp] > task_bytes:
+            giants.append((tp, config, request))
         else:
             tasks.append((tp, PlanTask(directory.directory(*tp), config, request)))
-    for number, planned in results_as_completed(spark, clean_tasks.plan, [task for _, task in tasks]):
-        plans[tasks[number][0]] = planned
-    for tp, view, config, request in giants:
-        plans[tp] = _plan_giant(spark, view, config, request, scratch, progress)
-    if accounted:
-        cleaner, others = _drive_cleaner(spark, directory, accounted, strategy, dry=True)
-        plans.update((TopicPartition(plan.topic, plan.partition), plan) for plan in cleaner.plan(others))
-        for error in cleaner.errors.values():
-            raise error
+    with described(spark, "lastword plan"):
+        for number, planned in results_as_completed(spark, clean_tasks.plan, [task for _, task in tasks]):
+            tp = tasks[number][0]
+            with meter.part(sizes[tp]):
+                plans[tp] = planned
+        for tp, config, request in giants:
+            with meter.progress_part(sizes[tp]) as part:
+                plans[tp] = _plan_giant(spark, directory.view(*tp), config, request, scratch, part)
+        if accounted:
+            cleaner, others = _drive_cleaner(spark, directory, accounted, strategy, dry=True)
+            with meter.part(sum(sizes.get(tp, 0) for tp in accounted)):
+                planned_due = cleaner.plan(others)
+            plans.update((_of(plan), plan) for plan in planned_due)
+            for error in cleaner.errors.values():
+                raise error
     return frame_of(spark, Plan, [plans[tp] for tp in chosen])
 
 
@@ -207,8 +233,8 @@ class SparkExecutor:
         from lastword.spark.tasks import results_as_completed
 
         tasks = []
-        order = _largest_first(self._directory, [partition.tp for partition in partitions])
-        partitions = sorted(partitions, key=lambda partition: order.index(partition.tp))
+        sizes = _sizes(self._directory, [partition.tp for partition in partitions])
+        partitions = sorted(partitions, key=lambda partition: -sizes[partition.tp])
         for partition in partitions:
             log, plan = scan_plan(partition, now_ms)
             params = remote.LedgerParams.of(partition)
@@ -243,7 +269,9 @@ class SparkExecutor:
                 params = LedgerParams.of(partition)
                 tasks.append(CleanTask(log.directory, plan, partition.config, params, tuple(chosen)))
             tasks.sort(key=lambda task: -sum(run.read_bytes for run in task.runs or ()))
-            for number, built in results_as_completed(self._spark, clean_tasks.build, tasks):
+            held.enter_context(_outputs_removed(self._directory, tasks))
+            results = held.enter_context(closing(results_as_completed(self._spark, clean_tasks.build, tasks)))
+            for number, built in results:
                 yield _publish(self._directory, tasks[number].plan, built)
 
     def plan(
@@ -307,7 +335,7 @@ def _publish(
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.drive import Outcome
 
-    tp = TopicPartition(plan.topic, plan.partition)
+    tp = _of(plan)
     log = directory.log(*tp)
     results: list[CleanRound] = []
     error: LastwordError | None = None
@@ -383,7 +411,7 @@ def _prepared(
     held: ExitStack,
     giants: list[tuple[ShardedJob, int]],
 ) -> Iterator[CleanTask]:
-    """Yield a task for each partition to clean, while earlier tasks run.
+    """Yield a task for each partition to clean, in the given order, while earlier tasks run.
 
     A partition that is too large for one task is added to `giants`.
     """
@@ -393,7 +421,7 @@ def _prepared(
     from lastword.cleaner.engine.partition import alone, prepare
     from lastword.cleaner.inspection import DrivePartition
 
-    for tp in _largest_first(directory, chosen):
+    for tp in chosen:
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
         held.enter_context(alone(log.directory))
         job = _unfinished(log)
@@ -417,9 +445,33 @@ def _noted(tasks: Iterator[CleanTask], noted: list[CleanTask]) -> Iterator[Clean
         yield task
 
 
-def _largest_first(directory: LogDirectory, chosen: list[TopicPartition]) -> list[TopicPartition]:
+@contextmanager
+def _outputs_removed(directory: LogDirectory, tasks: Sequence[CleanTask]) -> Iterator[None]:
+    """If the block fails or is interrupted, remove the files that its tasks wrote and nothing published.
+
+    No task may run any more when the block ends.
+    """
+    try:
+        yield
+    except BaseException:
+        for task in tasks:
+            DirectorySegments(directory.files, task.directory).discard_outputs()
+        raise
+
+
+def _of(plan: Plan) -> TopicPartition:
+    return TopicPartition(plan.topic, plan.partition)
+
+
+def _sizes(directory: LogDirectory, chosen: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the bytes of each partition's segments."""
+    return {tp: sum(segment.size for segment in directory.view(*tp).segments) for tp in chosen}
+
+
+def _largest_first(
+    chosen: Sequence[TopicPartition], sizes: dict[TopicPartition, int]
+) -> list[TopicPartition]:
     """Order partitions by size: Spark starts tasks in order, so the last tasks are short."""
-    sizes = {tp: sum(segment.size for segment in directory.view(*tp).segments) for tp in chosen}
     return sorted(chosen, key=lambda tp: -sizes[tp])
 
 

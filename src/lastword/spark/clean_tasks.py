@@ -202,14 +202,14 @@ def _map(spark: SparkSession, job: ShardedJob) -> LastwordError | None:
     from lastword.cleaner.distributed import sharded
 
     while left := jobs.units_left(DEFAULT, job):
-        results = _run(spark, _extract, job, left)
+        results = _run(spark, "extract", _extract, job, left)
         fault = _first_fault(results)
         offsets = [result.offset for result in results if isinstance(result, sharded.TransactionMet)]
         if fault is None and offsets:
-            fault = _first_fault(_run(spark, _read_transactions, job, [min(offsets)]))
+            fault = _first_fault(_run(spark, "transactions", _read_transactions, job, [min(offsets)]))
         if fault is not None:
             return fault
-    fault = _first_fault(_run(spark, _resolve, job, jobs.shards_left(DEFAULT, job)))
+    fault = _first_fault(_run(spark, "resolve", _resolve, job, jobs.shards_left(DEFAULT, job)))
     if fault is None:
         sharded.merge(DEFAULT, job)
     return fault
@@ -219,13 +219,16 @@ def _rewrite(spark: SparkSession, job: ShardedJob, now_ms: int) -> LastwordError
     from lastword.cleaner.distributed import job as jobs
 
     left = jobs.groups_left(DEFAULT, job)
-    return _first_fault(_run(spark, partial(_rewrite_one, now_ms), job, left))
+    return _first_fault(_run(spark, "rewrite", partial(_rewrite_one, now_ms), job, left))
 
 
-def _run(spark: SparkSession, step: Callable[..., Any], job: ShardedJob, numbers: Sequence[int]) -> list[Any]:
-    from lastword.spark.tasks import run_tasks
+def _run(
+    spark: SparkSession, name: str, step: Callable[..., Any], job: ShardedJob, numbers: Sequence[int]
+) -> list[Any]:
+    from lastword.spark.tasks import described, run_tasks
 
-    return run_tasks(spark, partial(_run_step, step, job.directory), numbers)
+    with described(spark, f"{job.plan.topic}-{job.plan.partition} {name}"):
+        return run_tasks(spark, partial(_run_step, step, job.directory), numbers)
 
 
 def _first_fault(results: Sequence[Any]) -> LastwordError | None:

@@ -1,10 +1,10 @@
-"""Verbs as DataFrames: `duplication`, `verify`, `restore`, `expire` and `audit`.
+"""Verbs as DataFrames: `duplication`, `verify`, `restore`, `expire`, `audit` and `lag`.
 
 Where it runs. `duplication` and `verify` give each task a partition, or some of its segments, call the
 functions of `tools`, and combine the results in the caller's process. `restore` and `audit` are DataFrames
 over the source: lazy, planned by Spark, and without a shuffle for the newest records of each log. `audit`
-groups these records with the delivered offsets by key. `expire` runs in the caller's process and reads no
-record.
+groups these records with the delivered offsets by key. `expire` and `lag` run in the caller's process;
+`expire` reads no record, `lag` at most one of each partition.
 
 What travels. Names and numbers to tasks; sketches (128 KiB each), counts and problems back; records only if
 the result consists of records.
@@ -14,24 +14,31 @@ When tasks fail. Tasks change nothing, so a retry reads again.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from lastword.errors import UsageError
+from lastword.errors import LastwordError, UsageError
+from lastword.files import DEFAULT
 from lastword.partition import removal_log
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.values import Meter
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.types import StructField
 
     from lastword.api.open_dirs import By, OpenDirs
+    from lastword.logdir.checkpoints import TopicPartition
     from lastword.tools.duplication import Duplication
     from lastword.tools.verify import Verification
+    from lastword.values import ProgressLike
 
 TASK_BYTES = 256 << 20
 """A partition is divided into pieces of whole segments with about this many bytes; each piece is a task."""
@@ -58,7 +65,7 @@ def duplication(
     from lastword.api.inspections import check_by
     from lastword.api.opening import open as open_log_dir
     from lastword.spark.schema import frame_of
-    from lastword.spark.tasks import run_tasks
+    from lastword.spark.tasks import described, run_tasks
     from lastword.tools.duplication import Duplication, Sketch, of_sketches
 
     check_by(by)
@@ -68,7 +75,8 @@ def duplication(
         chosen = dirs.select_by_topic(topic, partition)
         if exact or by == "segment":
             work = [_Counted(path, name, partition, exact, by) for name in chosen]
-            rows = [row for counts in run_tasks(spark, _count, work) for row in counts]
+            with described(spark, "lastword duplication"):
+                rows = [row for counts in run_tasks(spark, _count, work) for row in counts]
             return frame_of(spark, Duplication, rows)
         pieces: list[_Piece] = []
         for name, numbers in chosen.items():
@@ -79,7 +87,9 @@ def duplication(
                 )
         whole = {name: len(dirs.views(name)) == len(numbers) for name, numbers in chosen.items()}
     sketches: dict[tuple[str, int], Sketch] = {}
-    for piece, data in zip(pieces, run_tasks(spark, _sketch, pieces), strict=True):
+    with described(spark, "lastword duplication"):
+        sketched = run_tasks(spark, _sketch, pieces)
+    for piece, data in zip(pieces, sketched, strict=True):
         key = piece.topic, piece.partition
         sketch = Sketch.from_bytes(data)
         sketches[key] = Sketch.merged([sketches[key], sketch]) if key in sketches else sketch
@@ -134,7 +144,6 @@ def _sketch(piece: _Piece) -> bytes:
     If a rewrite between two tasks joined segments over the border of their pieces, a record may count in both
     or in none.
     """
-    from lastword.files import DEFAULT
     from lastword.partition.view import PartitionView
     from lastword.tools.duplication import sketch_of
 
@@ -163,7 +172,7 @@ def verify(
     need_pyspark()
     from lastword.api.opening import open as open_log_dir
     from lastword.spark.schema import frame_of
-    from lastword.spark.tasks import run_tasks
+    from lastword.spark.tasks import described, run_tasks
     from lastword.tools.findings import Problem
 
     path = shared_log(path)
@@ -171,8 +180,9 @@ def verify(
         chosen = logs.dirs.select_by_topic(topic, partition)
     work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
     problems: dict[Problem, None] = {}  # an unreadable checkpoint is a problem of every task
-    for verification in run_tasks(spark, _verify, work):
-        problems.update(dict.fromkeys(verification.problems))
+    with described(spark, "lastword verify"):
+        for verification in run_tasks(spark, _verify, work):
+            problems.update(dict.fromkeys(verification.problems))
     return frame_of(spark, Problem, list(problems))
 
 
@@ -202,6 +212,7 @@ def restore(
     *,
     end: int | datetime | Literal["latest"] = "latest",
     to: str | os.PathLike[str] | None = None,
+    progress: ProgressLike | None = None,
 ) -> DataFrame:
     """Return the newest value of every key, as a lazy DataFrame of the source's columns.
 
@@ -214,9 +225,11 @@ def restore(
         topic: None: the only topic.
         partition: None: all partitions.
         end: An offset or an aware datetime: the values as of that end.
-        to: A directory to write, as absolute or relative path.
+        to: A new directory to write, as absolute or relative path.
+        progress: With `to`: called with a `Progress` as tasks end.
 
     Raises:
+        UsageError: `to` exists.
         OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
             DataFrame is used, call restore again.
     """
@@ -230,6 +243,10 @@ def restore(
     path = shared_log(path)
     if to is not None:
         to = shared_path(to, "directory of a restore")
+        if DEFAULT.exists(to):
+            raise UsageError(
+                f"{to} exists, and a restore writes a new directory", remedy="remove it, or name another"
+            )
     with open_log_dir([path]) as logs:
         dirs = logs.dirs
         topic = dirs.only_topic(topic)
@@ -244,7 +261,9 @@ def restore(
         frame = load(spark, path, topic, numbers, view="latest", ends=ends)
         if to is None:
             return frame
-        return _written(spark, dirs, topic, frame, ends, cuts, to, complete=end == "latest")
+        size_bytes = sum(segment.size for view in views.values() for segment in view.segments)
+        whole = Meter("restore", progress, size_bytes).part(size_bytes)
+        return _written(spark, dirs, topic, frame, ends, cuts, to, whole, complete=end == "latest")
 
 
 def _written(
@@ -255,6 +274,7 @@ def _written(
     ends: dict[int, int],
     cuts: dict[int, int],
     to: str,
+    whole: AbstractContextManager[Callable[[int, int], None] | None],
     *,
     complete: bool,
 ) -> DataFrame:
@@ -263,22 +283,24 @@ def _written(
     from pyspark.sql import functions as F
 
     from lastword.spark.schema import frame_of
+    from lastword.spark.tasks import described, reporting
     from lastword.state.snapshot_file import Reach, mark_directory
     from lastword.state.state import Restored
 
     began = time.monotonic()
     # Before the records are read: a tombstone that is removed later is younger than this.
     reach = Reach(topic, dirs.topic_id(topic), ends, dirs.clock.now_ms() if complete else -1, cuts)
-    frame.select("topic", "partition", "offset", "timestamp", "key", "value").write.mode("error").parquet(to)
-    mark_directory(dirs.files, to, reach)
-    written = spark.read.parquet(to)
-    counted = (
-        written.groupBy("partition").agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()
-    )
+    rows = frame.select("topic", "partition", "offset", "timestamp", "key", "value")
+    with described(spark, f"lastword restore: {topic}"):
+        with whole as report, reporting(spark, report):
+            rows.write.mode("error").parquet(to)
+        mark_directory(dirs.files, to, reach)
+        by_partition = spark.read.parquet(to).groupBy("partition")
+        counted = by_partition.agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()
     counts = {row[0]: (row[1], row[2] or 0) for row in counted}
     seconds = time.monotonic() - began
-    rows = [Restored(topic, n, end, *counts.get(n, (0, 0)), seconds) for n, end in sorted(ends.items())]
-    return frame_of(spark, Restored, rows)
+    restored = [Restored(topic, n, end, *counts.get(n, (0, 0)), seconds) for n, end in sorted(ends.items())]
+    return frame_of(spark, Restored, restored)
 
 
 # ---------------------------------------------------------------- expire
@@ -305,6 +327,91 @@ def expire(
     path = shared_log(path)
     with open_log_dir([path], "a", log_cleaner_enable=False) as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))
+
+
+# ---------------------------------------------------------------- lag
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The distance of a streaming query from the end of one partition.
+
+    position      the next offset that the query reads
+    lag_offsets   offsets that are left to read: as many as records, or more, because a cleaning leaves gaps
+    lag_seconds   the age of the first record that is left; 0.0 if there is none
+    """
+
+    topic: str
+    partition: int
+    position: int
+    log_end: int
+    lag_offsets: int
+    lag_seconds: float
+
+
+def lag(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    query: StreamingQuery,
+) -> DataFrame:
+    """Compare the last progress of a streaming query with the end of the log as it is now.
+
+    Args:
+        spark: The session.
+        path: The log directory that the query reads.
+        topic: None: all topics of the query.
+        partition: None: all partitions of the topic.
+        query: A running or stopped query. It may have sources of other kinds.
+
+    Returns:
+        A row of `Lag` for each partition that the query has read; none before its first progress. The end is
+        that of a committed read: the last stable offset.
+    """
+    from lastword.spark.bootstrap import need_pyspark, shared_log
+
+    need_pyspark()
+    from lastword.api.opening import open as open_log_dir
+    from lastword.spark.schema import frame_of
+
+    rows = []
+    with open_log_dir([shared_log(path)]) as logs:
+        chosen = set(logs.dirs.select(topic, partition))
+        now_ms = logs.dirs.clock.now_ms()
+        for tp, position in sorted(_positions(query).items()):
+            if tp not in chosen:
+                continue
+            view = logs.dirs.view(*tp)
+            end = min(view.stable_offset, view.log_end)
+            start, seconds = max(position, view.log_start), 0.0
+            if start < end:
+                whole = logs.topic(tp.topic, key_serializer="bytes", value_serializer="bytes")
+                left = next(iter(whole.read(start, end, partition=tp.partition)), None)
+                seconds = 0.0 if left is None else max(0, now_ms - left.timestamp) / 1000
+            rows.append(Lag(*tp, position, end, max(0, end - start), seconds))
+    return frame_of(spark, Lag, rows)
+
+
+def _positions(query: StreamingQuery) -> dict[TopicPartition, int]:
+    """Return the next offset of each partition, by the last progress of the query's sources of this format.
+
+    Spark gives no name of a Python source: sources of this format have offsets of its shape.
+    """
+    from lastword.spark.stream import of_json
+
+    progress = query.lastProgress
+    positions: dict[TopicPartition, int] = {}
+    for source in [] if progress is None else progress["sources"]:
+        end = source["endOffset"]
+        end = json.loads(end) if isinstance(end, str) else end
+        if "Python" not in source["description"] or not isinstance(end, dict):
+            continue
+        with suppress(LastwordError):
+            for tp, offset in of_json(end)[0].items():
+                positions[tp] = min(offset, positions.get(tp, offset))
+    return positions
 
 
 # ---------------------------------------------------------------- audit

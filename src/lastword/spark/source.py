@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -24,7 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback
+from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, typed
 from lastword.spark.options import CHOICES, ReadOptions, parse_read, parse_schema, parse_write
 from lastword.spark.schema import SINK_SCHEMA, check_projection, full_schema, sink_columns
 
@@ -94,7 +95,8 @@ class LastwordDataSource(Shipped, DataSource):
         if overwrite:
             raise SparkOptionError(
                 "a log is only ever appended to: output mode complete is refused",
-                remedy='outputMode("append"), or foreachBatch with the keys that changed',
+                remedy="lastword.spark.update_stream(frame, path, topic, mode='complete', ...) appends the "
+                "differences; outputMode('append') adds rows",
             )
         options = parse_write(
             {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}, stream=True
@@ -164,4 +166,7 @@ def load(
         reader = reader.schema(schema)
     if ends is not None:
         reader = reader.option("endingOffsets", json.dumps({topic: {str(n): end for n, end in ends.items()}}))
-    return reader.load(path)
+    try:
+        return reader.load(path)
+    except PySparkException as error:
+        raise typed(error) from None

@@ -11,17 +11,24 @@ importable on the workers, which need lastword anyway.
 When tasks fail. An exception in the function fails the attempt, and Spark starts another, as often as
 `spark.task.maxFailures` allows. So the function may run twice, with speculation even at the same time; the
 result of one attempt is returned. After the last attempt the error is raised here, tasks that have not begun
-are dropped, and running tasks are cancelled.
+are dropped, and running tasks are cancelled. An interrupt of this process does likewise.
+
+Each job has the description of its caller (`described`) and the name of its partition, so Spark's UI shows
+`lastword clean: users-3`.
 """
 
 from __future__ import annotations
 
 import base64
+import os
 import pickle
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.errors import PySparkException
@@ -49,7 +56,7 @@ def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Seque
 
 def results_as_completed(
     spark: SparkSession, function: Callable[[Any], Any], values: Iterable[Any]
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any]]:
     """Yield (number of the value, function(value)) as each result becomes available.
 
     `values` may be a slow generator: the tasks of earlier values run meanwhile. Spark starts tasks in the
@@ -72,11 +79,11 @@ def results_as_completed(
                 _raise_typed(error)
 
     limit = max(_MAX_JOBS, 2 * context.defaultParallelism)
+    job = partial(_one_job, context, tag, context.getLocalProperty(DESCRIPTION))
     with ThreadPoolExecutor(limit, thread_name_prefix="lastword-task") as pool:
         try:
             for number, value in enumerate(values):
-                job = _inheriting(spark, _one_job)
-                under_way[pool.submit(job, context, tag, TaskCall(function, value))] = number
+                under_way[pool.submit(_inheriting(spark, job), TaskCall(function, value))] = number
                 yield from results([future for future in under_way if future.done()])
             while under_way:
                 yield from results(wait(under_way, return_when=FIRST_COMPLETED).done)
@@ -93,6 +100,85 @@ def _called(function: Callable[[Any], Any], value: Any) -> bytes:
     if isinstance(directory, str):
         need_directory(directory)
     return pickle.dumps(function(value))
+
+
+# ---------------------------------------------------------------- what Spark shows of a job
+
+
+DESCRIPTION = "spark.job.description"
+GROUP = "spark.jobGroup.id"
+"""The local properties that hold the description and the group of a thread's jobs."""
+
+POLL_SECONDS = 0.5
+
+
+@contextmanager
+def described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Give the jobs of a block a description in Spark's UI; on Spark Connect the text is a tag.
+
+    The text follows a description that the thread has already, with a colon.
+    """
+    context = _context(spark)
+    if context is None:
+        spark.addTag(text)
+        try:
+            yield
+        finally:
+            spark.removeTag(text)
+        return
+    before = context.getLocalProperty(DESCRIPTION)
+    context.setJobDescription(f"{before}: {text}" if before else text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(DESCRIPTION, before)
+
+
+@contextmanager
+def reporting(spark: SparkSession, report: Callable[[int, int], None] | None) -> Iterator[None]:
+    """Call `report` with the number of tasks that ended, and of all tasks so far, of the jobs of a block.
+
+    Without Spark Connect, jobs are found by their group: the caller's, or for this block one of its own.
+    """
+    if report is None:
+        yield
+        return
+    context = _context(spark)
+    if context is None:
+
+        def on_progress(*, stages: Iterable[Any] | None, **_: Any) -> None:
+            known = list(stages or ())
+            if tasks := sum(stage.num_tasks for stage in known):
+                report(sum(stage.num_completed_tasks for stage in known), tasks)
+
+        spark.registerProgressHandler(on_progress)
+        try:
+            yield
+        finally:
+            spark.removeProgressHandler(on_progress)
+        return
+    group = context.getLocalProperty(GROUP)
+    name = group or f"lastword-{uuid.uuid4()}"
+    context.setLocalProperty(GROUP, name)
+    tracker, ended = context.statusTracker(), threading.Event()
+    before = set(tracker.getJobIdsForGroup(name))
+
+    def poll() -> None:
+        while not ended.wait(POLL_SECONDS):
+            jobs = [tracker.getJobInfo(number) for number in set(tracker.getJobIdsForGroup(name)) - before]
+            numbers = [number for job in jobs if job for number in job.stageIds]
+            stages = [stage for stage in map(tracker.getStageInfo, numbers) if stage]
+            if tasks := sum(stage.numTasks for stage in stages):
+                report(sum(stage.numCompletedTasks for stage in stages), tasks)
+
+    thread = threading.Thread(target=poll, name="lastword-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        context.setLocalProperty(GROUP, group)
 
 
 # ---------------------------------------------------------------- a job for each
@@ -118,7 +204,9 @@ class TaskCall(Shipped):
         return _called(self.function, self.value)
 
 
-def _one_job(context: SparkContext, tag: str, call: TaskCall) -> bytes:
+def _one_job(context: SparkContext, tag: str, given: str | None, call: TaskCall) -> bytes:
+    name = _name_of(call.value)
+    context.setJobDescription(f"{given}: {name}" if given else name)
     context.addJobTag(tag)
     try:
         (result,) = context.parallelize([0], 1).map(call).collect()
@@ -127,7 +215,18 @@ def _one_job(context: SparkContext, tag: str, call: TaskCall) -> bytes:
         context.removeJobTag(tag)  # the thread is reused
 
 
-def _inheriting(spark: SparkSession, function: Callable[..., bytes]) -> Callable[..., bytes]:
+def _name_of(value: Any) -> str:
+    """Return the partition or topic that a task is for."""
+    directory = getattr(value, "directory", None)
+    if directory is not None:
+        return os.path.basename(directory)
+    topic, partition = getattr(value, "topic", None), getattr(value, "partition", None)
+    if topic is None:
+        return str(value)
+    return str(topic) if partition is None else f"{topic}-{partition}"
+
+
+def _inheriting(spark: SparkSession, function: Callable[[TaskCall], bytes]) -> Callable[[TaskCall], bytes]:
     """Make a thread inherit the caller's job group, pool and description."""
     from pyspark import inheritable_thread_target
 
@@ -150,10 +249,17 @@ def _in_one_job(spark: SparkSession, function: Callable[[Any], Any], values: Seq
     ensure_compiled()
     spark.dataSource.register(TaskSource)
     work = base64.b64encode(pickle.dumps((function, list(values)))).decode()
+    tag = f"lastword-{uuid.uuid4()}"
+    spark.addTag(tag)
     try:
         rows = spark.read.format(TaskSource.name()).option("work", work).load().collect()
     except PySparkException as error:
         _raise_typed(error)
+    except BaseException:  # an interrupt of this process: the server would continue
+        spark.interruptTag(tag)
+        raise
+    finally:
+        spark.removeTag(tag)
     results = {row["task"]: pickle.loads(row["result"]) for row in rows}
     return [results[index] for index in range(len(values))]
 
