@@ -373,11 +373,11 @@ class OsHandle(Handle):
 
     def stat(self) -> FileFacts:
         """Return the facts of the open file."""
-        fd = self._acquire("look at")
+        fd = self._acquire("inspect")
         try:
             return facts_of(os.fstat(fd))
         except OSError as error:
-            raise translate(error, self.path, "look at") from error
+            raise translate(error, self.path, "inspect") from error
         finally:
             self._descriptors.release(self)
 
@@ -569,7 +569,7 @@ class OsFiles(Files):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise translate(error, os.fspath(path), "look at") from error
+            raise translate(error, os.fspath(path), "inspect") from error
 
     def is_dir(self, path: Path) -> bool:
         """Return whether the path is a directory, or a link to one."""
@@ -660,7 +660,7 @@ class OsFiles(Files):
         except LastwordError:
             raise
         except OSError as error:
-            raise translate(error, os.fspath(directory), "look at") from error
+            raise translate(error, os.fspath(directory), "inspect") from error
 
     def lock(self, path: Path) -> FileLock:
         """Take the exclusive lock of a lock file, which is made if absent."""
@@ -681,7 +681,7 @@ class OsFiles(Files):
         try:
             facts = os.statvfs(path)
         except OSError as error:
-            raise translate(error, os.fspath(path), "look at") from error
+            raise translate(error, os.fspath(path), "inspect") from error
         return facts.f_bavail * facts.f_frsize
 
     def device(self, path: Path) -> int:
@@ -689,7 +689,7 @@ class OsFiles(Files):
         try:
             return os.stat(path).st_dev
         except OSError as error:
-            raise translate(error, os.fspath(path), "look at") from error
+            raise translate(error, os.fspath(path), "inspect") from error
 
 
 # ---------------------------------------------------------------- scratch memory on a drive
