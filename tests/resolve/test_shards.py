@@ -7,33 +7,41 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lastword import kernels
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.files import DEFAULT, Handle
+from lastword.kernels import SLACK, key_batch
 from lastword.partition.transactions import Decisions
-from lastword.resolve import resolve
+from lastword.resolve import Resolution, resolve
 from lastword.resolve.bitmaps import bitmaps_of, join_bitmaps
 from lastword.resolve.facts import LAST_HASH, Rules
+from lastword.resolve.resolver import KeyBatchFiller
 from lastword.resolve.shards import (
+    ROWS,
     Extent,
     extract,
     hash_range,
     merge_counts,
     merge_resolutions,
+    read_index,
+    resolve_divided,
     resolve_shard,
 )
 from lastword.segment.indexes import AbortedTransaction
 from lastword.units import NEVER
 from tests.naive.pack import Record, encode_batch
+from tests.naive.rows import divided, joined
 from tests.naive.strategies import T, batches
 from tests.resolve.support import MemorySegment, segments
 from tests.resolve.test_outcomes import data, marker
-from tests.resolve.test_resolver import synthetic
+from tests.resolve.test_resolver import same_as_a_dict, synthetic
 
 SALT = b"salt"
 NO_TRANSACTIONS = Decisions()
@@ -72,6 +80,14 @@ def extracted(
             handle.close()
 
 
+@contextmanager
+def scratch(root: Path) -> Iterator[Handle]:
+    path = root / "scratch"
+    path.unlink(missing_ok=True)
+    with DEFAULT.open_append(str(path), create=True, exclusive=True) as out:
+        yield out
+
+
 def compare(
     root: Path, sources: list[MemorySegment], units: Sequence[int], shards: int,
     map_bytes: int = 1 << 20, **how: object,
@@ -82,6 +98,9 @@ def compare(
         found = [
             resolve_shard(extents, handles, shard, shards, map_bytes=map_bytes, salt=SALT, rules=rules)
             for shard in range(shards)
+        ]
+        filled = [
+            any(read_index(one, shard, shards)[:, ROWS].any() for one in handles) for shard in range(shards)
         ]
     whole = resolve(
         sources,
@@ -103,6 +122,26 @@ def compare(
         whole.keyless,
         whole.digest_seed,
     )
+    with scratch(root) as out:
+        alone = resolve_divided(
+            sources,
+            out,
+            shards,
+            map_bytes=map_bytes,
+            salt=SALT,
+            now_ms=rules.now_ms,
+            outcomes=how.get("outcomes", NO_TRANSACTIONS),  # type: ignore[arg-type]
+            due_below=rules.due_below,
+        )
+    assert alone.segments == whole.segments
+    assert alone.dead.offsets().tolist() == whole.dead.offsets().tolist()
+    assert (alone.distinct_keys, alone.records, alone.keyless, alone.digest_seed) == (
+        whole.distinct_keys,
+        whole.records,
+        whole.keyless,
+        whole.digest_seed,
+    )
+    assert alone.passes >= sum(filled)
     for source in sources:
         window = bitmaps_of([one.dead for one in found], source.base_offset, source.next_offset)
         inside = range(source.base_offset, source.next_offset)
@@ -201,3 +240,159 @@ def test_ranges_that_share_a_page_are_joined() -> None:
 def test_bits_of_nothing() -> None:
     assert bitmaps_of([], 0, 1 << 62).offsets().size == 0
     assert bitmaps_of([np.array([1 << 61], np.int64)], 0, 1 << 62).offsets().tolist() == [1 << 61]
+
+
+# ---------------------------------------------------------------- in one process
+
+
+def check_divided(
+    root: Path,
+    sources: list[MemorySegment],
+    shards: int,
+    map_bytes: int,
+    now_ms: int | None,
+    threads: int = 1,
+) -> Resolution:
+    """Compare with a dict."""
+    with scratch(root) as out:
+        found = resolve_divided(
+            sources, out, shards, map_bytes=map_bytes, salt=SALT, now_ms=now_ms, threads=threads
+        )
+        assert found.scratch_bytes == out.size()
+    same_as_a_dict(found, sources, now_ms)
+    return found
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    log=batches(most=12),
+    cuts=st.lists(st.integers(1, 12), max_size=4),
+    now_ms=st.sampled_from([None, T]),
+    shards=st.integers(1, 9),
+    map_bytes=st.sampled_from([1024, 1600, 1 << 20]),
+)
+def test_divided_like_a_dict(
+    tmp_path: Path, log: list[bytes], cuts: list[int], now_ms: int | None, shards: int, map_bytes: int
+) -> None:
+    check_divided(tmp_path, segments(log, cuts, chunk_bytes=200), shards, map_bytes, now_ms)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_divided_over_maps_that_fit_and_that_do_not(tmp_path: Path, threads: int) -> None:
+    sources = synthetic(3, 6000, 900, 400)
+    fitting = check_divided(tmp_path, sources, 40, 4096, T, threads)
+    assert fitting.passes == 40
+    crowded = check_divided(tmp_path, sources, 3, 1500, T, threads)
+    assert crowded.passes > 6 and crowded.segments == fitting.segments
+    assert crowded.map_bytes_used <= 1500
+
+
+def test_divided_nothing(tmp_path: Path) -> None:
+    with scratch(tmp_path) as out:
+        found = resolve_divided([], out, 3, map_bytes=1 << 20, salt=SALT, now_ms=None)
+        assert found.segments == () and found.passes == 0
+    empty = MemorySegment(b"", 0, 0)
+    assert check_divided(tmp_path, [empty], 3, 1 << 20, None).records == 0
+
+
+def test_two_keys_with_one_hash_stay_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows get one hash: the keys' bytes decide."""
+    sources = synthetic(6, 800, 60, 200)
+    real = key_batch.divide_key_batch
+
+    def one_hash(uncompressed: Any, batch: Any, *more: Any) -> int:
+        batch.hashes[0] = 7
+        return int(real(uncompressed, batch, *more))
+
+    monkeypatch.setattr(key_batch, "divide_key_batch", one_hash)
+    check_divided(tmp_path, sources, 1, 1 << 20, None)
+
+
+def test_progress_counts_the_log_and_then_the_scratch_file(tmp_path: Path) -> None:
+    sources, calls = synthetic(4, 900, 50, 300), []
+    with scratch(tmp_path) as out:
+        resolve_divided(
+            sources,
+            out,
+            3,
+            map_bytes=1 << 20,
+            salt=SALT,
+            now_ms=None,
+            progress=lambda *now: calls.append(now),
+        )
+        total = sum(one.size for one in sources)
+        assert calls[-1] == (total + out.size(), total + out.size())
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert (total, total) in calls
+
+
+# ---------------------------------------------------------------- kernels
+
+
+row = st.tuples(
+    st.integers(0, (1 << 64) - 1),
+    st.one_of(st.none(), st.binary(max_size=80)),
+    st.integers(0, (1 << 32) - 1),
+    st.sampled_from([0, key_batch.ABORTED, key_batch.DEAD_KEYLESS]),
+)
+
+
+@settings(max_examples=60)
+@given(rows=st.lists(row, max_size=30), shards=st.integers(1, 6))
+def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int]], shards: int) -> None:
+    """Divided, each shard's part is what the twin divides; joined again, it is the records of the shard."""
+    count = len(rows)
+    filler = KeyBatchFiller(max(count, 1))
+    data = np.frombuffer(b"".join(key or b"" for _, key, _, _ in rows) + bytes(SLACK), np.uint8).copy()
+    position, records = 0, []
+    for number, (hashed, key, size, flag) in enumerate(rows):
+        flags = size | flag
+        records.append((hashed, ~hashed & LAST_HASH, number, flags, key))
+        filler.arrays.hashes[:, number] = records[-1][:2]
+        length = -1 if key is None else len(key)
+        filler.arrays.spans[:, number] = (position, length, number, flags)
+        position += max(length, 0)
+    ends = np.empty((2, shards), np.int64)
+    table = np.empty((count, key_batch.ROW_WORDS), np.uint64)
+    keys = np.empty(position + SLACK, np.uint8)
+    arguments = (data, filler.arrays, count, ends)
+    assert key_batch.divide_key_batch(*arguments, table, keys) == kernels.OK
+    wanted = divided(records, shards)
+    first = first_byte = 0
+    for shard in range(shards):
+        end, end_byte = ends[:, shard].tolist()
+        section = table[first:end].tobytes() + keys[first_byte:end_byte].tobytes()
+        assert section == wanted[shard]
+        for with_keyless in (True, False):
+            assert read_back(section, end - first, with_keyless) == joined(section, end - first, with_keyless)
+        first, first_byte = end, end_byte
+    if count:
+        assert key_batch.divide_key_batch(*arguments, table[1:], keys) == kernels.FULL
+        filler.arrays.spans[key_batch.KEY_LENGTH, 0] = position + 1
+        assert key_batch.divide_key_batch(*arguments, table, keys) == kernels.NO_SLACK
+
+
+def read_back(
+    section: bytes, count: int, with_keyless: bool
+) -> list[tuple[int, int, int, int, bytes | None]]:
+    data = np.frombuffer(section + bytes(SLACK), np.uint8).copy()
+    filler = KeyBatchFiller(max(count, 1))
+    status = key_batch.fill_from_rows(data, count, with_keyless, filler.cursor, filler.arrays)
+    assert status == kernels.OK
+    found = []
+    for i in range(int(filler.cursor[key_batch.FILLED])):
+        position, length, offset, size = filler.arrays.spans[:, i].tolist()
+        key = None if length < 0 else section[position : position + length]
+        found.append((*filler.arrays.hashes[:, i].tolist(), offset, size, key))
+    return found
+
+
+def test_a_section_that_is_too_short(tmp_path: Path) -> None:
+    filler = KeyBatchFiller(4)
+    arguments = (True, filler.cursor, filler.arrays)
+    row = np.array([[1, 2, 3, 5 << 32]], np.uint64).tobytes()  # with a key of five bytes
+    for section, count in ((row + b"1234", 1), (row, 2), (row[:-1], 1)):
+        data = np.frombuffer(section + bytes(SLACK), np.uint8).copy()
+        assert key_batch.fill_from_rows(data, count, *arguments) == kernels.NO_SLACK
+    data = np.frombuffer(5 * row + bytes(SLACK), np.uint8).copy()
+    assert key_batch.fill_from_rows(data, 5, *arguments) == kernels.FULL

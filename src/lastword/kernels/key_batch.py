@@ -1,7 +1,8 @@
 """Records of a chunk in the form that the offset map takes: parsed, hashed, and with their flags.
 
 A key batch does not depend on the content of the map, so one thread may fill key batches while another
-thread inserts them.
+thread inserts them. Or the records are written to scratch files first, divided over shards by the hash of
+their keys (`divide_key_batch`), and become key batches again shard by shard (`fill_from_rows`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastword.kernels import BAD_COUNT, BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.hashing import key_hash
-from lastword.kernels.memory import multiply_fold
+from lastword.kernels.memory import copy_exact, load8, load64, multiply_fold, store8, store64
 from lastword.kernels.pages import PAGE_BITS
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -67,6 +68,16 @@ SPAN_FIELDS = 4
 
 # In `outcomes` (`partition.transactions.BatchOutcome`): 0 is committed; all others stay out of the map.
 OUTCOME_ABORTED = 1
+
+# A row of a section, four words: hash of the map, hash of the digest, offset, and the word of the others:
+ROW_WORDS = 4
+ROW_BYTES = 8 * ROW_WORDS
+ROW_SIZE_MASK = (1 << 32) - 1  # size with NO_HORIZON, DUE and TOMBSTONE
+ROW_LENGTH_SHIFT = 32
+ROW_LENGTH_MASK = (1 << 28) - 1  # of the key
+ROW_KEYLESS = 1 << 60
+ROW_ABORTED = 1 << 61
+ROW_DEAD_KEYLESS = 1 << 62
 
 
 class KeyBatch(NamedTuple):
@@ -222,4 +233,131 @@ def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
     cursor[ORDINAL] = ordinal
     cursor[FILLED] = filled
     cursor[PAGES_MET] = met
+    return OK
+
+
+@inline
+def copy_key(target, target_position, source, position, size):
+    """Copy a key without writing past it; the source is read up to 7 bytes past it."""
+    if size > 64:
+        copy_exact(target, target_position, source, position, size)
+    elif size >= 8:
+        last = size - 8
+        done = 0
+        while done < last:
+            store64(target, target_position + done, load64(source, position + done))
+            done += 8
+        store64(target, target_position + last, load64(source, position + last))
+    else:
+        for i in range(size):
+            store8(target, target_position + i, load8(source, position + i))
+
+
+@kernel
+def divide_key_batch(uncompressed, batch, filled, ends, rows, keys):
+    """Write the first `filled` records of a key batch as rows, shard by shard, and their keys likewise.
+
+    Within a shard the records keep their order. A record without a key belongs to a shard by its offset. Row
+    0 of `ends` (int64[2, shards]) becomes the end of each shard in `rows` (uint64[n, ROW_WORDS]), row 1 its
+    end in `keys` (uint8, with slack).
+
+    Returns OK, NO_SLACK if a key is outside `uncompressed`, or FULL if `rows` or `keys` is too small.
+    """
+    hashes, spans, _pages, homes = batch
+    shards = ends.shape[1]
+    for shard in range(shards):
+        ends[0, shard] = 0
+        ends[1, shard] = 0
+    for i in range(filled):
+        key_length = spans[KEY_LENGTH, i]
+        if key_length < 0:
+            shard = spans[OFFSET, i] % shards
+        else:
+            position = spans[KEY_POSITION, i]
+            if position < 0 or key_length > uncompressed.size - SLACK - position:
+                return NO_SLACK
+            shard = np.int64(((hashes[0, i] >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32))
+            ends[1, shard] += key_length
+        ends[0, shard] += 1
+        homes[0, i] = shard
+    row = np.int64(0)
+    byte = np.int64(0)
+    for shard in range(shards):  # from counts to starts
+        count = ends[0, shard]
+        size = ends[1, shard]
+        ends[0, shard] = row
+        ends[1, shard] = byte
+        row += count
+        byte += size
+    if row > rows.shape[0] or byte > keys.size - SLACK:
+        return FULL
+    for i in range(filled):
+        shard = homes[0, i]
+        row = ends[0, shard]
+        ends[0, shard] = row + 1
+        size = spans[SIZE, i]
+        word = size & ROW_SIZE_MASK
+        if size & ABORTED:
+            word |= ROW_ABORTED
+        if size & DEAD_KEYLESS:
+            word |= ROW_DEAD_KEYLESS
+        key_length = spans[KEY_LENGTH, i]
+        if key_length < 0:
+            word |= ROW_KEYLESS
+            rows[row, 0] = np.uint64(0)
+            rows[row, 1] = np.uint64(0)
+        else:
+            word |= key_length << ROW_LENGTH_SHIFT
+            byte = ends[1, shard]
+            ends[1, shard] = byte + key_length
+            copy_key(keys, byte, uncompressed, spans[KEY_POSITION, i], key_length)
+            rows[row, 0] = hashes[0, i]
+            rows[row, 1] = hashes[1, i]
+        rows[row, 2] = np.uint64(spans[OFFSET, i])
+        rows[row, 3] = np.uint64(word)
+    return OK
+
+
+@kernel
+def fill_from_rows(section, count, with_keyless, cursor, batch):
+    """Fill `batch` with the records of a section: `count` rows, then their keys; `section` has slack.
+
+    Without `with_keyless`, records without a key are left out. Key positions count in `section`. Sets
+    cursor[FILLED], and no pages. Returns OK, NO_SLACK if the section is too short, or FULL.
+    """
+    hashes, spans, _pages, _homes = batch
+    end = section.size - SLACK
+    cursor[FILLED] = 0
+    cursor[PAGES_MET] = 0
+    if count < 0 or count > end // ROW_BYTES:
+        return NO_SLACK
+    if count > spans.shape[1]:
+        return FULL
+    position = count * ROW_BYTES
+    filled = 0
+    for i in range(count):
+        at = i * ROW_BYTES
+        word = np.int64(load64(section, at + 24))
+        key_length = (word >> ROW_LENGTH_SHIFT) & ROW_LENGTH_MASK
+        if key_length > end - position:
+            return NO_SLACK
+        size = word & ROW_SIZE_MASK
+        if word & ROW_ABORTED:
+            size |= ABORTED
+        if word & ROW_DEAD_KEYLESS:
+            size |= DEAD_KEYLESS
+        if word & ROW_KEYLESS:
+            if not with_keyless:
+                continue
+            spans[KEY_LENGTH, filled] = -1
+        else:
+            spans[KEY_LENGTH, filled] = key_length
+        hashes[0, filled] = load64(section, at)
+        hashes[1, filled] = load64(section, at + 8)
+        spans[KEY_POSITION, filled] = position
+        spans[OFFSET, filled] = np.int64(load64(section, at + 16))
+        spans[SIZE, filled] = size
+        position += key_length
+        filled += 1
+    cursor[FILLED] = filled
     return OK

@@ -3,13 +3,14 @@
 One scan over the segments, oldest first, fills an exact `OffsetMap` of a fixed size and sets a bit in
 `DeadBitmaps` for every superseded record. Rewriting, views, counts and reports only read those bits.
 `resolve` scans a whole log; a `RunningResolution` is kept and extended. The package uses `records.chunk` and
-the kernels. It contains no policy, and its only file is the scratch file for keys. Start reading at
+the kernels. It contains no policy, and its only files are scratch files for keys. Start reading at
 `resolver.py`, then `kernels/key_batch.py` and `kernels/offset_map.py`.
 """
 
 from lastword.resolve.bitmaps import DeadBitmaps
 from lastword.resolve.facts import (
     MapFull,
+    MapLoad,
     Resolution,
     SegmentFacts,
     SegmentSource,
@@ -23,6 +24,7 @@ from lastword.resolve.running import RunningResolution
 __all__ = [
     "DeadBitmaps",
     "MapFull",
+    "MapLoad",
     "OffsetMap",
     "Resolution",
     "RunningResolution",

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.errors import UnsupportedBatchError
+from lastword.errors import LastwordError, UnsupportedBatchError
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
+from lastword.kernels.key_batch import ROW_BYTES
 from lastword.kernels.offset_map import NO_OFFSET
 from lastword.partition.transactions import BatchOutcome
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
+from lastword.resolve.offset_map import ENTRY_BYTES
 from lastword.wire import CONTROL_BIT, INT64_MAX, TRANSACTIONAL_BIT
 
 LAST_HASH = (1 << 64) - 1
+_SAMPLE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,88 @@ class Rules:
     due_below: int = 0
     keep_copies: bool = False
     last_hash: int = LAST_HASH
+
+    @classmethod
+    def of(cls, now_ms: int | None, due_below: int) -> Rules:
+        """Return the rules of a cleaning at `now_ms`; without a time, those of a read."""
+        if now_ms is None:
+            return cls()
+        return cls(decided=True, drop_keyless=True, now_ms=now_ms, due_below=due_below)
+
+
+@dataclass(frozen=True, slots=True)
+class MapLoad:
+    """The keys of a log against what its map holds, by a sample.
+
+    Attributes:
+        keys: Distinct keys, expected.
+        fitting: How many of them fit the map.
+        records: Records, expected.
+        key_bytes: Bytes of a key, on average.
+        source_bytes: Of the segments.
+        decoded_bytes: Of all records, uncompressed, expected.
+        read_bytes: Of the segments, read when the map was full.
+    """
+
+    keys: int
+    fitting: int
+    records: int
+    key_bytes: float
+    source_bytes: int
+    decoded_bytes: int
+    read_bytes: int = 0
+
+    @property
+    def entry_bytes(self) -> int:
+        """Return the memory of a map of all keys."""
+        return int(self.keys * (self.key_bytes + ENTRY_BYTES))
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a scratch file with all keys and offsets."""
+        return int(self.records * (self.key_bytes + ROW_BYTES))
+
+    @classmethod
+    def of(
+        cls, chunks: Sequence[Chunk], source_bytes: int, keys: int, fitting: int, read_bytes: int = 0
+    ) -> MapLoad:
+        """Return the load of a log of `source_bytes` with records like those of `chunks`.
+
+        `keys` is an estimate, of which more than the records are cut off.
+        """
+        from lastword.records.columns import decode_columns
+
+        sampled = records = key_bytes = keyed = decoded = 0
+        for chunk in chunks:
+            lengths = decode_columns(chunk).key_length
+            sampled += chunk.size_bytes
+            records += lengths.size
+            key_bytes += int(lengths.clip(0).sum())
+            keyed += int((lengths >= 0).sum())
+            data = chunk.table[chunk.data_rows()]
+            decoded += int((data[:, fields.RECORDS_END] - data[:, fields.RECORDS_POSITION]).sum())
+        scale = source_bytes / max(sampled, 1)
+        return cls(
+            keys=min(keys, int(records * scale)),
+            fitting=max(fitting, 1),
+            records=int(records * scale),
+            key_bytes=key_bytes / max(keyed, 1),
+            source_bytes=source_bytes,
+            decoded_bytes=int(decoded * scale),
+            read_bytes=read_bytes,
+        )
+
+    @classmethod
+    def sampled(cls, sources: Sequence[SegmentSource], map_bytes: int, keys: int | None = None) -> MapLoad:
+        """Return the load of a log from a few chunks; without `keys`, as if all keys were distinct."""
+        chunks = []
+        for number in sorted({0, len(sources) // 2, len(sources) - 1}):
+            with suppress(LastwordError):  # the scan reports damage
+                chunk = next(iter(sources[number].chunk_reader(chunk_bytes=_SAMPLE_BYTES)), None)
+                chunks += [] if chunk is None else [chunk]
+        source_bytes = sum(source.size for source in sources)
+        load = cls.of(chunks, source_bytes, INT64_MAX if keys is None else keys, 1)
+        return replace(load, fitting=max(int(map_bytes / (load.key_bytes + ENTRY_BYTES)), 1))
 
 
 class SegmentSource(Protocol):
@@ -130,6 +216,8 @@ class Resolution:
     """The result: facts for each segment, and the dead bitmaps.
 
     `distinct_keys` counts every key once, over all passes. `map_used_ratio` and `map_bytes_used` are peaks.
+    `scratch_bytes`: of the scratch file, if the log was read once and resolved in shards; `passes` then
+    counts the maps of the shards.
     """
 
     segments: tuple[SegmentFacts, ...]
@@ -144,6 +232,7 @@ class Resolution:
     keyless: int
     digest_seed: int
     seconds: float
+    scratch_bytes: int = 0
 
 
 class MapFull(Exception):

@@ -42,6 +42,9 @@ MIN_LOAD = 0.62
 """Share below which a kept map releases slots."""
 
 SLOT_BYTES = 8
+ENTRY_BYTES = loops.FIXED_BYTES + SLOT_BYTES / MAX_LOAD
+"""Memory of a key of less than 255 bytes in a full map, besides the key's own bytes."""
+
 _MIN_SLOTS = 8
 _LAST_HASH = (1 << 64) - 1
 _ENTRY_MASK = np.uint64((1 << 40) - 1)  # of a slot; the tag is above

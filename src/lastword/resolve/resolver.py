@@ -27,6 +27,7 @@ from lastword.records.pipeline import in_slots, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore
 from lastword.resolve.facts import (
     LAST_HASH,
+    MapLoad,
     Resolution,
     Rules,
     SegmentCounts,
@@ -121,7 +122,12 @@ class KeyScan:
 
     The map is made for the first chunk, whose keys determine how many will fit; `max_records(chunk)` returns
     how many may come. `make_room(chunk)` is called when the map is full, and must make room or raise.
+
+    Attributes:
+        batch_records: Records of a key batch, if one thread does all.
     """
+
+    batch_records = CACHED_RECORDS
 
     def __init__(self, map_bytes: int, salt: bytes, digest_seed: int, rules: Rules) -> None:
         self.map_bytes = map_bytes
@@ -153,7 +159,7 @@ class KeyScan:
         """
 
         def read(slots: int) -> Iterator[PreparedChunk]:
-            fillers = cycle([KeyBatchFiller() for _ in range(slots)])
+            fillers = cycle([KeyBatchFiller(self.batch_records) for _ in range(slots)])
             for segment, source in enumerate(sources, first_segment):
                 reader = source.chunk_reader(chunk_bytes=chunk_bytes, verify=True)
                 for chunk in in_slots(reader, slots):
@@ -165,11 +171,8 @@ class KeyScan:
             batch_outcomes = outcomes_of(chunk, outcomes, decided=self.rules.decided)
             due = bool(old_due) and bool(old_due[segment - first_segment])
             filler.start(self.rules, first_pass=first_pass, old_due=due)
-            if self.map is None:
-                chunk.decompress()
-                self._first_map(chunk, max_records(chunk))
-            assert self.map is not None
-            return PreparedChunk(segment, chunk, filler, batch_outcomes, self.map.words)
+            words = self.words_for(chunk, max_records)
+            return PreparedChunk(segment, chunk, filler, batch_outcomes, words)
 
         def prepare(ready: PreparedChunk) -> None:
             if second is not None:
@@ -184,6 +187,14 @@ class KeyScan:
                 while ready.filled():
                     self.insert(ready.filler, ready.chunk, ready.segment, make_room)
                 yield ready.chunk
+
+    def words_for(self, chunk: Chunk, max_records: Callable[[Chunk], int]) -> NDArray[np.uint64]:
+        """Return the seeds and the range of hashes of key batches; makes the map for the first chunk."""
+        if self.map is None:
+            chunk.decompress()
+            self._first_map(chunk, max_records(chunk))
+        assert self.map is not None
+        return self.map.words
 
     def insert(
         self,
@@ -296,6 +307,7 @@ def resolve(
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
     scratch: str | None = None,
+    overfull: Callable[[MapLoad], None] | None = None,
 ) -> Resolution:
     """Find every dead record of a log.
 
@@ -317,24 +329,33 @@ def resolve(
         threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
             same.
         scratch: A directory for the map's keys, as for `RunningResolution`.
+        overfull: Called once, when the keys do not fit the map, before more passes are planned; may raise to
+            resolve the log in shards instead (`shards.resolve_divided`).
 
     Raises:
         CorruptBatchError: A batch is damaged.
         UnknownMagicError: A batch has an unknown magic.
         UnsupportedBatchError: A transaction without `outcomes`, or an ongoing one in a cleaning.
     """
-    rules = Rules()
-    if now_ms is not None:
-        rules = Rules(decided=True, drop_keyless=True, now_ms=now_ms, due_below=due_below)
+    rules = Rules.of(now_ms, due_below)
     resolver = Resolver(sources, map_bytes, salt, rules, outcomes, old_due, progress, threads)
     resolver.scan.spill = spill_in(scratch)
+    resolver.overfull = overfull
     return resolver.run()
 
 
 class Resolver:
-    """Passes over the records of a log, or of a share of all keys (`hashes`: the first and last hash)."""
+    """Passes over the records of a log, or of a share of all keys.
+
+    Attributes:
+        hashes: The first and last hash of the share.
+        growth: Most that the slots of the map grow by in one step.
+        overfull: As in `resolve`.
+    """
 
     hashes = (0, LAST_HASH)
+    growth = 1e9
+    overfull: Callable[[MapLoad], None] | None = None
 
     def __init__(
         self,
@@ -362,6 +383,11 @@ class Resolver:
     def run(self) -> Resolution:
         """Run all passes and return the result."""
         started = time.perf_counter()
+        passes, keys = self.run_passes()
+        return self.scan.resolution(passes, keys, time.perf_counter() - started)
+
+    def run_passes(self) -> tuple[int, int]:
+        """Run all passes; return their number, and the number of distinct keys."""
         first, end = self.hashes
         passes = keys = 0
         while True:
@@ -379,7 +405,7 @@ class Resolver:
             share = _FILL * offset_map.capacity() / max(pass_keys, 1)
             first = last + 1
             offset_map.start_pass(first, min(first + max(int(width * share), 1) - 1, end))
-        return self.scan.resolution(passes, keys, time.perf_counter() - started)
+        return passes, keys
 
     def take_all(self, number: int) -> None:
         """Run pass `number`, from 1: insert every record in the map's range of hashes."""
@@ -410,7 +436,7 @@ class Resolver:
         used = offset_map.distinct_keys
         if used == 0 and offset_map.spill is None:
             raise too_large_key(offset_map.map_bytes, chunk.file)
-        if offset_map.make_room():
+        if offset_map.make_room(self.growth):
             return
         if used == 0:
             raise too_large_key(offset_map.map_bytes, chunk.file)
@@ -418,6 +444,10 @@ class Resolver:
         then_bytes, then_keys = self.recent[0] if self.recent else (0, 0)
         rate = max(used - then_keys, 0) / max(done - then_bytes, 1)
         expected = used + rate * max(self.total_bytes - done, 0)
+        if self.overfull is not None:
+            overfull, self.overfull = self.overfull, None
+            fitting = offset_map.capacity()
+            overfull(MapLoad.of([chunk], self.total_bytes, int(expected), fitting, self.done_bytes))
         share = min(max(_FILL * used / expected, 1 / 64), 0.85)
         self.recent.clear()
         offset_map.narrow(share, self.scan.store.arrays, self.scan.counts.arrays)

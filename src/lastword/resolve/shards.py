@@ -1,4 +1,4 @@
-"""A log resolved in parts: its keys are divided over shards by their hash, and a task resolves each shard.
+"""A log resolved in parts: its keys are divided over shards by their hash, and each shard is resolved alone.
 
     extract   segments of a unit      ->  one file: for each shard the key batches of its records, with keys
     resolve   one shard of all units  ->  its dead offsets, and its share of every segment's facts
@@ -9,17 +9,24 @@ that a map of the whole log would mark, and the sums over the shards are the fac
 log of any size: a unit is read in chunks, a shard that outgrows its map takes more passes, and bits are made
 for one range at a time (`bitmaps.bitmaps_of`).
 
-The file of a unit has blocks, one after another. A block holds a *section* for each shard: rows (ROW_BYTES
-each), then their keys. After the blocks follow an index, int64[shards, blocks, INDEX_FIELDS], the checksum
-of each shard's part of it, and the numbers of shards and blocks with their checksum. Every section has a
-checksum, too. A row is the hash, the digest, the offset, and one word of size, key length and flags.
+The steps may be tasks on many machines (`cleaner.distributed.sharded`). Or `resolve_divided` does all of them
+in one process, with one unit: this is the hash join of databases that partitions its input first. Then the
+shards count into the same arrays, and set bits in the same bitmaps, so there is nothing to merge.
+
+The file of a unit has blocks, one after another. A block holds a *section* for each shard: rows (`ROW_BYTES`
+each, `kernels.key_batch`), then their keys. After the blocks follow an index, int64[shards, blocks,
+INDEX_FIELDS], the checksum of each shard's part of it, and the numbers of shards and blocks with their
+checksum. Every section has a checksum, too. A row is the hash, the digest, the offset, and one word of size,
+key length and flags.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from google_crc32c import value as crc32c
@@ -31,8 +38,8 @@ from lastword.files import Handle
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
-from lastword.kernels.columns import gather_spans
 from lastword.kernels.hashing import digest_seeds, seeds
+from lastword.kernels.key_batch import ROW_BYTES
 from lastword.kernels.pages import PAGE_BITS
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
@@ -45,12 +52,11 @@ from lastword.resolve.facts import (
     SegmentSource,
     TransactionOutcomes,
     digest_seed_of,
-    outcomes_of,
 )
-from lastword.resolve.resolver import MAX_RECORDS, KeyBatchFiller, Resolver
+from lastword.resolve.resolver import MAX_RECORDS, KeyBatchFiller, KeyScan, Resolver
+from lastword.units import NEVER
 from lastword.wire import INT64_MAX
 
-ROW_BYTES = 32
 _FOOTER_BYTES = 24
 
 # Fields of a section's entry.
@@ -59,14 +65,6 @@ ROWS = 1
 KEY_BYTES = 2
 CRC = 3
 INDEX_FIELDS = 4
-
-# The last word of a row: 32 bits of size and flags as in an arena entry, then 28 of the key's length.
-_LENGTH = np.uint64(32)
-_LENGTH_MASK = np.uint64((1 << 28) - 1)
-_KEYLESS = np.uint64(1 << 60)
-_ABORTED = np.uint64(1 << 61)
-_DEAD_KEYLESS = np.uint64(1 << 62)
-_LOW = np.uint64((1 << 32) - 1)
 
 
 class SectionWriter:
@@ -87,43 +85,19 @@ class SectionWriter:
         count = int(filler.cursor[key_batch.FILLED])
         if not count:
             return
-        lengths = filler.arrays.spans[key_batch.KEY_LENGTH, :count]
-        keyless = lengths < 0
-        number = np.uint64(self._shards)
-        shard = (((filler.arrays.hashes[0, :count] >> np.uint64(32)) * number) >> np.uint64(32)).astype(
-            np.uint16
-        )
-        shard[keyless] = (filler.arrays.spans[key_batch.OFFSET, :count][keyless] % self._shards).astype(
-            np.uint16
-        )
-        order = np.argsort(shard, kind="stable")
-        key_lengths = np.where(keyless, 0, lengths)[order]
-        starts = np.zeros(count + 1, np.int32)
-        keys = np.empty(int(key_lengths.sum()) + kernels.SLACK, np.uint8)
-        nothing = np.empty(0, np.uint8)
-        places = np.where(keyless, 0, filler.arrays.spans[key_batch.KEY_POSITION, :count])[order]
-        sizes = key_lengths.astype(np.int32)
-        if gather_spans(chunk.uncompressed, places, sizes, starts, keys, nothing) != kernels.OK:
+        key_bytes = int(filler.arrays.spans[key_batch.KEY_LENGTH, :count].clip(0).sum())
+        rows = np.empty((count, key_batch.ROW_WORDS), np.uint64)
+        keys = np.empty(key_bytes + kernels.SLACK, np.uint8)
+        ends = np.empty((2, self._shards), np.int64)
+        status = key_batch.divide_key_batch(chunk.uncompressed, filler.arrays, count, ends, rows, keys)
+        if status != kernels.OK:
             raise ValueError("a key is outside its chunk")
-        rows = np.empty((count, 4), np.uint64)
-        rows[:, 0] = filler.arrays.hashes[0, :count][order]
-        rows[:, 1] = filler.arrays.hashes[1, :count][order]
-        rows[:, 2] = filler.arrays.spans[key_batch.OFFSET, :count][order].view(np.uint64)
-        sizes_and_flags = filler.arrays.spans[key_batch.SIZE, :count][order].view(np.uint64)
-        rows[:, 3] = (sizes_and_flags & _LOW) | (key_lengths.astype(np.uint64) << _LENGTH)
-        for flag, word in (
-            (keyless[order], _KEYLESS),
-            ((sizes_and_flags & np.uint64(key_batch.ABORTED)) != 0, _ABORTED),
-            ((sizes_and_flags & np.uint64(key_batch.DEAD_KEYLESS)) != 0, _DEAD_KEYLESS),
-        ):
-            if flag.any():
-                rows[flag, 3] |= word
-        ends = np.searchsorted(shard[order], np.arange(self._shards + 1)).tolist()
-        for i in range(self._shards):
-            first, end = ends[i], ends[i + 1]
+        first = first_byte = 0
+        for i, (end, end_byte) in enumerate(ends.T.tolist()):
             if first < end:
                 self._rows[i].append(rows[first:end])
-                self._keys[i].append(keys[int(starts[first]) : int(starts[end])])
+                self._keys[i].append(keys[first_byte:end_byte])
+            first, first_byte = end, end_byte
         self._held += rows.nbytes + keys.size
         if self._held >= self._block_bytes:
             self._write()
@@ -158,40 +132,6 @@ class SectionWriter:
         self._out.append(counts + np.array([crc32c(counts)], np.int64).tobytes())
 
 
-class Section(NamedTuple):
-    """Records of one shard, in their order.
-
-    Attributes:
-        hashes: uint64[records, 2]; hash and digest of the key.
-        offsets: int64.
-        sizes: int64, with the flags of a key batch.
-        key_positions: int64, in `keys`.
-        key_lengths: int64, -1 for a record without a key.
-        keys: uint8, followed by slack.
-    """
-
-    hashes: NDArray[np.uint64]
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    key_positions: NDArray[np.int64]
-    key_lengths: NDArray[np.int64]
-    keys: NDArray[np.uint8]
-
-    def with_keys(self) -> Section:
-        """Return the section without the records that have no key."""
-        kept = self.key_lengths >= 0
-        if kept.all():
-            return self
-        return Section(
-            self.hashes[kept],
-            self.offsets[kept],
-            self.sizes[kept],
-            self.key_positions[kept],
-            self.key_lengths[kept],
-            self.keys,
-        )
-
-
 def read_index(unit: Handle, shard: int, shards: int) -> NDArray[np.int64]:
     """Return the positions of a shard's sections, a row for each.
 
@@ -210,23 +150,17 @@ def read_index(unit: Handle, shard: int, shards: int) -> NDArray[np.int64]:
     raise _damaged(unit, 0)
 
 
-def read_section(unit: Handle, entry: NDArray[np.int64]) -> Section:
-    """Return the section of a row of the index. Raises the errors of `read_index`."""
+def read_section(unit: Handle, entry: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the rows and keys of a section, with slack. Raises the errors of `read_index`.
+
+    `entry`: the section's row of the index.
+    """
     position, count, key_bytes, crc = entry.tolist()
     size = ROW_BYTES * count + key_bytes
     data = np.empty(size + kernels.SLACK, np.uint8)
     if unit.pread_into(data[:size].data, position) != size or crc32c(data[:size].tobytes()) != crc:
         raise _damaged(unit, position)
-    rows = data[: ROW_BYTES * count].view(np.uint64).reshape(-1, 4)
-    word = rows[:, 3]
-    lengths = ((word >> _LENGTH) & _LENGTH_MASK).astype(np.int64)
-    positions = np.cumsum(lengths) - lengths
-    lengths[(word & _KEYLESS) != 0] = -1
-    sizes = (word & _LOW).astype(np.int64)
-    sizes[(word & _ABORTED) != 0] |= key_batch.ABORTED
-    sizes[(word & _DEAD_KEYLESS) != 0] |= key_batch.DEAD_KEYLESS
-    offsets = np.ascontiguousarray(rows[:, 2]).view(np.int64)
-    return Section(rows[:, :2], offsets, sizes, positions, lengths, data[ROW_BYTES * count :])
+    return data
 
 
 def _damaged(unit: Handle, position: int) -> CorruptFileError:
@@ -240,7 +174,10 @@ def _damaged(unit: Handle, position: int) -> CorruptFileError:
 
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 32 << 20  # rows and keys that a unit keeps in memory before it writes them
+_LEAST_BLOCK_BYTES = 64 << 10
 MAX_SHARDS = 1 << 12
+_RECORDS_OF_A_KEY = 4
+_FEW_RECORDS = 1024
 
 
 def hash_range(shard: int, shards: int) -> tuple[int, int]:
@@ -278,28 +215,66 @@ def extract(
         progress: Called with the bytes read, chunk by chunk.
         block_bytes: Bytes of rows and keys to keep in memory before they are written.
     """
-    counts = SegmentCounts()
-    counts.add(sources)
-    writer = SectionWriter(out, shards, block_bytes)
-    words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
-    words[key_batch.SEED0], words[key_batch.SEED1] = seeds(salt, b"lastword map")
-    words[key_batch.DIGEST0], words[key_batch.DIGEST1] = digest_seeds(digest_seed_of(salt))
-    words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
-    filler = KeyBatchFiller(MAX_RECORDS)
-    for segment, source in enumerate(sources):
-        for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES, verify=True):
-            batch_outcomes = outcomes_of(chunk, outcomes, decided=rules.decided)
-            filler.start(rules, first_pass=True, old_due=bool(old_due) and bool(old_due[segment]))
-            chunk.decompress()
-            counts.count(chunk, segment)
-            if following is not None and chunk.next_offset > following:
-                chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)
-            while filler.fill(chunk, batch_outcomes, words):
-                writer.add(chunk, filler)
-            if progress is not None:
-                progress(chunk.size_bytes)
-    writer.finish()
-    return counts.to_parts()
+    scan = _Extraction(out, shards, salt, rules, block_bytes)
+    scan.run(sources, following, outcomes, old_due, progress)
+    return scan.counts.to_parts()
+
+
+class _Extraction(KeyScan):
+    """A scan that writes its key batches to a file, by shard, instead of inserting them into a map."""
+
+    batch_records = MAX_RECORDS
+
+    def __init__(self, out: Handle, shards: int, salt: bytes, rules: Rules, block_bytes: int) -> None:
+        super().__init__(0, salt, digest_seed_of(salt), rules)
+        self._writer = SectionWriter(out, shards, block_bytes)
+        self._words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
+        self._words[key_batch.SEED0], self._words[key_batch.SEED1] = seeds(salt, b"lastword map")
+        self._words[key_batch.DIGEST0], self._words[key_batch.DIGEST1] = digest_seeds(self.digest_seed)
+        self._words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
+
+    def run(
+        self,
+        sources: Sequence[SegmentSource],
+        following: int | None,
+        outcomes: TransactionOutcomes | None,
+        old_due: Sequence[bool],
+        progress: Callable[[int], None] | None,
+        threads: int = 1,
+    ) -> None:
+        """Read the segments and write the file; arguments as of `extract`."""
+        self.counts.add(sources)
+        chunks = self.take(
+            sources,
+            outcomes,
+            lambda chunk: 0,
+            lambda chunk: None,
+            old_due=old_due,
+            chunk_bytes=CHUNK_BYTES,
+            threads=threads,
+        )
+        with closing(chunks):
+            for chunk in chunks:
+                if following is not None and chunk.next_offset > following:
+                    chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)
+                if progress is not None:
+                    progress(chunk.size_bytes)
+        self._writer.finish()
+
+    def words_for(self, chunk: Chunk, max_records: Callable[[Chunk], int]) -> NDArray[np.uint64]:
+        return self._words
+
+    def insert(
+        self,
+        filler: KeyBatchFiller,
+        chunk: Chunk,
+        segment: int,
+        make_room: Callable[[Chunk], None],
+        *,
+        first: int = 0,
+    ) -> None:
+        self.store.register(filler.arrays.page_ids[: int(filler.cursor[key_batch.PAGES_MET])], segment)
+        self._writer.add(chunk, filler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,48 +324,114 @@ def resolve_shard(
     `extents`: all segments of the log; `units`: the files that `extract` wrote, in order. Raises
     CorruptFileError for a file that was changed.
     """
-    return _ShardResolver(extents, units, shard, shards, map_bytes, salt, rules).result()
+    resolver = _ShardResolver(extents, map_bytes, salt, rules)
+    resolver.start(units, shard, shards)
+    done = resolver.run()
+    return ShardResult(
+        dead=done.dead.offsets(),
+        stats=resolver.scan.counts.stats,
+        digests=resolver.scan.counts.digests,
+        distinct_keys=done.distinct_keys,
+        passes=done.passes,
+        probes=done.probes,
+        map_bytes_used=done.map_bytes_used,
+        map_used_ratio=done.map_used_ratio,
+        seconds=done.seconds,
+    )
+
+
+def resolve_divided(
+    sources: Sequence[SegmentSource],
+    out: Handle,
+    shards: int,
+    *,
+    map_bytes: int,
+    salt: bytes,
+    now_ms: int | None,
+    outcomes: TransactionOutcomes | None = None,
+    old_due: Sequence[bool] = (),
+    due_below: int = NEVER,
+    progress: Callable[[int, int], None] | None = None,
+    threads: int = 1,
+) -> Resolution:
+    """Find every dead record of a log whose keys do not fit the map: read the log once, by a scratch file.
+
+    The result is that of `resolve`, which has the other arguments. Also raises the errors of `read_index`.
+
+    `out` is an empty file, which gets ROW_BYTES and the key of each record. Each of the `shards` takes one
+    pass if the map holds its keys.
+    """
+    started = time.perf_counter()
+    rules = Rules.of(now_ms, due_below)
+    source_bytes, done_bytes = sum(source.size for source in sources), 0
+
+    def report(chunk_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += chunk_bytes
+        if progress is not None:
+            progress(done_bytes, source_bytes)
+
+    block_bytes = max(min(BLOCK_BYTES, map_bytes // 2), _LEAST_BLOCK_BYTES)
+    extraction = _Extraction(out, shards, salt, rules, block_bytes)
+    extraction.run(sources, None, outcomes, old_due, report, threads)
+    extents = [Extent(source.base_offset, source.next_offset, source.size, source.file) for source in sources]
+    resolver = _ShardResolver(extents, map_bytes, salt, rules, extraction)
+    scratch_bytes = out.size()
+    passes = keys = 0
+    for shard in range(shards):
+        resolver.start([out], shard, shards)
+        if resolver.total_bytes:
+            shard_passes, shard_keys = resolver.run_passes()
+            passes, keys = passes + shard_passes, keys + shard_keys
+        if progress is not None:
+            resolved_bytes = scratch_bytes * (shard + 1) // shards
+            progress(source_bytes + resolved_bytes, source_bytes + scratch_bytes)
+    resolution = resolver.scan.resolution(passes, keys, time.perf_counter() - started)
+    return replace(resolution, scratch_bytes=scratch_bytes)
 
 
 class _ShardResolver(Resolver):
+    """Passes over the sections of one shard after another.
+
+    Args:
+        extracted: The scan that read the log in this process: its pages and counts are continued.
+    """
+
+    growth = 2.0
+
     def __init__(
         self,
         extents: Sequence[Extent],
-        units: Sequence[Handle],
-        shard: int,
-        shards: int,
         map_bytes: int,
         salt: bytes,
         rules: Rules,
+        extracted: KeyScan | None = None,
     ) -> None:
         super().__init__(extents, map_bytes, salt, rules)
+        if extracted is not None:
+            self.scan.state, self.scan.store = extracted.state, extracted.store
+            self.scan.counts = extracted.counts
+        self._registered = extracted is not None
+        self._filler = KeyBatchFiller(1)
+
+    def start(self, units: Sequence[Handle], shard: int, shards: int) -> None:
+        """Set the shard that `run_passes` resolves, from the files of all units, in order."""
         self.hashes = hash_range(shard, shards)
         self._sections = [(unit, read_index(unit, shard, shards)) for unit in units]
         self._index = np.concatenate(
             [np.empty((0, INDEX_FIELDS), np.int64), *(index for _, index in self._sections)]
         )
         self.total_bytes = int(self._index[:, ROWS].sum()) * ROW_BYTES + int(self._index[:, KEY_BYTES].sum())
-        self._filler = KeyBatchFiller(1)
-
-    def result(self) -> ShardResult:
-        done = self.run()
-        return ShardResult(
-            dead=done.dead.offsets(),
-            stats=self.scan.counts.stats,
-            digests=self.scan.counts.digests,
-            distinct_keys=done.distinct_keys,
-            passes=done.passes,
-            probes=done.probes,
-            map_bytes_used=done.map_bytes_used,
-            map_used_ratio=done.map_used_ratio,
-            seconds=done.seconds,
-        )
 
     def take_all(self, number: int) -> None:
         records = int(self._index[:, ROWS].sum())
         if number == 1 and records:
-            offset_map = self.scan.make_map(records, float(self._index[:, KEY_BYTES].sum()) / records)
-            offset_map.start_pass(*self.hashes)
+            if self.scan.map is None:
+                # Most logs have several records of a key. A small map stays in the processor's cache.
+                slots_for = max(records // _RECORDS_OF_A_KEY, _FEW_RECORDS)
+                self.scan.make_map(slots_for, float(self._index[:, KEY_BYTES].sum()) / records)
+            assert self.scan.map is not None
+            self.scan.map.start_pass(*self.hashes)
         self.done_bytes = 0
         self.recent.clear()
         for unit, index in self._sections:
@@ -402,22 +443,19 @@ class _ShardResolver(Resolver):
                     self.recent.append((self.done_bytes, self.scan.map.distinct_keys))
 
     def _take(self, unit: Handle, entry: NDArray[np.int64], *, first_pass: bool) -> None:
-        section = read_section(unit, entry)
-        if not first_pass:  # records without a key were counted in the first pass
-            section = section.with_keys()
-        offsets = section.offsets
+        section, rows = read_section(unit, entry), int(entry[ROWS])
         filler = self._filler
-        count = offsets.size
-        if count > filler.arrays.spans.shape[1]:
-            filler = self._filler = KeyBatchFiller(count)
-        filler.arrays.hashes[:, :count] = section.hashes.T
-        filler.arrays.spans[key_batch.KEY_POSITION, :count] = section.key_positions
-        filler.arrays.spans[key_batch.KEY_LENGTH, :count] = section.key_lengths
-        filler.arrays.spans[key_batch.OFFSET, :count] = offsets
-        filler.arrays.spans[key_batch.SIZE, :count] = section.sizes
+        if rows > filler.arrays.spans.shape[1]:
+            filler = self._filler = KeyBatchFiller(rows)
+        # Records without a key were counted in the first pass.
+        status = key_batch.fill_from_rows(section, rows, first_pass, filler.cursor, filler.arrays)
+        if status != kernels.OK:
+            raise _damaged(unit, int(entry[POSITION]))
+        count = int(filler.cursor[key_batch.FILLED])
+        offsets = filler.arrays.spans[key_batch.OFFSET, :count]
         table = np.full((1, fields.FIELDS), INT64_MAX)
         table[0, fields.FILE_POSITION] = entry[POSITION]
-        chunk = Chunk(section.keys, section.keys, table, unit.path)
+        chunk = Chunk(section, section, table, unit.path)
         bases = self.scan.counts.bases
         edges = np.searchsorted(offsets, bases).tolist()
         begin = max(int(np.searchsorted(bases, offsets[0], side="right")) - 1, 0) if count else len(edges)
@@ -427,10 +465,11 @@ class _ShardResolver(Resolver):
             if first == count:
                 break
             if first < end:
-                pages = offsets[first:end] >> PAGE_BITS
-                pages = pages[np.flatnonzero(np.diff(pages, prepend=-1))]
-                filler.arrays.page_ids[: pages.size] = pages
-                filler.cursor[key_batch.PAGES_MET] = pages.size
+                if not self._registered:
+                    pages = offsets[first:end] >> PAGE_BITS
+                    pages = pages[np.flatnonzero(np.diff(pages, prepend=-1))]
+                    filler.arrays.page_ids[: pages.size] = pages
+                    filler.cursor[key_batch.PAGES_MET] = pages.size
                 filler.cursor[key_batch.FILLED] = end
                 self.scan.insert(filler, chunk, segment, self.make_room, first=first)
 

@@ -262,26 +262,11 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
 
     Estimated from a few chunks. With too few shards, a shard takes more than one pass.
     """
-    from lastword.kernels import table as fields
-    from lastword.kernels.offset_map import FIXED_BYTES
-    from lastword.records.columns import decode_columns
-    from lastword.resolve.offset_map import MAX_LOAD, SLOT_BYTES
+    from lastword.resolve import MapLoad
     from lastword.resolve.shards import MAX_SHARDS
 
-    taken = records = key_bytes = 0
-    samples = {
-        segment.base_offset: segment for segment in (sources[0], sources[len(sources) // 2], sources[-1])
-    }
-    for source in samples.values():
-        with suppress(LastwordError):  # the steps report damage
-            chunk = next(iter(source.chunk_reader(chunk_bytes=1 << 18)), None)
-            if chunk is not None:
-                lengths = decode_columns(chunk).key_length
-                taken += int(chunk.table[:, fields.SIZE].sum())
-                records += lengths.size
-                key_bytes += int(lengths.clip(0).sum())
-    entry = key_bytes / max(records, 1) + FIXED_BYTES + SLOT_BYTES / MAX_LOAD
-    by_memory = total_bytes * records / max(taken, 1) * entry / (0.8 * map_bytes)
+    load = MapLoad.sampled(sources, map_bytes)
+    by_memory = load.keys / (0.8 * load.fitting)
     wanted = max(by_memory, total_bytes / SHARD_BYTES, FEWEST_SHARDS)
     return min(math.ceil(wanted), MAX_SHARDS)
 
