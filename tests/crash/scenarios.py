@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lastword.clock import ManualClock
 from lastword.config import Settings
@@ -270,7 +271,7 @@ class Process:
 
     # ---- cleaning, closing
 
-    def clean(self, strategy: str = "kafka") -> Process:
+    def clean(self, strategy: str = "kafka", map_bytes: int = MAP_BYTES, **more: Any) -> Process:
         from tests.support.cleaning import clean
 
         assert self.logs
@@ -283,8 +284,9 @@ class Process:
             first_dirty=self.logs.first_dirty(*tp),
             record_first_dirty=lambda offset: self.logs.set_first_dirty(*tp, offset),
             salt=SALT,
-            map_bytes=MAP_BYTES,
+            map_bytes=map_bytes,
             strategy=strategy,
+            **more,
         )
         return self
 
@@ -453,6 +455,15 @@ def cleans_by_accounts(p: Process) -> None:
     p.wait(2 * HOUR).put([(b"a", b"6")]).clean("generational")
 
 
+def cleans_divided(p: Process) -> None:
+    """The keys do not fit the map: a scratch file beside the log, and its removal."""
+    p.open().create()
+    for number in range(60):
+        p.put([keyed(number, keys=40, size=120)])
+    p.sync().clean(map_bytes=1024, divide_from=0)
+    p.put([keyed(61, keys=40)], ack="disk")
+
+
 def cleans_compressed(p: Process) -> None:
     p.open().create()
     for number in range(8):
@@ -538,6 +549,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("cleans_acked_before_unacked", cleans_acked_before_unacked, {"segment_bytes": 500}),
         Scenario("cleans_twice", cleans_twice, {"segment_bytes": 300}),
         Scenario("cleans_by_accounts", cleans_by_accounts, {"segment_bytes": 300}),
+        Scenario("cleans_divided", cleans_divided, {"segment_bytes": 5000}),
         Scenario("cleans_compressed", cleans_compressed, {"segment_bytes": 400}),
         Scenario("cleans_and_closes", cleans_and_closes, {"segment_bytes": 300}),
     )

@@ -21,6 +21,7 @@ STRIDES = {
     "cleans_small": 2,
     "cleans_twice": 5,
     "cleans_by_accounts": 7,
+    "cleans_divided": 4,
     "cleans_compressed": 3,
     "cleans_and_closes": 3,
 }

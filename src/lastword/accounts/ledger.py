@@ -210,6 +210,7 @@ class Ledger:
         bytes_above: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 1,
+        sample: bool = True,
     ) -> int:
         """Scan the segments between the ledger's limit and `limit`; return the bytes read. Call `fit` first.
 
@@ -225,7 +226,10 @@ class Ledger:
             bytes_above: Bytes of the log above `limit`, from which the ages of segments are computed.
             chunk_bytes: Bytes to read per chunk.
             threads: As for `resolve`.
+            sample: False: keys that do not fit the memory leave empty accounts, not accounts of a sample.
         """
+        if not sample and not self.exact and not self.entries:
+            return 0
         below = [
             segment for segment in segments if segment.next_offset <= limit and segment.base_offset < limit
         ]
@@ -264,6 +268,8 @@ class Ledger:
                 self.deletes.saved_clocks = saved_clocks
                 known, because = 0, taken.reset_because
                 self.rebuilt_because = because
+                if not sample and not self.exact:
+                    return read_bytes
                 portions, left_bytes = _portions(below), sum(segment.size for segment in below)
                 continue
             self._touched()
@@ -366,6 +372,8 @@ class Ledger:
     def swapped(self, first_base: int, last_base: int, published: Segment, alpha: float) -> None:
         """Replace the entries of a range of segments by that of the published one, which is durable.
 
+        Accounts without entries stay empty.
+
         Args:
             first_base: Base offset of the first replaced segment.
             last_base: Base offset of the last one.
@@ -373,6 +381,8 @@ class Ledger:
             alpha: Weight of the observed survivorship.
         """
         bases = [entry.base_offset for entry in self.entries]
+        if not bases:
+            return
         first, last = bases.index(first_base), bases.index(last_base)
         old = self.entries[first : last + 1]
         for entry, dead in zip(old, self._dead_bytes()[first : last + 1], strict=True):

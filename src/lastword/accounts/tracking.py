@@ -229,6 +229,7 @@ class Tracking:
         self.map_bytes = map_bytes
         self.scratch = scratch
         self._salt = salt
+        self._crowding_keys = 0
         self.reset()
 
     def reset(self, share: float = 1.0) -> None:
@@ -249,6 +250,15 @@ class Tracking:
     def exact(self) -> bool:
         """Return whether all keys are tracked."""
         return self.share >= 1.0
+
+    @property
+    def expected_keys(self) -> int:
+        """Return the number of distinct keys, computed from the tracked share of them.
+
+        Without segments: from the part of the log whose keys filled the map, which gives too many if keys
+        occur again later. 0: not known.
+        """
+        return int(self.running.distinct_keys / self.share) if self.entries else self._crowding_keys
 
     @property
     def first_offset(self) -> int:
@@ -437,12 +447,14 @@ class Tracking:
                 self.entries.append(self._sampled_entry(segment, write_clock, outcomes))
                 read += segment.size
             return read
-        except MapFull:
+        except MapFull as full:
             taken = sum(entry.size_bytes for entry in self.entries)
             coming = sum(
                 segment.size for segment in (*new, *more) if segment.base_offset >= self.running.limit
             )
-            self._sample((taken + done) / max(taken + coming, 1))
+            taken_ratio = (taken + done) / max(taken + coming, 1)
+            self._crowding_keys = int(full.keys / self.share / max(min(taken_ratio, 1.0), 1 / 64))
+            self._sample(taken_ratio)
             return read + done
 
     def _sample(self, taken_ratio: float) -> None:

@@ -39,9 +39,10 @@ Map and dead bitmaps
 
 `resolve` reads the segments once, in offset order, with a map from key to its newest offset. When a key
 occurs again, the map holds the offset that is superseded: that bit is set in the dead bitmap of its segment.
-Nothing after this scan reads a key. A map that is too small for all keys takes several passes, each over a
-share of the hash range; the bitmaps collect, and there is still one rewrite. Example, two segments, X marks
-dead:
+Nothing after this scan reads a key. If the map is too small for all keys, the keys and offsets are divided by
+hash over a scratch file, and a map resolves one shard after another (`resolve.shards`); or the log is read in
+several passes, each with a share of the hash range, if that moves fewer bytes (`policy.plan.MapPlan`). The
+bitmaps collect, and there is still one rewrite. Example, two segments, X marks dead:
 
     offset    0     1     2     3   |   4     5     6     7
     record   a=1   b=1   a=2   c=1  |  b=-   c=2   d=1   a=3        (b=- is a tombstone)
@@ -146,7 +147,7 @@ The swap, and the state after a crash
 `partition.swap` publishes one certified group at a time, lowest offsets first.
 
     crash during scan or rewrite        the log as it was; leftovers in <partition>/lastword/ are removed
-                                        by the next cleaning
+                                        when the log is opened, and by the next cleaning
     crash within a swap                 opening the log finishes it or undoes it: old or new, never a mix
     crash between two swaps             a log with some groups clean: correct, only larger than it will be
     crash before the checkpoint         the same range is scanned again, and found clean

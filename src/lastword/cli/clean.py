@@ -210,6 +210,8 @@ def _refuse_with_every(target: Target, dry_run: bool, strategy: str | None) -> N
 
 
 def _show_plans(out: Session, plans: list[Plan], target: Target, *, ok: bool) -> None:
+    from lastword.cleaner.policy.plan import KEYS_DO_NOT_FIT
+
     for plan in plans:
         out.row("plan", plan.to_dict())
     out.table(
@@ -239,6 +241,10 @@ def _show_plans(out: Session, plans: list[Plan], target: Target, *, ok: bool) ->
         topic = next(iter(unknown)) if len(unknown) == 1 else "TOPIC"
         out.say(f"no-policy: {policy_remedy(target.paths, topic)}")
     chosen = [plan for plan in plans if plan.action == "clean"]
+    for plan in chosen:
+        for reason in plan.reasons:
+            if reason.code in KEYS_DO_NOT_FIT:
+                out.say(f"{plan.topic}-{plan.partition}: {reason}")
     read, write = sum(plan.read_bytes for plan in chosen), sum(plan.write_bytes for plan in chosen)
     free = sum(plan.free_bytes for plan in chosen)
     about = "" if all(plan.exact for plan in chosen) else "~ "

@@ -247,8 +247,8 @@ class LogConfig:
     log_cleaner_dedupe_buffer_size: int = size(
         DEFAULT_MAP_BYTES,
         "cost",
-        "Memory for the key maps of all threads. If a log's keys do not fit: more passes, never a wrong "
-        "result.",
+        "Memory for the key maps of all threads. If a log's keys do not fit: a scratch file beside the log, "
+        "or more passes; never a wrong result.",
         low=1 << 16,
     )
     lastword_map_scratch: str | None = directory(

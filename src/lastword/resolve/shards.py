@@ -242,7 +242,7 @@ class _Extraction(KeyScan):
         progress: Callable[[int], None] | None,
         threads: int = 1,
     ) -> None:
-        """Read the segments and write the file; arguments as of `extract`."""
+        """Read the segments and write the file; arguments as for `extract`."""
         self.counts.add(sources)
         chunks = self.take(
             sources,

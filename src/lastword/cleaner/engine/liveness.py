@@ -1,10 +1,12 @@
 """Find the dead records of a log: by a scan of all of it, or by accounts that are kept between cleanings.
 
-`FullScan` reads every segment below the limit, with one map of all keys (in several passes if the memory is
-too small). `KeptAccounts` scans only segments that are new since the last cleaning; then the garbage of every
-segment is known, and only what is rewritten is read. If the keys do not fit the memory, the accounts hold a
-sample of them, which is used to choose but decides about no record: a full scan decides, and still only the
-chosen run is rewritten.
+`FullScan` reads every segment below the limit, with one map of all keys. If the keys do not fit the memory,
+the log is read once and its keys are divided over shards in a scratch file, or it is read in several passes:
+`MapPlan` has the choice. `KeptAccounts` scans only segments that are new since the last cleaning; then the
+garbage of every segment is known, and only what is rewritten is read. If the keys do not fit the memory, the
+accounts hold a sample of them, which is used to choose but decides about no record: a full scan decides, and
+still only the chosen run is rewritten. A cleaning of all garbage chooses nothing, so it takes no sample; the
+accounts of the log that it leaves are made when they are needed.
 
 Tombstones of kept accounts follow the accounts' clocks, which start when no older copy of the key is left in
 any segment. A batch gets Kafka's delete horizon only from a rewrite of a segment without a blocked tombstone,
@@ -14,26 +16,31 @@ so that no Kafka that takes over drops a tombstone before the value that it dele
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lastword.accounts import DriveAccount, PartitionAccount
 from lastword.accounts.ledger import Watched
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import threads_for
 from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, below, limits_of
-from lastword.cleaner.engine.report import BuiltGroup, TombstonesWaiting
+from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
 from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.generational import Choice, SegmentRun, all_garbage, because, choose_drive
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup, cut, group, needs_rewrite
-from lastword.cleaner.policy.plan import NOT_WORTH_IT, Plan, Reason
+from lastword.cleaner.policy.plan import NOT_WORTH_IT, MapPlan, Plan, Reason
 from lastword.config.tables import DEFAULT_SURVIVORSHIP_ALPHA
-from lastword.errors import CertificateError
+from lastword.errors import CertificateError, CorruptFileError, DiskFullError, LastwordError
+from lastword.files import Files, Handle
 from lastword.partition import leases
 from lastword.partition.leases import MAY_GO, Leases, TombstoneFacts, held_by
+from lastword.partition.removal_log import make_private
+from lastword.segment import names
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
 
     from lastword.accounts.ledger import Ledger
     from lastword.config import TopicConfig
-    from lastword.resolve import Resolution, SegmentFacts
+    from lastword.resolve import MapLoad, Resolution, SegmentFacts
 
 
 class FullScan:
@@ -50,10 +57,12 @@ class FullScan:
 
     Args:
         run: What is rewritten; None: every segment with garbage.
+        keys: Distinct keys of the log, if a sample of them did not fit the map; None: not known.
     """
 
-    def __init__(self, run: SegmentRun | None = None) -> None:
+    def __init__(self, run: SegmentRun | None = None, keys: int | None = None) -> None:
         self._run = run
+        self._keys = keys
 
     def __enter__(self) -> Self:
         return self
@@ -71,33 +80,29 @@ class FullScan:
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult:
         """Scan the log, and group the segments with garbage."""
-        from lastword.resolve import resolve
-
         sources = below(segments, plan.limit)
-        threads = threads_for(sum(segment.size for segment in sources), context.threads)
         transactions = Transactions(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
         held = leases.load(context.files, log.directory, plan.now_ms)
+        whole = _WholeLog(log, sources, plan, context)
         with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
-            resolution = resolve(
-                sources,
-                map_bytes=plan.map_bytes,
-                salt=os.urandom(16) if context.salt is None else context.salt,
-                now_ms=plan.now_ms,
-                outcomes=transactions,
-                old_due=old_due(sources, plan),
-                due_below=held.floor,
-                progress=steps.mapped,
-                threads=threads,
-                scratch=context.scratch,
-            )
+            resolution = whole.resolve(transactions, held.floor, steps.mapped, self._keys)
         facts = transactions.facts
-        stats = report.scan_stats(plan, resolution)
+        stats = whole.stats(resolution)
         if self._run is None:
             groups = group(resolution.segments, limits_of(plan), facts.segments)
         else:
             groups, resolution, facts = restrict_to_run(resolution, facts, limits_of(plan), self._run)
         self._plan = plan
-        self._scan = ScanResult(sources, resolution, groups, facts, stats, held, threads)
+        self._scan = ScanResult(
+            sources,
+            resolution,
+            groups,
+            facts,
+            stats,
+            held,
+            threads_for(stats.bytes, context.threads),
+            reasons=() if whole.map_plan is None else (whole.map_plan.reason,),
+        )
         return self._scan
 
     def highest_due(self, group: SegmentGroup) -> int:
@@ -184,7 +189,9 @@ class KeptAccounts:
         if self.refreshes:
             threads = threads_for(self.unread_bytes(segments, plan), context.threads)
             scanning = replace(context, threads=threads)
-            read_bytes = refresh(log, segments, ledger, plan, scanning, steps.mapped)
+            # A cleaning of all garbage needs no sample to choose by.
+            sample = self._runs is not None or self._space_target is not None or context.dry
+            read_bytes = refresh(log, segments, ledger, plan, scanning, steps.mapped, sample=sample)
         self._plan = plan
         reasons: tuple[Reason, ...] = ()
         if self._runs is None and self._space_target is not None:
@@ -197,11 +204,12 @@ class KeptAccounts:
             self._runs, reasons = [choice.run], because(choice)
         if not ledger.exact and context.dry:
             own = account_of(log, self._config, ledger, drive=log.directory, quarantined=False)
-            return estimated(replace(plan, reasons=(*reasons, *plan.reasons)), own, ledger, self._runs)
+            plan = replace(plan, reasons=(*reasons, *plan.reasons))
+            return estimated(_with_scratch(plan, log, segments, ledger, context), own, ledger, self._runs)
         self._rewrites = not context.dry
         if not ledger.exact:
             (run,) = self._runs or (None,)
-            self._full = FullScan(run)
+            self._full = FullScan(run, ledger.tracking.expected_keys or None)
             whole = replace(context, scratch=ledger.tracking.scratch)
             return self._full.scan(log, segments, plan, whole, steps)
         seconds = context.clock.monotonic() - started
@@ -276,6 +284,133 @@ class KeptAccounts:
 # ---------------------------------------------------------------- scanning
 
 
+def map_plan_of(load: MapLoad, directory: str, plan: Plan, context: CleanContext) -> MapPlan | None:
+    """Return how the keys of a log are resolved; None if they fit, or the log is small."""
+    if load.decoded_bytes < context.divide_from or load.keys <= load.fitting:
+        return None
+    return MapPlan.of(load, plan.map_bytes, context.files.free_bytes(directory))
+
+
+class _Divide(Exception):
+    """The log is to be resolved in shards."""
+
+
+class _WholeLog:
+    """The scan of a whole log, in the way that its keys allow.
+
+    Attributes:
+        map_plan: The way, if the keys do not fit the map.
+    """
+
+    def __init__(
+        self, log: CleanableLog, sources: Sequence[Segment], plan: Plan, context: CleanContext
+    ) -> None:
+        self.map_plan: MapPlan | None = None
+        self._directory = log.directory
+        self._sources = sources
+        self._source_bytes = sum(segment.size for segment in sources)
+        self._plan = plan
+        self._context = context
+        self._given_up_bytes = 0  # of the log, read by attempts that were given up
+        self._before_bytes = 0  # progress of these attempts
+        self._done_bytes = 0  # progress of this attempt
+
+    def resolve(
+        self, outcomes: Transactions, due_below: int, progress: Callable[[int, int], None], keys: int | None
+    ) -> Resolution:
+        """Find the dead records.
+
+        Args:
+            outcomes: Of transactions.
+            due_below: As for `resolve`.
+            progress: As for `resolve`.
+            keys: As for `FullScan`.
+        """
+        from lastword.resolve import MapLoad, resolve
+        from lastword.resolve.shards import resolve_divided
+
+        plan, context, sources = self._plan, self._context, self._sources
+
+        def report_progress(done_bytes: int, total_bytes: int) -> None:
+            self._done_bytes = done_bytes
+            progress(self._before_bytes + done_bytes, self._before_bytes + total_bytes)
+
+        arguments: dict[str, Any] = {
+            "map_bytes": plan.map_bytes,
+            "salt": os.urandom(16) if context.salt is None else context.salt,
+            "now_ms": plan.now_ms,
+            "outcomes": outcomes,
+            "old_due": old_due(sources, plan),
+            "due_below": due_below,
+            "progress": report_progress,
+            "threads": threads_for(self._source_bytes, context.threads),
+        }
+        in_passes = partial(resolve, sources, scratch=context.scratch, **arguments)
+        try:
+            if keys is not None and sources:
+                self._choose(MapLoad.sampled(sources, plan.map_bytes, keys))
+            return in_passes(overfull=self._choose if self.map_plan is None else None)
+        except _Divide:
+            self._give_up()  # leaving the block frees the map
+        assert self.map_plan is not None
+        path = ""
+        try:
+            with _scratch_file(context.files, self._directory) as out:
+                path = out.path
+                return resolve_divided(sources, out, self.map_plan.shards, **arguments)
+        except (DiskFullError, CorruptFileError) as error:
+            if path and error.file != path:
+                raise
+            self._give_up()
+            self.map_plan = self.map_plan.in_passes(error.message)
+        return in_passes()
+
+    def stats(self, resolution: Resolution) -> ScanStats:
+        """Return the totals of the scan; of a dry run those that the cleaning would have."""
+        stats = report.scan_stats(self._plan, resolution)
+        if self.map_plan is None:
+            return stats
+        readings = 1 if self.map_plan.shards else resolution.passes
+        return replace(
+            stats,
+            read_bytes=self._given_up_bytes + readings * self._source_bytes,
+            scratch_bytes=resolution.scratch_bytes or self.map_plan.scratch_bytes,
+        )
+
+    def _choose(self, load: MapLoad) -> None:
+        """Choose how to resolve keys that do not fit. A dry run writes nothing, and continues in passes."""
+        self.map_plan = map_plan_of(load, self._directory, self._plan, self._context)
+        if self.map_plan is None or not self.map_plan.shards:
+            return
+        if not self._context.dry:
+            raise _Divide
+        self._given_up_bytes = load.read_bytes
+
+    def _give_up(self) -> None:
+        self._given_up_bytes += min(self._done_bytes, self._source_bytes)
+        self._before_bytes += self._done_bytes
+        self._done_bytes = 0
+
+
+@contextmanager
+def _scratch_file(files: Files, directory: str) -> Iterator[Handle]:
+    """Make an empty file beside the log for one scan, and remove it.
+
+    It is in a private directory of the kind that opening the log and the next cleaning remove, so nothing
+    remains of a process that was killed.
+    """
+    make_private(files, directory)
+    location = f"{directory}/{names.PRIVATE}/{names.SHARDS_PREFIX}{os.urandom(8).hex()}"
+    try:
+        files.mkdir(location)
+        with files.open_append(f"{location}/keys.data", create=True, exclusive=True) as out:
+            yield out
+    finally:
+        with suppress(LastwordError):  # the first error is the one to report; opening removes the rest
+            if files.exists(location):
+                files.remove_tree(location)
+
+
 def refresh(
     log: CleanableLog,
     segments: Sequence[Segment],
@@ -283,10 +418,12 @@ def refresh(
     plan: Plan,
     context: CleanContext,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    sample: bool = True,
 ) -> int:
     """Scan the segments that fell below the plan's limit since the last scan; mark due tombstones.
 
-    The ledger fits the log (`Ledger.fit`).
+    The ledger fits the log (`Ledger.fit`). `sample`: as for `Ledger.add_segments`.
 
     Returns:
         The bytes that were read.
@@ -307,6 +444,7 @@ def refresh(
             progress=progress,
             bytes_above=above,
             threads=context.threads,
+            sample=sample,
         )
     ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=floor)
     return read_bytes
@@ -388,6 +526,19 @@ def not_worth_it(plan: Plan, ledger: Ledger, choice: Choice, held: Leases) -> Pl
     if reason is not None:
         plan = replace(plan, reasons=(reason, *plan.reasons))
     return plan.kept(NOT_WORTH_IT, choice.text)
+
+
+def _with_scratch(
+    plan: Plan, log: CleanableLog, segments: Sequence[Segment], ledger: Ledger, context: CleanContext
+) -> Plan:
+    """Return the plan with the scratch file that its scan of the whole log would take."""
+    from lastword.resolve import MapLoad
+
+    load = MapLoad.sampled(below(segments, plan.limit), plan.map_bytes, ledger.tracking.expected_keys)
+    chosen = map_plan_of(load, log.directory, plan, context)
+    if chosen is None:
+        return plan
+    return replace(plan, reasons=(*plan.reasons, chosen.reason), scratch_bytes=chosen.scratch_bytes)
 
 
 def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[SegmentRun] | None) -> Plan:

@@ -109,6 +109,9 @@ class CleanRound(Value):
         map_used_ratio: Distinct keys over what the key map could hold (of the fullest pass).
         survivorship: Share of the dirty bytes that survived (1.0 when nothing was dirty).
         certificate: None when no segment needed a rewrite.
+        map_passes: Times that a key map was filled: passes over the log, or over the shards of the scratch
+            file.
+        scratch_bytes: Of the scratch file by which keys that did not fit the map were resolved; 0: none.
     """
 
     topic: str
@@ -134,6 +137,7 @@ class CleanRound(Value):
     map_passes: int = 1
     now_ms: int = 0
     stopped_by: Literal["", "lease", "request"] = ""
+    scratch_bytes: int = 0
 
     def __str__(self) -> str:
         if not self.complete and not self.records_read:
@@ -228,6 +232,7 @@ class ScanStats:
         used_ratio: Used share of the key map.
         read_bytes: Bytes of the log that all passes read.
         waiting: The tombstone that is due first, if accounts know it.
+        scratch_bytes: Of the scratch file; 0: there was none.
     """
 
     segments: int
@@ -241,6 +246,7 @@ class ScanStats:
     seconds: float
     read_bytes: int = 0
     waiting: TombstonesWaiting | None = None
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +368,7 @@ def report(
         map_passes=stats.passes,
         now_ms=plan.now_ms,
         stopped_by=stopped_by,
+        scratch_bytes=stats.scratch_bytes,
     )
 
 

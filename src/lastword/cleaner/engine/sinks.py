@@ -237,6 +237,7 @@ class CountingSink:
             read_bytes=read_bytes,
             write_bytes=written_bytes,
             free_bytes=source_bytes - written_bytes,
+            scratch_bytes=scan.stats.scratch_bytes,
         )
         return exact_plan(counted, facts, held, len(held_back))
 
