@@ -16,7 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import lastword
 from bench import kafka
@@ -317,6 +319,78 @@ def two_threads(run: Run) -> Iterator[Measured]:
                 processors=len(os.sched_getaffinity(0)),
             )
     shutil.rmtree(run.scratch / "ours", ignore_errors=True)
+
+
+@workload("growth")
+def growth(run: Run) -> Iterator[Measured]:
+    """Clean logs of growing size with one buffer, which holds the keys of the first: CPU time per record.
+
+    Rivals: the same cleaning at the size of data set a, whose keys fit the buffer; and in passes over the
+    log. Keys of 24 bytes, five records per key, uniform; the buffer scales with the size of the run.
+    """
+    map_bytes = max(MAP_BYTES * run.records // FULL_RECORDS, 64 << 10)
+    fitting = 0.0
+    for times in (1, 6, 10):
+        records = times * run.records
+        source = _uniform(run.scratch / "uniform", records, records // 5)
+        divided, scratch_bytes = _growth_of(run, source, map_bytes, 0)
+        facts = {"records": records, "map_bytes": map_bytes, "scratch_bytes": scratch_bytes}
+        what, unit = f"{records / 1e6:g} M records", "us of CPU/record"
+        if times == 1:
+            fitting = divided / records
+            assert not scratch_bytes
+        else:
+            passes = _growth_of(run, source, map_bytes, 1 << 62)[0]
+            assert scratch_bytes
+            yield _cost_of(what, divided / records, fitting, "keys that fit", unit, facts)
+            yield _cost_of(what, divided / records, passes / records, "in passes", unit, facts)
+    shutil.rmtree(run.scratch / "uniform")
+
+
+def _cost_of(what: str, ours: float, rival: float, name: str, unit: str, facts: dict[str, Any]) -> Measured:
+    return Measured("growth", what, unit, 1e6 * ours, 1e6 * rival, name, rival / ours, facts)
+
+
+def _uniform(directory: Path, records: int, keys: int) -> Path:
+    """Write a log of uniform keys; return the partition."""
+    shutil.rmtree(directory, ignore_errors=True)
+    rng = np.random.default_rng(1)
+    with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=128 * MIB)
+        for first in range(0, records, 1 << 20):
+            count = min(1 << 20, records - first)
+            key = pa.array(rng.integers(keys, size=count))
+            text = pc.utf8_lpad(key.cast(pa.string()), 24, "k").cast(pa.binary())
+            topic.extend(pa.table({"key": text, "value": pa.repeat(pa.scalar(b"0123456789"), count)}))
+        logs.dirs.log("t", 0).roll()
+    shutil.rmtree(directory / "t-0" / "lastword", ignore_errors=True)
+    return directory / "t-0"
+
+
+def _growth_of(run: Run, source: Path, map_bytes: int, divide_from: int) -> tuple[float, int]:
+    """Return the CPU seconds of a cleaning, and the bytes of its scratch file."""
+    partition = run.scratch / "ours" / source.name
+    times, scratch_bytes = [], 0
+    for _ in range(run.repetitions + 1):
+        shutil.rmtree(partition.parent, ignore_errors=True)
+        link_partition(source, partition)
+        log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
+        done: list[CleanRound | None] = []
+        request = Request(0, strategy="generational", map_bytes=map_bytes)
+        context = CleanContext(DEFAULT, log.clock, divide_from=divide_from)
+        times.append(timed(partial(_cleaned, log, request, context, done)))
+        log.close()
+        assert done[0] is not None
+        scratch_bytes = done[0].scratch_bytes
+    shutil.rmtree(partition.parent)
+    return statistics.median(one.cpu for one in times[1:]), scratch_bytes
+
+
+def _cleaned(
+    log: PartitionLog, request: Request, context: CleanContext, done: list[CleanRound | None]
+) -> None:
+    """Run a cleaning; append its result to `done`."""
+    done.append(clean_partition(log, CONFIG, request, context, record_first_dirty=lambda offset: None))
 
 
 def _round(log: PartitionLog, ledger: Ledger, done: list[CleanRound | None]) -> None:

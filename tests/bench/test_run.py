@@ -13,7 +13,18 @@ from tests.support.exhaustive import stride
 from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
-LOCAL = ("append", "scan", "map", "rewrite", "clean", "clean-map", "clean-accounts", "clean-size", "restore")
+LOCAL = (
+    "append",
+    "scan",
+    "map",
+    "rewrite",
+    "clean",
+    "clean-map",
+    "clean-accounts",
+    "clean-size",
+    "growth",
+    "restore",
+)
 STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover")
 
 
