@@ -49,7 +49,7 @@ which is then scanned too; a partition that another thread keeps changing is lef
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the chosen runs of a partition.
+    """The outcome of the chosen runs of a partition.
 
     complete: every run was rewritten and published to its end.
     """
@@ -65,7 +65,7 @@ class Executor(Protocol):
 
     @property
     def parallel(self) -> bool:
-        """Return whether every run that is due is given out before the drive is inspected again."""
+        """Return whether all due runs are rewritten before the drive is inspected again."""
         ...
 
     def scan(
@@ -81,7 +81,7 @@ class Executor(Protocol):
     def plan(
         self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
     ) -> Iterator[tuple[DrivePartition, Plan]]:
-        """Count what these choices mean for each partition, to the byte (`planned`)."""
+        """Return the exact plan of these choices for each partition (`planned`)."""
         ...
 
 
@@ -177,7 +177,7 @@ class DriveCleaner:
     def plan(
         self, held: Collection[TopicPartition] = (), only: Collection[tuple[str, int]] | None = None
     ) -> Iterator[Plan]:
-        """Return what `clean` would do now with each partition that is not held, or why nothing.
+        """Return the plan of `clean` for each partition that is not held, or why it is kept.
 
         Args:
             held: As for `clean`.

@@ -153,7 +153,7 @@ class WriteJob:
         if query is None:
             name, writer, batch = self.name, None, -1
         else:
-            # The tasks and the commit have different writers of Spark, so the job is named here.
+            # Spark makes one writer for the tasks and another for the commit, so the job is named here.
             batch = int(context.getLocalProperty(BATCH))
             name, writer = f"{self.name}-{batch}", self.writer_of(f"spark-{query}")
         rows = TaskRows(self.options, self.columns, self.target, name, task)
@@ -395,7 +395,7 @@ def _locked(options: WriteOptions) -> LogDirectory:
 
 
 def exists(path: str, topic: str) -> bool:
-    """Return whether the topic exists. An absent or empty directory has none."""
+    """Return whether the topic exists. An absent or empty directory has no topics."""
     return DEFAULT.exists(path) and topic in discover(DEFAULT, path).topics()
 
 
