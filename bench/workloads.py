@@ -64,11 +64,11 @@ def view_of(partition: Path) -> PartitionView:
 
 @workload("append")
 def append(run: Run) -> Iterator[Measured]:
-    """Append records of 124 bytes, acknowledged at "os": a whole table, and one call per record.
+    """Append records of 124 bytes: a whole table, one call per record, and one assignment per key of a state.
 
     Rivals: for the table, Kafka's batch builder and log layer in one process (the work of producer and broker
     without the network). For single calls, SQLite, the log that every Python program has, with one commit per
-    row and no sync.
+    row: without sync beside "os", `synchronous = full` beside "disk", which is measured in elapsed time.
     """
     table = pa.table(
         {
@@ -99,40 +99,76 @@ def append(run: Run) -> Iterator[Measured]:
             ours_wall=rate(run.records, [t.wall for t in ours]),
             rival_wall=rate(run.records, [t["wall_seconds"] for t in theirs]),
         )
-    yield _append_singly(run, min(run.records, 20_000))
+    yield from _append_singly(run, min(run.records, 20_000))
 
 
-def _append_singly(run: Run, records: int) -> Measured:
+def _append_singly(run: Run, records: int) -> Iterator[Measured]:
     pairs = [(f"key-{i * 7919 % 1_000_003:020d}".encode(), b"v" * 100) for i in range(records)]
+    few = pairs[: max(1, records // 20)]
     directory = run.scratch / "singly"
     directory.mkdir()
     with lastword.open(directory / "logs", "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("a")
+        logs.create_topic("state", cleanup_policy="compact")
+        state = logs.state("state", key_serializer="bytes", value_serializer="bytes")
 
         def append_each() -> None:
             for key, value in pairs:
                 topic.append(key, value)
 
-        ours = run.times(append_each)
-    rows = sqlite3.connect(directory / "rows.db", isolation_level=None)
+        def append_to_disk() -> None:
+            for key, value in few:
+                topic.append(key, value, ack="disk")
+
+        def set_each() -> None:
+            for key, value in pairs:
+                state[key] = value
+
+        ours = [run.times(work) for work in (append_each, set_each, append_to_disk)]
+    theirs = [
+        _sqlite_times(run, directory, pairs, "off", "insert into log (key, value) values (?, ?)"),
+        _sqlite_times(run, directory, pairs, "off", "insert or replace into newest values (?, ?)"),
+        _sqlite_times(run, directory, few, "full", "insert into log (key, value) values (?, ?)"),
+    ]
+    shutil.rmtree(directory)
+    for number, what in enumerate(("append, one call a record", "state[key] = value")):
+        yield compared(
+            "append",
+            what,
+            rate(records, [t.cpu for t in ours[number]]),
+            rate(records, [t.cpu for t in theirs[number]]),
+            "SQLite, a commit a row",
+        )
+    yield compared(
+        "append",
+        "append, one call a record, on disk",
+        rate(len(few), [t.wall for t in ours[2]]) * 1000,
+        rate(len(few), [t.wall for t in theirs[2]]) * 1000,
+        "SQLite, a synced commit a row",
+        unit="k records/s by the clock",
+        cpu_seconds=statistics.median(t.cpu for t in ours[2]),
+        rival_cpu_seconds=statistics.median(t.cpu for t in theirs[2]),
+    )
+
+
+def _sqlite_times(
+    run: Run, directory: Path, pairs: list[tuple[bytes, bytes]], synchronous: str, statement: str
+) -> list[Times]:
+    path = directory / "rows.db"
+    rows = sqlite3.connect(path, isolation_level=None)
     rows.execute("pragma journal_mode = wal")
-    rows.execute("pragma synchronous = off")
+    rows.execute(f"pragma synchronous = {synchronous}")
     rows.execute("create table log (number integer primary key, key blob, value blob)")
+    rows.execute("create table newest (key blob primary key, value blob) without rowid")
 
     def insert_each() -> None:
         for pair in pairs:
-            rows.execute("insert into log (key, value) values (?, ?)", pair)
+            rows.execute(statement, pair)
 
-    theirs = run.times(insert_each)
+    times = run.times(insert_each)
     rows.close()
-    shutil.rmtree(directory)
-    return compared(
-        "append",
-        "append, one call a record",
-        rate(records, [t.cpu for t in ours]),
-        rate(records, [t.cpu for t in theirs]),
-        "SQLite, a commit a row",
-    )
+    path.unlink()
+    return times
 
 
 @workload("scan")

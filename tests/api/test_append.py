@@ -1,5 +1,6 @@
 """Appending: one record, many, from anything; refused as a whole or not at all."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import lastword
 from lastword import errors
 from lastword.api.schema import by_murmur2
+from lastword.clock import ManualClock
+from lastword.partition import PartitionLog
 from tests.api.conftest import BEGIN_MS, tree_digest
 
 
@@ -243,3 +246,86 @@ def test_the_level_of_a_codec_is_used(logs):
         sizes[level] = [batch.size_bytes for batch in lastword.dump(file, records=False)]
     assert len(sizes[1]) == 3
     assert all(small < large for small, large in zip(sizes[9], sizes[1], strict=True))
+
+
+SINGLE_CALLS = [
+    {},
+    {"timestamp": BEGIN_MS - 5},
+    {"headers": {"a": b"1"}},
+    {"partition": 1},
+    {"ack": "disk"},
+]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"cleanup_policy": "compact"},
+        {"compression_type": "lz4"},
+        {"message_timestamp_type": "LogAppendTime"},
+        {"flush_messages": 3},
+        {"segment_bytes": 1000, "index_interval_bytes": 200},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("directories", [1, 2])
+def test_one_call_a_record_leaves_the_same_bytes_the_short_way(
+    tmp_path, clock, monkeypatch, settings, directories
+):
+    """The short way of single records, and the way that all others take."""
+
+    def appended(name):
+        paths = [tmp_path / f"{name}{number}" for number in range(directories)]
+        answers = []
+        with lastword.open(paths, "a", clock=ManualClock(BEGIN_MS), log_cleaner_enable=False) as logs:
+            topic = logs.create_topic("t", 2, key_serializer="str", value_serializer="json", **settings)
+            raw = logs.topic("t", key_serializer="bytes", value_serializer="bytes")
+            for number in range(60):
+                options = SINGLE_CALLS[number % len(SINGLE_CALLS)] if number % 3 == 0 else {}
+                key, value = f"key {number % 7}", None if number % 11 == 0 else [number] * (number % 9)
+                answers.append(topic.append(key, value, **options))
+                answers.append(raw.append(key.encode(), b"%d" % number))
+                if number == 40:
+                    topic.set_config(max_message_bytes=200)
+                elif number > 40:
+                    with pytest.raises(errors.RecordTooLargeError):
+                        raw.append(b"k", bytes(range(256)))
+            with pytest.raises(errors.SerializerError):
+                topic.append(5, {})
+        files = {
+            path.name if path.parent.name != "t-1" else f"1/{path.name}": path.read_bytes()
+            for root in paths
+            for path in root.glob("t-?/0*")
+        }
+        return answers, files
+
+    short = appended("short")
+    assert len(short[1]) >= 6
+    monkeypatch.setattr(PartitionLog, "append_single", lambda *given: None)
+    assert appended("general") == short
+
+
+def test_the_short_way_ends_with_the_directory(logs, tmp_path):
+    topic = logs.create_topic("t")
+    for _ in range(3):
+        topic.append(b"k", b"v")
+    logs.delete_topic("t")
+    with pytest.raises(errors.UnknownTopicError):
+        topic.append(b"k", b"v")
+    logs.create_topic("t")
+    assert topic.append(b"k", b"v").offset == 0
+    assert topic.append(b"k", b"v").offset == 1
+    child = os.fork()
+    if child == 0:
+        try:
+            topic.append(b"k", b"v")
+        except errors.UsageError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    logs.close()
+    before = tree_digest(tmp_path)
+    with pytest.raises(errors.UsageError, match="closed"):
+        topic.append(b"k", b"v")
+    assert tree_digest(tmp_path) == before

@@ -148,7 +148,10 @@ class Process:
         headers: bool = True,
         timestamp: int | None = None,
     ) -> Process:
-        """Append batches in one call. At `disk` the call returns after the sync."""
+        """Append batches in one call. At `disk` the call returns after the sync.
+
+        A single record without headers and codec takes the short way, as in `Topic.append`.
+        """
         log = self.log(name)
         self.clock.advance(1000)
         now = self.clock.now_ms() if timestamp is None else timestamp
@@ -164,7 +167,9 @@ class Process:
                 ],
             )
             offset += len(pairs)
-        log.append_batches(made)
+        single = len(batches) == len(batches[0]) == 1 and not headers and not codec
+        if not single or log.append_single(*batches[0][0], now, log.config.max_message_bytes) is None:
+            log.append_batches(made)
         if ack == "disk":
             log.sync()
             self.history.note("disk", log.name, offset)
@@ -332,6 +337,17 @@ def append(p: Process) -> None:
     p.open().create()
     for number in range(14):
         p.put([keyed(number)], ack="disk" if number % 4 == 3 else "os")
+
+
+def append_singly(p: Process) -> None:
+    """The same records without headers, which take the short way, beside a transaction and a roll."""
+    p.open().create()
+    for number in range(18):
+        p.put([keyed(number)], ack="disk" if number % 5 == 3 else "os", headers=False)
+        if number == 6:
+            p.roll()
+        if number == 10:
+            p.transact(7, [keyed(number)]).put([keyed(number)], headers=False).end(7, commit=True)
 
 
 def many_at_once(p: Process) -> None:
@@ -530,6 +546,7 @@ SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         Scenario("append", append),
+        Scenario("append_singly", append_singly, {"segment_bytes": 900, "index_interval_bytes": 150}),
         Scenario("many_at_once", many_at_once),
         Scenario("large", large, {"segment_bytes": 20_000}),
         Scenario("rolls", rolls),
@@ -615,7 +632,8 @@ def life(p: Process, rng: random.Random, steps: int) -> None:
                 (b"k%d" % rng.randrange(4), None if rng.random() < 0.2 else value(number, rng.randrange(40)))
                 for _ in range(rng.randrange(1, 4))
             ]
-            p.put(pairs, ack=rng.choice(("os", "os", "disk")), codec=rng.choice((0, 0, 3, 4)))
+            ack, codec = rng.choice(("os", "os", "disk")), rng.choice((0, 0, 3, 4))
+            p.put(pairs, ack=ack, codec=codec, headers=len(pairs) > 1)
         elif what == "many":
             p.put_many([[keyed(number + n)] for n in range(rng.randrange(2, 6))])
         elif what == "wait":

@@ -1,9 +1,10 @@
-"""Ready batches as one table, and one by one: the same files, the same answers, the same refusals."""
+"""Ready batches as one table and one by one, and single records the short way: the same files and answers."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,10 +21,13 @@ from lastword.errors import CorruptBatchError, DiskFullError, LastwordError
 from lastword.partition import appending
 from lastword.partition import log as log_module
 from lastword.partition.staged_batches import SLACK_BYTES, Block
-from lastword.records.batch import BatchBuilder
+from lastword.records.batch import BatchBuilder, checked_part
+from lastword.segment.append import SegmentAppender
+from lastword.wire import ATTRIBUTES_AT, INT64_MAX
 from tests.fakes.failing import FailingFiles
 from tests.fakes.hasty import HastyFiles
 from tests.partition.logs import NOW, batch, indexes_fit, make, opened, records
+from tests.transactions import end_transaction
 
 CONFIGS = st.builds(
     TopicConfig,
@@ -160,3 +164,200 @@ def test_a_full_drive_leaves_the_segments_that_were_filled_before(tmp_path: Path
         log.close()
     assert ends[0] == ends[1]
     assert ends[0][0] == ends[0][1]
+
+
+# ---------------------------------------------------------------- single records
+
+BYTES = st.none() | st.binary(max_size=90) | st.sampled_from([b"v" * 63, b"v" * 64, b"v" * 8200])
+
+
+@given(st.sampled_from([0, 1, NOW, INT64_MAX]), BYTES, BYTES)
+@settings(max_examples=200, deadline=None)
+def test_the_checked_part_is_that_of_a_builder(
+    timestamp: int, key: bytes | None, value: bytes | None
+) -> None:
+    builder = BatchBuilder()
+    builder.append(timestamp, key, value)
+    assert checked_part(timestamp, key, value) == builder.build()[ATTRIBUTES_AT:]
+
+
+SINGLES = st.tuples(
+    st.just("single"),
+    st.none() | st.binary(max_size=9),
+    st.none() | st.binary(max_size=80),
+    st.sampled_from([0] * 6 + [30, 90, -5, -NOW - 1]),
+    st.sampled_from([1 << 20] * 5 + [100]),
+)
+OTHERS = st.sampled_from(
+    [("roll",), ("sync",), ("flush",), ("trim",), ("transact",), ("end",), ("extend",), ("full drive",)]
+)
+CHANGES = st.tuples(st.just("config"), CONFIGS) | st.tuples(st.just("cut"), st.integers(0, 3))
+STEPS = st.lists(SINGLES | SINGLES | SINGLES | SINGLES | OTHERS | CHANGES, min_size=5, max_size=40)
+
+
+class Twin:
+    """A log to which single records are appended the short way, or with `short` False the general way."""
+
+    def __init__(self, root: str, config: TopicConfig, *, short: bool) -> None:
+        self.clock = ManualClock(NOW)
+        self.files = FailingFiles(HastyFiles(), "ENOSPC", 0)
+        self.log, _ = opened(make(root), files=self.files, config=config, clock=self.clock)
+        self.short = short
+        self.short_ones = 0
+
+    def single(self, key: bytes | None, value: bytes | None, later_ms: int, most_bytes: int) -> Any:
+        timestamp = self.clock.now_ms() + later_ms
+        if self.short and (single := self.log.append_single(key, value, timestamp, most_bytes)) is not None:
+            self.short_ones += 1
+            return single
+        builder = BatchBuilder()
+        builder.append(timestamp, key, value)
+        data = builder.build()
+        if len(data) > most_bytes:
+            return "too large"
+        return self.log.append_batch(data).base_offset, len(data)
+
+    def do(self, step: tuple[Any, ...]) -> Any:
+        log, what = self.log, step[0]
+        self.clock.advance(7)
+        if what == "single":
+            return self.single(*step[1:])
+        if what == "trim":
+            return log.raise_log_start(log.log_end - 1), len(log.remove_prefix())
+        if what == "transact":
+            known = log.producer(5)
+            sequence = 0 if known is None or known.last_sequence < 0 else known.last_sequence + 1
+            builder = BatchBuilder(
+                producer_id=5, producer_epoch=0, base_sequence=sequence, transactional=True
+            )
+            builder.append(self.clock.now_ms(), b"k", b"v")
+            return log.append_batch(builder.build())
+        if what == "end":
+            return end_transaction(log, 5, 0, commit=False)
+        if what == "extend":
+            return log.append_batches([batch((b"k", b"v"))] * 6)
+        if what == "config":
+            log.config = step[1]
+        elif what == "cut":
+            log.truncate_to(max(0, log.log_end - step[1]))
+        elif what == "full drive":
+            self.files.hit = False
+            self.files.arm()
+            try:
+                return self.single(b"k", b"v", 0, 1 << 20)
+            finally:
+                self.files.disarm()
+        else:
+            getattr(log, what)()
+        return None
+
+    def state(self, root: str) -> Any:
+        log = self.log
+        offsets = log.log_start, log.log_end, log.stable_offset, log.synced_to, log.recovery_point
+        return offsets, log.active.largest_timestamp, _files(root)
+
+
+def _said_and_left(config: TopicConfig, steps: list[tuple[Any, ...]], *, short: bool, clean: bool) -> Any:
+    root = tempfile.mkdtemp()
+    try:
+        twin = Twin(root, config, short=short)
+        said: list[Any] = []
+        for step in steps:
+            try:
+                said.append(twin.do(step))
+            except (LastwordError, ValueError) as error:
+                said.append((type(error), str(error).replace(root, "")))
+            said.append(twin.state(root))
+        twin.log.close() if clean else twin.log.abandon()
+        return said, _files(root)
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("examples", [25, pytest.param(600, marks=pytest.mark.slow)])
+def test_single_records_leave_the_same_bytes_both_ways(examples: int) -> None:
+    def both_ways(config: TopicConfig, steps: list[tuple[Any, ...]], clean: bool) -> None:
+        general = _said_and_left(config, steps, short=False, clean=clean)
+        assert _said_and_left(config, steps, short=True, clean=clean) == general
+
+    settings(max_examples=examples, deadline=None)(given(CONFIGS, STEPS, st.booleans())(both_ways))()
+
+
+def test_nearly_all_single_records_take_the_short_way(tmp_path: Path) -> None:
+    config = TopicConfig(segment_bytes=4000, index_interval_bytes=300)
+    twin = Twin(str(tmp_path), config, short=True)
+    for _ in range(200):
+        twin.single(b"key", b"v" * 30, 0, 1 << 20)
+    rolls = len(twin.log.segments) - 1
+    assert rolls >= 4 and twin.short_ones == 200 - 1 - rolls
+    twin.log.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "abandoned", "retired", "failed"])
+def test_the_short_way_ends_with_the_log(tmp_path: Path, how: str) -> None:
+    """Nothing is written; the general way raises the reason."""
+    twin = Twin(str(tmp_path), TopicConfig(), short=True)
+    log = twin.log
+    for _ in range(3):
+        twin.single(b"k", b"v", 0, 1 << 20)
+    assert twin.short_ones == 2
+    before = _files(str(tmp_path))
+    if how == "closed":
+        log.close()
+        before = _files(str(tmp_path))
+    elif how == "abandoned":
+        log.abandon()
+    elif how == "retired":
+        log.retire(LastwordError("moved", remedy="open it there"))
+    else:
+        log._local.failure.latch(LastwordError("failed", remedy="open it again"))
+    assert log.append_single(b"k", b"v", NOW, 1 << 20) is None
+    with pytest.raises((LastwordError, ValueError)):
+        log.append_batch(batch((b"k", b"v")))
+    assert _files(str(tmp_path)) == before
+    log.abandon()
+
+
+def test_threads_append_single_records(tmp_path: Path) -> None:
+    """Each offset is assigned once, in the order of the file, beside syncs and rolls."""
+    config = TopicConfig(segment_bytes=5000, index_interval_bytes=300)
+    log, _ = opened(make(tmp_path), files=HastyFiles(), config=config)
+    offsets: list[tuple[int, bytes]] = []
+
+    def append(number: int) -> None:
+        for count in range(150):
+            value = b"%d-%d" % (number, count)
+            single = log.append_single(b"k", value, NOW, 1 << 20)
+            offset = log.append_batch(batch((b"k", value))).base_offset if single is None else single[0]
+            offsets.append((offset, value))
+            if count % 50 == 0:
+                log.sync()
+
+    threads = [threading.Thread(target=append, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(offsets) == [(offset, value) for offset, _, value in records(log)]
+    assert log.log_end == log.stable_offset == 600
+    assert indexes_fit(log)
+    log.close()
+
+
+def test_a_single_record_outside_of_the_limits_is_left_to_the_general_way(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), config=TopicConfig(max_message_bytes=150))
+    log.append_batch(batch((b"k", b"v")))
+    assert log.append_single(b"k", b"v" * 200, NOW, 1 << 20) is None
+    assert log.append_single(b"k", b"v" * 20, NOW, 80) is None
+    assert log.append_single(b"k", b"v" * 20, -1, 1 << 20) is None
+    assert log.append_single(b"k", b"v" * 20, NOW, 1 << 20) == (1, 89)
+    log.close()
+
+
+def test_a_short_way_that_misses_index_entries_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of both ways can fail."""
+    monkeypatch.setattr(SegmentAppender, "last_unindexed_position", 1 << 40)
+    steps = [("single", b"k", b"v" * 50, 0, 1 << 20)] * 30
+    config = TopicConfig(index_interval_bytes=150)
+    general = _said_and_left(config, steps, short=False, clean=False)
+    assert _said_and_left(config, steps, short=True, clean=False) != general

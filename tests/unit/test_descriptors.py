@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -75,6 +76,27 @@ def test_what_is_not_synced_is_synced_before_its_descriptor_goes(tmp_path: Path,
     three.append(b"x")
     files.open_append(tmp_path / "four", create=True)
     assert len(synced) == 1 and one.fd == -1
+
+
+def test_a_handle_that_is_appended_to_keeps_its_descriptor(tmp_path: Path, monkeypatch) -> None:
+    """The number of a closed descriptor is reused: the bytes would go to another file."""
+    files = OsFiles(max_open=1)
+    handle = files.open_append(tmp_path / "one", create=True)
+    real = os.pwrite
+
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        files.open_append(tmp_path / "two", create=True).close()
+        assert handle.fd == fd
+        return real(fd, data, position)
+
+    monkeypatch.setattr("os.pwrite", pwrite)
+    handle.append(b"one")
+    monkeypatch.undo()
+    assert (tmp_path / "one").read_bytes() == b"one" and not handle.appends
+    files.open_append(tmp_path / "two", create=True)
+    assert handle.fd == -1
+    handle.append(b"two")
+    assert (tmp_path / "one").read_bytes() == b"onetwo"
 
 
 def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path, monkeypatch) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from lastword.api.producers import ProducerCall
     from lastword.api.schema import TopicSchema
+    from lastword.api.serializers import Serializer
 
 
 class PartitionAssigner:
@@ -194,15 +195,27 @@ class PackedGroup:
 
 
 class Packer:
-    """Packs the records of one topic into batches."""
+    """Packs the records of one topic into batches.
+
+    Attributes:
+        raw_key, raw_value: The type whose objects are stored as they are: `bytes`, or a type without objects.
+        is_plain: Batches are not compressed.
+        has_one_partition: Every record with a key belongs to partition 0.
+        limit: Largest size of a batch.
+        compacts: A record needs a key.
+    """
 
     def __init__(self, schema: TopicSchema, config: TopicConfig) -> None:
         self.topic = schema.topic
         self.config = config
         self.assigner = PartitionAssigner(schema.topic, max(1, schema.partitions), schema.partitioner)
         self._key, self._value = schema.key, schema.value
+        self.raw_key, self.raw_value = _raw(schema.key), _raw(schema.value)
         self._codec = CODECS[config.compression_type]
-        self._limit = min(config.max_message_bytes, config.segment_bytes)
+        self.is_plain = self._codec == 0
+        self.has_one_partition = self.assigner.partitions == 1
+        self.limit = min(config.max_message_bytes, config.segment_bytes)
+        self.compacts = config.compacts
 
     # -------------------------------------------------------------- one record
 
@@ -253,14 +266,14 @@ class Packer:
         return timestamp
 
     def _check(self, key: bytes | None, partition: int) -> None:
-        if key is None and self.config.compacts:
+        if key is None and self.compacts:
             raise KeyRequiredError.of(f"{self.topic}-{partition}")
 
     def _check_size(self, batch: Any) -> None:
-        if len(batch) > self._limit:
-            which = "max.message.bytes" if self._limit == self.config.max_message_bytes else "segment.bytes"
+        if len(batch) > self.limit:
+            which = "max.message.bytes" if self.limit == self.config.max_message_bytes else "segment.bytes"
             raise RecordTooLargeError(
-                f"{self.topic}: a record takes {_both(len(batch))}, {which} is {_both(self._limit)}",
+                f"{self.topic}: a record takes {_both(len(batch))}, {which} is {_both(self.limit)}",
                 remedy=f"`lastword config DIR {self.topic} --set {which}={_enough(len(batch))}`, "
                 f"in Python logs.set_config({self.topic!r}, "
                 f"{which.replace('.', '_')}={_enough(len(batch))!r})",
@@ -382,7 +395,7 @@ class Packer:
     def _built(self, rows: Rows) -> list[Any]:
         batches = []
         builder = BatchBuilder(self._codec, level=self.config.compression_level)
-        limit = min(BATCH_BYTES, self._limit)
+        limit = min(BATCH_BYTES, self.limit)
         for key, value, timestamp, headers in zip(
             rows.keys, rows.values, rows.timestamps, rows.headers, strict=True
         ):
@@ -429,7 +442,7 @@ class Packer:
                 headers,
                 codec=self._codec,
                 level=self.config.compression_level,
-                batch_bytes=min(BATCH_BYTES, self._limit),
+                batch_bytes=min(BATCH_BYTES, self.limit),
             )
         )
 
@@ -482,7 +495,7 @@ class Packer:
         chosen = self.assigner.of_columns(keys, given, partition, call)
         if call is not None:
             call.turn(len(keys))
-        if keys.null_count and self.config.compacts:
+        if keys.null_count and self.compacts:
             raise KeyRequiredError.of(f"{self.topic}-{int(chosen[np.asarray(keys.is_null())][0])}")
         batches = {}
         for number in np.unique(chosen).tolist():
@@ -499,6 +512,14 @@ class Packer:
                 None if headers is None else headers if whole else headers.take(which),
             )
         return self._checked(PackedGroup(batches, len(keys)))
+
+
+class _Nothing:
+    """The type of no object."""
+
+
+def _raw(serializer: Serializer) -> type:
+    return bytes if serializer.name == "bytes" else _Nothing
 
 
 def _few() -> int:

@@ -2,6 +2,7 @@
 
 A frozen dataclass sets every field by a call (1.6 us for the ten fields of `Record`). `records_of` fills a
 mutable class with the same slots and then changes the object's class to `Record`: a quarter of that time.
+`appended_at` makes an `Appended` the same way.
 """
 
 from __future__ import annotations
@@ -99,6 +100,20 @@ class Appended:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict."""
         return {"partition": self.partition, "offset": self.offset, "timestamp": self.timestamp}
+
+
+_new = object.__new__
+_AppendedDraft: Any = type("_AppendedDraft", (), {"__slots__": tuple(Appended.__slots__)})
+
+
+def appended_at(partition: int, offset: int, timestamp: int) -> Appended:
+    """Return `Appended(partition, offset, timestamp)`, in half the time."""
+    draft: Any = _new(_AppendedDraft)
+    draft.partition = partition
+    draft.offset = offset
+    draft.timestamp = timestamp
+    draft.__class__ = Appended
+    return draft
 
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[Header]

@@ -7,21 +7,21 @@ power cut. There is no buffer, and nothing to flush.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import cached_property
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
-from lastword import metrics
 from lastword.api.open_dirs import By, OpenDirs, PathLike
-from lastword.api.record import Appended, HeadersLike, K, Record, V, header_pairs
+from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at, header_pairs
 from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings, write_topic_settings
 from lastword.errors import InvalidSettingError, LastwordError, PartialFailure, TopicExistsError, UsageError
 from lastword.logdir import LogDirectory, partition_numbers
+from lastword.metrics import count_append
 from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, listener, table_html
 
@@ -62,6 +62,9 @@ class Topic(ProcessBound, Generic[K, V]):
         self.name = schema.topic
         self.partitions = schema.partitions
         self._config = config
+        self._logs: dict[int, PartitionLog] = {}
+        """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
+        self._in_one_directory = len(dirs.directories) == 1
 
     @property
     def config(self) -> TopicConfig:
@@ -119,27 +122,48 @@ class Topic(ProcessBound, Generic[K, V]):
             DiskFullError: There is no room; the log is unchanged.
             SyncFailedError: The record may not be durable.
         """
-        level = self._ack(ack)
-        self.dirs.require_writable()
-        packer = self._packer
-        data = packer.encode(key, value)
+        level = self._config.lastword_ack if ack is None else ack
+        if level not in ACKS:
+            self._ack(level)
+        dirs, packer = self.dirs, self._packer
+        if dirs.closed or dirs.mode == "r":
+            dirs.require_writable()
+        raw_key: Any = key
+        raw_value: Any = value
+        if type(key) is not packer.raw_key or type(value) is not packer.raw_value:
+            raw_key, raw_value = packer.encode(key, value)
         turn = None
         if producer is not None or sequence is not None:
             from lastword.api import producers
 
             _, sequence = producers.check(producer, sequence)
             turn = sequence % producers.TURNS
-        chosen = packer.assigner.of(data[0], partition, turn)
-        when = packer.timestamp_of(timestamp, self.dirs.clock.now_ms())
-        batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
-        began = time.perf_counter()
+        if partition is None and packer.has_one_partition and raw_key is not None:
+            chosen = 0
+        else:
+            chosen = packer.assigner.of(raw_key, partition, turn)
+        now_ms = dirs.clock.now_ms()
+        when = now_ms if timestamp is None else packer.timestamp_of(timestamp, now_ms)
+        began = perf_counter()
+        if packer.is_plain and turn is None and not headers and (raw_key is not None or not packer.compacts):
+            log = self._logs.get(chosen)
+            if log is not None and not self._in_one_directory:
+                log = dirs.log(self.name, chosen)  # another one, if the partition was moved
+            single = None if log is None else log.append_single(raw_key, raw_value, when, packer.limit)
+            if log is not None and single is not None:
+                if level == "disk":
+                    log.sync()
+                offset, size = single
+                count_append(self.name, 1, size, level, perf_counter() - began)
+                return appended_at(chosen, offset, when)
+        batch = packer.one(raw_key, raw_value, when, header_pairs(headers) if headers else (), chosen)
         if turn is not None:
-            return self._append_once(data, batch, chosen, (producer, sequence), level, began)
-        log = self.dirs.log(self.name, chosen)
+            return self._append_once((raw_key, raw_value), batch, chosen, (producer, sequence), level, began)
+        log = self._logs[chosen] = dirs.log(self.name, chosen)
         done = log.append_batch(batch)
         if level == "disk":
             log.sync()
-        self._count(1, len(batch), began, level)
+        count_append(self.name, 1, len(batch), level, perf_counter() - began)
         return Appended(chosen, done.base_offset, done.timestamp)
 
     def _append_once(
@@ -161,7 +185,8 @@ class Topic(ProcessBound, Generic[K, V]):
                 (done,) = call.share(partition).append([batch])
             if call is not None:
                 self._finish(call, level)
-        self._count(int(done is not None), len(batch) if done is not None else 0, began, level)
+        size = 0 if done is None else len(batch)
+        count_append(self.name, int(done is not None), size, level, perf_counter() - began)
         if done is None:
             return producers.find_appended(self._producers(), self._log_of, *asked, partition)
         return Appended(partition, done.base_offset, done.timestamp)
@@ -231,7 +256,7 @@ class Topic(ProcessBound, Generic[K, V]):
         else:
             groups = self._packer.groups(records, now_ms, partition, call)
         appended = size = 0
-        began = time.perf_counter()
+        began = perf_counter()
         touched: set[int] = set()
         try:
             for group in groups:
@@ -254,7 +279,7 @@ class Topic(ProcessBound, Generic[K, V]):
         elif level == "disk":
             for number in sorted(touched):
                 self.dirs.log(self.name, number).sync()
-        self._count(appended, size, began, level)
+        count_append(self.name, appended, size, level, perf_counter() - began)
         return appended
 
     def last_sequence(self, producer: str) -> int | None:
@@ -288,11 +313,6 @@ class Topic(ProcessBound, Generic[K, V]):
             for number in call.partitions:
                 self._log_of(number).sync()
         self._producers().finish(call, self._log_of, sync=level == "disk")
-
-    def _count(self, records: int, size_bytes: int, began: float, level: str) -> None:
-        metrics.APPEND_RECORDS.add(records, self.name)
-        metrics.APPEND_BYTES.add(size_bytes, self.name)
-        metrics.APPEND_SECONDS.observe(time.perf_counter() - began, level)
 
     def _ack(self, given: str | None) -> str:
         level = self.config.lastword_ack if given is None else given

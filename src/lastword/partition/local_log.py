@@ -14,6 +14,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
@@ -36,6 +37,33 @@ if TYPE_CHECKING:
     from lastword.partition.segment_store import SegmentStore
     from lastword.partition.staged_batches import AssignedBatch
     from lastword.records.batch import BatchHeader
+
+
+@dataclass(slots=True)
+class Lane:
+    """What single records need to be appended to the active segment without a roll: computed once for many.
+
+    Valid until the log is changed in another way than by `PartitionLog.append_single`.
+
+    Attributes:
+        appender: Appender of the active segment.
+        leader_epoch: Leader epoch of the batches.
+        batch_bytes: Largest size of a batch.
+        segment_bytes: Largest size of the segment.
+        index_bytes: Largest size of an index.
+        offset: Largest offset.
+        timestamp: Largest timestamp.
+        position: Last position at which a batch gets no index entry.
+    """
+
+    appender: SegmentAppender
+    leader_epoch: int
+    batch_bytes: int
+    segment_bytes: int
+    index_bytes: int
+    offset: int
+    timestamp: int
+    position: int
 
 
 class RollRule:
@@ -79,6 +107,25 @@ class RollRule:
         if waited > self._roll_ms:
             return True
         return appender.is_full(config.segment_index_bytes)
+
+    def lane(self, config: TopicConfig, appender: SegmentAppender, leader_epoch: int) -> Lane | None:
+        """Return the limits within which `must_roll` is False for a batch of one record.
+
+        None if the decision needs the clock, or if it is True for every batch.
+        """
+        began, position = appender.rolling_timestamp, appender.last_unindexed_position
+        if began < 0 or position < 0 or appender.is_full(config.segment_index_bytes):
+            return None
+        return Lane(
+            appender,
+            leader_epoch,
+            min(config.max_message_bytes, config.segment_bytes),
+            min(config.segment_bytes, MAX_FILE_BYTES),
+            config.segment_index_bytes,
+            min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX - 1),
+            min(began + self._roll_ms, INT64_MAX),
+            position,
+        )
 
     def rows_before(
         self, config: TopicConfig, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int
@@ -131,7 +178,11 @@ class RollRule:
 
 
 class LocalLog:
-    """The segments of one open partition. The caller holds the partition's lock, except for `sync`."""
+    """The segments of one open partition. The caller holds the partition's lock, except for `sync`.
+
+    Attributes:
+        is_closed: The files are closed.
+    """
 
     def __init__(
         self,
@@ -160,7 +211,7 @@ class LocalLog:
             recovery_point=recovery_point,
         )
         self._deferred = cut.DeferredDeletes(store.files, clock)
-        self._closed = False
+        self.is_closed = False
         self._begin(
             segments,
             SegmentAppender.resume(segments.active, index_interval_bytes=config.index_interval_bytes),
@@ -185,16 +236,11 @@ class LocalLog:
         """The offset that the next record gets."""
         return self.appender.end.next_offset
 
-    @property
-    def is_closed(self) -> bool:
-        """The files are closed."""
-        return self._closed
-
     def check_open(self) -> None:
         """Raise the failure that stopped the log, or ValueError if it is closed."""
         if self.failure.error is not None:
             raise self.failure.error
-        if self._closed:
+        if self.is_closed:
             raise ValueError(f"{os.path.basename(os.path.normpath(self.store.directory))} is closed")
 
     # -------------------------------------------------------------- append
@@ -206,6 +252,23 @@ class LocalLog:
         except LastwordError as error:
             self.failure.latch_if_offline(error)
             raise
+
+    def lane(self, leader_epoch: int) -> Lane | None:
+        """Return the lane for single records; None if they need the general way.
+
+        With `LogAppendTime` a batch is stamped, and `flush.messages` and `flush.ms` are checked after each
+        append; their defaults never require a sync.
+        """
+        config = self.config
+        if (
+            self.failure.error is not None
+            or self.is_closed
+            or config.message_timestamp_type == "LogAppendTime"
+            or config.flush_messages < INT64_MAX
+            or config.flush_ms < INT64_MAX
+        ):
+            return None
+        return self.roll_rule.lane(config, self.appender, leader_epoch)
 
     def append_table(self, data: memoryview, rows: np.ndarray) -> None:
         """Append the batches of a table's rows with one write.
@@ -417,7 +480,7 @@ class LocalLog:
 
     def abandon(self) -> None:
         """Close the files and nothing else, as a killed process would."""
-        self._closed = True
+        self.is_closed = True
         self.appender.close()
         self.durability.mark.close()
 

@@ -28,6 +28,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from google_crc32c import value as crc32c
+
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
@@ -42,14 +44,16 @@ from lastword.partition.appending import (
     repeated,
 )
 from lastword.partition.checkpoint_file import LeaderEpochs
-from lastword.partition.local_log import LocalLog
+from lastword.partition.local_log import Lane, LocalLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState, SequencedBatch
 from lastword.partition.reads import Reads
 from lastword.partition.segment_store import LogVersion, SegmentSet
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
+from lastword.records.batch import HEAD, checked_part
 from lastword.segment.segment import Segment
+from lastword.wire import ATTRIBUTES_AT, OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,6 +109,8 @@ class PartitionLog(Reads):
         self._recovered_to = recovered_to
         """The log end after an unclean stop, until it is noted (`removal_log`); None: no note is due."""
         self._plain_bytes = 0  # appended one by one because the kernels are not loaded
+        self._lane: Lane | None = None
+        """Of `append_single`; each other change of the log drops it (`_changed_log`)."""
         self._update_stable_offset()
 
     def __repr__(self) -> str:
@@ -131,6 +137,7 @@ class PartitionLog(Reads):
     def config(self, config: TopicConfig) -> None:
         """Other settings, from the next append on."""
         with self.lock:
+            self._lane = None
             self._local.config = config
 
     @property
@@ -246,8 +253,7 @@ class PartitionLog(Reads):
             sync_follows: The caller will `sync` soon, so the drive may begin while more is appended.
         """
         with self.lock:
-            local = self._local
-            local.check_open()
+            local = self._changed_log()
             if self._recovered_to is not None:
                 self._note_recovery(self._recovered_to)
             check_sizes(batches, local.config, self.name)
@@ -258,6 +264,81 @@ class PartitionLog(Reads):
                 appended = self._append_each(batches, repeated(self._producers, batches, local.log_end))
             local.sync_if_due()
             return appended
+
+    def append_single(
+        self, key: bytes | None, value: bytes | None, timestamp: int, most_bytes: int
+    ) -> tuple[int, int] | None:
+        """Append one record the short way, as an uncompressed batch without headers and producer.
+
+        Bytes, indexes and promises are those of `append_batch`, which does everything that is rare: the first
+        append, a roll, a batch above a limit, an open transaction, a log that has failed, settings that stamp
+        or sync each batch. It also computes the checksum of a batch again and reads its header back, because
+        its batches come from callers. Here the batch has no other origin than the line that packs it, so
+        both would compare a value with itself.
+
+        Args:
+            key: The key.
+            value: The value.
+            timestamp: Milliseconds since 1970.
+            most_bytes: Largest size of the batch, if the settings of the log allow more.
+
+        Returns:
+            Offset and size of the batch. None, and nothing was done: use `append_batch`.
+        """
+        self.lock.acquire()  # in half the time of `with`
+        try:
+            lane = self._lane
+            if lane is None:
+                lane = self._lane = self._new_lane()
+                if lane is None:
+                    return None
+            local, appender = self._local, lane.appender
+            start, offset, _ = appender.end
+            if (
+                local.failure.error is not None
+                or local.is_closed
+                or appender is not local.appender
+                or offset > lane.offset
+                or not 0 <= timestamp <= lane.timestamp
+            ):
+                return None
+            checked = checked_part(timestamp, key, value)
+            size = len(checked) + ATTRIBUTES_AT
+            if size > lane.batch_bytes or size > most_bytes or start + size > lane.segment_bytes:
+                return None
+            batch = HEAD.pack(offset, size - OVERHEAD_BYTES, lane.leader_epoch, 2, crc32c(checked)) + checked
+            try:
+                if start <= lane.position:
+                    appender.append_unindexed(batch, timestamp)
+                else:
+                    self._lane = None
+                    appender.append_indexed(batch, timestamp)
+                    if not appender.is_full(lane.index_bytes):  # else the next batch begins a segment
+                        lane.position = appender.last_unindexed_position
+                        self._lane = lane
+            except LastwordError as error:
+                self._lane = None
+                local.failure.latch_if_offline(error)
+                raise
+            self._stable_offset = self._producers.end_offset = offset + 1
+            return offset, size
+        finally:
+            self.lock.release()
+
+    def _new_lane(self) -> Lane | None:
+        """Return the lane for `append_single`; None if the next record needs the general way."""
+        latest = self._epochs.latest
+        if latest is None or self._recovered_to is not None:
+            return None  # the first append notes the epoch and the recovery
+        if self._producers.first_unstable_offset() is not None:
+            return None  # the last stable offset is not the log end
+        return self._local.lane(latest)
+
+    def _changed_log(self) -> LocalLog:
+        """Return the open log, for a change other than `append_single`: the lane's limits may not hold."""
+        self._lane = None
+        self._local.check_open()
+        return self._local
 
     def _append_each(
         self, batches: Sequence[Batch], earlier: Sequence[SequencedBatch | None] | None
@@ -358,9 +439,9 @@ class PartitionLog(Reads):
 
     def _update_stable_offset(self) -> None:
         """Follow the log end, or the log start."""
-        log_end = self._local.log_end
-        self._producers.end_offset = log_end
-        self._stable_offset = self._producers.last_stable_offset(log_end, self._log_start)
+        log_end, producers = self._local.appender.end.next_offset, self._producers
+        producers.end_offset = log_end
+        self._stable_offset = producers.last_stable_offset(log_end, self._log_start)
 
     @property
     def _leader_epoch(self) -> int:
@@ -392,8 +473,7 @@ class PartitionLog(Reads):
             CorruptBatchError: The file holds bytes that do not begin a whole batch.
         """
         with self.lock:
-            local = self._local
-            local.check_open()
+            local = self._changed_log()
             if not local.active_bytes:
                 return False
             if self._recovered_to is not None:
@@ -437,10 +517,10 @@ class PartitionLog(Reads):
     def roll(self) -> None:
         """Close the active segment and begin the next at the log end. Does nothing if it is empty."""
         with self.lock:
-            self._local.check_open()
-            if self._local.active_bytes:
+            local = self._changed_log()
+            if local.active_bytes:
                 self._take_snapshot()  # before the recovery point moves: replay after a crash begins with it
-                self._local.roll()
+                local.roll()
                 self._rolled()
 
     def roll_if_due(self) -> bool:
@@ -482,8 +562,7 @@ class PartitionLog(Reads):
     def flush(self) -> None:
         """Sync with the indexes, which moves the recovery point to the log end."""
         with self.lock:
-            self._local.check_open()
-            self._local.flush()
+            self._changed_log().flush()
 
     # -------------------------------------------------------------- cut the front
 
@@ -496,7 +575,7 @@ class PartitionLog(Reads):
             OffsetOutOfRangeError: The offset is above the log end.
         """
         with self.lock:
-            self._local.check_open()
+            self._changed_log()
             if offset > self.log_end:
                 raise OffsetOutOfRangeError.above(self.name, offset, self.log_end)
             if offset <= self._log_start:
@@ -513,8 +592,7 @@ class PartitionLog(Reads):
         (`remove_deferred`); reads that have begun are not disturbed.
         """
         with self.lock:
-            self._local.check_open()
-            return self._local.remove_prefix(self._log_start)
+            return self._changed_log().remove_prefix(self._log_start)
 
     def remove_deferred(self) -> int:
         """Unlink the files of removed segments whose delay has passed; return how many."""
@@ -532,7 +610,7 @@ class PartitionLog(Reads):
         that begin there are removed. After a failure the log takes no more batches until it is opened again.
         """
         with self.lock:
-            self._local.check_open()
+            self._changed_log()
             if offset < 0:
                 raise ValueError(f"a log cannot end at {offset}")
             if offset >= self.log_end:
@@ -564,7 +642,7 @@ class PartitionLog(Reads):
         leads to this offset, too.
         """
         with self.lock:
-            self._local.check_open()
+            self._changed_log()
             if offset < 0:
                 raise ValueError(f"a log cannot start at {offset}")
             with self._local.cutting():
@@ -599,8 +677,7 @@ class PartitionLog(Reads):
         if len(new) != 1:
             raise ValueError("a group is replaced by one segment")
         with self.lock:
-            self._local.check_open()
-            return self._local.replace(old, new[0])
+            return self._changed_log().replace(old, new[0])
 
     # -------------------------------------------------------------- read
 

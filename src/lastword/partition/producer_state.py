@@ -351,8 +351,11 @@ class ProducerState:
 
         Never above the high watermark nor below the log start.
         """
-        self.high_watermark_moved(high_watermark)
-        unstable = self.first_unstable_offset() if self._unreplicated else self._open.oldest()
+        if self._unreplicated:
+            self.high_watermark_moved(high_watermark)
+        elif not self._open:
+            return high_watermark
+        unstable = self.first_unstable_offset()
         if unstable is None:
             return high_watermark
         return min(max(unstable, log_start), high_watermark)

@@ -46,6 +46,7 @@ from lastword.errors import CorruptBatchError, RecordTooLargeError, UnknownMagic
 from lastword.records.compression import limit_of
 from lastword.records.record import (
     CREATE_TIME,
+    LENGTHS,
     LOG_APPEND_TIME,
     Header,
     RawRecord,
@@ -406,6 +407,49 @@ def _bad_records(text: str, header: BatchHeader, file: str) -> CorruptBatchError
 
 _NULL = encode_varint(-1)
 _NO_HEADERS = encode_varint(0)
+_ATTRIBUTES_AND_DELTA = struct.pack(">hi", 0, 0)  # no codec; last offset delta
+_TIMESTAMPS = struct.Struct(">qq")
+_NO_PRODUCER_ONE_RECORD = struct.pack(">qhii", -1, -1, -1, 1)
+_BEFORE_KEY = b"\0" + encode_varint(0) + encode_varint(0)  # attributes, timestamp delta, offset delta
+_FEWEST_BYTES = len(_BEFORE_KEY) + len(_NO_HEADERS)
+_KNOWN_LENGTHS = len(LENGTHS)
+
+
+def _before_record(timestamp: int) -> tuple[int, bytes]:
+    timestamps = _TIMESTAMPS.pack(timestamp, timestamp)
+    return timestamp, _ATTRIBUTES_AND_DELTA + timestamps + _NO_PRODUCER_ONE_RECORD
+
+
+_latest = _before_record(0)
+"""Timestamp of the latest `checked_part`, and the fields before its record: many calls have the same
+millisecond. Replaced as a whole, so that another thread finds two parts of one call."""
+
+
+def checked_part(timestamp: int, key: bytes | None, value: bytes | None) -> bytes:
+    """Return the checksummed part of a batch of one record, byte for byte that of a `BatchBuilder`.
+
+    The record has no headers, and the batch no codec and no producer.
+    """
+    global _latest
+    latest, fields = _latest
+    if timestamp != latest:
+        _latest = timestamp, fields = _before_record(timestamp)
+    if key is None:
+        before_key, key, size = _NULL, b"", _FEWEST_BYTES + len(_NULL)
+    else:
+        size = len(key)
+        before_key = LENGTHS[size] if size < _KNOWN_LENGTHS else encode_varint(size)
+        size += _FEWEST_BYTES + len(before_key)
+    if value is None:
+        before_value, value = _NULL, b""
+    else:
+        length = len(value)
+        before_value = LENGTHS[length] if length < _KNOWN_LENGTHS else encode_varint(length)
+        size += length
+    size += len(before_value)
+    before_record = LENGTHS[size] if size < _KNOWN_LENGTHS else encode_varint(size)
+    parts = fields, before_record, _BEFORE_KEY, before_key, key, before_value, value, _NO_HEADERS
+    return b"".join(parts)
 
 
 class BatchBuilder:

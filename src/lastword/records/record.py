@@ -74,6 +74,8 @@ def _encode(number: int) -> bytes:
 
 
 _SMALL = [_encode(number) for number in range(-64, 8192)]
+LENGTHS = _SMALL[64:]
+"""The varints of 0, 1, 2 and so on. For code that cannot afford a call of `encode_varint` for each length."""
 
 
 def read_varint(buffer: Any, position: int, end: int) -> tuple[int, int]:

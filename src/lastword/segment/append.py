@@ -60,6 +60,9 @@ class SegmentEnd(NamedTuple):
     largest_timestamp: int
 
 
+_new_end = tuple.__new__  # half the time of a call of the class
+
+
 class SegmentAppender:
     """Append to the active segment; its end is `end`.
 
@@ -202,6 +205,37 @@ class SegmentAppender:
 
         self._append(data, index, batches[0].max_timestamp, batches[-1].next_offset)
 
+    @property
+    def last_unindexed_position(self) -> int:
+        """The last position at which a batch gets no index entry.
+
+        -1 if a single record may not be appended by `append_unindexed` or `append_indexed`: the segment is
+        empty, or was finished for a roll that failed.
+        """
+        if self._finished is not None or not self.end.size:
+            return -1
+        return self._builder.last_unindexed_position
+
+    def append_unindexed(self, batch: bytes, timestamp: int) -> None:
+        """Write a batch of one record that begins at most at `last_unindexed_position`, as `append` does.
+
+        Without an entry, the only other state of the indexes is the largest timestamp. The segment is not
+        empty, so the rolling timestamp stays.
+        """
+        self._log.append(batch)
+        size, offset, largest = self.end
+        if timestamp > largest:
+            largest = timestamp
+            self._builder.seen(offset, timestamp)
+        self.end = _new_end(SegmentEnd, (size + len(batch), offset + 1, largest))
+
+    def append_indexed(self, batch: bytes, timestamp: int) -> None:
+        """Write a batch of one record that begins above `last_unindexed_position`, as `append` does."""
+        offset = self.end.next_offset
+        self._append(
+            batch, lambda start: self._builder.batch(start, offset, timestamp), timestamp, offset + 1
+        )
+
     def append_table(self, data: memoryview, table: np.ndarray) -> None:
         """Write the batches of a table's rows.
 
@@ -220,7 +254,7 @@ class SegmentAppender:
         self._append(data, index, first, last + 1)
 
     def _append(
-        self, data: Buffer, index: Callable[[int], None], first_timestamp: int, next_offset: int
+        self, data: Buffer, index: Callable[[int], object], first_timestamp: int, next_offset: int
     ) -> None:
         """Write the data, and its index entries, which `index` adds for data at a position of the log."""
         if self._finished is not None:

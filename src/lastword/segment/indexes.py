@@ -337,6 +337,11 @@ class IndexBuilder:
         return True
 
     @property
+    def last_unindexed_position(self) -> int:
+        """The last position at which the next batch gets no entry."""
+        return self._entry_position + self.interval_bytes
+
+    @property
     def state(self) -> tuple[int, int, int, int]:
         """State for `go_on`.
 
