@@ -175,7 +175,7 @@ def _sqlite(path: Path, rows: list[tuple[bytes, bytes]]) -> tuple[sqlite3.Connec
 
 @workload("lookup")
 def lookup(run: Run) -> Iterator[Measured]:
-    """Look up random offsets on warm indexes: positions in one call and one by one, and records.
+    """Look up random offsets on warm indexes: positions and records, in one call and one by one.
 
     Rival: Kafka's OffsetIndex.lookup, and LogSegment.read with the batch verified and decoded up to the
     record.
@@ -196,19 +196,28 @@ def lookup(run: Run) -> Iterator[Measured]:
                 for one, offset in zip(found, some.tolist(), strict=True)
             )
 
+        each = some[:20_000].tolist()
+
+        def read_singly(each: list[int] = each, view: Any = view) -> None:
+            for offset in each:
+                (found,) = records_at(view, [offset])
+                assert found is not None and found.offset == offset
+
         ours = run.times(read)
+        singly = run.times(read_singly)
         theirs = kafka.lookups(
             data.partitions[0], run.scratch / "work", "record", some.size, run.repetitions + 1
         )[1:]
         assert {one["found"] for one in theirs} == {some.size}
-        yield compared(
-            "lookup",
-            f"one record at an offset, {name}",
-            rate(some.size, [t.cpu for t in ours]) * 1000,
-            rate(some.size, [t["cpu_seconds"] for t in theirs]) * 1000,
-            "Kafka's LogSegment.read, decoded",
-            unit="k records/CPU s",
-        )
+        for what, size, times in (("in batch", some.size, ours), ("one at a time", len(each), singly)):
+            yield compared(
+                "lookup",
+                f"one record at an offset, {what}, {name}",
+                rate(size, [t.cpu for t in times]) * 1000,
+                rate(some.size, [t["cpu_seconds"] for t in theirs]) * 1000,
+                "Kafka's LogSegment.read, decoded",
+                unit="k records/CPU s",
+            )
 
 
 def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> Iterator[Measured]:

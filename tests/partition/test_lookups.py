@@ -21,6 +21,7 @@ from lastword.records.record import RawRecord
 from lastword.segment import names
 from lastword.segment.recover import build_indexes
 from tests.build import LogBuilder
+from tests.fakes import RecordingFiles
 
 T = 1_750_000_000_000
 
@@ -76,6 +77,9 @@ def test_the_records_of_a_plain_walk(tmp_path: Path, seed: int) -> None:
     for count in (0, 1, 7, 3000):
         offsets = asked(view, chance, count)
         assert records_at(view, offsets) == [there.get(offset) for offset in offsets]
+    assert [records_at(view, [offset]) for offset in offsets[:300]] == [
+        [there.get(offset)] for offset in offsets[:300]
+    ]
     numbers, positions = view.positions_of(offsets)
     for offset, number, position in zip(offsets, numbers.tolist(), positions.tolist(), strict=True):
         assert number == view.segment_set.floor(offset)
@@ -104,6 +108,24 @@ def test_a_wrong_index_costs_time_only(tmp_path: Path, seed: int) -> None:
     for count in (5, 200):
         offsets = asked(view, chance, count)
         assert records_at(view, offsets) == [there.get(offset) for offset in offsets]
+    assert [records_at(view, [offset]) for offset in offsets] == [[there.get(offset)] for offset in offsets]
+
+
+@pytest.mark.parametrize("value", [60, 1500])
+def test_a_single_offset_needs_one_read_or_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: int
+) -> None:
+    """Small batches share a stretch of the index; most large ones have an entry each."""
+    there = write_log(tmp_path / "a-0", random.Random(4), value=value)
+    files = RecordingFiles(DEFAULT)
+    view = PartitionView.load(DirectorySegments(files, str(tmp_path / "a-0")))
+    offsets = list(there)
+    for offset in offsets:
+        records_at(view, [offset])
+    monkeypatch.setattr(lookups, "_find", lambda *_: pytest.fail("searched the long way"))
+    before = len(files.calls)
+    assert [records_at(view, [offset])[0] for offset in offsets] == [there[offset] for offset in offsets]
+    assert len(files.calls) - before <= len(offsets) * (1 if value == 60 else 1.5)
 
 
 def test_a_damaged_batch_is_named_when_a_record_of_it_is_asked_for(tmp_path: Path) -> None:
