@@ -68,11 +68,14 @@ def traced(call: Callable[[], Any], start: tuple[str, str]) -> list[str]:
 
 
 def append_to_disk(directory: Path) -> list[str]:
-    """Trace an append of one record at `ack="disk"`."""
+    """Trace an append of one record at `ack="disk"`. With headers it takes the general way."""
     with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("users", key_serializer="str", cleanup_policy="compact")
         topic.append("ada", b"London", ack="disk")
-        return traced(lambda: topic.append("ada", b"Turin", ack="disk"), ("api.topic", "append"))
+        headers = {"source": b"walk"}
+        return traced(
+            lambda: topic.append("ada", b"Turin", headers=headers, ack="disk"), ("api.topic", "append")
+        )
 
 
 def one_cleaning(directory: Path) -> list[str]:
