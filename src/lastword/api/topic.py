@@ -710,15 +710,15 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
         # own file first.
         write_topic_settings(dirs.files, dirs.settings_file, name, settings)
         settings = {}
-    made: list[LogDirectory] = []
+    created: list[LogDirectory] = []
     try:
         for log_dir, numbers in placed.items():
-            topic_id = made[0].topic_id(name) if made else None
+            topic_id = created[0].topic_id(name) if created else None
             log_dir.reload_settings()
             log_dir.create_topic(name, numbers, settings, topic_id=topic_id)
-            made.append(log_dir)
+            created.append(log_dir)
     except LastwordError:
-        for log_dir in made:
+        for log_dir in created:
             log_dir.delete_topic(name)
         raise
     finally:
