@@ -15,6 +15,7 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.snapshots import Stability, replay
+from lastword.partition.view import LatestView
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles
 from tests.transactions import end_transaction
@@ -89,6 +90,33 @@ def test_it_ends_after_so_much_silence(reader, writer, clock):
     assert len(seen(reader.topic("a").read(follow=True, timeout=1))) == 2
     assert clock.monotonic() - before == pytest.approx(0.9 + 1 + 0.015, abs=0.01)
     assert max(clock.sleeps) <= 0.1
+
+
+def test_a_quiet_log_is_polled_every_4_ms(reader, clock):
+    assert seen(reader.topic("a").read(follow=True, timeout=1)) == []
+    assert clock.sleeps[:-1] == [0.004] * (len(clock.sleeps) - 1) and len(clock.sleeps) >= 250
+
+
+def test_polls_that_take_long_are_rarer(reader, clock, monkeypatch):
+    """50 times as long as a poll, at most 0.1 s; one slow poll among fast ones makes no long pause."""
+    costs_ms = [0] * 20
+    real = LatestView.get
+
+    def get(view):
+        clock.advance(costs_ms.pop(0) if costs_ms else 0)
+        return real(view)
+
+    monkeypatch.setattr(LatestView, "get", get)
+    for cost_ms, pause in ((1, 0.05), (9, 0.1)):
+        costs_ms[:] = [cost_ms] * 100
+        clock.sleeps.clear()
+        reading = reader.topic("a").read(follow=True, timeout=2, partition=0)
+        assert seen(reading) == []
+        assert clock.sleeps[:10] == pytest.approx([pause] * 10)
+    costs_ms[:] = [1, 1, 80, 1, 1] + [1] * 100
+    clock.sleeps.clear()
+    assert seen(reader.topic("a").read(follow=True, timeout=1, partition=0)) == []
+    assert clock.sleeps[:5] == pytest.approx([0.05, 0.05, 0.1, 0.05, 0.05])
 
 
 def test_no_time_to_wait_takes_what_is_there(reader, writer, clock):
