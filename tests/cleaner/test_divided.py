@@ -283,7 +283,7 @@ LOAD = MapLoad(
 def test_many_passes_or_a_scratch_file() -> None:
     chosen = MapPlan.of(LOAD, 128 << 20, 70 << 30)
     assert (chosen.passes, chosen.scratch_bytes) == (1, 60_000_000 * 56)
-    assert chosen.shards == 36
+    assert chosen.shards == 9
     assert str(chosen.reason) == (
         "keys-in-shards, ~12000000 keys do not fit the map of 128 MiB: read once, with a scratch file of "
         "~3.1 GiB, instead of in ~5 passes"

@@ -20,7 +20,7 @@ DEFAULT_MAP_BYTES = 128 << 20
 DIVIDE_FROM_BYTES = 4 << 20
 """A smaller log is never divided: a scratch file costs more there than passes over the page cache."""
 
-_SHARD_MAP_BYTES = 16 << 20  # of a shard's keys: the map stays in the processor's cache
+_SHARD_MAP_BYTES = 64 << 20  # of the expected keys: often too many, so the map of a shard is smaller
 _MOST_SHARDS = 256  # so that a section has 128 KiB
 _MAP_FILL = 0.8  # share of the map that the keys of a shard may take, if the estimate holds
 
