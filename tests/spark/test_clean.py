@@ -201,18 +201,22 @@ def test_a_cleaning_that_is_interrupted_leaves_nothing(
     spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By Ctrl-C when the outputs of both tasks are there and none is published."""
-    before, written, tracker = records(root), set(), spark.sparkContext.statusTracker()
+    before, tracker = records(root), spark.sparkContext.statusTracker()
+    deadline = time.monotonic() + 120
+
+    def written() -> set[str]:
+        return {path.parts[-3] for path in root.glob("t-*/lastword/rewrite-*")}
 
     def interrupted(*_: Any) -> Any:
-        while tracker.getActiveJobsIds():
+        while tracker.getActiveJobsIds() or written() != {"t-0", "t-1"}:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
-        written.update(path.parts[-3] for path in root.glob("t-*/lastword/rewrite-*"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module("lastword.spark.clean"), "_publish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lastword.spark.clean(spark, root, "t")
-    assert written == {"t-0", "t-1"} and not list(root.glob("t-*/lastword/rewrite-*"))
+    assert not written()
     monkeypatch.undo()
     assert records(root) == before
     assert len(lastword.spark.clean(spark, root, "t").collect()) == 2
