@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import lastword
 from lastword.accounts.tracking import SegmentEntry, Tracking
 from lastword.cleaner.engine.throttle import DriveBudget
 from lastword.cleaner.policy import quarantine
@@ -19,6 +21,7 @@ from lastword.files import OsFiles
 from lastword.kernels import key_batch
 from lastword.resolve import MapLoad
 from tests.build import HOUR, LogBuilder
+from tests.cli.golden_runner import BEGIN_MS, Block, execute
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 
@@ -264,6 +267,35 @@ def test_a_stop_at_every_change_leaves_no_scratch_file(tmp_path: Path) -> None:
         shutil.rmtree(log.root)
         number += 1
     assert number > 20 and left > 2
+
+
+def test_the_command_shows_the_scratch_file_and_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clock = ManualClock(BEGIN_MS)
+    with lastword.open("data", "a", log_cleaner_enable=False, clock=clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=1 << 20)
+        for start in range(0, 24_000, 1000):
+            topic.extend([(b"%08d" % (n * 7 % 8000), b"v" * 200) for n in range(start, start + 1000)])
+
+    def told(command: str) -> list[str]:
+        return execute(Block([], f"lastword {command}"), clock)
+
+    told("config data --set log.cleaner.dedupe.buffer.size=64KiB")
+    lines = told("clean data --dry-run --strategy kafka")
+    assert lines == [
+        "PARTITION     SIZE     READ    WRITE    FREES  WHY",
+        "t-0        5.0 MiB  9.0 MiB  655 KiB  3.3 MiB  clean: frees 66 %; rewrites 4 of 6 segments",
+        "would read 9.0 MiB, write 655 KiB, free 3.3 MiB; nothing was changed",
+        "! t-0: keys-in-shards, ~24000 keys do not fit the map of 64 KiB: read once, with a scratch file of "
+        "~938 KiB, instead of in ~13 passes",
+    ]
+    planned = told("clean data --dry-run --strategy kafka --json")[0]
+    done = told("clean data --strategy kafka --json")[0]
+    assert '"scratch_bytes":960000' in planned and '"scratch_bytes":963224' in done
+    assert re.findall(r'"read_bytes":\d+', planned) == re.findall(r'"read_bytes":\d+', done)
+    assert not list(tmp_path.rglob("rewrite-*"))
 
 
 # ---------------------------------------------------------------- the choice
