@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -130,13 +131,15 @@ class _Line:
 
 
 class Meter:
-    """Adds up the parts of a long call; each part counts its own bytes from zero."""
+    """Adds up the parts of a long call; each counts its own bytes from zero. Parts may run on threads."""
 
     def __init__(self, verb: str, progress: ProgressLike | bool | None, total_bytes: int) -> None:
         self._verb = verb
         self._listener = listener(progress)
         self._total = total_bytes
         self._done = 0
+        self._within: dict[object, int] = {}  # bytes done of each part that runs
+        self._lock = threading.RLock()
         self._began = time.monotonic()
 
     @contextmanager
@@ -150,13 +153,21 @@ class Meter:
             yield None
             return
 
+        part = object()
+
         def update(done: int, total: int) -> None:
             within = size_bytes * done // total if total else size_bytes
-            self._report(listener, self._done + min(within, size_bytes))
+            with self._lock:
+                self._within[part] = min(within, size_bytes)
+                self._report(listener)
 
-        yield update
-        self._done += size_bytes
-        self._report(listener, self._done)
+        try:
+            yield update
+        finally:
+            self._within.pop(part, None)
+        with self._lock:
+            self._done += size_bytes
+            self._report(listener)
 
     @contextmanager
     def progress_part(self, size_bytes: int) -> Iterator[ProgressLike | None]:
@@ -164,5 +175,6 @@ class Meter:
         with self.part(size_bytes) as update:
             yield None if update is None else (lambda value: update(value.done_bytes, value.total_bytes))
 
-    def _report(self, listener: ProgressLike, done: int) -> None:
+    def _report(self, listener: ProgressLike) -> None:
+        done = self._done + sum(self._within.values())
         listener(Progress.at(self._verb, done, max(self._total, done), time.monotonic() - self._began))

@@ -9,9 +9,15 @@ from lastword import files as storage
 from lastword.cli import main
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
+from lastword.ingest.apply import commit
+from lastword.ingest.staging import Manifest, StagedWriter
+from lastword.logdir.log_dir import LogDirectory
+from lastword.records.batch import BatchBuilder
+from lastword.segment.names import FIRST_DIRTY
 from tests.fakes.recording import RecordingFiles
 
 FEW, MANY = 20, 200
+NOW_MS = 1_795_168_800_000
 
 
 @pytest.fixture(scope="module", params=["generational", "kafka", "delete"])
@@ -26,7 +32,7 @@ def directories(request, tmp_path_factory):
         }
     )
     for count in (FEW, MANY):
-        with lastword.open(root / str(count), "a", clock=ManualClock(1_795_168_800_000)) as logs:
+        with lastword.open(root / str(count), "a", clock=ManualClock(NOW_MS)) as logs:
             logs.create_topic("users", count, **policy)
     return root
 
@@ -68,3 +74,106 @@ def test_ten_times_the_partitions_take_ten_times_the_calls(directories, work, mo
     few, many = (calls_of(directories / str(count), work, monkeypatch) for count in (FEW, MANY))
     assert many[0] <= 10.5 * few[0], (few, many)
     assert many[1] == few[1], "each listing of the root names all partitions: their number must not grow"
+
+
+# ---------------------------------------------------------------- work that changes the directory
+
+
+def create(path):
+    with lastword.open(path, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
+        logs.create_topic("users", int(path.name), cleanup_policy="compact")
+
+
+def with_logs(call):
+    def work(path):
+        with lastword.open(path, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
+            call(logs)
+
+    return work
+
+
+def commit_to_each(path):
+    """A sink's commit without Spark: a staged file for each partition."""
+    files, staged = storage.DEFAULT, []
+    for number in range(int(path.name)):
+        writer = StagedWriter(files, str(path), "users", number, "job", 0, 0)
+        for value in (b"old", b"new"):
+            builder = BatchBuilder()
+            builder.append(NOW_MS, b"key", value)
+            writer.write(builder.build(0), 1)
+        staged.append(writer.close(sync=True))
+    commit(
+        str(path),
+        Manifest("job", tuple(staged), sync=True),
+        files,
+        lambda: LogDirectory.open(path, "a", files),
+        patience_seconds=10,
+    )
+
+
+CHANGES = {
+    "create": create,
+    "commit": commit_to_each,
+    "clean": with_logs(lambda logs: logs.clean()),
+    "clean again": with_logs(lambda logs: logs.clean()),
+    "expire": with_logs(lambda logs: logs.expire()),
+    "trim": with_logs(lambda logs: logs.topic("users").trim(before=1)),
+}
+
+
+@pytest.mark.slow
+def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path, monkeypatch):
+    """One after another on the same directory. A file of the root is written as often for many as for few."""
+    few, many = ({}, {})
+    for count, seen in ((FEW, few), (MANY, many)):
+        for name, work in CHANGES.items():
+            seen[name] = calls_of(tmp_path / str(count), work, monkeypatch)
+            with lastword.open(tmp_path / str(count)) as logs:
+                assert len(logs.topic("users").describe()) == count
+    for name in CHANGES:
+        assert many[name][0] <= 10.5 * few[name][0], (name, few, many)
+        assert many[name][1] <= few[name][1] + 1, (name, few, many)
+
+
+@pytest.mark.parametrize("strategy", ["generational", "kafka"])
+def test_the_cleaner_checkpoint_is_not_written_for_each_partition(tmp_path, monkeypatch, strategy):
+    def written(count):
+        path = tmp_path / str(count)
+        create(path)
+        commit_to_each(path)
+        files = RecordingFiles(DEFAULT)
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "DEFAULT", files)
+            with_logs(lambda logs: logs.clean(strategy=strategy))(path)
+        with lastword.open(path) as logs:
+            assert [row.first_dirty for row in logs.topic("users").describe()] == [2] * count
+        return sum(call.name == "rename" and call.detail.endswith(FIRST_DIRTY) for call in files.calls)
+
+    assert written(5) == written(50) == 1
+
+
+def test_the_checkpoint_of_a_cleaning_is_seen_before_it_is_written(tmp_path):
+    path = tmp_path / "2"
+    create(path)
+    commit_to_each(path)
+    with LogDirectory.open(path, "a") as directory:
+        with directory.checkpoints_together():
+            directory.set_first_dirty("users", 0, 1)
+            assert directory.first_dirty("users", 0) == 1
+            assert directory.checkpoints.first_dirty.read() == {}
+            directory.set_first_dirty("users", 0, 2)  # two cleanings of one partition: the first is written
+            assert directory.checkpoints.first_dirty.read() == {("users", 0): 1}
+            directory.truncate("users", 0, 1)
+            assert directory.first_dirty("users", 0) == 0
+        assert directory.checkpoints.first_dirty.read() == {("users", 0): 0}
+
+
+def test_a_thousand_topics_are_listed_once(tmp_path, monkeypatch):
+    for count in (FEW, MANY):
+        with lastword.open(tmp_path / str(count), "a", clock=ManualClock(NOW_MS)) as logs:
+            for number in range(count):
+                logs.create_topic(f"t{number}")
+    for work in (command("ls"), command("clean", "--dry-run", "--due")):
+        few, many = (calls_of(tmp_path / str(count), work, monkeypatch) for count in (FEW, MANY))
+        assert many[0] <= 10.5 * few[0], (few, many)
+        assert many[1] == few[1]

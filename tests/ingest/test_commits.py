@@ -19,6 +19,7 @@ from lastword.files import DEFAULT, Files, OsFiles
 from lastword.ingest import apply, staging
 from lastword.ingest.apply import open_to_append
 from lastword.ingest.staging import Manifest, next_number, pending
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.log_dir_set import move
 from lastword.partition import staged_batches
@@ -490,15 +491,15 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
     """The batch is refused as a whole: run again, it would come twice into the partitions that had it."""
     make(tmp_path)
     manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
-    real = LogDirectory.log
+    real = LogDirectory._open_log
 
-    def log(self: LogDirectory, topic: str, partition: int) -> Any:
-        if partition == 1:
+    def open_log(self: LogDirectory, tp: TopicPartition) -> Any:
+        if tp.partition == 1:
             raise CorruptFileError("t-1 is damaged")
-        return real(self, topic, partition)
+        return real(self, tp)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LogDirectory, "log", log)
+        patched.setattr(LogDirectory, "_open_log", open_log)
         with pytest.raises(DataError, match="t-1 is damaged"):
             commit(tmp_path, manifest)
     assert values(tmp_path) == {0: [], 1: []}

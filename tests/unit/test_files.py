@@ -5,8 +5,11 @@ import gc
 import os
 import resource
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from lastword.errors import (
     StorageError,
     SyncFailedError,
 )
-from lastword.files import DEFAULT, OsFiles
+from lastword.files import DEFAULT, OsFiles, interface, overlapped
 from lastword.metrics import DIR_OFFLINE
 
 
@@ -304,3 +307,63 @@ def test_names(files: OsFiles, tmp_path: Path) -> None:
     assert files.listdir(tmp_path / "outside") == ["keep"], "links are not followed"
     assert files.is_dir(tmp_path) and not files.is_dir(tmp_path / "d")
     assert DEFAULT.free_bytes(tmp_path) > 0
+
+
+# ---------------------------------------------------------------- many files
+
+
+@pytest.mark.parametrize("threads", [None, 1, 5])
+def test_work_on_many_files_returns_in_their_order(threads: int | None) -> None:
+    assert overlapped(lambda item: item * 2, range(200), threads=threads) == list(range(0, 400, 2))
+    assert overlapped(lambda item: item, []) == []
+
+
+class Waits:
+    """Work that waits, and counts how many items wait at the same time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.now = self.most = self.items = 0
+
+    def __call__(self, item: int) -> None:
+        with self.lock:
+            self.now, self.items = self.now + 1, self.items + 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.002)
+        with self.lock:
+            self.now -= 1
+
+
+def test_many_files_wait_for_the_drive_together_and_few_do_not() -> None:
+    few, many = Waits(), Waits()
+    overlapped(few, range(interface.OVERLAP_FROM - 1))
+    overlapped(many, range(10 * interface.OVERLAP_FROM))
+    assert few.most == 1
+    assert 4 <= many.most <= interface.OVERLAP_THREADS
+    assert many.items == 10 * interface.OVERLAP_FROM
+
+
+def test_files_that_do_not_wait_get_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=time.perf_counter, thread_time=time.perf_counter)
+    monkeypatch.setattr(interface, "time", clock)  # on a busy machine a thread waits for its core, too
+    names = set()
+
+    def compute(item: int) -> int:
+        names.add(threading.current_thread().name)
+        return sum(range(5_000))
+
+    overlapped(compute, range(3 * interface.OVERLAP_FROM))
+    assert names == {threading.current_thread().name}
+
+
+def test_the_first_error_in_order_is_raised_when_no_thread_runs() -> None:
+    running = Waits()
+
+    def work(item: int) -> None:
+        running(item)
+        if item in (20, 30):
+            raise StorageError(f"item {item}")
+
+    with pytest.raises(StorageError, match="item 20"):
+        overlapped(work, range(400), threads=8)
+    assert running.now == 0 and running.items < 400

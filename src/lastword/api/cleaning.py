@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from lastword.errors import (
     QuarantinedError,
     StorageError,
 )
+from lastword.files import OVERLAP_FROM, overlapped
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import Meter, ProgressLike, plural
 
@@ -29,8 +31,12 @@ if TYPE_CHECKING:
     from lastword.cleaner import CleanRound, Plan
     from lastword.cleaner.drive import DriveCleaner, InlineExecutor
     from lastword.cleaner.inspection import DrivePartition
+    from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
+
+SMALL_BYTES = 1 << 20
+"""Partitions up to this size are cleaned at the same time, if there are many: the memory of each is small."""
 
 
 def plan(
@@ -128,30 +134,44 @@ def clean(
                 _expire_values(dirs, *tp)
             except (DataError, CapacityError, StorageError) as error:
                 failed.append(error)
-    sizes = {tp: _size(dirs, *tp) for tp in compacted}
+    sizes = _sizes(dirs, compacted)
     meter = Meter("clean", progress, sum(sizes.values()))
-    accounts = [tp for tp in compacted if due and by_accounts(dirs.config(tp[0]), strategy)]
-    if accounts:
-        compacted = [tp for tp in compacted if tp not in accounts]
-        results += _clean_due(dirs, accounts, strategy, meter, stop, failed)
-        if topic is not None and not failed and not results:
-            for tp in accounts:
-                _check_quarantine(dirs, *tp)
-    for name, number in compacted:
+    accounts = {tp for tp in compacted if due and by_accounts(dirs.config(tp[0]), strategy)}
+
+    def clean_next(tp: tuple[str, int]) -> CleanRound | LastwordError | None:
         if stop is not None and stop():
-            break
+            return None
         try:
-            with meter.progress_part(sizes[name, number]) as part:
-                done = _clean_one(dirs, name, number, due, strategy, part, stop)
-            if done is not None:
-                results.append(done)
-            elif topic is not None:
-                _check_quarantine(dirs, name, number)
+            with meter.progress_part(sizes[tp]) as part:
+                done = _clean_one(dirs, *tp, due, strategy, part, stop)
+            if done is None and topic is not None:
+                _check_quarantine(dirs, *tp)
+            return done
         except (DataError, CapacityError, StorageError) as error:
-            failed.append(error)
+            return error
+
+    with ExitStack() as together:
+        for log_dir in dirs.directories:
+            together.enter_context(log_dir.checkpoints_together())
+        if accounts:
+            compacted = [tp for tp in compacted if tp not in accounts]
+            results += _clean_due(dirs, accounts, strategy, meter, stop, failed)
+            if topic is not None and not failed and not results:
+                for tp in sorted(accounts):
+                    _check_quarantine(dirs, *tp)
+        small = [tp for tp in compacted if sizes[tp] <= SMALL_BYTES]
+        if len(small) < OVERLAP_FROM:
+            small = []
+        cleaned_small = dict(zip(small, overlapped(clean_next, small), strict=True))
+        for tp in compacted:
+            result = cleaned_small[tp] if tp in cleaned_small else clean_next(tp)
+            if isinstance(result, LastwordError):
+                failed.append(result)
+            elif result is not None:
+                results.append(result)
     if failed:
         note = ""
-        if len(compacted) + len(accounts) > 1:
+        if len(sizes) > 1:
             cleaned = {(result.topic, result.partition) for result in results}
             note = f"{plural(len(cleaned), 'other')} cleaned"
         raise PartialFailure.of(results, failed, note) from failed[0]
@@ -287,12 +307,22 @@ def _drive_cleaner(
 # ---------------------------------------------------------------- checks
 
 
-def _size(dirs: OpenDirs, name: str, number: int) -> int:
-    """Return the bytes of a partition; 0 if it cannot be opened: cleaning it raises the error."""
-    try:
-        return sum(segment.size for segment in dirs.log_dir(name, number).log(name, number).segments)
-    except (DataError, StorageError):
-        return 0
+def _sizes(dirs: OpenDirs, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Open partitions and return their bytes; 0 if one cannot be opened: cleaning it raises the error."""
+
+    def size(tp: tuple[str, int]) -> int:
+        try:
+            return sum(segment.size for segment in dirs.log(*tp).segments)
+        except (DataError, StorageError):
+            return 0
+
+    by_dir: dict[LogDirectory, list[tuple[str, int]]] = {}
+    for tp in partitions:
+        by_dir.setdefault(dirs.log_dir(*tp), []).append(tp)
+    for log_dir, inside in by_dir.items():
+        with suppress(DataError, StorageError):
+            log_dir.logs(inside)
+    return {tp: size(tp) for tp in partitions}
 
 
 def _check_policy(dirs: OpenDirs, topic: str) -> None:

@@ -196,6 +196,14 @@ def count_each(
             yield tp, error
 
 
+def view_row(
+    dirs: OpenDirs, view: PartitionView, row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row]
+) -> Row:
+    """Count one partition in a view that was made already. `row_of` is as of `count_each`."""
+    size_bytes = sum(segment.size for segment in view.segments)
+    return row_of(dirs, view, _count_segments(dirs, view, Meter("count", None, size_bytes), False))
+
+
 def _raised(row: Row | LastwordError) -> Row:
     if isinstance(row, LastwordError):
         raise row
@@ -504,9 +512,9 @@ def _explain_partition(dirs: OpenDirs, topic: str, partition: int, key: bytes | 
 def _explanation(dirs: OpenDirs, topic: str, partition: int, plan: Plan, key: bytes | None) -> Explanation:
     from lastword.tools.explain import explain
 
-    config = dirs.config(topic)
+    config, view = dirs.config(topic), dirs.checked_view(topic, partition)
     explanation = explain(
-        dirs.checked_view(topic, partition),
+        view,
         config,
         plan,
         key=key,
@@ -515,15 +523,16 @@ def _explanation(dirs: OpenDirs, topic: str, partition: int, plan: Plan, key: by
     )
     if key is not None or not config.compacts:
         return explanation
-    return replace(explanation, counted=_counted_bytes(dirs, topic, partition))
+    return replace(explanation, counted=_counted_bytes(dirs, view))
 
 
-def _counted_bytes(dirs: OpenDirs, topic: str, partition: int) -> Counted | None:
+def _counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
     """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
     from lastword.tools.explain import Counted
 
-    ((_, rows),) = count_each(dirs, [(topic, partition)], segment_infos, None)
-    if isinstance(rows, LastwordError):
+    try:
+        rows = view_row(dirs, view, segment_infos)
+    except (DataError, StorageError):
         return None
     return Counted(
         sum(segment.size_bytes for segment in rows),

@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lastword.errors import LastwordError
 
 if TYPE_CHECKING:
     from lastword.files.lock import FileLock
 
+T = TypeVar("T")
+R = TypeVar("R")
 Path = str | os.PathLike[str]
 Buffer = Any
 """Bytes-like: bytes, bytearray, memoryview or a contiguous NumPy array."""
@@ -245,3 +249,48 @@ class Files(ABC):
     def _try_unlink(self, path: str) -> None:
         with contextlib.suppress(LastwordError):  # the first error is the one to report
             self.unlink(path, missing_ok=True)
+
+
+# ---------------------------------------------------------------- many files
+
+
+OVERLAP_FROM = 64
+"""The least number of items that `overlapped` gives to threads."""
+OVERLAP_SAMPLE = 8
+"""Items that `overlapped` works on before it decides."""
+OVERLAP_THREADS = 16
+
+
+def overlapped(work: Callable[[T], R], items: Sequence[T], *, threads: int | None = None) -> list[R]:
+    """Return work(item) for each item; many items run on threads, so that they wait for the drive together.
+
+    A drive finishes syncs of different files that run at the same time with one write of its journal: on a
+    drive where a sync takes milliseconds, a hundred of them take about as long as ten in a row. Each item
+    must have files of its own. Then a crash leaves for each item what it leaves if the items run one after
+    another.
+
+    Args:
+        work: Reads, writes and syncs the files of one item.
+        items: The items.
+        threads: How many run at the same time. None: 1 below OVERLAP_FROM items, else as many as the first
+            items waited longer than they computed, at most OVERLAP_THREADS.
+
+    Raises:
+        LastwordError: The first one, in the order of the items, when no thread runs any more. Later items may
+            have been worked on.
+    """
+    results: list[R] = []
+    if threads is None:
+        threads = 1
+        if len(items) >= OVERLAP_FROM:
+            wall, cpu = time.perf_counter(), time.thread_time()
+            results = [work(item) for item in items[:OVERLAP_SAMPLE]]
+            wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+            threads = min(OVERLAP_THREADS, int(wall / max(cpu, 1e-6)))
+    rest = items[len(results) :]
+    if threads < 2 or len(rest) < 2:
+        return results + [work(item) for item in rest]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(threads, len(rest)), thread_name_prefix="lastword-files") as pool:
+        return results + list(pool.map(work, rest))

@@ -24,7 +24,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from lastword.clock import Clock
 from lastword.config import Settings
@@ -37,7 +37,7 @@ from lastword.errors import (
     LogDirLockedError,
     UsageError,
 )
-from lastword.files import Files
+from lastword.files import Files, overlapped
 from lastword.ingest import staging
 from lastword.ingest.staging import (
     REFUSED_FORM,
@@ -61,10 +61,7 @@ logger = logging.getLogger(__name__)
 
 KEEP_REFUSED_MS = 7 * 24 * 3600 * 1000
 PARALLEL_BYTES = 16 << 20
-"""A commit with fewer bytes uses one thread: more threads would only wait for each other."""
-
-P = TypeVar("P")
-T = TypeVar("T")
+"""A commit of more bytes uses a thread for each core; a smaller one uses threads only to overlap syncs."""
 
 
 def open_to_append(
@@ -155,41 +152,28 @@ def _apply(directory: LogDirectory, manifest: Manifest) -> int:
     def verify(tp: tuple[str, int]) -> None:
         staging.check_batches(directory.files, directory.directory(*tp), manifest.commit_id, staged[tp])
 
-    _in_parallel(verify, partitions, size_bytes)
+    threads = _threads(len(partitions), size_bytes)
+    overlapped(verify, partitions, threads=threads)
     # Every log is opened before the first is appended to: a commit that is refused has added nothing.
-    logs = {tp: directory.log(*tp) for tp in partitions}
+    logs = directory.logs(partitions)
     waiting, sync = pending_commits(directory.files, directory.path), manifest.sync or named
 
     def append(tp: tuple[str, int]) -> int:
         return ingest(logs[tp], manifest.commit_id, staged[tp], sync=sync, waiting=waiting)
 
-    added = sum(_in_parallel(append, partitions, size_bytes))
+    added = sum(overlapped(append, partitions, threads=threads))
     if manifest.writer is not None and manifest.sequence is not None:
         writers.note(manifest.writer, manifest.sequence, directory.clock.now_ms())
         writers.save(directory.files, directory.path)
     return added
 
 
-def _in_parallel(work: Callable[[P], T], partitions: Iterable[P], size_bytes: int) -> list[T]:
-    """Run `work` for each partition, on a thread per core if `size_bytes` of reading are worth it.
+def _threads(partitions: int, size_bytes: int) -> int | None:
+    """Return the number of threads for work of so many bytes; None: as many as waiting for the drive needs.
 
-    Reading, checking and writing release the interpreter's lock. The first error, in the order of the
-    partitions, is raised when no thread runs any more; later partitions may have been worked on. Each
-    partition has files of its own, so a crash leaves in each partition what it could leave in one alone.
+    Reading, checking and writing release the interpreter's lock.
     """
-    partitions = list(partitions)
-    threads = min(len(partitions), os.cpu_count() or 1)
-    if threads < 2 or size_bytes < PARALLEL_BYTES:
-        return [work(partition) for partition in partitions]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="lastword-ingest") as pool:
-        futures = [pool.submit(work, partition) for partition in partitions]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    return None if size_bytes < PARALLEL_BYTES else min(partitions, os.cpu_count() or 1)
 
 
 def _remove_old(directory: LogDirectory) -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from lastword.clock import Clock
@@ -118,6 +119,8 @@ class Checkpoints:
 
 
 CHECKPOINT_INTERVAL_SECONDS = 60.0  # as Kafka's log.flush.offset.checkpoint.interval.ms
+CLEANED_INTERVAL_SECONDS = 1.0
+"""How often the cleaner's checkpoint is written while many partitions are cleaned."""
 
 
 class PartitionCheckpoints:
@@ -129,6 +132,9 @@ class PartitionCheckpoints:
         self._checkpoints = checkpoints
         self._lock = threading.RLock()
         self._written_at = clock.monotonic()
+        self._first_dirty: dict[TopicPartition, int] = {}  # not written yet
+        self._first_dirty_at = clock.monotonic()
+        self._together = 0
 
     # -------------------------------------------------------------- all of them
 
@@ -140,6 +146,7 @@ class PartitionCheckpoints:
     def write(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
         """Write recovery points and log starts of the open logs."""
         with self._lock:
+            self._write_first_dirty()
             now = list(logs.items())
             self._checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in now})
             raised = {tp: log.log_start for tp, log in now if log.log_start > log.segments[0].base_offset}
@@ -149,6 +156,7 @@ class PartitionCheckpoints:
     def came(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
         """Write the checkpoints of a partition that is moved here."""
         with self._lock:
+            self._write_first_dirty()
             self._checkpoints.recovery_points.update({tp: recovery_point})
             self._checkpoints.log_starts.update({tp: log_start} if log_start else {})
             self._checkpoints.first_dirty.update({} if first_dirty is None else {tp: first_dirty})
@@ -156,23 +164,57 @@ class PartitionCheckpoints:
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Remove partitions that are deleted or moved away."""
         with self._lock:
+            self._write_first_dirty()
             self._checkpoints.forget(partitions)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write the cleaner's checkpoint for all partitions that are cleaned in the block together.
+
+        It has a line for each partition, so writing it after each cleaning would be quadratic. It is written
+        every CLEANED_INTERVAL_SECONDS, and at the end of the block. A crash before costs another cleaning.
+        """
+        with self._lock:
+            self._together += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._together -= 1
+                self._write_first_dirty()
+
+    def _write_first_dirty(self) -> None:
+        cleaned, self._first_dirty = self._first_dirty, {}
+        self._first_dirty_at = self._clock.monotonic()
+        if cleaned:
+            self._checkpoints.first_dirty.update(cleaned)
 
     # -------------------------------------------------------------- one of them
 
+    def first_dirty(self, tp: TopicPartition) -> int | None:
+        """Return the cleaner's checkpoint of a partition; None if there is none."""
+        with self._lock:
+            offset = self._first_dirty.get(tp)
+            return self._checkpoints.first_dirty.get(tp) if offset is None else offset
+
     def set_first_dirty(self, log: PartitionLog, offset: int) -> None:
         """Move the cleaner's checkpoint. It stays between log start and log end."""
-        bounded = min(max(offset, log.log_start), log.log_end)
+        tp, bounded = _name(log), min(max(offset, log.log_start), log.log_end)
         with self._lock:
+            if tp in self._first_dirty:  # the notes of two cleanings are kept
+                self._write_first_dirty()
             self._note_cleaned(log, bounded)
-            self._checkpoints.first_dirty.update({_name(log): bounded})
+            self._first_dirty[tp] = bounded
+            waited = self._clock.monotonic() - self._first_dirty_at
+            if not self._together or waited >= CLEANED_INTERVAL_SECONDS:
+                self._write_first_dirty()
 
     def _note_cleaned(self, log: PartitionLog, offset: int) -> None:
         """Note how far this cleaner has cleaned.
 
         The note lets readers detect that another cleaner has moved the checkpoint (`removal_log`).
         """
-        before = self._checkpoints.first_dirty.read_sound().get(_name(log), 0)
+        before = self._checkpoints.first_dirty.get(_name(log)) or 0
         removal_log.note_cleaned(self._files, log.directory, before, offset)
 
     def raise_log_start(self, log: PartitionLog, offset: int, reason: str) -> bool:
@@ -207,6 +249,7 @@ class PartitionCheckpoints:
         """
         tp = _name(log)
         with log.lock, self._lock:
+            self._write_first_dirty()
             segments = log.segment_set
             base = segments[max(0, segments.floor(offset))].base_offset
             lowered = {

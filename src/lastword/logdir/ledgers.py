@@ -99,6 +99,9 @@ class Ledgers:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._slots: OrderedDict[TopicPartition, _Slot] = OrderedDict()
+        self._used: dict[int, tuple[_Slot, int]] = {}  # by id: slots whose lock is held, and how often
+        self._idle: dict[TopicPartition, int] = {}  # bytes of the ledgers that no thread uses
+        self._idle_bytes = 0  # their sum
         self._reached: dict[TopicPartition, tuple[int, int]] = {}
         self.cached_stats: dict[TopicPartition, object] = {}
         """The result of the last scan of each partition, kept for its reader and dropped with the ledger."""
@@ -161,7 +164,7 @@ class Ledgers:
         with self._lock:
             slot = self._slots.setdefault(tp, _Slot())
             self._slots.move_to_end(tp)
-        with slot.lock:
+        with slot.lock, self._using(tp, slot):
             segments = log.segments
             ledger = slot.ledger
             if ledger is None:
@@ -192,6 +195,28 @@ class Ledgers:
                     self._save(slot, ledger)
         self._make_room(0, slot)
 
+    @contextmanager
+    def _using(self, tp: TopicPartition, slot: _Slot) -> Iterator[None]:
+        """Count the memory of a slot's ledger as it is now inside the block, and as it was left after it."""
+        with self._lock:
+            self._used[id(slot)] = slot, self._used.get(id(slot), (slot, 0))[1] + 1
+            self._set_idle(tp, None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                _, times = self._used.pop(id(slot))
+                if times > 1:
+                    self._used[id(slot)] = slot, times - 1
+                elif self._slots.get(tp) is slot:
+                    self._set_idle(tp, slot.ledger)
+
+    def _set_idle(self, tp: TopicPartition, ledger: Ledger | None) -> None:
+        self._idle_bytes -= self._idle.pop(tp, 0)
+        if ledger is not None:
+            self._idle[tp] = ledger.memory_bytes
+            self._idle_bytes += self._idle[tp]
+
     def held(self, tp: TopicPartition) -> Ledger | None:
         """Return the ledger if it is in memory, without waiting; otherwise None."""
         slot = self._slots.get(tp)
@@ -206,6 +231,7 @@ class Ledgers:
         """
         with self._lock:
             slot = self._slots.pop(tp, None)
+            self._set_idle(tp, None)
             if not cut:
                 self._reached.pop(tp, None)
             self.cached_stats.pop(tp, None)
@@ -223,20 +249,35 @@ class Ledgers:
             ]  # a copy: other threads drop theirs meanwhile
         return sum(ledger.memory_bytes for ledger in held if ledger is not None)
 
-    def _make_room(self, needed_bytes: int, mine: _Slot) -> None:
-        """Save and drop unused ledgers, the least recently used first, until the rest fits."""
-        budget = self._budget_bytes()
+    def _known_bytes(self) -> int:
+        """Return `memory_bytes` without a look at each ledger: only those in use change."""
         with self._lock:
-            others = [slot for slot in self._slots.values() if slot is not mine and slot.ledger is not None]
-        for slot in others:
-            if self.memory_bytes + needed_bytes <= budget:
-                return
+            ledgers = [slot.ledger for slot, _ in self._used.values()]
+            return self._idle_bytes + sum(ledger.memory_bytes for ledger in ledgers if ledger is not None)
+
+    def _make_room(self, needed_bytes: int, mine: _Slot) -> None:
+        """Save and drop unused ledgers, the least recently used first, until the rest fits.
+
+        A slot that was tried becomes the last one, so that the next call begins with a ledger.
+        """
+        budget = self._budget_bytes()
+        left = len(self._slots)
+        while left > 0 and self._known_bytes() + needed_bytes > budget:
+            left -= 1
+            with self._lock:
+                tp, slot = next(iter(self._slots.items()), (None, mine))
+                if tp is not None:
+                    self._slots.move_to_end(tp)
+            if tp is None or slot is mine or slot.ledger is None:
+                continue
             if slot.lock.acquire(blocking=False):
                 try:
                     ledger = slot.ledger
-                    if ledger is not None:
+                    if ledger is not None and id(slot) not in self._used:
                         self._save(slot, ledger)
                         slot.ledger = None
+                        with self._lock:
+                            self._set_idle(tp, None)
                 finally:
                     slot.lock.release()
 
@@ -267,6 +308,7 @@ class Ledgers:
         """Save changed ledgers. No ledger may be in use."""
         with self._lock:
             slots, self._slots = list(self._slots.values()), OrderedDict()
+            self._idle, self._idle_bytes = {}, 0
         for slot in slots:
             if slot.ledger is not None:
                 self._save(slot, slot.ledger)

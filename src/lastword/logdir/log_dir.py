@@ -33,7 +33,7 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
-from lastword.files import FileLock, Files
+from lastword.files import FileLock, Files, overlapped
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.checkpoints import Checkpoints, PartitionCheckpoints, TopicPartition
 from lastword.logdir.identity import (
@@ -95,6 +95,7 @@ class LogDirectory:
         self._locks = PartitionLocks(self.lock)
         self._known: set[str] = set()  # names of directories that were found to be partitions
         self._deferred_deletes = cut.DeferredDeletes(files, clock)
+        self._listed: dict[str, list[int]] = {}  # the partitions of each topic when the root was last listed
         self._topic_ids: dict[str, str | None] = {}
         self._checked: set[TopicPartition] = set()  # partitions whose topic id was checked
         self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None
@@ -144,12 +145,14 @@ class LogDirectory:
         else:
             cluster = BrokerSettings(files, [root])
             load = lambda: Settings.load([root]).with_cluster(cluster.refresh())  # noqa: E731
+        known: set[str] = set()
         if mode == "r":
-            check_log_dir(discover(files, root), root)
-            return cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
-        fresh = check_writable(files, root)
+            check_log_dir(discover(files, root, known), root)
+        fresh = mode == "a" and check_writable(files, root, known)
         opened = cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
-        opened._take(fresh)
+        opened._known = known
+        if mode == "a":
+            opened._take(fresh)
         return opened
 
     def _take(self, fresh: bool) -> None:
@@ -198,7 +201,9 @@ class LogDirectory:
     # -------------------------------------------------------------- topics
 
     def _listing(self) -> Listing:
-        return discover(self.files, self.path, self._known)
+        listing = discover(self.files, self.path, self._known)
+        self._listed = listing.topics()
+        return listing
 
     def new_ledgers(self, *, saves: bool = True) -> Ledgers:
         """Return garbage accounts of the partitions here.
@@ -232,6 +237,10 @@ class LogDirectory:
         """Return the names of all topics, sorted."""
         return list(self._listing().topics())
 
+    def partitions_by_topic(self) -> dict[str, list[int]]:
+        """Return all topics, sorted by name, each with its partition numbers, ascending."""
+        return self._listing().topics()
+
     def partitions(self, topic: str) -> list[int]:
         """Return the partition numbers of a topic, ascending. UnknownTopicError names the nearest topic."""
         topics = self._listing().topics()
@@ -244,8 +253,12 @@ class LogDirectory:
         return list(self._listing().partitions)
 
     def topic_id(self, topic: str) -> str | None:
-        """Return the topic's id, from the first of its partitions that has one; None if none has."""
-        for partition in self.partitions(topic):
+        """Return the topic's id, from the first of its partitions that has one; None if none has.
+
+        The partitions are those of the last listing, if it has the topic: directories of many topics are not
+        listed for each of them.
+        """
+        for partition in self._listed.get(topic) or self.partitions(topic):
             with suppress(CorruptFileError, StorageError):  # raised when that partition is used
                 topic_id = read_topic_id(self.files, self.directory(topic, partition))
                 if topic_id is not None:
@@ -416,6 +429,18 @@ class LogDirectory:
             log = self._opened.logs.get(tp)
             return self._open_log(tp) if log is None else log
 
+    def logs(self, partitions: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], PartitionLog]:
+        """Return the open logs of partitions, as `log` does; many are recovered at the same time.
+
+        Raises:
+            DataError: The first damaged partition, in their order. Others may have been opened.
+        """
+        with self.lock:
+            self._check_writable()
+            wanted = [TopicPartition(*tp) for tp in partitions]
+            overlapped(self._open_log, [tp for tp in wanted if tp not in self._opened.logs])
+            return {tp: self._opened.logs[tp] for tp in wanted}
+
     def _open_log(self, tp: TopicPartition) -> PartitionLog:
         if tp in self._opened.offline:
             raise self._opened.offline[tp]
@@ -480,12 +505,16 @@ class LogDirectory:
 
     def first_dirty(self, topic: str, partition: int) -> int | None:
         """Return the cleaner's checkpoint: everything below was cleaned. None if there is none."""
-        return self.checkpoints.first_dirty.get(TopicPartition(topic, partition))
+        return self._partition_checkpoints.first_dirty(TopicPartition(topic, partition))
 
     def set_first_dirty(self, topic: str, partition: int, offset: int) -> None:
         """Move the cleaner's checkpoint, durably. It stays between log start and log end."""
         with self.lock:
             self._partition_checkpoints.set_first_dirty(self.log(topic, partition), offset)
+
+    def checkpoints_together(self) -> AbstractContextManager[None]:
+        """Clean many partitions in the block: the cleaner's checkpoint is not written after each of them."""
+        return self._partition_checkpoints.together()
 
     def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
         """Raise the log start of a partition durably. False if the log starts at `offset` or above already.

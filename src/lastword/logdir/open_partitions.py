@@ -19,7 +19,7 @@ from lastword import metrics
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
-from lastword.files import Files
+from lastword.files import Files, overlapped
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
 from lastword.partition.log import PartitionLog
@@ -167,14 +167,9 @@ class OpenPartitions:
         Returns:
             Whether all partitions that were used keep the promises of a clean stop, and the first error.
         """
-        failed: LastwordError | None = None
-        promised = not self.offline
-        for log in self.logs.values():
-            try:
-                promised = log.close() and promised
-            except LastwordError as error:
-                failed, promised = failed or error, False
-        return promised, failed
+        closed = overlapped(_closed, list(self.logs.values()))
+        failed = next((result for result in closed if isinstance(result, LastwordError)), None)
+        return not self.offline and all(result is True for result in closed), failed
 
     def were_left_clean(self, partitions: Iterable[TopicPartition]) -> bool:
         """Return whether those of the partitions that were never opened keep the promises of a clean stop."""
@@ -184,6 +179,13 @@ class OpenPartitions:
         """Close all files as a killed process would."""
         for log in self.logs.values():
             log.abandon()
+
+
+def _closed(log: PartitionLog) -> bool | LastwordError:
+    try:
+        return log.close()
+    except LastwordError as error:
+        return error
 
 
 # ---------------------------------------------------------------- exclusive changes

@@ -26,7 +26,7 @@ from lastword.errors import (
     StorageError,
     UsageError,
 )
-from lastword.files import Files
+from lastword.files import Files, overlapped
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
 from lastword.partition.checkpoint_file import read_lines
@@ -166,14 +166,14 @@ def check_log_dir(listing: Listing, root: str) -> None:
         )
 
 
-def check_writable(files: Files, root: str) -> bool:
-    """Return True if the root is to be made: it is absent or empty.
+def check_writable(files: Files, root: str, known: set[str] | None = None) -> bool:
+    """Return True if the root is to be made: it is absent or empty. `known`: as of `discover`.
 
     NotALogDirError if it holds something else.
     """
     if not files.exists(root):
         return True
-    listing = discover(files, root)
+    listing = discover(files, root, known)
     if listing.is_empty:
         return True
     check_log_dir(listing, root)
@@ -218,29 +218,40 @@ def make_partitions(
     the next opening removes, and almost never a topic with too few partitions.
     """
     topic_id = topic_id or new_id(rng)
-    built: list[tuple[str, str]] = []
+    built = [
+        (
+            os.path.join(
+                root, names.marked_partition_dir(topic, number, "delete", f"{rng.getrandbits(128):032x}")
+            ),
+            os.path.join(root, names.partition_dir(topic, number)),
+        )
+        for number in partitions
+    ]
+
+    made: set[str] = set()
+
+    def build(paths: tuple[str, str]) -> None:
+        path, _ = paths
+        made.add(path)
+        files.mkdir(path)
+        SegmentAppender.create(
+            SegmentFiles(files, path, 0), index_interval_bytes=index_interval_bytes
+        ).close()
+        write_empty_snapshot(files, path, 0)
+        files.write_atomic(os.path.join(path, names.PARTITION_METADATA), format_partition_metadata(topic_id))
+
     try:
-        for partition in partitions:
-            token = f"{rng.getrandbits(128):032x}"
-            path = os.path.join(root, names.marked_partition_dir(topic, partition, "delete", token))
-            files.mkdir(path)
-            built.append((path, os.path.join(root, names.partition_dir(topic, partition))))
-            SegmentAppender.create(
-                SegmentFiles(files, path, 0), index_interval_bytes=index_interval_bytes
-            ).close()
-            write_empty_snapshot(files, path, 0)
-            files.write_atomic(
-                os.path.join(path, names.PARTITION_METADATA), format_partition_metadata(topic_id)
-            )
+        overlapped(build, built)
         files.fsync_dir(root)
         for path, final in built:
             files.rename(path, final)
         files.fsync_dir(root)
     except BaseException:  # including a signal
         for path, final in built:
-            for left in (path, final):
-                if files.exists(left):
-                    files.remove_tree(left)
+            if files.exists(path):
+                files.remove_tree(path)
+            elif path in made and files.exists(final):
+                files.remove_tree(final)
         raise
 
 

@@ -19,9 +19,11 @@ would announce records that do not exist to its followers; so recovery cuts the 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from lastword.errors import CorruptFileError, FileVanishedError
 from lastword.files import Files
@@ -34,18 +36,66 @@ _VERSION = 0
 
 def read_lines(files: Files, path: str, fields: int) -> list[list[str]]:
     """Return the lines of a checkpoint, each split into `fields` fields; none if there is no file."""
+    return _lines_of(_bytes_of(files, path), path, fields)
+
+
+def _bytes_of(files: Files, path: str) -> bytes:
     facts = files.stat(path)
     if facts is None:
-        return []
+        return b""
     if facts.size > MAX_CHECKPOINT_BYTES:
         raise _corrupt(path, f"{facts.size} bytes are too many for a checkpoint")
     try:
-        text = files.read_bytes(path).decode("utf-8")
+        return files.read_bytes(path)
     except FileVanishedError:
-        return []
+        return b""
+
+
+def _lines_of(data: bytes, path: str, fields: int) -> list[list[str]]:
+    try:
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _corrupt(path, f"not UTF-8 at byte {error.start}") from None
     return parse_lines(text, path, fields)
+
+
+class OffsetLines(NamedTuple):
+    """The lines of a root's offset checkpoint, `topic partition offset`, by `topic-partition`.
+
+    Attributes:
+        first: The offset as it is written, of the first line of each partition.
+        offsets: The offsets; none if a line is damaged, or if a partition is there twice.
+    """
+
+    first: Mapping[str, str]
+    offsets: Mapping[str, int]
+
+
+def read_offset_lines(files: Files, path: str) -> OffsetLines:
+    """Return the lines of an offset checkpoint; none if there is no file or it cannot be read.
+
+    The bytes are parsed once as long as they do not change: the file has a line for each partition, and is
+    read for each of them.
+    """
+    try:
+        return _offset_lines(_bytes_of(files, path), path)
+    except CorruptFileError:
+        return OffsetLines({}, {})
+
+
+@lru_cache(maxsize=4)
+def _offset_lines(data: bytes, path: str) -> OffsetLines:
+    lines = _lines_of(data, path, 3)
+    first: dict[str, str] = {}
+    for topic, partition, offset in lines:
+        first.setdefault(f"{topic}-{partition}", offset)
+    try:
+        offsets = {
+            f"{topic}-{number(partition, path)}": number(offset, path) for topic, partition, offset in lines
+        }
+    except CorruptFileError:
+        offsets = {}
+    return OffsetLines(first, offsets if len(offsets) == len(lines) else {})
 
 
 def parse_lines(text: str, path: str, fields: int) -> list[list[str]]:

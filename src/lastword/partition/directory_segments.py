@@ -18,7 +18,6 @@ from contextlib import suppress
 
 from lastword.errors import (
     BusyError,
-    CorruptFileError,
     DataError,
     FileTakenError,
     FileVanishedError,
@@ -26,7 +25,7 @@ from lastword.errors import (
 )
 from lastword.files import FileFacts, Files
 from lastword.partition import cut, swap
-from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.checkpoint_file import read_offset_lines
 from lastword.partition.durability import read_log_end, wrong_end
 from lastword.partition.segment_store import LogVersion, PrivateSegment, SegmentSet
 from lastword.records.batch import BatchHeader
@@ -283,20 +282,9 @@ def _log_start_file(files: Files, directory: str) -> FileFacts | None:
 
 
 def read_log_start(files: Files, directory: str) -> int:
-    """Return the log start of the root's checkpoint; 0 if it has none or cannot be read."""
-    directory = os.path.normpath(directory)
-    path = os.path.join(os.path.dirname(directory), names.LOG_STARTS)
-    name = os.path.basename(directory)
-    offsets: dict[tuple[str, int], int] = {}
-    try:
-        lines = read_lines(files, path, 3)
-        for topic, partition, offset in lines:
-            offsets[topic, number(partition, path)] = number(offset, path)
-    except CorruptFileError:
-        return 0
-    if len(offsets) < len(lines):
-        return 0  # one partition twice: damaged; the writer ignores it too
-    return next((offset for tp, offset in offsets.items() if f"{tp[0]}-{tp[1]}" == name), 0)
+    """Return the log start of the root's checkpoint; 0 if there is none, or if the file is damaged."""
+    root, name = os.path.split(os.path.normpath(directory))
+    return read_offset_lines(files, os.path.join(root, names.LOG_STARTS)).offsets.get(name, 0)
 
 
 def _missed(segment: Segment, end: int | None) -> int | None:

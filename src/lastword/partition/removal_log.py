@@ -49,7 +49,7 @@ from dataclasses import asdict, dataclass, replace
 from lastword.errors import CorruptFileError, FileTakenError
 from lastword.files import Files
 from lastword.files.framed import Framed
-from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.checkpoint_file import number, read_offset_lines
 from lastword.segment import names
 from lastword.values import Value
 from lastword.wire import INT64_MAX
@@ -161,15 +161,12 @@ def load(files: Files, directory: str) -> RemovalLog:
 
 def first_dirty(files: Files, directory: str) -> int:
     """Return the partition's line in the root's cleaner checkpoint; 0 if it cannot be read."""
-    directory = os.path.normpath(directory)
-    path = os.path.join(os.path.dirname(directory), names.FIRST_DIRTY)
+    root, name = os.path.split(os.path.normpath(directory))
+    path = os.path.join(root, names.FIRST_DIRTY)
     try:
-        for topic, partition, offset in read_lines(files, path, 3):
-            if f"{topic}-{partition}" == os.path.basename(directory):
-                return number(offset, path)
+        return number(read_offset_lines(files, path).first.get(name, "0"), path)
     except CorruptFileError:
-        pass
-    return 0
+        return 0
 
 
 # ---------------------------------------------------------------- written by the holder of the lock

@@ -54,7 +54,7 @@ from lastword.errors import (
     RecordTooLargeError,
     SparkOptionError,
 )
-from lastword.files import DEFAULT, Files
+from lastword.files import DEFAULT, Files, overlapped
 from lastword.ingest import staging
 from lastword.ingest.apply import commit, open_to_append
 from lastword.ingest.staging import Manifest, StagedFile, StagedWriter, Writers, pending_commits
@@ -506,7 +506,8 @@ class TaskRows:
         """Pack all pending rows and return the staged files, which `ack=disk` has synced."""
         for pending in self._pending.values():
             self._pack(pending)
-        closed = [writer.close(self._options.ack == "disk") for writer in self._writers()]
+        sync = self._options.ack == "disk"
+        closed = overlapped(lambda writer: writer.close(sync), self._writers())
         return tuple(file for file in closed if file is not None)
 
     def remove(self) -> None:
