@@ -23,9 +23,9 @@ from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it
 from lastword.cleaner.engine.partition import clean_partition, dry_run
 from lastword.cleaner.engine.throttle import Stopped
-from lastword.cleaner.inspection import DrivePartition, inspect, limit_plan, scan_partition
+from lastword.cleaner.inspection import DrivePartition, inspect, limit_plan, scan_partition, shifted
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.generational import Choice, because, choose_drive, disjoint
+from lastword.cleaner.policy.generational import Choice, DriveChooser, because, disjoint
 from lastword.cleaner.policy.plan import QUARANTINED, Plan
 from lastword.errors import LastwordError
 from lastword.logdir.checkpoints import TopicPartition
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 MOST_SCANS = 4
 """Scans of one partition in one inspection. A scan that finds garbage may let the active segment be closed,
 which is then scanned too; a partition that another thread keeps changing is left as it is after this many."""
+MANY_PARTITIONS = 64
+"""A drive of fewer partitions is inspected as a whole before each choice."""
+INSPECTION_SHARE = 10.0
+"""A drive of more partitions is inspected as a whole after this many times the time of such an inspection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +113,25 @@ class DriveCleaner:
         self._executor = executor
         self._space_target = space_target
         self._clock = clock
+        self._chooser: DriveChooser | None = None  # of many partitions, since all of them were inspected
+        self._inspected = (0.0, 0.0)  # when that was, and the seconds that it took
 
-    def inspect(self, now_ms: int, held: Collection[TopicPartition] = ()) -> DriveAccount:
+    def inspect(
+        self,
+        now_ms: int,
+        held: Collection[TopicPartition] = (),
+        partitions: Collection[TopicPartition] | None = None,
+    ) -> DriveAccount:
         """Return the accounts of the drive, after a scan of every new segment.
 
-        A partition that fails is left out.
+        A partition that fails is left out. `partitions`: only these; None: all.
         """
         scans: Counter[TopicPartition] = Counter()
         current: Mapping[TopicPartition, PartitionAccount] = {}
+        wanted = list(self._partitions) if partitions is None else partitions
         while True:
             inspection = inspect(
-                list(self._partitions.values()),
+                [self._partitions[tp] for tp in wanted if tp in self._partitions],
                 self.drive,
                 now_ms=now_ms,
                 space_target=self._space_target,
@@ -148,14 +160,16 @@ class DriveCleaner:
         """
         held = set(held)
         given_out: set[tuple[TopicPartition, int, int, int]] = set()
+        changed: set[TopicPartition] = set()  # since the last choice
+        self._chooser = None
         while stop is None or not stop():
-            now_ms = self._clock.now_ms()
             try:
-                runs = self._due_runs(self.inspect(now_ms, held), now_ms)
+                runs = self._next_runs(held, changed)
             except Stopped:
                 return
             if not runs:
                 return
+            changed = set(runs)
             marks = {
                 tp: {(tp, run.base_offset, run.next_offset, run.read_bytes) for run in chosen}
                 for tp, chosen in runs.items()
@@ -163,7 +177,7 @@ class DriveCleaner:
             # These runs were rewritten just now and are unchanged: no more can be done there.
             stuck = {tp for tp in runs if marks[tp] <= given_out}
             held |= stuck
-            given_out = given_out.union(*marks.values())
+            given_out.update(*marks.values())
             chosen_runs = [(self._partitions[tp], chosen) for tp, chosen in runs.items() if tp not in stuck]
             for outcome in self._executor.rewrite(chosen_runs):
                 yield from outcome.results
@@ -187,6 +201,10 @@ class DriveCleaner:
         account = self.inspect(now_ms, held)
         dead_bytes = {(part.topic, part.partition): part.dead_bytes for part in account.partitions}
         choices, _ = outlook(account, now_ms)
+        by_tp: dict[tuple[str, int], list[Choice]] = {}
+        for choice in choices[:-1]:
+            if choice.run is not None:
+                by_tp.setdefault((choice.run.topic, choice.run.partition), []).append(choice)
         chosen: list[tuple[DrivePartition, Plan, Sequence[Choice]]] = []
         for tp, partition in self._partitions.items():
             if tp in held or (only is not None and tp not in only):
@@ -199,14 +217,40 @@ class DriveCleaner:
             elif plan.action != "clean":
                 yield plan
             else:
-                own = [choice for choice in choices[:-1] if _is_for(choice, tp)]
-                chosen.append((partition, plan, [*own, choices[-1]]))
+                chosen.append((partition, plan, [*by_tp.get(tp, ()), choices[-1]]))
         for _, plan in self._executor.plan(chosen):
             yield plan
 
-    def _due_runs(self, account: DriveAccount, now_ms: int) -> dict[TopicPartition, list[SegmentRun]]:
-        """Return the runs to rewrite next, by partition, the best first; none overlaps another."""
-        choices = outlook(account, now_ms)[0] if self._executor.parallel else [choose_drive(account, now_ms)]
+    def _next_runs(
+        self, held: Collection[TopicPartition], changed: Collection[TopicPartition]
+    ) -> dict[TopicPartition, list[SegmentRun]]:
+        """Return the runs to rewrite next, by partition, the best first; none overlaps another.
+
+        The drive is inspected. With many partitions, only the `changed` ones are, as long as an inspection of
+        all would take more than a part of the time; if nothing more is due then, all are.
+        """
+        now_ms, began = self._clock.now_ms(), self._clock.monotonic()
+        chooser, (inspected_at, took) = self._chooser, self._inspected
+        if chooser is not None and began - inspected_at < INSPECTION_SHARE * took:
+            for tp in changed:
+                account = self.inspect(now_ms, held, [tp])
+                for own in account.partitions:
+                    chooser.update(tp, shifted(own, chooser.write_clock - account.write_clock))
+                if not account.partitions:
+                    chooser.update(tp, None)
+            run = chooser.choose().run
+            if run is not None:
+                return {TopicPartition(run.topic, run.partition): [run]}
+        account = self.inspect(now_ms, held)
+        if self._executor.parallel:
+            return self._all_runs(outlook(account, now_ms)[0])
+        chooser = DriveChooser(account, now_ms)
+        if len(account.partitions) >= MANY_PARTITIONS:
+            self._chooser, self._inspected = chooser, (began, self._clock.monotonic() - began)
+        return self._all_runs([chooser.choose()])
+
+    @staticmethod
+    def _all_runs(choices: Sequence[Choice]) -> dict[TopicPartition, list[SegmentRun]]:
         runs: dict[TopicPartition, list[SegmentRun]] = {}
         for choice in choices:
             if choice.run is not None:
@@ -346,16 +390,17 @@ def measure(ledgers: Ledgers, result: CleanRound) -> None:
 def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[list[Choice], DriveAccount]:
     """Return the choices that would be made now, in order, and the account of the drive after them."""
     choices: list[Choice] = []
+    chooser = DriveChooser(drive, now_ms)
+    accounts = {(account.topic, account.partition): account for account in drive.partitions}
     while len(choices) < most_runs:
-        choice = choose_drive(drive, now_ms)
+        choice = chooser.choose()
         choices.append(choice)
         if choice.run is None:
             break
-        drive = replace(
-            drive,
-            partitions=tuple(_rewritten(part, choice.run, drive.write_clock) for part in drive.partitions),
-        )
-    return choices, drive
+        tp = choice.run.topic, choice.run.partition
+        accounts[tp] = _rewritten(accounts[tp], choice.run, drive.write_clock)
+        chooser.update(tp, accounts[tp])
+    return choices, replace(drive, partitions=tuple(accounts.values()))
 
 
 def planned(
@@ -390,8 +435,6 @@ def _is_for(choice: Choice, tp: tuple[str, int]) -> bool:
 
 
 def _rewritten(account: PartitionAccount, run: SegmentRun, write_clock: int) -> PartitionAccount:
-    if (account.topic, account.partition) != (run.topic, run.partition):
-        return account
     old = account.segments[run.first : run.last + 1]
     new = SegmentAccount(
         base_offset=run.base_offset,

@@ -162,8 +162,8 @@ def inspect(
         accounts.append((partition.ledgers, account))
     write_clock = max((ledgers.write_clock for ledgers, _ in accounts), default=0)
     cost = max((ledgers.file_cost_bytes for ledgers, _ in accounts), default=0.0)
-    shifted = tuple(_shifted(account, write_clock - ledgers.write_clock) for ledgers, account in accounts)
-    drive_account = DriveAccount(drive, write_clock, space_target, cost, shifted)
+    on_scale = tuple(shifted(account, write_clock - ledgers.write_clock) for ledgers, account in accounts)
+    drive_account = DriveAccount(drive, write_clock, space_target, cost, on_scale)
     return DriveInspection(drive_account, up_to_date, tuple(stale), errors)
 
 
@@ -298,7 +298,7 @@ def _set_metrics(account: PartitionAccount, now_ms: int) -> None:
     metrics.CLEANER_OVERDUE_SECONDS.set(late_ms(account, now_ms) / 1000, *labels)
 
 
-def _shifted(account: PartitionAccount, by: int) -> PartitionAccount:
+def shifted(account: PartitionAccount, by: int) -> PartitionAccount:
     """Return the account on a scale of time that is `by` ahead."""
     if by == 0:
         return account
