@@ -110,6 +110,24 @@ def test_tasks_are_cut_by_bytes_at_batches(root: Path) -> None:
     assert all(isinstance(task, LogPartition) and task.start % 10 == 0 for task in tasks)
 
 
+def test_many_partitions_share_tasks_and_keep_their_rows(tmp_path: Path) -> None:
+    root = tmp_path / "many"
+    create(root, "t", 100)
+    filled = [number for number in range(100) if number % 10]
+    for number in filled:
+        append(root, "t", number, [numbered(1000 * number, 5, 5)])
+    for view in ("log", "latest"):
+        reader = LogReader(
+            parse_read({"path": str(root), "subscribe": "t", "view": view}), full_schema(False, view)
+        )
+        tasks = [pickle.loads(pickle.dumps(task)) for task in reader.partitions()]
+        assert len(tasks) < len(filled) and any(len(splits.parts_of(task)) > 1 for task in tasks)
+        rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+        assert [row["partition"] for row in rows] == sorted(row["partition"] for row in rows)
+        alone = [row for n in range(100) for row in read_directly(root, assign=f'{{"t":[{n}]}}', view=view)]
+        assert rows == alone and {row["partition"] for row in rows} == set(filled)
+
+
 def test_a_task_travels(root: Path) -> None:
     reader = LogReader(parse_read({"path": str(root), "subscribe": "t"}), full_schema(False))
     task = pickle.loads(pickle.dumps(reader.partitions()[1]))

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.spark.splits import Span, cut_by_bytes, cut_by_records, task_bytes
+from lastword.spark import splits
+from lastword.spark.options import parse_read
+from lastword.spark.splits import (
+    LogPartition,
+    Span,
+    cut_by_bytes,
+    cut_by_records,
+    parts_of,
+    share_tasks,
+    task_bytes,
+)
 
 steps = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 5000)), min_size=1, max_size=60)
 
@@ -63,3 +74,54 @@ def test_more_tasks_are_asked_for() -> None:
     assert task_bytes(1000, 600, 10) == 100
     assert task_bytes(1000, 50, 10) == 50
     assert task_bytes(0, 50, 10) == 1
+
+
+# ---------------------------------------------------------------- tasks of many small partitions
+
+
+def parts(sizes: list[int], records: int = 10) -> list[tuple[LogPartition, int]]:
+    return [
+        (LogPartition("t", number, f"/d/t-{number}", 0, records), size) for number, size in enumerate(sizes)
+    ]
+
+
+def tasks_of(sizes: list[int], records: int = 10, **options: str) -> list[list[int]]:
+    """The partitions of each task."""
+    read = parse_read({"path": "/d", "subscribe": "t", **options})
+    return [[part.partition for part in parts_of(task)] for task in share_tasks(parts(sizes, records), read)]
+
+
+@given(
+    st.lists(st.integers(0, 20 << 20), max_size=200),
+    st.sampled_from(
+        [{}, {"minPartitions": "7"}, {"minPartitions": "90"}, {"maxBytesPerPartition": "1000000"}]
+    ),
+)
+def test_each_partition_is_in_one_task_and_they_keep_their_order(
+    sizes: list[int], options: dict[str, str]
+) -> None:
+    tasks = tasks_of(sizes, **options)
+    assert [number for task in tasks for number in task] == list(range(len(sizes)))
+    limit = int(options.get("maxBytesPerPartition", splits.SHARED_TASK_BYTES))
+    assert all(len(task) == 1 or sum(sizes[number] for number in task) <= limit for task in tasks)
+    assert len(tasks) >= min(len(sizes), int(options.get("minPartitions", splits.FEW_TASKS)))
+
+
+def test_a_few_partitions_are_a_task_each() -> None:
+    assert tasks_of([100] * splits.FEW_TASKS) == [[number] for number in range(splits.FEW_TASKS)]
+
+
+@pytest.mark.parametrize("partitions", [200, 2_000, 20_000])
+def test_the_number_of_tasks_follows_the_bytes_and_not_the_partitions(partitions: int) -> None:
+    tasks = tasks_of([400_000_000 // 20_000] * partitions)
+    cost = partitions * (20_000 + splits.OPENING_BYTES)
+    assert len(tasks) <= 2 * max(splits.FEW_TASKS, cost // splits.SHARED_TASK_BYTES)
+
+
+def test_large_partitions_do_not_share() -> None:
+    sizes = [30 << 20 if number % 2 else 100 for number in range(200)]
+    assert len(tasks_of(sizes)) == 200
+
+
+def test_a_shared_task_keeps_the_limit_of_records() -> None:
+    assert {len(task) for task in tasks_of([100] * 2_000, 10, maxRecordsPerPartition="35")} <= {3, 2}

@@ -19,7 +19,7 @@ partition quarantines that partition and leaves the others to be cleaned; it is 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -102,9 +102,10 @@ def clean(
         held.enter_context(described(spark, "lastword clean"))
         directory = held.enter_context(open_to_append(path))
         held.callback(Watch(directory).close)  # commits of writers are ingested meanwhile
+        held.enter_context(directory.checkpoints_together())
         outcomes: list[Outcome] = []
         chosen = _chosen(directory, topic, partition)
-        accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
+        accounted = {tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)}
         tasks: list[CleanTask] = []
         giants: list[tuple[ShardedJob, int]] = []
         rest = [tp for tp in chosen if tp not in accounted]
@@ -184,7 +185,7 @@ def plan(
 
     directory = LogDirectory.open(path, "r")
     chosen = _chosen(directory, topic, partition)
-    accounted = [tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)]
+    accounted = {tp for tp in chosen if due and by_accounts(directory.topic_config(tp.topic), strategy)}
     plans: dict[TopicPartition, Plan] = {}
     rest = [tp for tp in chosen if tp not in accounted]
     sizes = _sizes(directory, chosen if progress is not None else rest)
@@ -196,7 +197,7 @@ def plan(
         if sizes[tp] > task_bytes:
             giants.append((tp, config, request))
         else:
-            tasks.append((tp, PlanTask(directory.directory(*tp), config, request)))
+            tasks.append((tp, PlanTask(directory.directory(*tp), config, request, sizes[tp])))
     with described(spark, "lastword plan"):
         for number, planned in results_as_completed(spark, clean_tasks.plan, [task for _, task in tasks]):
             tp = tasks[number][0]
@@ -298,7 +299,7 @@ class SparkExecutor:
 def _drive_cleaner(
     spark: SparkSession,
     directory: LogDirectory,
-    selected: Sequence[TopicPartition],
+    selected: Collection[TopicPartition],
     strategy: str | None,
     *,
     dry: bool = False,

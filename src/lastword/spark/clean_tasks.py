@@ -67,6 +67,11 @@ class CleanTask:
     params: LedgerParams | None = None
     runs: tuple[SegmentRun, ...] | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the most that the task reads."""
+        return self.plan.total_bytes if self.runs is None else sum(run.read_bytes for run in self.runs)
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteScanTask:
@@ -78,14 +83,20 @@ class RemoteScanTask:
     params: LedgerParams
     dry: bool
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the most that the task reads."""
+        return self.plan.total_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """The input of `plan`: one partition."""
+    """The input of `plan`: one partition of `size_bytes`."""
 
     directory: str
     config: TopicConfig
     request: Request
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +108,11 @@ class ChosenTask:
     config: TopicConfig
     params: LedgerParams
     choices: tuple[Choice, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the most that the task reads."""
+        return self.plan.total_bytes
 
 
 def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:

@@ -5,9 +5,10 @@ the driver; it reads file names and indexes, never records. `read_batches` runs 
 starts, in a worker. Only workers import this module: it loads NumPy and the kernels.
 
 What travels. The options and the schema inside the reader, and for each task a `LogPartition`: a topic, a
-partition and two offsets. File names do not travel: between planning and reading the cleaner may replace
-files, so a task finds the segments of its offsets itself. A DataFrame is a snapshot of a log's end: its
-second action reads the same offsets again.
+partition and two offsets. Many small partitions share a task, which has one for each (`SharedTask`). File
+names do not travel: between planning and reading the cleaner may replace files, so a task finds the segments
+of its offsets itself. A DataFrame is a snapshot of a log's end: its second action reads the same offsets
+again.
 
 When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a cleaning
 between the two may have removed superseded ones. A file that vanishes during a task is found again. With

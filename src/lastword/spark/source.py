@@ -127,13 +127,12 @@ class LogReader(Shipped, DataSourceReader):
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of a task's records. Spark passes another type if the plan is empty."""
+        """Yield Arrow batches of a task's records."""
         from lastword.spark.read import read_batches
-        from lastword.spark.splits import LogPartition
+        from lastword.spark.splits import parts_of
 
-        if not isinstance(partition, LogPartition):
-            return iter(())
-        return read_batches(partition, self.options, self.schema, self.columns)
+        for part in parts_of(partition):
+            yield from read_batches(part, self.options, self.schema, self.columns)
 
 
 class RefusedStream(Shipped, DataSourceStreamReader):

@@ -5,7 +5,7 @@ Everything here reads the directory without a lock, as recovery would see it.
 Ranges are split by bytes, from index entries alone. On a compacted log the number of offsets says little
 about the work of a task: a million offsets may hold ten records. The offset index has the bytes: each entry
 is (offset, position of its batch), with a few KiB between entries. A range is cut at index entries, so
-planning reads no record, and no batch is read twice.
+planning reads no record, and no batch is read twice. Many small partitions share tasks (`share_tasks`).
 
     segment 0                 segment 4711                       offsets   0 ......... 4711 ........... 9000
     |--e--e--e--e--e--e--|--e--e--e--e--e--|                     bytes     0 ......... 1 GB ........... 1.8 GB
@@ -37,6 +37,7 @@ from lastword.partition.moment import check_answerable
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, TopicSelection
+from lastword.wire import INT64_MAX
 
 # ---------------------------------------------------------------- partitions and offsets
 
@@ -81,11 +82,11 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[PartitionRange]
         OffsetOutOfRangeError: Records are lost, unless failOnDataLoss is false.
     """
     directory = LogDirectory.open(options.path, "r", files)
-    existing = {topic: directory.partitions(topic) for topic in directory.topics()}
+    existing = directory.partitions_by_topic()
     selected = pick(existing, options.selection, options.path)
     for which, bound in (("starting", options.start), ("ending", options.end)):
         _check_named(bound, selected, which)
-    ids = {topic: directory.topic_id(topic) for topic, _ in selected}
+    ids = {topic: directory.topic_id(topic) for topic in {topic for topic, _ in selected}}
     return [_bounded(directory, topic, number, ids[topic], options) for topic, number in selected]
 
 
@@ -388,7 +389,7 @@ def task_bytes(total_bytes: int, limit_bytes: int, min_partitions: int | None) -
 
 @dataclass(frozen=True)
 class LogPartition(InputPartition):
-    """The input of one task: the records of one partition with start <= offset < end.
+    """The input of one task, or a part of it: the records of one partition with start <= offset < end.
 
     topic_id   id of the planned topic, if it has one; another topic of that name has other records
     in_stream  the task is part of a micro-batch; records above `end` are in later micro-batches
@@ -404,7 +405,7 @@ class LogPartition(InputPartition):
 
     @classmethod
     def of(cls, range_: PartitionRange, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
-        """Return the task of a part of the range."""
+        """Return a part of the range."""
         return cls(range_.topic, range_.partition, range_.directory, start, end, range_.topic_id, in_stream)
 
     @property
@@ -413,25 +414,92 @@ class LogPartition(InputPartition):
         return f"{self.topic}-{self.partition}"
 
 
+FEW_TASKS = 32
+"""Up to this many parts of partitions are a task each. More parts share tasks, but no fewer than this."""
+SHARED_TASK_BYTES = 16 << 20
+"""Parts share a task up to about this many bytes. To start a task costs as much as to read a megabyte."""
+OPENING_BYTES = 64 << 10
+"""What opening a partition costs, as bytes to read."""
+
+
+@dataclass(frozen=True)
+class SharedTask(InputPartition):
+    """The input of one task that reads several small parts of partitions, one after another."""
+
+    parts: tuple[LogPartition, ...]
+
+
+def parts_of(task: InputPartition) -> tuple[LogPartition, ...]:
+    """Return the parts that a task reads. Spark passes another type if the plan is empty."""
+    if isinstance(task, SharedTask):
+        return task.parts
+    return (task,) if isinstance(task, LogPartition) else ()
+
+
 def plan(
     ranges: list[PartitionRange], options: ReadOptions, *, in_stream: bool = False
 ) -> list[InputPartition]:
     """Return the tasks. With `view` latest or changes, one task reads all records of a partition."""
-    tasks: list[InputPartition] = []
+    parts: list[tuple[LogPartition, int]] = []
     if options.view != "log":
         for range_ in ranges:
             if range_.start < range_.end:
-                tasks.append(LogPartition.of(range_, range_.start, range_.end, in_stream=in_stream))
-        return tasks
+                part = LogPartition.of(range_, range_.start, range_.end, in_stream=in_stream)
+                segments = overlapping(range_.view, range_.start, range_.end)
+                parts.append((part, sum(segment.size for segment in segments)))
+        return share_tasks(parts, options)
     points = [(range_, cut_points(range_)) for range_ in ranges if range_.start < range_.end]
     total_bytes = sum(cuts[-1][1] for _, cuts in points)
     limit = task_bytes(total_bytes, options.max_partition_bytes, options.min_partitions)
     for range_, cuts in points:
         for span in cut_by_bytes(cuts, limit):
-            parts = [span]
+            spans = [span]
             if options.max_partition_records:
                 behind = partial(past_gap, range_.view, end=span.end)
-                parts = cut_by_records(span, options.max_partition_records, behind)
-            for part in parts:
-                tasks.append(LogPartition.of(range_, part.start, part.end, in_stream=in_stream))
+                spans = cut_by_records(span, options.max_partition_records, behind)
+            for span in spans:
+                part = LogPartition.of(range_, span.start, span.end, in_stream=in_stream)
+                parts.append((part, span.size_bytes))
+    return share_tasks(parts, options)
+
+
+def share_tasks(parts: Sequence[tuple[LogPartition, int]], options: ReadOptions) -> list[InputPartition]:
+    """Return a task for each part, or if there are many, for each run of small neighbouring parts.
+
+    The number of tasks then follows the bytes, and not the number of partitions.
+
+    Args:
+        parts: Each part with its bytes, in the order of the rows.
+        options: A shared task keeps their limits of bytes and offsets, and their least number of tasks.
+    """
+    least = max(FEW_TASKS, options.min_partitions or 0)
+    if len(parts) <= least:
+        return [part for part, _ in parts]
+    limit_bytes = min(SHARED_TASK_BYTES, options.max_partition_bytes)
+    limit_records = options.max_partition_records or INT64_MAX
+    tasks = _shared(parts, limit_bytes, limit_records)
+    while len(tasks) < least:
+        limit_bytes = limit_bytes * 3 // 4
+        tasks = _shared(parts, limit_bytes, limit_records)
     return tasks
+
+
+def _shared(
+    parts: Sequence[tuple[LogPartition, int]], limit_bytes: int, limit_records: int
+) -> list[InputPartition]:
+    tasks: list[InputPartition] = []
+    shared: list[LogPartition] = []
+    task_bytes = task_records = 0
+    for part, size_bytes in parts:
+        size_bytes, records = size_bytes + OPENING_BYTES, part.end - part.start
+        if shared and (task_bytes + size_bytes > limit_bytes or task_records + records > limit_records):
+            tasks.append(_task_of(shared))
+            shared, task_bytes, task_records = [], 0, 0
+        shared.append(part)
+        task_bytes, task_records = task_bytes + size_bytes, task_records + records
+    tasks.append(_task_of(shared))
+    return tasks
+
+
+def _task_of(parts: list[LogPartition]) -> InputPartition:
+    return parts[0] if len(parts) == 1 else SharedTask(tuple(parts))

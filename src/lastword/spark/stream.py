@@ -54,7 +54,7 @@ from lastword.partition.view import PartitionView
 from lastword.spark.bootstrap import Shipped, hide_traceback
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import check_projection
-from lastword.spark.splits import LogPartition, PartitionRange, choose, cut_points, matching, past_gap, plan
+from lastword.spark.splits import PartitionRange, choose, cut_points, matching, parts_of, past_gap, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -368,11 +368,10 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches of a task's records."""
-        if not isinstance(partition, LogPartition):
-            return iter(())
         from lastword.spark.read import read_batches
 
-        return read_batches(partition, self.options, self.schema, self.columns)
+        for part in parts_of(partition):
+            yield from read_batches(part, self.options, self.schema, self.columns)
 
     @hide_traceback
     def commit(self, end: dict[str, Any]) -> None:
@@ -391,7 +390,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     def _list(self) -> QueryPartitions:
         """List the partitions that the query reads. The directory is opened once for all of them."""
         directory = LogDirectory.open(self.options.path, "r")
-        existing = directory.topics()
+        existing = directory.partitions_by_topic()
         selection = self.options.selection
         if selection.pattern is not None:
             topics = matching(selection.pattern, existing)
@@ -402,7 +401,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         partitions_read = [
             TopicPartition(topic, number)
             for topic in topics
-            for number in directory.partitions(topic)
+            for number in existing[topic]
             if not selection.assigned or number in selection.assigned[topic]
         ]
         return QueryPartitions(

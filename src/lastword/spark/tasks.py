@@ -1,9 +1,10 @@
 """Run a function for each of some values, as Spark tasks.
 
 There are two ways with one interface. With a SparkContext each value is a job of one task: it starts within
-milliseconds, and the caller uses its result while other jobs run. Spark Connect has no SparkContext: there
-all values are the partitions of one small data source, whose `read` calls the function, and all results
-arrive together. (`mapInArrow` would require pandas.)
+milliseconds, and the caller uses its result while other jobs run. Many values with a small `size_bytes` share
+tasks: to start a task costs as much as to clean a small partition. Spark Connect has no SparkContext: there
+all tasks are the partitions of one small data source, whose `read` calls the function, and all results arrive
+together. (`mapInArrow` would require pandas.)
 
 What travels. Function and values are pickled to workers, results are pickled back. The function must be
 importable on the workers, which need lastword anyway.
@@ -48,6 +49,13 @@ enough to keep them busy, and to make Spark request more executors if it may.
 """
 
 
+SINGLE_TASKS = 32
+"""This many values have a task each; then the more values there were, the more share a task."""
+MOST_SHARED = 32
+SMALL_BYTES = 1 << 20
+"""A value shares a task if its `size_bytes` is at most this."""
+
+
 def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
     """Return function(value) for each value, computed on executors, in the order of the values."""
     results = dict(results_as_completed(spark, function, values))
@@ -68,22 +76,24 @@ def results_as_completed(
         return
     ensure_compiled()  # here, so that no worker compiles
     tag = f"lastword-{uuid.uuid4()}"
-    under_way: dict[Future[bytes], int] = {}
+    under_way: dict[Future[bytes], list[int]] = {}
 
     def results(done: Iterable[Future[bytes]]) -> Iterator[tuple[int, Any]]:
         for future in done:
-            number = under_way.pop(future)
+            numbers = under_way.pop(future)
             try:
-                yield number, pickle.loads(future.result())
+                values = pickle.loads(future.result())
             except Exception as error:  # PySpark's, or Py4J's
                 _raise_typed(error)
+            yield from zip(numbers, values, strict=True)
 
     limit = max(_MAX_JOBS, 2 * context.defaultParallelism)
     job = partial(_one_job, context, tag, context.getLocalProperty(DESCRIPTION))
     with ThreadPoolExecutor(limit, thread_name_prefix="lastword-task") as pool:
         try:
-            for number, value in enumerate(values):
-                under_way[pool.submit(_inheriting(spark, job), TaskCall(function, value))] = number
+            for group in share_tasks(values):
+                call = TaskCall(function, [value for _, value in group])
+                under_way[pool.submit(_inheriting(spark, job), call)] = [number for number, _ in group]
                 yield from results([future for future in under_way if future.done()])
             while under_way:
                 yield from results(wait(under_way, return_when=FIRST_COMPLETED).done)
@@ -94,12 +104,31 @@ def results_as_completed(
                 context.cancelJobsWithTag(tag)
 
 
-def _called(function: Callable[[Any], Any], value: Any) -> bytes:
-    """Call the function, on an executor."""
-    directory = getattr(value, "directory", None) or getattr(value, "path", None)
-    if isinstance(directory, str):
-        need_directory(directory)
-    return pickle.dumps(function(value))
+def share_tasks(values: Iterable[Any]) -> Iterator[list[tuple[int, Any]]]:
+    """Yield groups of values with their numbers, each for one task. A value is taken when it is needed."""
+    group: list[tuple[int, Any]] = []
+    for number, value in enumerate(values):
+        size_bytes = getattr(value, "size_bytes", None)
+        if size_bytes is None or size_bytes > SMALL_BYTES:
+            yield [(number, value)]
+            continue
+        group.append((number, value))
+        if len(group) >= min(number // SINGLE_TASKS, MOST_SHARED):
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _called(function: Callable[[Any], Any], values: Sequence[Any]) -> bytes:
+    """Call the function for each value, on an executor."""
+    results = []
+    for value in values:
+        directory = getattr(value, "directory", None) or getattr(value, "path", None)
+        if isinstance(directory, str):
+            need_directory(directory)
+        results.append(function(value))
+    return pickle.dumps(results)
 
 
 # ---------------------------------------------------------------- what Spark shows of a job
@@ -193,19 +222,20 @@ def _context(spark: SparkSession) -> SparkContext | None:
 
 
 class TaskCall(Shipped):
-    """A function and one value, callable in a task."""
+    """A function and the values of one task, callable there."""
 
-    def __init__(self, function: Callable[[Any], Any], value: Any) -> None:
+    def __init__(self, function: Callable[[Any], Any], values: Sequence[Any]) -> None:
         self.function = function
-        self.value = value
+        self.values = values
 
     def __call__(self, _: Any) -> bytes:
-        """Return the pickled result."""
-        return _called(self.function, self.value)
+        """Return the pickled results."""
+        return _called(self.function, self.values)
 
 
 def _one_job(context: SparkContext, tag: str, given: str | None, call: TaskCall) -> bytes:
-    name = _name_of(call.value)
+    more = f" and {len(call.values) - 1} more" if len(call.values) > 1 else ""
+    name = f"{_name_of(call.values[0])}{more}"
     context.setJobDescription(f"{given}: {name}" if given else name)
     context.addJobTag(tag)
     try:
@@ -261,12 +291,15 @@ def _in_one_job(spark: SparkSession, function: Callable[[Any], Any], values: Seq
     finally:
         spark.removeTag(tag)
     results = {row["task"]: pickle.loads(row["result"]) for row in rows}
-    return [results[index] for index in range(len(values))]
+    by_number: dict[int, Any] = {}
+    for task, group in enumerate(share_tasks(values)):
+        by_number.update(zip((number for number, _ in group), results[task], strict=True))
+    return [by_number[number] for number in range(len(values))]
 
 
 @dataclass(frozen=True)
 class TaskInput(InputPartition):
-    """The pickled function and value of one task."""
+    """The pickled function and values of one task."""
 
     index: int
     work: bytes
@@ -281,7 +314,7 @@ class TaskSource(Shipped, DataSource):
         return "lastword_tasks"
 
     def schema(self) -> StructType:
-        """Return the number of the value and the pickled result."""
+        """Return the number of the task and the pickled results."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -290,17 +323,20 @@ class TaskSource(Shipped, DataSource):
 
 
 class TaskReader(Shipped, DataSourceReader):
-    """The reader of a TaskSource: a task for each value."""
+    """The reader of a TaskSource: a task for each group of values."""
 
     def __init__(self, work: str) -> None:
         self.work = work
 
     def partitions(self) -> list[InputPartition]:
-        """Return a task for each value."""
+        """Return a task for each group of values."""
         function, values = pickle.loads(base64.b64decode(self.work))
-        return [TaskInput(index, pickle.dumps((function, value))) for index, value in enumerate(values)]
+        return [
+            TaskInput(index, pickle.dumps((function, [value for _, value in group])))
+            for index, group in enumerate(share_tasks(values))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
-        """Yield the result of one task."""
+        """Yield the results of one task."""
         assert isinstance(partition, TaskInput)
         yield partition.index, _called(*pickle.loads(partition.work))
