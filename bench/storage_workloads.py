@@ -23,10 +23,23 @@ import pyarrow as pa
 
 import lastword
 from bench import kafka
-from bench.registry import Measured, Run, Times, compared, rate, timed, workload
+from bench.registry import (
+    CPU_TICK_SECONDS,
+    FULL_RECORDS,
+    Measured,
+    Run,
+    Times,
+    compared,
+    rate,
+    timed,
+    workload,
+)
 from bench.workloads import CODECS, CONFIG, link_partition, view_of
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
+from lastword.ingest.apply import commit
+from lastword.ingest.staging import Manifest, StagedWriter
+from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.lookups import positions_of, records_at
 from lastword.partition.open import open_log
 from lastword.partition.reads import read_batches
@@ -370,3 +383,78 @@ def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, seg
     rates = 1 / max(mine, 1e-3), 1 / max(rival, 1e-3)
     after = "Kafka's log, after a clean stop"
     return compared(name, what, rates[0], rates[1], after, unit="opened/CPU s", **facts)
+
+
+MANY_PARTITIONS, FEW_PARTITIONS = 2000, 20
+
+
+@workload("partitions")
+def partitions(run: Run) -> Iterator[Measured]:
+    """Create a topic, commit staged rows, list, plan and clean: 200 rows in each of 2,000 partitions.
+
+    Rival: the same rows in 20 partitions. CPU seconds; each verb costs something for each partition, so the
+    ratio is below 1. At smaller sizes there are fewer partitions of 200 rows, at least 40.
+    """
+    many = max(2 * FEW_PARTITIONS, MANY_PARTITIONS * run.records // FULL_RECORDS)
+    rows = 200 * many
+    ours, theirs = (
+        [_verbs(run.scratch, count, rows) for _ in range(run.repetitions)] for count in (many, FEW_PARTITIONS)
+    )
+    for verb in ours[0]:
+        mine, rival = (statistics.median(times[verb].cpu for times in runs) for runs in (ours, theirs))
+        yield compared(
+            "partitions",
+            f"{verb}: {rows:,} rows in {many:,} partitions",
+            rows / max(mine, CPU_TICK_SECONDS) / 1e3,
+            rows / max(rival, CPU_TICK_SECONDS) / 1e3,
+            f"in {FEW_PARTITIONS} partitions",
+            "k rows/CPU s",
+            cpu_seconds=mine,
+            rival_cpu_seconds=rival,
+            wall_seconds=statistics.median(times[verb].wall for times in ours),
+        )
+
+
+def _verbs(scratch: Path, partitions: int, rows: int) -> dict[str, Times]:
+    """Run each verb on a new directory, in which each key has four records."""
+    root = scratch / f"partitions-{partitions}"
+    keys, values = (
+        pa.array(column, pa.binary()) for column in zip(*_pairs(rows // partitions // 4), strict=True)
+    )
+    ready = pack_arrow(keys, values, np.full(len(keys), 1_750_000_000_000, np.int64))
+
+    def opened(mode: Any = "r") -> lastword.LogDir:
+        options: Any = {"log_cleaner_enable": False} if mode == "a" else {}
+        return lastword.open(root, mode, **options)
+
+    def create() -> None:
+        with opened("a") as logs:
+            logs.create_topic("t", partitions, cleanup_policy="compact")
+
+    def write() -> None:
+        staged = []
+        for number in range(partitions):
+            writer = StagedWriter(DEFAULT, str(root), "t", number, "job", 0, 0)
+            for _ in range(4):
+                for batch in ready:
+                    writer.write(memoryview(batch), len(keys))
+            staged.append(writer.close(sync=False))
+        manifest = Manifest("job", tuple(file for file in staged if file is not None), sync=False)
+        commit(str(root), manifest, DEFAULT, lambda: LogDirectory.open(root, "a"), patience_seconds=60)
+
+    def ls() -> None:
+        with opened() as logs:
+            assert len(logs.topic("t").describe()) == partitions
+
+    def plan() -> None:
+        with opened() as logs:
+            assert len(logs.plan()) == partitions
+
+    def clean() -> None:
+        with opened("a") as logs:
+            assert len(logs.clean()) == partitions
+
+    verbs = {"create": create, "write": write, "ls": ls, "dry run": plan, "clean": clean}
+    times = {verb: timed(work) for verb, work in verbs.items()}
+    shutil.rmtree(root)
+    return times

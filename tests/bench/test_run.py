@@ -25,7 +25,7 @@ LOCAL = (
     "growth",
     "restore",
 )
-STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover")
+STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover", "partitions")
 
 
 @pytest.mark.parametrize(
