@@ -135,14 +135,7 @@ def test_a_partial_tail(left: int) -> None:
     next(chunks)
     with pytest.raises(CorruptBatchError, match=f"the last {left} bytes are not a whole batch"):
         next(chunks)
-    chunks = reader(data, stop_at_partial_tail=True)
-    assert [chunk.rows for chunk in chunks] == [1]
     assert chunks.position == len(GOOD[0])
-
-
-def test_a_file_shorter_than_its_owner_said() -> None:
-    chunks = ChunkReader(BytesSource(GOOD[0]), "f", 0, 1000, stop_at_partial_tail=True)
-    assert [chunk.rows for chunk in chunks] == [1]
 
 
 @pytest.mark.parametrize("batches_left", [0, 1, 2])
@@ -153,18 +146,11 @@ def test_a_file_that_becomes_shorter_while_it_is_read(batches_left: int, more: i
     behind a batch that was read in the same chunk ended the read without an error."""
     data = b"".join(GOOD[:3])
     left = b"".join(GOOD[:batches_left]) + GOOD[batches_left][:more]
-    for stops in (False, True):
-        chunks = ChunkReader(
-            BytesSource(left), "f", 0, len(data), chunk_bytes=chunk_bytes, stop_at_partial_tail=stops
-        )
-        rows = 0
-        if stops:
-            rows = sum(chunk.rows for chunk in chunks)
-        else:
-            with pytest.raises(FileVanishedError, match="f became shorter while it was read"):
-                for chunk in chunks:
-                    rows += chunk.rows
-        assert rows == batches_left
+    rows = 0
+    with pytest.raises(FileVanishedError, match="f became shorter while it was read"):
+        for chunk in ChunkReader(BytesSource(left), "f", 0, len(data), chunk_bytes=chunk_bytes):
+            rows += chunk.rows
+    assert rows == batches_left
 
 
 def test_a_claimed_length_makes_no_memory() -> None:

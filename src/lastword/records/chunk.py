@@ -195,16 +195,13 @@ class ChunkReader:
             are not decompressed, and if they are compressed, they have no bytes in `uncompressed`.
         max_batch_bytes: A larger batch is an error; None: any size that fits the file.
         first_offset: No batch may start below it.
-        stop_at_partial_tail: End without an error at an incomplete batch, as a reader of a growing file
-            must.
 
     Raises:
         CorruptBatchError: A batch is damaged; names file, position and offset.
         UnknownMagicError: A batch has an unknown magic.
         DecompressionLimitError: The records of a batch are larger than the bound.
         FileVanishedError: After the whole batches of a source that ends before `end_position`: it was
-            truncated, so its owner lists the files again. With `stop_at_partial_tail` the iteration ends
-            instead.
+            truncated, so its owner lists the files again.
     """
 
     def __init__(
@@ -220,7 +217,6 @@ class ChunkReader:
         skip_rows: SkipRows | None = None,
         max_batch_bytes: int | None = None,
         first_offset: int = 0,
-        stop_at_partial_tail: bool = False,
     ) -> None:
         self.position = start_position
         self.next_offset = first_offset
@@ -233,7 +229,6 @@ class ChunkReader:
         self._decompresses = decompress
         self._skip_rows = skip_rows
         self._max_batch_bytes = max_batch_bytes
-        self._stop_at_partial_tail = stop_at_partial_tail
         capacity = max(min(chunk_bytes, end_position - start_position), HEADER_BYTES)
         self._raw = np.empty(capacity + kernels.SLACK, np.uint8)
         self._have = 0  # bytes in `_raw`, the first of them from `position`
@@ -264,10 +259,10 @@ class ChunkReader:
                 return chunk
             if status == kernels.MORE and self._grow():
                 continue
-            if status in (kernels.OK, kernels.MORE) and (self._is_short or self._stop_at_partial_tail):
+            if self._is_short and status in (kernels.OK, kernels.MORE):
                 break
             self._raise(status)
-        if self._is_short and not self._stop_at_partial_tail:
+        if self._is_short:
             raise FileVanishedError(
                 f"{self._file} became shorter while it was read",
                 remedy="read again",
