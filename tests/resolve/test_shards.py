@@ -129,9 +129,8 @@ def compare(
             shards,
             map_bytes=map_bytes,
             salt=SALT,
-            now_ms=rules.now_ms,
+            rules=rules,
             outcomes=how.get("outcomes", NO_TRANSACTIONS),  # type: ignore[arg-type]
-            due_below=rules.due_below,
         )
     assert alone.segments == whole.segments
     assert alone.dead.offsets().tolist() == whole.dead.offsets().tolist()
@@ -256,7 +255,13 @@ def check_divided(
     """Compare with a dict."""
     with scratch(root) as out:
         found = resolve_divided(
-            sources, out, shards, map_bytes=map_bytes, salt=SALT, now_ms=now_ms, threads=threads
+            sources,
+            out,
+            shards,
+            map_bytes=map_bytes,
+            salt=SALT,
+            rules=Rules.of(now_ms, NEVER),
+            threads=threads,
         )
         assert found.scratch_bytes == out.size()
     same_as_a_dict(found, sources, now_ms)
@@ -289,7 +294,7 @@ def test_divided_over_maps_that_fit_and_that_do_not(tmp_path: Path, threads: int
 
 def test_divided_nothing(tmp_path: Path) -> None:
     with scratch(tmp_path) as out:
-        found = resolve_divided([], out, 3, map_bytes=1 << 20, salt=SALT, now_ms=None)
+        found = resolve_divided([], out, 3, map_bytes=1 << 20, salt=SALT, rules=Rules())
         assert found.segments == () and found.passes == 0
     empty = MemorySegment(b"", 0, 0)
     assert check_divided(tmp_path, [empty], 3, 1 << 20, None).records == 0
@@ -317,7 +322,7 @@ def test_progress_counts_the_log_and_then_the_scratch_file(tmp_path: Path) -> No
             3,
             map_bytes=1 << 20,
             salt=SALT,
-            now_ms=None,
+            rules=Rules(),
             progress=lambda *now: calls.append(now),
         )
         total = sum(one.size for one in sources)

@@ -307,7 +307,6 @@ def resolve(
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
     scratch: str | None = None,
-    overfull: Callable[[MapLoad], None] | None = None,
 ) -> Resolution:
     """Find every dead record of a log.
 
@@ -329,8 +328,6 @@ def resolve(
         threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
             same.
         scratch: A directory for the map's keys, as for `RunningResolution`.
-        overfull: Called once, when the keys do not fit the map, before more passes are planned; may raise to
-            resolve the log in shards instead (`shards.resolve_divided`).
 
     Raises:
         CorruptBatchError: A batch is damaged.
@@ -340,7 +337,6 @@ def resolve(
     rules = Rules.of(now_ms, due_below)
     resolver = Resolver(sources, map_bytes, salt, rules, outcomes, old_due, progress, threads)
     resolver.scan.spill = spill_in(scratch)
-    resolver.overfull = overfull
     return resolver.run()
 
 
@@ -350,7 +346,8 @@ class Resolver:
     Attributes:
         hashes: The first and last hash of the share.
         growth: Most that the slots of the map grow by in one step.
-        overfull: As in `resolve`.
+        overfull: Called once, when the keys do not fit the map, before more passes are planned; may raise to
+            resolve the log in shards instead (`shards.resolve_divided`).
     """
 
     hashes = (0, LAST_HASH)

@@ -54,7 +54,6 @@ from lastword.resolve.facts import (
     digest_seed_of,
 )
 from lastword.resolve.resolver import MAX_RECORDS, KeyBatchFiller, KeyScan, Resolver
-from lastword.units import NEVER
 from lastword.wire import INT64_MAX
 
 _FOOTER_BYTES = 24
@@ -347,22 +346,20 @@ def resolve_divided(
     *,
     map_bytes: int,
     salt: bytes,
-    now_ms: int | None,
+    rules: Rules,
     outcomes: TransactionOutcomes | None = None,
     old_due: Sequence[bool] = (),
-    due_below: int = NEVER,
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
 ) -> Resolution:
     """Find every dead record of a log whose keys do not fit the map: read the log once, by a scratch file.
 
-    The result is that of `resolve`, which has the other arguments. Also raises the errors of `read_index`.
+    The result is that of a `Resolver`, which has the other arguments. Also raises the errors of `read_index`.
 
     `out` is an empty file, which gets ROW_BYTES and the key of each record. Each of the `shards` takes one
     pass if the map holds its keys.
     """
     started = time.perf_counter()
-    rules = Rules.of(now_ms, due_below)
     source_bytes, done_bytes = sum(source.size for source in sources), 0
 
     def report(chunk_bytes: int) -> None:

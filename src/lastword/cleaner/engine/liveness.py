@@ -19,7 +19,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -326,7 +325,10 @@ class _WholeLog:
             progress: As for `resolve`.
             keys: As for `FullScan`.
         """
-        from lastword.resolve import MapLoad, resolve
+        from lastword.resolve import MapLoad
+        from lastword.resolve.facts import Rules
+        from lastword.resolve.offset_map import spill_in
+        from lastword.resolve.resolver import Resolver
         from lastword.resolve.shards import resolve_divided
 
         plan, context, sources = self._plan, self._context, self._sources
@@ -338,18 +340,23 @@ class _WholeLog:
         arguments: dict[str, Any] = {
             "map_bytes": plan.map_bytes,
             "salt": os.urandom(16) if context.salt is None else context.salt,
-            "now_ms": plan.now_ms,
+            "rules": Rules.of(plan.now_ms, due_below),
             "outcomes": outcomes,
             "old_due": old_due(sources, plan),
-            "due_below": due_below,
             "progress": report_progress,
             "threads": threads_for(self._source_bytes, context.threads),
         }
-        in_passes = partial(resolve, sources, scratch=context.scratch, **arguments)
+
+        def in_passes(overfull: Callable[[MapLoad], None] | None = None) -> Resolution:
+            resolver = Resolver(sources, **arguments)
+            resolver.scan.spill = spill_in(context.scratch)
+            resolver.overfull = overfull
+            return resolver.run()
+
         try:
             if keys is not None and sources:
                 self._choose(MapLoad.sampled(sources, plan.map_bytes, keys))
-            return in_passes(overfull=self._choose if self.map_plan is None else None)
+            return in_passes(self._choose if self.map_plan is None else None)
         except _Divide:
             self._give_up()  # leaving the block frees the map
         assert self.map_plan is not None
