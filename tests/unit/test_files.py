@@ -7,9 +7,11 @@ import resource
 import signal
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -367,3 +369,26 @@ def test_the_first_error_in_order_is_raised_when_no_thread_runs() -> None:
     with pytest.raises(StorageError, match="item 20"):
         overlapped(work, range(400), threads=8)
     assert running.now == 0 and running.items < 400
+
+
+def test_a_handle_that_the_garbage_collector_closes_does_not_stop_an_eviction(tmp_path: Path) -> None:
+    """The collector runs while the open handles are copied."""
+
+    class Collected(OrderedDict):  # type: ignore[type-arg]
+        copies = 0
+
+        def items(self) -> Any:
+            self.copies += 1
+            if self.copies == 1:
+                raise RuntimeError("OrderedDict mutated during iteration")
+            return super().items()
+
+    files = OsFiles(max_open=2)
+    files.descriptors._open = Collected()
+    handles = []
+    for number in range(4):
+        handles.append(files.open_append(tmp_path / str(number), create=True))
+        handles[-1].append(b"x")
+        handles[-1].fsync()
+    assert len(files.descriptors) <= 2 and files.descriptors._open.copies > 1
+    assert [handle.pread(1, 0) for handle in handles] == [b"x"] * 4

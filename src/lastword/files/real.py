@@ -163,12 +163,21 @@ class Descriptors:
         if excess > 0:
             self._evict(excess)
 
+    def _by_last_use(self) -> list[tuple[int, weakref.ref[Reopenable]]]:
+        """Return the open handles, the least recently used first.
+
+        The garbage collector may run while they are copied, and close a handle: they are copied again.
+        """
+        while True:
+            with suppress(RuntimeError):
+                return list(self._open.items())
+
     def _evict(self, count: int) -> int:
         """Close up to `count` idle descriptors and return how many were closed."""
         with self._lock:
             closed = 0
             for synced_only in (True, False):
-                for key, reference in list(self._open.items()):
+                for key, reference in self._by_last_use():
                     if closed >= count:
                         return closed
                     handle = reference()
