@@ -130,7 +130,7 @@ def test_two_wrong_bits_that_even_out(each: LogBuilder, monkeypatch: pytest.Monk
 
 
 def flip_bits(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
-    import lastword.resolve
+    from lastword.resolve.resolver import Resolver
     from lastword.resolve.running import RunningResolution
 
     def flipping(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,7 +146,7 @@ def flip_bits(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
 
         return wrong
 
-    monkeypatch.setattr(lastword.resolve, "resolve", flipping(lastword.resolve.resolve))
+    monkeypatch.setattr(Resolver, "run", flipping(Resolver.run))
     monkeypatch.setattr(RunningResolution, "resolution", flipping(RunningResolution.resolution))
 
 

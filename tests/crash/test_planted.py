@@ -321,17 +321,17 @@ def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
     """And without the certificate that would detect it."""
     import numpy as np
 
-    import lastword.resolve
     from lastword.cleaner.engine import certificate
+    from lastword.resolve.resolver import Resolver
 
-    real = lastword.resolve.resolve
+    real = Resolver.run
 
-    def resolve(*args: Any, **more: Any) -> Any:
-        found = real(*args, **more)
+    def run_wrong(resolver: Resolver) -> Any:
+        found = real(resolver)
         found.dead.page_bits[found.dead.page_slots[0], 0] |= np.uint64(1 << 1)  # offset 1 is the only `c`
         return found
 
-    monkeypatch.setattr(lastword.resolve, "resolve", resolve)
+    monkeypatch.setattr(Resolver, "run", run_wrong)
     monkeypatch.setattr(certificate.Certified, "__eq__", lambda self, other: True)
     caught("cleans", "I4")
 
