@@ -1,4 +1,4 @@
-"""Every strategy that a topic may have: a property of the cleaner is one of each."""
+"""Parametrization by strategy: properties of the cleaner are tested with each strategy of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches, files and walks that the properties are shown on."""
+"""Batches, segment files and logs for the tests of properties."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = TopicConfig(index_interval_bytes=0)
 def batch(
     offset: int, *values: bytes | None, timestamp: int = T, codec: int = 0, epoch: int = 0, **producer: Any
 ) -> bytes:
-    """A batch of magic 2: a record a value, key `k<offset>`, timestamps one apart."""
+    """Build a batch of magic 2: one record for each value, key `k<offset>`, timestamps 1 ms apart."""
     builder = BatchBuilder(codec, **producer)
     for number, value in enumerate(values or (b"value",)):
         builder.append(timestamp + number, b"k%d" % (offset + number), value)
@@ -35,7 +35,7 @@ def batch(
 
 
 def entry(magic: int, codec: int, offset: int, count: int = 3) -> bytes:
-    """The same records in any magic: `count` of them from `offset` on."""
+    """Return the bytes of `count` records from `offset` on, in any magic."""
     if magic == 2:
         return batch(offset, *[b"value"] * count, codec=codec)
     rows = [
@@ -48,7 +48,7 @@ def entry(magic: int, codec: int, offset: int, count: int = 3) -> bytes:
 
 
 FORMS = [(magic, codec) for magic in (0, 1, 2) for codec in range(5) if magic == 2 or codec < 4]
-"""Every magic with every codec it may have."""
+"""Each magic with each codec that it allows."""
 
 
 def header_of(data: bytes, position: int = 0) -> BatchHeader:
@@ -56,7 +56,7 @@ def header_of(data: bytes, position: int = 0) -> BatchHeader:
 
 
 def records_of(data: bytes) -> list[RawRecord]:
-    """All records of all batches in `data`; checksums are verified."""
+    """Return all records of all batches in `data`, and verify the checksums."""
     found: list[RawRecord] = []
     position = 0
     while position < len(data):
@@ -77,7 +77,7 @@ def record_bytes(
     headers: bytes = b"",
     body_length: int | None = None,
 ) -> bytes:
-    """One record of magic 2 from its raw fields, right or wrong."""
+    """Build one record of magic 2 from raw fields, which may be invalid."""
     body = (
         b"\0" + time_delta + encode_varint(delta) + key + value + encode_varint(header_count or 0) + headers
     )
@@ -85,7 +85,7 @@ def record_bytes(
 
 
 def sealed(payload: bytes, count: int, *, last_delta: int | None = None, codec: int = 0) -> bytes:
-    """A batch with a right checksum around any payload."""
+    """Build a batch with a right checksum around any payload."""
     return write_batch(
         base_offset=0,
         leader_epoch=0,
@@ -99,7 +99,7 @@ def sealed(payload: bytes, count: int, *, last_delta: int | None = None, codec: 
 
 
 def placed(data: bytes, offset: int, epoch: int = 0) -> bytes:
-    """The batch under another base offset."""
+    """Return the batch with another base offset."""
     moved = bytearray(data)
     set_base_offset(moved, 0, offset, epoch)
     return bytes(moved)
@@ -120,7 +120,7 @@ def opened(directory: str, config: TopicConfig = CONFIG, **more: Any) -> tuple[P
 def write_segment(
     root: Path, base: int, data: bytes, *, interval: int = 0, indexes: bool = True, files: Files = UNSYNCED
 ) -> Segment:
-    """A segment file of these bytes in a partition directory, with the indexes that recovery builds."""
+    """Write a segment file with these bytes and, if `indexes`, the indexes that recovery builds."""
     directory = partition(root)
     Path(directory, names.segment_file(base, names.LOG)).write_bytes(data)
     if indexes:
@@ -129,7 +129,7 @@ def write_segment(
 
 
 def offsets(log: Any, start: int, end: int | None = None) -> list[int]:
-    """Offsets of all records of the batches that a read of the range gives."""
+    """Return the offsets of all records in the batches that a read of the range returns."""
     return [r.offset for r in read(log, start, end)]
 
 

@@ -1,5 +1,6 @@
-"""6A: the map of Kafka's cleaner, as `tools.kafka_model` models it. Our own, which keeps the keys, has the
-same tests in `resolve/test_offset_map.py`, with the one difference that a full map takes known keys."""
+"""6A: the offset map of Kafka's cleaner, as modelled in `tools.kafka_model`. The same tests of our own
+map, which stores the keys, are in `resolve/test_offset_map.py`; the one difference is that our full map
+updates known keys."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_6A_5_the_latest_offset_is_that_of_the_last_put() -> None:
 
 
 def test_6A_6_use_is_entries_over_slots() -> None:
-    """6A.6: The used ratio is 0 for an empty map, and entries over slots after each put."""
+    """6A.6: The used ratio is 0 for an empty map, and entries divided by slots after each put."""
     found = DigestMap(10 * 24)
     assert found.used_ratio == 0.0
     for number in range(5):

@@ -1,5 +1,6 @@
-"""6B: what a map pass takes in. Kafka's passes are shown on the model of its rule; ours always takes the
-whole log below the limit, in one pass or, with a small map, in several over shares of the keys."""
+"""6B: the records that a map pass covers. Kafka's passes are tested on the model of its rule. Our own
+cleaner always covers the whole log below the limit: in one pass or, with a small map, in several passes,
+each over a part of the keys."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_6B_10_a_full_map_stops_before_what_does_not_fit() -> None:
 
     Here: Our own cleaner takes more passes over the log, and still one rewrite.
 
-    Three slots at .75 take two keys; the third is read, and left for another round.
+    Three slots at a load factor of 0.75 have room for two keys. The third record is read, and left for
+    another round.
     """
     cleaner = KafkaCleaner(3 * 24, load_factor=0.75)
     log = [ModelSegment(0, records(0, 1, 2, 3, 4))]
@@ -94,7 +96,7 @@ def test_6B_12_a_hole_at_the_end_of_a_segment_does_not_stall(tmp_path: Path, str
     """6B.12: A hole in the offsets at the end of a segment does not stall cleaning: the next dirty offset is
     the base of the next segment.
 
-    The segment ends at 9, and the next one begins with 11.
+    The segment ends at offset 9, and the next segment begins at 11.
     """
     log = LogBuilder(tmp_path)
     for n in range(10):
@@ -109,8 +111,8 @@ def test_6B_12_a_hole_at_the_end_of_a_segment_does_not_stall(tmp_path: Path, str
 
 @by_strategy
 def test_6B_13_nor_do_holes_in_several_segments(tmp_path: Path, strategy: str) -> None:
-    """6B.13: Holes in several segments do not stall cleaning either: the next dirty offset is the base of
-    the active segment.
+    """6B.13: Holes in several segments do not stall cleaning: the next dirty offset is the base of the active
+    segment.
     """
     directory = tmp_path / "users-0"
     directory.mkdir()
@@ -129,7 +131,8 @@ def test_6B_14_small_maps_over_transactions_come_to_the_end() -> None:
 
     Here: Our own cleaner takes more passes over the log, and still one rewrite.
 
-    Four slots: three keys a pass. Records of an aborted transaction take no room in the map.
+    Four slots have room for three keys in each pass. Records of aborted transactions are not put into the
+    map.
     """
     batches = []
     for n in range(20):
@@ -139,7 +142,7 @@ def test_6B_14_small_maps_over_transactions_come_to_the_end() -> None:
     cleaner = KafkaCleaner(4 * 24, load_factor=0.75)
     left, rounds = cleaner.clean([ModelSegment(0, tuple(batches))], 20, now_ms=T, delete_retention_ms=0)
     assert [done.next_dirty for done in rounds] == [3, 13, 20]
-    # Committed are the keys of 0-3 and 10-13: 0 1 2 3 and 3 4 5 6.
+    # The committed records are 0-3 with keys 0 1 2 3, and 10-13 with keys 3 4 5 6.
     assert [record.offset for record in left[0].records] == [0, 1, 2, 10, 11, 12, 13]
 
 

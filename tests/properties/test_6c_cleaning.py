@@ -1,4 +1,4 @@
-"""6C: what a round takes, what it leaves, and what it tells."""
+"""6C: the records that a round removes, the log after the round, and the report of the round."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODECS = pytest.mark.parametrize("codec", range(5))
 @by_strategy
 def test_6C_15_exactly_the_superseded_keys_go(tmp_path: Path, strategy: str) -> None:
     """6C.15: Cleaning removes exactly the records whose keys are mapped to a higher offset, and counts the
-    bytes of all sources as read.
+    bytes of all source segments as read.
     """
     log = LogBuilder(tmp_path)
     for base in range(3):
@@ -181,9 +181,10 @@ def test_6C_25_what_a_round_tells(tmp_path: Path, strategy: str) -> None:
 def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
     """6C.28: Retention that deletes a source segment between copy and swap does not break the log.
 
-    Here: The cleaning is refused, and the next one is right.
+    Here: The cleaning is refused, and the next cleaning is right.
 
-    Sources go between the rewrite and the swap. The round is refused or ends; what is left is right.
+    A source segment is removed between the rewrite and the swap. The round is refused or ends; the log has
+    the right records in both cases.
     """
     log = LogBuilder(tmp_path, segment_bytes=400)
     for n in range(30):

@@ -1,5 +1,5 @@
-"""6D: how dirty a log is, and which segments a round puts together. Kafka groups by the sizes that segments
-have before a round, ours by the bytes that will be left; the limits are the same."""
+"""6D: the dirty bytes of a log, and the groups of segments that a round makes. Kafka groups by the sizes
+of segments before the round, lastword by the bytes that the round keeps; the limits are the same."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def ranges(found: list[Facts], limits: OutputLimits) -> list[tuple[int, int]]:
 
 
 def test_6D_30_31_what_is_clean_dirty_and_neither(tmp_path: Path) -> None:
-    """6D.30: The bytes below a first dirty offset at the active base are the log without its active segment.
-    6D.31: Clean bytes lie before the first dirty offset, cleanable bytes from there to the first uncleanable
-    offset; the ratio is cleanable over the sum.
+    """6D.30: If the first dirty offset is the base of the active segment, the bytes below it are all bytes of
+    the log without the active segment.
+    6D.31: Clean bytes are those before the first dirty offset, cleanable bytes those from there to the first
+    uncleanable offset; the ratio is cleanable bytes over the sum of both.
 
-    Here: Counted by position: no byte counts twice.
-
-    Bytes by position: the segment that holds the first dirty offset is not counted twice, as in Kafka.
+    Here: Bytes are counted by position, and no byte is counted twice. Kafka counts the segment that contains
+    the first dirty offset twice.
     """
     log = LogBuilder(tmp_path, min_cleanable_dirty_ratio=0.99)
     for _ in range(4):
@@ -85,7 +85,7 @@ def test_6D_33_limits_of_one_byte_make_groups_of_one(limits: OutputLimits) -> No
 def test_6D_34_three_fit(count: int) -> None:
     """6D.34: With limits of three segments and one byte, every group but the last has three segments.
 
-    Here: The bytes that will be left are counted, not the bytes before.
+    Here: The size of a segment is the bytes that the round keeps, not its bytes before the round.
     """
     limits = replace(HUGE, segment_bytes=3 * 100 + 1)
     expected = [(n, min(n + 2, count - 1)) for n in range(0, count, 3)]
@@ -98,9 +98,9 @@ def test_6D_34_three_fit(count: int) -> None:
 def test_6D_35_37_offsets_of_a_group_fit_an_index_entry(span: int, together: bool) -> None:
     """6D.35: Segments with records whose offsets span more than 2^31 - 1 are never in one group, however
     small they are.
-    6D.37: A span of exactly 2^31 - 1 offsets fits a group; one more does not.
+    6D.37: A span of exactly 2^31 - 1 offsets fits a group; a span of one more does not.
 
-    The last offset of a group lies at most 2^31 - 1 above its first base.
+    The last offset of a group is at most 2^31 - 1 above its first base offset.
     """
     two = [Facts(0, 10), Facts(span, span + 1)]
     assert ranges(two, HUGE) == ([(0, 1)] if together else [(0, 0), (1, 1)])
@@ -133,7 +133,7 @@ def test_6D_36_what_became_empty_is_merged_however_far_apart(tmp_path: Path, str
 def test_6D_38_an_index_that_understates_the_data(tmp_path: Path, strategy: str) -> None:
     """6D.38: Groups are right even if a segment's offset index understates its data.
 
-    Empty index files: offsets are those of the batches, nothing is grouped by what an index says.
+    The index files are empty. Segments are grouped by the offsets of their batches, not by their indexes.
     """
     far = 3_000_000_000
     directory = tmp_path / "users-0"
@@ -159,9 +159,8 @@ def test_6D_39_a_segment_too_wide_is_split_when_it_is_opened(tmp_path: Path, str
     """6D.39: A segment whose offsets overflow an index entry is split, without loss, and each part can be
     cleaned.
 
-    Here: The split happens when the log is opened; a cleaning never meets such a segment.
-
-    Kafka splits one that it meets while cleaning, and aborts; ours is split before any round sees it.
+    Here: The segment is split when the log is opened, before any cleaning. Kafka splits it when a cleaning
+    finds it, and aborts the cleaning.
     """
     far = 1 << 31
     directory = tmp_path / "users-0"

@@ -1,4 +1,4 @@
-"""6E: deleted keys stay deleted, and a delete is there long enough to be heard of."""
+"""6E: deleted keys stay deleted, and tombstones stay long enough for readers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_6E_43_records_read_their_own_times_beside_a_horizon() -> None:
     """6E.43: Records in a batch with a delete horizon read back with their own timestamps, and the batch
     reports its horizon.
 
-    A batch as Kafka's cleaner wrote it: its base timestamp field holds the delete horizon.
+    Kafka's cleaner wrote this batch: its base timestamp field is the delete horizon.
     """
     data = bytes.fromhex(
         "00000000000000280000004e00000000026f32527d0040000000020000018bcfe56ddc0000018bcfe56802ffffffffffffffff"

@@ -1,4 +1,4 @@
-"""6F: transactions through several rounds. The other numbers are in `cleaner/test_transactions.py`."""
+"""6F: transactions over several rounds. The other numbers are in `cleaner/test_transactions.py`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_6F_47_data_then_index_entries_then_markers(tmp_path: Path, strategy: st
 def test_6F_59_buffers_full_of_what_goes_stop_nothing(tmp_path: Path, strategy: str) -> None:
     """6F.59: Buffers in which every batch is discarded do not stop the cleaning.
 
-    Two megabytes of aborted batches, more than is read at a time, and then a record.
+    The log has 2 MB of aborted batches, more than one read returns, and then one record.
     """
     log = LogBuilder(tmp_path, max_message_bytes=100_000)
     one = Producer(log)

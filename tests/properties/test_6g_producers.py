@@ -1,4 +1,4 @@
-"""6G: a producer's sequences survive what happens to its records."""
+"""6G: the sequences of a producer survive the cleaning of its records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.properties.strategies import by_strategy
 
 
 def compacted(root: Path, strategy: str) -> LogBuilder:
-    """Four producers, every record of theirs superseded, in merged segments."""
+    """Clean a log with four producers whose records are all superseded; segments are merged."""
     log = LogBuilder(root)
     for producer_id in range(1, 5):
         one = Producer(log, producer_id)
@@ -43,7 +43,7 @@ def test_6G_62_64_the_last_of_each_is_known_after_a_reopening(tmp_path: Path, st
 
 @by_strategy
 def test_6G_63_a_last_batch_sent_again_is_answered_with_its_offsets(tmp_path: Path, strategy: str) -> None:
-    """6G.63: After a reload, the last batch of each producer, sent again, is answered with its original
+    """6G.63: If the last batch of a producer is sent again after a reload, the answer has the original
     offsets, even if its records are gone.
     """
     log = compacted(tmp_path, strategy).reopen()
@@ -63,7 +63,7 @@ def test_6G_67_a_truncation_rebuilds_the_original_last_sequence(tmp_path: Path, 
     """
     log = LogBuilder(tmp_path)
     one = Producer(log)
-    one.put(("a", 1), ("b", 1), ("c", 1), transactional=False)  # 0-2, of which b is left
+    one.put(("a", 1), ("b", 1), ("c", 1), transactional=False)  # offsets 0-2; only b stays
     log.put("a", 2).put("c", 2).roll()
     log.clean(strategy=strategy)
     one.put(("d", 1), transactional=False)

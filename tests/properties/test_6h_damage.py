@@ -1,4 +1,4 @@
-"""6H: large messages are cleaned; damage stops the cleaning of one partition, and nothing else."""
+"""6H: large messages are cleaned; damage stops the cleaning of its own partition only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_6H_70_71_messages_above_every_buffer_and_above_a_lowered_limit(
 
 
 def damaged(root: Path, position: int, data: bytes) -> LogBuilder:
-    """A log in use, in whose closed segment some bytes turn into garbage."""
+    """Open a log and overwrite bytes at `position` of its closed segment with `data`."""
     log = LogBuilder(root)
     for n in range(4):
         log.put("k", n)
@@ -58,7 +58,7 @@ def test_6H_72_73_a_header_that_makes_no_sense_is_an_error(
     """6H.72: An unknown magic in the first header is an error, not a growing buffer.
     6H.73: A batch size that points past the end of the file is an error.
 
-    Not endless growth of a buffer; the file is left as it is, and the partition is set aside.
+    No buffer grows without limit, the file stays as it is, and the partition is quarantined.
     """
     log = damaged(tmp_path, position, data)
     path = tmp_path / "users-0" / f"{0:020d}.log"
@@ -74,8 +74,8 @@ def test_6H_72_73_a_header_that_makes_no_sense_is_an_error(
 
 @by_strategy
 def test_6H_74_75_garbage_sets_one_partition_aside_and_the_gauges_tell(tmp_path: Path, strategy: str) -> None:
-    """6H.74: Garbage bytes in a log set this partition aside; the others are cleaned.
-    6H.75: Gauges count the partitions that were set aside and their bytes; deleting a partition reduces them.
+    """6H.74: A partition with damaged bytes in its log is quarantined; the other partitions are cleaned.
+    6H.75: Gauges count the quarantined partitions and their bytes; deleting such a partition reduces them.
     6J.84: An exception while a log is evaluated is reported with the log and the cause.
 
     Here: The error names file and position, and the other logs are cleaned.
@@ -105,6 +105,6 @@ def test_6H_74_75_garbage_sets_one_partition_aside_and_the_gauges_tell(tmp_path:
 
 
 def gauges(logs: lastword.LogDir, root: Path) -> tuple[float, float]:
-    list(metrics.metrics())  # asking measures
+    list(metrics.metrics())  # listing the metrics measures the gauges
     place = os.path.realpath(root)
     return metrics.QUARANTINED_PARTITIONS.value(place), metrics.QUARANTINED_BYTES.value(place)

@@ -1,5 +1,6 @@
-"""6J: up to where a log may be cleaned, and whether it is due. Which of several logs is first is the
-scheduler's (`cleaner/test_scheduler.py`). Lags and bounds hold for every strategy; the ratio is Kafka's."""
+"""6J: the offset up to which a log may be cleaned, and whether a cleaning is due. The choice among several
+logs is tested with the scheduler (`cleaner/test_scheduler.py`). Lags and bounds hold for every strategy;
+the dirty ratio is Kafka's."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.support.partitions import records_of
 
 
 def filled(root: Path, segments: int = 4, **config: object) -> LogBuilder:
-    """Segments of five records an hour apart; keys k0 to k4 in each."""
+    """Write segments one hour apart, each with five records of the keys k0 to k4."""
     log = LogBuilder(root, segment_bytes=1 << 20, **config)
     for number in range(segments):
         if number:
@@ -40,7 +41,7 @@ def test_6J_85_93_94_a_checkpoint_above_the_end_is_not_believed(
     6J.93: Only a checkpoint below the log start or above the log end has to be corrected.
     6J.94: An invalid checkpoint is corrected on disk even if the log needs no cleaning.
 
-    Here: It is not used. The next cleaning corrects the file; reading does not.
+    Here: An invalid checkpoint is not used. The next cleaning corrects the file; reading does not.
     """
     log = filled(tmp_path)
     log.first_dirty = checkpoint
@@ -68,8 +69,6 @@ def test_6J_86_93_a_checkpoint_below_the_log_start_is_not_believed(tmp_path: Pat
 def test_6J_87_88_nothing_below_the_active_segment(tmp_path: Path, strategy: str) -> None:
     """6J.87: If the log start is inside the active segment, nothing is cleanable, and that is no error.
     6J.88: If the cleaner checkpoint is inside the active segment, nothing is cleanable.
-
-    Log start or checkpoint inside the active segment: nothing to clean, and no error.
     """
     log = filled(tmp_path)
     log.first_dirty = 17
@@ -119,10 +118,10 @@ def test_6J_94_95_an_invalid_checkpoint_harms_nobody_on_disk(tmp_path: Path) -> 
     """6J.94: An invalid checkpoint is corrected on disk even if the log needs no cleaning.
     6J.95: An invalid checkpoint is corrected on disk even if another log is chosen.
 
-    Here: It is not used. The next cleaning corrects the file; reading does not.
+    Here: An invalid checkpoint is not used. The next cleaning corrects the file; reading does not.
 
-    Kafka corrects the file when it looks; ours is corrected when the directory is opened to write, or by
-    the next round, and never believed before.
+    Kafka corrects the file when it evaluates the log. Our file is corrected when the directory is opened to
+    write, or by the next round.
     """
     home = LogDirectory.open(str(tmp_path), "a", UNSYNCED, ManualClock())
     home.create_topic("users")
@@ -141,8 +140,8 @@ def test_6J_94_95_an_invalid_checkpoint_harms_nobody_on_disk(tmp_path: Path) -> 
 def test_6J_96_nothing_goes_before_its_lag_and_then_only_the_older_block(
     tmp_path: Path, strategy: str
 ) -> None:
-    """6J.96: Nothing is cleaned before the minimum lag has passed. Then the older records are cleaned and
-    the newer are not.
+    """6J.96: Nothing is cleaned before the minimum lag has passed. Then the older records are cleaned, and
+    the newer records are not.
     """
     log = LogBuilder(tmp_path, min_compaction_lag_ms=2 * HOUR)
     for n in range(10):

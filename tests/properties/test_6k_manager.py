@@ -1,7 +1,7 @@
-"""6K: who may clean, expire and truncate when, and the cleaner's checkpoint.
+"""6K: exclusion between cleaning, retention and truncation, and the cleaner's checkpoint.
 
-Whoever changes segments does so one at a time in each partition: `LogDirectory.claim`. The states of the
-background (cleaning, aborted, paused, quarantined) are shown in tests/cleaner/test_scheduler.py."""
+In each partition, one call at a time changes segments: it holds `LogDirectory.claim`. The states of the
+background cleaner (cleaning, aborted, paused, quarantined) are tested in tests/cleaner/test_scheduler.py."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ def test_6K_100_101_102_115_one_retention_for_every_policy(
 ) -> None:
     """6K.100: The cleaner's retention is not offered logs with the policy delete.
     6K.101: The cleaner's retention is offered logs with the policy compact,delete.
-    6K.102: The cleaner's retention is offered logs with the policy compact, because of their log start.
+    6K.102: The cleaner's retention is offered logs with the policy compact, because segments below their log
+    start must be removed.
     6K.115: The log manager's retention does not touch logs with the policies compact and compact,delete.
 
-    Here: One retention serves every policy; Kafka has two, with different owners.
+    Here: One retention serves every policy. The policy decides whether it removes segments by age, or only
+    those below the log start.
 
-    Kafka leaves compacted logs to the cleaner's own retention, and delete-only ones to the log manager's.
-    We have one, and the policy says what it may remove: by age, or only what lies below the log start.
+    Kafka has two retentions: the cleaner's for compacted logs, and the log manager's for logs with the policy
+    delete.
     """
     settings = {"cleanup.policy": policy} if policy else {}
     log = Log(tmp_path, **settings, **{"retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
@@ -50,11 +52,11 @@ def test_6K_100_101_102_115_one_retention_for_every_policy(
 
 
 def test_6K_103_retention_goes_on_where_cleaning_stopped(tmp_path: Path) -> None:
-    """6K.103: Partitions that were set aside are not offered to the cleaner's retention.
+    """6K.103: Quarantined partitions are not offered to the cleaner's retention.
 
-    Here: Partitions that cannot be cleaned are expired all the same.
+    Here: Retention also removes segments of partitions that cannot be cleaned.
 
-    In Kafka a bad record makes the disk fill: what cannot be cleaned does not expire either.
+    In Kafka a partition that cannot be cleaned does not expire either, so a bad record can fill the disk.
     """
     log = Log(tmp_path, **{"cleanup.policy": "compact,delete", "retention.ms": "1h"}).fill(
         15, age_ms=5 * HOUR
@@ -90,8 +92,8 @@ def test_6K_104_110_111_one_at_a_time_in_a_partition(tmp_path: Path, work: str) 
 
     Here: The second call waits; a background cleaning ends at its next safe point for it.
 
-    Whoever comes while a log is cleaned, expired or truncated waits; nobody is aborted, and afterwards
-    nothing is left paused. Another partition does not wait.
+    A call waits while its log is cleaned, expired or truncated. No call is aborted, and no partition stays
+    paused. Calls for another partition do not wait.
     """
     log = Log(tmp_path, **{"cleanup.policy": "delete", "retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
 
@@ -129,7 +131,7 @@ def test_6K_105_106_lines_come_and_go(tmp_path: Path) -> None:
     """
     with filled(tmp_path) as logs:
         assert logs.first_dirty("users", 0) is None
-        for offset, kept in ((3, 3), (4, 4), (99, 5), (-1, 0)):  # never above the log end or below its start
+        for offset, kept in ((3, 3), (4, 4), (99, 5), (-1, 0)):  # kept between log start and log end
             logs.set_first_dirty("users", 0, offset)
             assert logs.first_dirty("users", 0) == kept == logs.checkpoints.first_dirty.read()[USERS]
         logs.delete_topic("users")
@@ -139,9 +141,8 @@ def test_6K_105_106_lines_come_and_go(tmp_path: Path) -> None:
 def test_6K_107_a_failed_directory_does_not_touch_the_checkpoints_of_another(tmp_path: Path) -> None:
     """6K.107: A failed directory loses its checkpoints; those of the others stay.
 
-    Here: Checkpoints are read from their own directory and are not kept for another.
-
-    Each directory has its own files, and nothing of them is kept in memory for others.
+    Here: Each directory has its own checkpoint files, and keeps nothing of them in memory for other
+    directories.
     """
     one, two = filled(tmp_path / "one"), filled(tmp_path / "two", "orders")
     one.set_first_dirty("users", 0, 2)
@@ -190,7 +191,7 @@ def test_6K_112_113_a_round_moves_the_checkpoint_when_it_is_done(tmp_path: Path)
     assert log.first_dirty == 6
     log.put("k", "new").roll()
     log.clean(stop=lambda: True)
-    assert log.first_dirty == 6  # a round that was stopped says nothing
+    assert log.first_dirty == 6  # a stopped round does not move the checkpoint
     log.clean()
     assert log.first_dirty == 7 and log.state() == {b"k": b"new"}
     log.close()
@@ -227,7 +228,7 @@ def test_6K_114_a_topic_that_is_not_compacted_any_more(tmp_path: Path) -> None:
 
     Here: A background cleaning is aborted; a cleaning that was called ends under the settings it began with.
 
-    Settings hold from the next round on; a round that is under way ends under those it began with.
+    New settings apply from the next round on.
     """
     log = LogBuilder(tmp_path)
     for number in range(6):

@@ -1,5 +1,5 @@
-"""6L: what the six stages of a broker's interrupted cleaning leave behind. Our swap takes the same steps;
-`tests/partition/test_swap_crash.py` stops it at every one of them."""
+"""6L: recovery after a broker's cleaning was interrupted at one of six stages. Our swap takes the same
+steps; `tests/partition/test_swap_crash.py` stops it at each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTENSIONS = (names.LOG, names.INDEX, names.TIME_INDEX)
 
 
 class Stage:
-    """A directory whose second to fourth segment were rewritten into one, as far as `at` puts the files."""
+    """A directory whose second to fourth segments are rewritten into one, interrupted at some stage."""
 
     def __init__(self, root: Path) -> None:
         self.directory = make(root)
@@ -41,7 +41,7 @@ class Stage:
         )
 
     def put(self, suffix: str, *extensions: str) -> None:
-        """Files of the new segment under this suffix."""
+        """Copy files of the new segment into the directory with this suffix."""
         for extension in extensions or EXTENSIONS:
             name = names.segment_file(FIRST, extension)
             shutil.copy(self.new / name, Path(self.directory) / (name + suffix))
@@ -55,12 +55,12 @@ class Stage:
             path.unlink()
 
     def recovered(self) -> list:
-        """Records after recovery; a reader without a lock saw them before."""
+        """Return the records after recovery; check that a reader without a lock reads them before."""
         seen = records(PartitionView.load(DirectorySegments(UNSYNCED, self.directory)))
         log, _ = opened(self.directory, files=UNSYNCED)
         found = records(log)
         assert found == seen
-        assert leftovers(self.directory) == [] and indexes_fit(log)  # 122
+        assert leftovers(self.directory) == [] and indexes_fit(log)  # 6L.122
         for segment in log.segments:
             assert segment.next_offset - 1 - segment.base_offset <= MAX_RELATIVE_OFFSET
         log.abandon()
@@ -85,7 +85,7 @@ def cleaned(stage: Stage) -> list:
     left = [r for r in stage.old if r not in gone]
     found = stage.recovered()
     kept = [r for r in found if r not in left]
-    assert [r for r in found if r in left] == left  # outside of the range nothing changed
+    assert [r for r in found if r in left] == left  # outside the range nothing changed
     assert len(kept) < len(gone) and set(kept) < set(gone)
     return found
 
@@ -133,8 +133,8 @@ def test_6L_120_one_file_still_swap(stage: Stage) -> None:
 
 
 def test_6L_121_all_final_beside_the_deleted_ones(stage: Stage) -> None:
-    """6L.121: After a crash with the swap done and `.deleted` files left, these are removed and the data
-    is the cleaned data.
+    """6L.121: After a crash with the swap done and `.deleted` files left, these files are removed, and the
+    log has the cleaned records.
     """
     stage.set_aside()
     stage.put("")
@@ -166,7 +166,7 @@ def test_6L_123_opening_removes_what_was_deleted(stage: Stage) -> None:
     root = Path(stage.directory)
     for name in ("00000000000000000099.log.deleted", "00000000000000000099.snapshot.deleted"):
         (root / name).write_bytes(b"anything")
-    keep = root / "00000000000000000099.checkpoint.deleted"  # of a broker's metadata log: not ours to know
+    keep = root / "00000000000000000099.checkpoint.deleted"  # part of a broker's metadata log; not removed
     keep.write_bytes(b"anything")
     log, _ = opened(stage.directory, files=UNSYNCED)
     log.abandon()

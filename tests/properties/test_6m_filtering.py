@@ -1,5 +1,5 @@
-"""6M: what is left of batches when records go. Messages of magic 0 and 1 by number: `tests/formats`; the
-kernels against their twin: `tests/kernels/test_repack.py`."""
+"""6M: batches after some of their records are removed. Numbers about messages of magic 0 and 1 are in
+`tests/formats`. `tests/kernels/test_repack.py` compares the kernels with their naive twins."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from tests.properties.support import FORMS, T, batch, entry, header_of, records_
 
 @pytest.fixture(autouse=True)
 def each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of neighbours is not joined (`cleaner/test_joining.py`): these are properties of one
-    batch."""
+    """Turn off the joining of batches (`cleaner/test_joining.py`): these are properties of one batch."""
     monkeypatch.setattr("lastword.cleaner.engine.output.BATCH_BYTES", 0)
 
 
 NEWER = 100
-"""Offset of the batch that supersedes."""
+"""Base offset of the batch whose records supersede the others."""
 
 
 def newer(*keys: bytes) -> bytes:
@@ -39,7 +38,7 @@ def newer(*keys: bytes) -> bytes:
 
 
 def cut(root: Path, *batches: bytes) -> list[tuple[BatchHeader, list[RawRecord], bytes]]:
-    """Header, records and bytes of each batch that one round leaves."""
+    """Return header, records and bytes of each batch after one round."""
     segment = write_segment(root / "s", 0, batches)
     ((_, new),) = rewrite_all([segment], root / "o")
     return left(new)
@@ -63,10 +62,10 @@ def test_6M_124_the_leader_epoch_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("log_append", [False, True])
 @pytest.mark.parametrize("codec", [0, 1, 4])
 def test_6M_125_an_emptied_batch_that_must_stay(tmp_path: Path, codec: int, log_append: bool) -> None:
-    """6M.125: A batch whose records all go but which must stay becomes a header of 61 bytes with the same
-    offsets, sequences, largest timestamp, timestamp type and transactional flag.
+    """6M.125: A batch that must stay, but whose records are all removed, becomes a header of 61 bytes with
+    the same offsets, sequences, largest timestamp, timestamp type and transactional flag.
 
-    The last one of a producer: 61 bytes with its offsets, sequences, timestamp type and times.
+    The batch must stay because it is the last batch of its producer.
     """
     producer = {"producer_id": 23, "producer_epoch": 5, "base_sequence": 10}
     full = batch(3, b"a", b"b", codec=codec, epoch=67, timestamp_type=int(log_append), **producer)
@@ -100,7 +99,7 @@ def _again(key: bytes) -> bytes:
 def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
     """6M.127: An empty batch that need not stay is dropped.
 
-    A newer batch of its producer is there.
+    The log has a newer batch of its producer.
     """
     producer = {"producer_id": 23, "producer_epoch": 5}
     found = cut(tmp_path, batch(3, b"a", base_sequence=10, **producer), newer(b"k3", b"x"))
@@ -111,9 +110,9 @@ def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
 
 
 def test_6M_128_a_batch_without_survivors_goes_whole(tmp_path: Path) -> None:
-    """6M.128: A batch without survivors is dropped whole.
+    """6M.128: A batch without live records is dropped whole.
 
-    Which records go is known before the rewrite, so nothing of such a batch is decoded or written.
+    The dead records are marked before the rewrite, so such a batch is neither decoded nor written.
     """
     found = cut(tmp_path, batch(0, b"a", b"b"), batch(2, b"c"), newer(b"k0", b"k1"))
     assert [h.base_offset for h, _, _ in found] == [2, NEWER]
@@ -135,7 +134,7 @@ def test_6M_129_gaps_stay(tmp_path: Path) -> None:
 def test_6M_130_producers_stay_who_they_are(tmp_path: Path) -> None:
     """6M.130: Producer id, epoch, sequences and the transactional flag survive filtering.
 
-    And each record keeps its sequence: that of its batch plus its place.
+    Each record also keeps its sequence: the base sequence of the batch plus the offset delta of the record.
     """
     producer = {"producer_id": 23, "producer_epoch": 5}
     one = batch(0, b"a", b"b", b"c", base_sequence=2**31 - 2, **producer)
@@ -151,11 +150,11 @@ def test_6M_130_producers_stay_who_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("magic", "codec"), FORMS)
 def test_6M_132_133_what_is_left_in_every_form(tmp_path: Path, magic: int, codec: int) -> None:
     """6M.132: After filtering, the counts, offsets and largest timestamps are right for each magic and codec.
-    6M.133: The offset of the largest timestamp is the last offset of a batch, and an uncompressed legacy
-    entry's own.
+    6M.133: The offset of the largest timestamp is the last offset of a batch, or that of an uncompressed
+    legacy entry itself.
 
-    Three entries of three records; one loses its middle, one its last, one all. The time index names the
-    batch that was the first to reach the largest time.
+    There are three entries of three records. The first loses its middle record, the second its last record,
+    and the third all records. The time index has the first batch with the largest timestamp.
     """
     source = entry(magic, codec, 0) + entry(magic, codec, 3) + entry(magic, codec, 6)
     segment = write_segment(
@@ -190,10 +189,8 @@ def _with(time: int, *keys: bytes, offset: int) -> bytes:
 
 
 def test_6M_135_the_size_of_the_next_batch(tmp_path: Path) -> None:
-    """6M.135: The size of the next batch needs 17 bytes of its header; it is known even if the payload is
-    absent. An impossible magic or size is an error.
-
-    Known from 17 bytes on, whether the rest is there or not; nonsense in them is an error.
+    """6M.135: The size of the next batch can be read from the first 17 bytes of its header, even if the
+    payload is absent. An impossible magic or size is an error.
     """
     data = batch(0, b"value" * 20)
     path = tmp_path / "x.log"

@@ -1,4 +1,4 @@
-"""6N, records and batches: what `tests/formats` does not show by number already."""
+"""6N: records and batches. The other numbers are in `tests/formats`."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def test_6N_144_any_change_under_the_checksum_is_noticed() -> None:
         bad[position] ^= 0x10
         try:
             header = header_of(bytes(bad))
-        except CorruptBatchError:  # a field that cannot be; noticed before the checksum is looked at
+        except CorruptBatchError:  # an impossible field, detected before the checksum is checked
             continue
         assert not crc_ok(bad, header), position
 
 
 @pytest.mark.parametrize("codec", range(5))
 def test_6N_145_a_count_that_is_not_that_of_the_records(codec: int) -> None:
-    """6N.145: More or fewer records than the header counts is an error when the records are read,
+    """6N.145: A record count in the header that is too high or too low is an error when the records are read,
     compressed or not.
     """
     payload = b"".join(record_bytes(delta=n) for n in range(3))
@@ -117,14 +117,12 @@ def test_6N_145_a_count_that_is_not_that_of_the_records(codec: int) -> None:
 def test_6N_146_moving_a_batch_moves_its_records() -> None:
     """6N.146: Setting the last offset moves the base and every record; the batch stays valid.
 
-    Here: The base offset is what is set.
-
-    Kafka sets the last offset of a batch; we set the base, which is the same by the last offset delta.
+    Here: The base offset is set, which moves the last offset by the same distance.
     """
     data = bytearray(batch(0, b"a", b"b", b"c"))
     set_base_offset(data, 0, 498, 0)
     assert (header_of(bytes(data)).base_offset, header_of(bytes(data)).last_offset) == (498, 500)
-    assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]  # and the checksum is right
+    assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]  # the checksum is verified, too
 
 
 def test_6N_147_a_leader_epoch_leaves_the_batch_valid() -> None:
@@ -172,8 +170,8 @@ def test_6N_149_control_batches_round_trip(commit: bool) -> None:
 def test_6N_150_all_ways_of_reading_agree(tmp_path: Path, codec: int) -> None:
     """6N.150: All ways to read the records of a batch agree.
 
-    Record after record in plain Python; whole chunks by kernels; offsets and times without keys and
-    values.
+    The ways are: record by record in plain Python, whole chunks by kernels, and offsets and timestamps
+    without keys and values.
     """
     log, _ = opened(partition(tmp_path))
     for count in (1, 7, 3):
@@ -194,7 +192,7 @@ def test_6N_150_all_ways_of_reading_agree(tmp_path: Path, codec: int) -> None:
 @pytest.mark.parametrize("value", [None, b"", b"v" * 300])
 def test_6N_151_a_record_round_trips_and_its_size_is_known(key: bytes | None, value: bytes | None) -> None:
     """6N.151: A record round-trips, with null key, null value and null header values; its computed size is
-    its size.
+    its real size.
     """
     headers = (("h", b"x"), ("h", None), ("", b""), ("ü", b"\xff" * 70))
     builder = BatchBuilder()
@@ -233,8 +231,8 @@ def test_6N_153_a_key_or_value_longer_than_its_body(length: int) -> None:
 
 
 def test_6N_154_bad_headers() -> None:
-    """6N.154: A header count of -1 or above what is left, a null or too long header key, and a too long
-    header value are errors.
+    """6N.154: A header count of -1 or above the bytes that are left, a null or too long header key, and a too
+    long header value are errors.
     """
     refused(sealed(record_bytes(header_count=-1), 1), "-1 headers in 0 bytes")
     refused(sealed(record_bytes(header_count=1000, headers=HEADER), 1), "1000 headers in 4 bytes")
@@ -313,7 +311,7 @@ def test_6N_159_marker_values(number: int) -> None:
         with pytest.raises(CorruptBatchError, match="marker of"):
             parse_control(key, value, "f", 0, 0)
     assert parse_control(key, struct.pack(">hiq", 1, 10, 42), "f", 0, 0).coordinator_epoch == 10
-    for other in (2, 3, 4, 5, 6, 99):  # what is no marker has no coordinator, whatever its value holds
+    for other in (2, 3, 4, 5, 6, 99):  # control records that are no markers have no coordinator epoch
         assert parse_control(control_key(other), marker_value(1), "f", 0, 0).coordinator_epoch is None
 
 
@@ -331,7 +329,7 @@ def test_6N_169_producers_are_whole_or_absent() -> None:
 def test_6N_170_a_marker_is_a_transactional_control_batch(tmp_path: Path) -> None:
     """6N.170: A marker must be in a transactional control batch.
 
-    What looks like a marker in a data batch decides nothing.
+    A record in a data batch with the bytes of a marker does not end a transaction.
     """
     header = header_of(marker_batch(5, 0, True, 0, T))
     assert header.transactional and header.control and header.base_sequence == -1
@@ -385,7 +383,7 @@ def test_6N_173_bad_lz4_frames(change: object, text: str) -> None:
     """6N.173: A wrong lz4 magic, a truncated header, a wrong header checksum and a block above the maximum
     are errors.
 
-    A wrong header checksum is let pass in magic 0 only (171).
+    A wrong header checksum is accepted only in magic 0 (6N.171).
     """
     frame = compress(LZ4, b"hello" * 100)
     with pytest.raises(CorruptBatchError, match=text):
@@ -398,7 +396,7 @@ def test_6N_173_bad_lz4_frames(change: object, text: str) -> None:
 )
 def test_6N_174_lz4_payloads_of_all_kinds(data: bytes, block_checksum: bool) -> None:
     """6N.174: lz4 payloads with block checksums, with incompressible blocks, of many blocks, and empty
-    ones round-trip.
+    payloads round-trip.
     """
     assert decompress(LZ4, compress(LZ4, data), len(data)) == data
     options = {"block_size": lz4.frame.BLOCKSIZE_MAX64KB, "block_linked": False}

@@ -1,4 +1,4 @@
-"""6O: stepping through bytes, in a buffer and in a file."""
+"""6O: iteration over the batches of a buffer and of a file."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def in_file(path: Path, data: bytes, start: int = 0, end: int | None = None) -> 
 def test_6O_176_an_incomplete_last_batch_ends_the_walk(tmp_path: Path) -> None:
     """6O.176: Iteration of bytes in memory ends without an error at an incomplete last batch.
 
-    Here: A walk over the headers of a file ends so, because its tail may be half written. A reader of records
-    raises an error for an incomplete batch.
+    Here: A walk over the headers of a file ends without an error, because a crash can leave an incomplete
+    batch at its end. A reader of records raises an error for an incomplete batch.
     """
     whole = b"".join(LOG[:2])
     for size in range(1, len(LOG[2])):
@@ -80,10 +80,9 @@ def test_6O_177_a_size_that_cannot_be(tmp_path: Path, size: int) -> None:
 def test_6O_178_an_unknown_magic(tmp_path: Path, magic: int) -> None:
     """6O.178: A magic of 37 is corrupt.
 
-    Here: It is an error of its own, and never cut as damage.
+    Here: An unknown magic has its own error and is never cut as damage, because it can be a future format.
 
-    It has an error of its own: a format from the future is not damage that somebody may cut off. Kafka
-    reads magic 3 to 127 of a file as 2.
+    Kafka reads magic 3 to 127 of a file as 2.
     """
     bad = bytearray(LOG[1])
     bad[16] = magic
@@ -107,7 +106,7 @@ def test_6O_180_a_file_cut_13_bytes_short(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zeros", [0, 2, 4, 5, 6, 17, 60])
 def test_6O_181_zeros_at_the_end_change_nothing(tmp_path: Path, zeros: int) -> None:
-    """6O.181: Up to six zero bytes at the end of a file change nothing that is read."""
+    """6O.181: Up to six zero bytes at the end of a file do not change the records that are read."""
     segment = write_segment(tmp_path, 0, b"".join(LOG) + bytes(zeros), indexes=False)
     view = PartitionView.load(DirectorySegments(UNSYNCED, os.path.dirname(segment.file)))
     assert (view.log_end, offsets(view, 0)) == (4, [0, 1, 2, 3])
@@ -184,7 +183,7 @@ def test_6O_187_no_log_file_passes_max_int(tmp_path: Path) -> None:
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=MAX_INT))
     log.append_batch(batch(0, b"a"))
     appender = log._local.appender
-    appender.end = appender.end._replace(size=MAX_INT - len(batch(0, b"a")) + 1)  # as if it were that long
+    appender.end = appender.end._replace(size=MAX_INT - len(batch(0, b"a")) + 1)  # simulates a large file
     log.append_batch(batch(0, b"a"))
     assert [s.base_offset for s in log.segments] == [0, 1]
     log.abandon()
@@ -195,7 +194,7 @@ def test_6O_187_a_larger_file_is_refused(tmp_path: Path) -> None:
 
     Here: A larger file is refused with its name, and not cut.
 
-    What lies above has no place in an index. Nothing of it is cut.
+    An index entry has no room for a position above 2^31 - 1.
     """
     segment = write_segment(tmp_path, 0, LOG[0])
     DEFAULT.truncate(segment.file, MAX_INT + 1)
@@ -212,12 +211,12 @@ def test_6O_188_a_preallocated_file_of_kafka(tmp_path: Path) -> None:
     it is closed and opened.
     6S.233: A preallocated segment of 512 MiB is trimmed when it is closed.
 
-    Here: No file is preallocated; Kafka's are read and trimmed.
+    Here: No file is preallocated; Kafka's preallocated files are read and trimmed.
 
     Here: See 6O.188.
 
-    Zeros up to `segment.bytes` behind the data, as a kill leaves them: they are no records, and opening
-    takes them off. We extend no file in advance.
+    A broker that is killed leaves zeros after the data, up to `segment.bytes`. They are not read as records,
+    and opening the log removes them.
     """
     data = b"".join(LOG)
     segment = write_segment(tmp_path, 0, data + bytes(1 << 20), indexes=False)
@@ -234,10 +233,10 @@ def test_6O_188_a_preallocated_file_of_kafka(tmp_path: Path) -> None:
 
 
 def test_6O_188_an_empty_preallocated_file(tmp_path: Path) -> None:
-    """6O.188: A preallocated file is empty and has the requested size on disk; it is trimmed to its data
-    when it is closed and opened.
+    """6O.188: A preallocated file is empty and has the requested size on disk; it is trimmed to its data when
+    it is closed and opened.
 
-    Here: No file is preallocated; Kafka's are read and trimmed.
+    Here: No file is preallocated; Kafka's preallocated files are read and trimmed.
     """
     segment = write_segment(tmp_path, 7, bytes(1 << 20), indexes=False)
     log, _ = opened(os.path.dirname(segment.file))
@@ -264,7 +263,7 @@ def test_6O_190_search_by_timestamp(tmp_path: Path, interval: int) -> None:
     """6O.190: A search by timestamp returns the first record at or after the time and the start offset, or
     none.
 
-    The first record with timestamp >= target and offset >= start; the start is that of the log.
+    The start offset is the log start.
     """
     times = [100, 50, 300, 20, 70]
     data = b"".join(batch(2 * n, b"a", b"b", timestamp=T + t) for n, t in enumerate(times))

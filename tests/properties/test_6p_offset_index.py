@@ -1,5 +1,6 @@
-"""6P: the offset index. Ours is read as a whole and grows with the log; what Kafka keeps by a file of fixed
-size (full, trimmed, grown again) is kept by rolling and by files that hold their entries only."""
+"""6P: the offset index. Our index is read as a whole and grows with the log. Kafka's index file has a
+fixed size and can be full, trimmed and grown again; our log rolls instead, and index files have only
+entries."""
 
 from __future__ import annotations
 
@@ -73,9 +74,7 @@ def test_6P_194_entries_by_number() -> None:
 def test_6P_195_nothing_is_put_into_a_full_index(tmp_path: Path) -> None:
     """6P.195: An append to a full index is refused.
 
-    Here: The log rolls instead.
-
-    The log begins a segment instead: none of its indexes ever passes `segment.index.bytes`.
+    Here: The log rolls instead: no index of a log is larger than `segment.index.bytes`.
     """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=12 * 5))
     for _ in range(30):
@@ -92,8 +91,8 @@ def test_6P_195_nothing_is_put_into_a_full_index(tmp_path: Path) -> None:
 def test_6P_196_offsets_rise(tmp_path: Path, offset: int) -> None:
     """6P.196: An append of an offset that is not higher than the last is an error.
 
-    An entry that does not ends what is believed of a file; recovery writes none, for a batch that does not
-    rise ends the log.
+    In an index file, such an entry and all entries after it are not used. Recovery does not write such an
+    entry, because a batch whose offset is not higher ends the log.
     """
     index = index_of((50, 100), (offset, 200), (60, 300))
     assert list(index.entries()) == [OffsetEntry(50, 100)] and index.damaged
@@ -103,12 +102,10 @@ def test_6P_196_offsets_rise(tmp_path: Path, offset: int) -> None:
 
 
 def test_6P_197_where_a_fetch_ends(tmp_path: Path) -> None:
-    """6P.197: The upper bound of a fetch is the first entry past the bytes that are wanted.
+    """6P.197: The upper bound of a fetch is the first entry past the requested bytes.
 
-    Here: Reads end at an exact offset; nothing is estimated.
-
-    Kafka estimates the upper bound of a fetch from the index. Our readers name the offset they end at, and
-    get the exact position.
+    Here: A read ends at a given offset, and the exact position of this offset is used. Kafka estimates the
+    upper bound from the index.
     """
     data = [batch(n, b"x" * n) for n in range(5)]
     segment = write_segment(tmp_path, 0, b"".join(data))
@@ -121,9 +118,7 @@ def test_6P_197_where_a_fetch_ends(tmp_path: Path) -> None:
 def test_6P_198_entries_survive_closing_and_more_follow(tmp_path: Path) -> None:
     """6P.198: Entries survive closing and opening; an append to a trimmed index fails.
 
-    Here: A trimmed index takes more entries; files hold nothing but entries.
-
-    A trimmed index of Kafka takes no entries; ours hold entries only and go on.
+    Here: An index file has only entries, and takes more entries after it is opened.
     """
     directory = partition(tmp_path)
     log, _ = opened(directory)

@@ -47,12 +47,12 @@ def test_6Q_202_truncation(tmp_path: Path, offset: int) -> None:
 
 
 def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
-    """6Q.203: An index that is full, with one slot kept free, refuses an entry; a lower offset is an error; a
-    valid entry is taken.
+    """6Q.203: An index that is full, with one reserved slot, refuses an entry; a lower offset is an error; a
+    valid entry is accepted.
 
     Here: The log rolls instead.
 
-    With room for five entries the log closes a segment at four; the fifth is that of closing.
+    With room for five entries, the log rolls at four; the roll writes the fifth.
     """
     room = 5 * TIME_ENTRY_BYTES
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
@@ -66,12 +66,12 @@ def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
 
 
 def test_6Q_203_times_rise_and_offsets_do_not_fall() -> None:
-    """6Q.203: An index that is full, with one slot kept free, refuses an entry; a lower offset is an error; a
-    valid entry is taken.
+    """6Q.203: An index that is full, with one reserved slot, refuses an entry; a lower offset is an error; a
+    valid entry is accepted.
 
     Here: The log rolls instead.
 
-    The writer adds nothing else; of a file, what comes after such an entry is not believed.
+    The writer adds only valid entries. In a file, an invalid entry and all entries after it are not used.
     """
     builder = IndexBuilder(0, 0)
     for number, timestamp in enumerate((5, 5, 4, 7, -1, 7, 9)):
@@ -86,13 +86,13 @@ def test_6Q_203_times_rise_and_offsets_do_not_fall() -> None:
 
 @pytest.mark.parametrize(("room", "entries"), [(12 * 3, 2), (12 * 3 + 11, 2), (12 * 8, 7)])
 def test_6Q_204_full_is_one_less_than_fits(tmp_path: Path, room: int, entries: int) -> None:
-    """6Q.204: An index is full with one entry less than fits."""
+    """6Q.204: An index is full when it has room for only one more entry."""
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
     number = 0
     while len(log.segments) == 1:
         log.append_batch(batch(0, b"a", timestamp=T + number))
         number += 1
-    # `entries` of appending, then the roll before the next batch, whose last entry fills the slot kept free
+    # appends write `entries` entries; the roll before the next batch writes one into the reserved slot
     assert number == min(entries, room // 8) + 2
     log.abandon()
 
@@ -110,10 +110,8 @@ def test_6Q_205_what_cannot_be_is_damage(data: bytes) -> None:
     """6Q.205: A last offset below the base, a last timestamp below the first and a length that is no multiple
     of 12 fail the check of an index.
 
-    Here: Found when the index is read, and never an error: the entries before it are used, and checked.
-
-    Last offset below the base, times that fall, half an entry: found, never an error. Lookups use the
-    entries before it, and check what they are led to.
+    Here: Such damage is found when the index is read, and is never an error. Lookups use the entries before
+    the damage, and check the result in the log.
     """
     assert TimeIndex(data, BASE).damaged
     assert TimeIndex(data, BASE).last in (TimeEntry(-1, BASE), TimeEntry(10, BASE + 1))
@@ -132,12 +130,12 @@ def test_6Q_207_files_hold_their_entries_only(tmp_path: Path) -> None:
     """6Q.207: Resizing an index to its own size does nothing.
     6U.284: The indexes of a rolled segment are trimmed to their entries, and grow again after a truncation.
 
-    Here: There is nothing to resize: files hold nothing but entries.
+    Here: There is nothing to resize: index files have only entries, and grow by entries.
 
     Here: Index files are never larger than their entries.
 
-    There is nothing to resize: a file grows by its entries. That of a broker, extended by zeros, is cut to
-    them when it is opened to write, and read as it is before.
+    A broker's index file that is extended by zeros is trimmed to its entries when the log is opened to write.
+    Before that, a reader ignores the zeros.
     """
     directory = partition(tmp_path)
     log, _ = opened(directory)

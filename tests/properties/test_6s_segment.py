@@ -1,4 +1,4 @@
-"""6S: one segment, and the ordered set of them."""
+"""6S: one segment, and the ordered set of segments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_INT = 2**31 - 1
 
 
 def wide(offset: int, last_delta: int) -> bytes:
-    """A batch of two records, the second `last_delta` above the first."""
+    """Build a batch of two records, the second `last_delta` offsets above the first."""
     builder = BatchBuilder()
     builder.append(T, b"a", b"1")
     builder.append(T, b"b", b"2", offset_delta=last_delta)
@@ -47,7 +47,7 @@ def wide(offset: int, last_delta: int) -> bytes:
 
 
 def log_of(root: Path, *batches: bytes, base: int = 0, **more: Any) -> Any:
-    """An open log over one segment of these batches."""
+    """Open a log with one segment of these batches."""
     segment = write_segment(root, base, b"".join(batches))
     return opened(os.path.dirname(segment.file), **more)[0]
 
@@ -56,9 +56,9 @@ def log_of(root: Path, *batches: bytes, base: int = 0, **more: Any) -> Any:
 def test_6S_217_offsets_outside_a_segments_range_in_a_file(tmp_path: Path, first: int) -> None:
     """6S.217: An append with an offset below the base, or more than 2^31 - 1 above it, is an error.
 
-    Here: An append rolls; a file that overflows is refused with its name.
+    Here: An append rolls the log; a file with an offset too far above the base is refused with its name.
 
-    Below the base: damage like any other. Too far above it, in somebody's file: refused by name.
+    An offset below the base is damage like any other.
     """
     segment = write_segment(tmp_path, 45, batch(first, *[b"v"] * 5), indexes=False)
 
@@ -76,7 +76,7 @@ def test_6S_217_offsets_outside_a_segments_range_in_a_file(tmp_path: Path, first
 def test_6S_217_an_appended_batch_gets_a_segment_that_can_hold_it(tmp_path: Path) -> None:
     """6S.217: An append with an offset below the base, or more than 2^31 - 1 above it, is an error.
 
-    Here: An append rolls; a file that overflows is refused with its name.
+    Here: An append rolls the log; a file with an offset too far above the base is refused with its name.
     """
     log, _ = opened(partition(tmp_path))
     log.append_batch(batch(0, b"a"))
@@ -96,7 +96,7 @@ def test_6S_218_reading_outside_before_and_between(tmp_path: Path) -> None:
     empty.abandon()
     log = log_of(tmp_path, batch(40, b"a", b"b"), batch(50, b"c", b"d"), base=40)
     assert offsets(log, 52) == [] and offsets(log, 60) == []
-    assert offsets(log, 41)[0] == 40  # the batch that holds it, whole: readers skip what is below
+    assert offsets(log, 41)[0] == 40  # the whole batch that contains 41; readers skip the records below
     assert offsets(log, 0) == [40, 41, 50, 51]
     assert offsets(log, 42) == offsets(log, 49) == [50, 51]
     log.abandon()
@@ -126,7 +126,7 @@ def test_6S_221_a_truncated_empty_segment_is_not_full(tmp_path: Path) -> None:
     """6S.221: Truncating an empty segment that was opened again leaves room in its indexes; it rolls only if
     the next offset does not fit.
 
-    Kafka's trimmed indexes looked full there until they were grown again.
+    In Kafka the trimmed indexes looked full until they were grown again.
     """
     directory = partition(tmp_path)
     log, _ = opened(directory)
@@ -136,7 +136,7 @@ def test_6S_221_a_truncated_empty_segment_is_not_full(tmp_path: Path) -> None:
     log.truncate_to(0)
     log.append_batch(batch(0, b"a"))
     assert len(log.segments) == 1
-    log.append_batch(wide(0, MAX_INT))  # it cannot be said relative to base 0
+    log.append_batch(wide(0, MAX_INT))  # its last offset is too far above base 0
     assert [s.base_offset for s in log.segments] == [0, 1]
     log.abandon()
 
@@ -176,7 +176,7 @@ def test_6S_224_a_full_truncation_begins_the_segments_time_anew(tmp_path: Path) 
     clock.advance(2000)
     log.truncate_to(0)
     assert (log.active.size, log.log_end) == (0, 0)
-    for _ in range(2):  # without timestamps the clock counts, from the truncation on
+    for _ in range(2):  # without timestamps, the time since the truncation counts
         log.append_batch(batch(0, b"a", timestamp=-1))
     assert len(log.segments) == 1 and offsets(log, 0) == [0, 1]
     clock.advance(1001)
@@ -187,8 +187,8 @@ def test_6S_224_a_full_truncation_begins_the_segments_time_anew(tmp_path: Path) 
 
 @pytest.mark.parametrize("interval", [0, 300, 1 << 20])
 def test_6S_225_search_by_timestamp(tmp_path: Path, interval: int) -> None:
-    """6S.225: A search by timestamp finds a record that is indexed, one that is not indexed, none after
-    the last, and the first before the first.
+    """6S.225: A search by timestamp finds a record with or without an index entry. After the last timestamp
+    it finds no record, before the first timestamp the first record.
     """
     data = b"".join(placed(batch(0, b"a", timestamp=T + 10 * n), n) for n in range(40))
     segment = write_segment(tmp_path, 0, data, interval=interval)
@@ -212,7 +212,7 @@ def test_6S_227_a_suffix_makes_no_index_files(tmp_path: Path) -> None:
     """6S.227: Changing the suffix renames the files that exist and creates none; an index that is created
     later has the new name.
 
-    A swap renames what there is: here no transaction index, and no time index.
+    A swap renames the files that exist; this segment has no transaction index and no time index.
     """
     segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(1, b"b"))
     directory = Path(os.path.dirname(segment.file))
@@ -226,14 +226,14 @@ def test_6S_227_a_suffix_makes_no_index_files(tmp_path: Path) -> None:
     )
     assert listing(str(directory)) == sorted(names.segment_file(0, e) for e in (names.LOG, names.INDEX))
     assert new.file.endswith(names.LOG) and new.largest_timestamp == T
-    log, _ = opened(str(directory), clean=True)  # and opening makes what is missing
+    log, _ = opened(str(directory), clean=True)  # opening creates the missing index
     assert names.segment_file(0, names.TIME_INDEX) in listing(str(directory))
     assert offsets(log, 0) == [1]
     log.abandon()
 
 
 def nonsense(path: str, seed: int) -> bytes:
-    """Another content of the same kind for an index file."""
+    """Overwrite an index file with random bytes and return its old content."""
     good = Path(path).read_bytes()
     Path(path).write_bytes(random.Random(seed).randbytes(5 * 12 * 8))
     return good
@@ -246,7 +246,7 @@ def test_6S_228_a_nonsense_offset_index(tmp_path: Path, seed: int) -> None:
     good = nonsense(segment.stored.path(names.INDEX), seed)
     fresh = Segment.load(
         SegmentFiles(UNSYNCED, os.path.dirname(segment.file), 0)
-    )  # before recovery it misleads nobody
+    )  # before recovery, the index causes no wrong position
     assert [fresh.position_of(n) for n in range(100)] == [segment.position_of(n) for n in range(100)]
     log, _ = opened(os.path.dirname(segment.file))
     for number in range(100):
@@ -272,7 +272,7 @@ def test_6S_230_the_transaction_index_is_built_again(tmp_path: Path) -> None:
     """6S.230: Recovery rebuilds the transaction index with the right first offsets, even if a transaction
     began in an earlier segment.
 
-    Also the first offset of a transaction that began in an earlier segment, and the last stable offset.
+    The last stable offset is right, too.
     """
     log, _ = opened(partition(tmp_path))
     for producer in (5, 6):
@@ -308,9 +308,7 @@ def test_6S_231_leader_epochs_are_found_again(tmp_path: Path) -> None:
 def test_6S_232_damage_from_a_record_on_leaves_those_before_it(tmp_path: Path, first_bad: int) -> None:
     """6S.232: If bytes are damaged from a record on, recovery keeps exactly the records before it.
 
-    Here: Only what was never synced is cut.
-
-    In what was never synced; elsewhere nothing is cut (`tests/partition/test_recovery.py`).
+    Here: Only bytes that were never synced are cut (`tests/partition/test_recovery.py`).
     """
     data = [batch(n, b"value-%d" % n) for n in range(20)]
     whole = b"".join(data)
@@ -324,11 +322,10 @@ def test_6S_232_damage_from_a_record_on_leaves_those_before_it(tmp_path: Path, f
 
 
 def test_6S_235_the_timestamp_of_the_first_batch(tmp_path: Path) -> None:
-    """6S.235: The first timestamp of an empty segment is the maximum, else that of its first batch.
+    """6S.235: The first timestamp of a segment is that of its first batch, or the largest possible number if
+    the segment is empty.
 
-    Here: -1 for an empty segment.
-
-    -1 of an empty segment, where Kafka says the largest number there is.
+    Here: It is -1 for an empty segment.
     """
     log, _ = opened(partition(tmp_path))
     assert log.active.first_timestamp == -1
@@ -359,7 +356,7 @@ def test_6S_236_the_set_of_segments() -> None:
     segments = set_of([10, 5, 20])
     assert bases(segments) == [5, 10, 20] and len(segments) == 3 and segments.active.base_offset == 20
     assert [segments.floor(o) for o in (4, 5, 9, 10, 19, 20, 99)] == [-1, 0, 0, 1, 1, 2, 2]
-    assert bases(segments.starting_at(12)) == [10, 20]  # the one that holds it comes first
+    assert bases(segments.starting_at(12)) == [10, 20]  # starts with the segment that contains 12
     assert bases(segments.starting_at(0)) == [5, 10, 20] and bases(segments.starting_at(20)) == [20]
     assert bases(segments.below(10)) == [5] and bases(segments.below(11)) == [5, 10]
     assert bases(segments.below(5)) == []
@@ -372,7 +369,7 @@ def test_6S_236_the_set_of_segments() -> None:
 
 
 def test_6S_237_sizes_above_four_bytes() -> None:
-    """6S.237: The total size of segments has 64 bits."""
+    """6S.237: The total size of segments is a 64-bit number."""
     many = SegmentSet([Fake(n, MAX_INT) for n in range(100)])  # type: ignore[misc]
     assert many.size == 100 * MAX_INT
     facts = StoredFacts(SegmentId(1, MAX_INT), 0)

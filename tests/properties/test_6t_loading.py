@@ -1,4 +1,4 @@
-"""6T: loading and recovering a log. More by number in `tests/partition/test_producers.py`,
+"""6T: loading and recovering a log. Other numbers are in `tests/partition/test_producers.py`,
 `test_epochs.py` and `test_truncate.py`."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def home(root: Path, files: Files = UNSYNCED) -> LogDirectory:
 
 
 def stopped(root: Path, count: int = 20, *, clean: bool = True) -> str:
-    """A log of `count` records in small segments."""
+    """Write a log of `count` records in small segments, stop it and return its directory."""
     log, _ = opened(partition(root), SMALL)
     fill(log, count)
     if clean:
@@ -101,7 +101,7 @@ def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         home(tmp_path, RecordingFiles(UNSYNCED, fail=fail))
     assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
-    logs = home(tmp_path)  # the lock is free, and what happened counts as a crash
+    logs = home(tmp_path)  # the lock is free, and the failed load counts as a crash
     assert not logs.recovery.clean
     logs.abandon()
 
@@ -109,11 +109,11 @@ def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
 def test_6T_239_what_cannot_be_loaded_is_offline_and_the_rest_serves(tmp_path: Path) -> None:
     """6T.239: An I/O error while loading takes its directory offline and does not abort the start.
 
-    Here: Nothing aborts the opening of the rest.
+    Here: No error aborts the opening of other partitions.
 
-    Nothing aborts the opening here: partitions are loaded when they are first used, a damaged one raises
-    its error each time, and the clean-shutdown marker is not given. A directory that fails as a whole:
-    `tests/logdir/test_log_dir_set.py`.
+    Partitions are loaded when they are first used. A damaged partition raises its error each time, and the
+    clean-shutdown marker is not written. `tests/logdir/test_log_dir_set.py` tests a directory that fails as a
+    whole.
     """
     with home(tmp_path) as logs:
         logs.create_topic("users", 2)
@@ -191,7 +191,7 @@ def test_6T_244_time_indexes_below_the_recovery_point_are_built_too(tmp_path: Pa
 
     Here: They are rebuilt.
 
-    Kafka makes them empty there. Then `retention.ms` and lookups read the whole segment.
+    With Kafka's empty indexes, `retention.ms` and lookups read the whole segment.
     """
     directory = stopped(tmp_path, clean=False)
     before = indexes(directory)
@@ -219,7 +219,7 @@ def test_6T_245_indexes_without_a_log_go(tmp_path: Path, extension: str, clean: 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_6T_247_random_bytes_behind_log_and_index(tmp_path: Path, seed: int) -> None:
-    """6T.247: Random bytes behind a log and its index are cut; records and log end are the same."""
+    """6T.247: Random bytes after the end of a log and its index are cut; records and log end are the same."""
     directory = stopped(tmp_path, clean=False)
     before = indexes(directory)
     rng = random.Random(seed)
@@ -234,7 +234,7 @@ def test_6T_247_random_bytes_behind_log_and_index(tmp_path: Path, seed: int) -> 
 
 @pytest.mark.parametrize("point", [0, 6, 7, 13, 14, 19, 20, 99])
 def test_6T_248_recovery_begins_at_the_recovery_point(tmp_path: Path, point: int) -> None:
-    """6T.248: Only segments from the one with the recovery point on are recovered."""
+    """6T.248: Only the segment that contains the recovery point and later segments are recovered."""
     directory = stopped(tmp_path, clean=False)
     log, recovery = opened(directory, SMALL, recovery_point=point)
     assert [s.base_offset for s in log.segments] == [0, 7, 14]
@@ -247,9 +247,7 @@ def test_6T_249_offsets_too_far_apart_begin_a_segment(tmp_path: Path) -> None:
     """6T.249: Offsets more than 2^31 apart start a new segment with the right base, a snapshot and valid
     indexes.
 
-    Here: By appending; entries of magic 0 and 1 are not appended.
-
-    With its snapshot and its indexes. (Entries of magic 0 and 1 are not appended.)
+    Here: This holds for appends of magic 2; entries of magic 0 and 1 are not appended.
     """
     log, _ = opened(partition(tmp_path))
     log.append_batch(batch(0, b"a"))
@@ -277,7 +275,7 @@ WHOLE = [0, 5, FAR, FAR + 3, NEXT]
 
 
 def overflowed(root: Path, *batches: bytes) -> Path:
-    """A closed segment as cleaners before 2.0 could leave it: its offsets do not fit its indexes."""
+    """Write a closed segment whose offsets do not fit its indexes, as cleaners before 2.0 could leave it."""
     write_segment(root, 0, b"".join(batches or OVERFLOWING), indexes=False)
     return Path(os.path.dirname(write_segment(root, NEXT, batch(NEXT, b"e")).file))
 
@@ -296,12 +294,12 @@ def check_split(directory: Path, bases: list[int], whole: list[int], **more: obj
 def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> None:
     """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
 
-    Here: Only closed segments; in the last one a wide offset is damage.
+    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
     """
     directory = overflowed(tmp_path)
     assert (
         offsets(PartitionView.load(DirectorySegments(UNSYNCED, str(directory))), 0) == WHOLE
-    )  # it can be read before, too
+    )  # readers can read it before the split
     log, recovery = opened(str(directory), clean=clean, recovery_point=NEXT + 1)
     assert "split" in {one.code for one in recovery.repaired}
     log.abandon()
@@ -311,7 +309,7 @@ def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> N
 def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
     """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
 
-    Here: Only closed segments; in the last one a wide offset is damage.
+    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
     """
     write_segment(tmp_path, 0, batch(0, b"a") + batch(MAX_INT, b"b"))
     segment = write_segment(tmp_path, FAR, batch(FAR, b"c"))
@@ -324,9 +322,10 @@ def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
 def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
     """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
 
-    Here: Only closed segments; in the last one a wide offset is damage.
+    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
 
-    No cleaner rewrites it: a wide offset there is damage, for no checksum covers it. Nothing changes.
+    No cleaner rewrites the active segment, so the offset is damage: no checksum covers it. The file does not
+    change.
     """
     segment = write_segment(tmp_path, 0, b"".join(OVERFLOWING), indexes=False)
     with pytest.raises(CorruptBatchError) as caught:
@@ -340,7 +339,7 @@ def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
 def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
     """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
 
-    Here: Only closed segments; in the last one a wide offset is damage.
+    Here: Only closed segments are split; in the active segment an overflowing offset is damage.
     """
     producer = {"producer_epoch": 0, "base_sequence": 0, "transactional": True}
     one, two = batch(1, b"x", producer_id=5, **producer), batch(FAR, b"y", producer_id=6, **producer)
@@ -359,8 +358,8 @@ def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> 
 def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int) -> None:
     """6T.251: A crash in any phase of a split recovers the same records and the same number of segments.
 
-    1: all `.cleaned`; 2: some `.swap`; 3: all `.swap` beside the old one; 4: the old one is gone; 5: the
-    first has its final name.
+    Phases: 1, all new segments are `.cleaned`; 2, some are `.swap`; 3, all are `.swap` and the old segment is
+    in place; 4, the old segment is `.deleted`; 5, the first new segment has its final name.
     """
     directory = overflowed(tmp_path)
     suffixes = {
@@ -422,10 +421,7 @@ def test_6T_251_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None
 def test_6T_255_a_log_that_ends_below_its_log_start(tmp_path: Path) -> None:
     """6T.255: A log that ends below its log start becomes one empty segment at its log start.
 
-    Here: The old segments go as everything below a log start does.
-
-    It goes on at its log start, as Kafka's does; the old segments stay until they are removed as all that
-    lies below a log start. Nothing of them is read.
+    Here: The old segments are not read. They stay until segments below the log start are removed.
     """
     directory = stopped(tmp_path, 5)
     log, _ = opened(directory, log_start=9)
@@ -464,9 +460,7 @@ def test_6T_262_an_empty_directory_begins_at_the_given_log_start(tmp_path: Path,
 def test_6T_263_a_deleted_directory_without_segments(tmp_path: Path) -> None:
     """6T.263: A `-delete` directory without segments is loaded.
 
-    Here: Its deletion is finished.
-
-    Opening finishes its deletion.
+    Here: Opening finishes its deletion.
     """
     with home(tmp_path) as logs:
         logs.create_topic("users")

@@ -1,4 +1,4 @@
-"""6U: append, read, roll. More by number in `tests/partition/test_truncate.py` and `test_producers.py`."""
+"""6U: append, read, roll. Other numbers are in `tests/partition/test_truncate.py` and `test_producers.py`."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_6U_265_rolling_by_time(tmp_path: Path) -> None:
     now = clock.now_ms()
     log.append_batch(
         batch(0, b"a", timestamp=now + HOUR + 1)
-    )  # the records' time decides, once they have one
+    )  # timestamps decide, once the records have timestamps
     before = bases(log)
     log.append_batch(batch(0, b"a", timestamp=now))
     clock.advance(10 * HOUR)
-    log.append_batch(batch(0, b"a", timestamp=now))  # an old time never rolls
-    assert log.append_batches([]) == []  # nor does nothing
+    log.append_batch(batch(0, b"a", timestamp=now))  # an old timestamp never rolls
+    assert log.append_batches([]) == []  # nor does an empty append
     assert len(log.segments) <= len(before) + 1
     count = len(log.segments)
     log.append_batch(batch(0, b"a", timestamp=now + 3 * HOUR))
@@ -87,10 +87,10 @@ def test_6U_265_the_times_of_records_decide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_6U_266_jitter_is_taken_off(tmp_path: Path, seed: int) -> None:
-    """6U.266: With jitter a segment is not rolled before `segment.ms` less the jitter, and is rolled after
-    it.
+    """6U.266: With jitter a segment is not rolled before `segment.ms` minus the jitter, and is rolled after
+    that time.
 
-    Of every segment another part; never more than it says.
+    Each segment has its own random jitter, at most `segment.jitter.ms`.
     """
     config = CONFIG.replace(segment_ms=HOUR, segment_jitter_ms=HOUR // 10)
     log, _ = open_log(UNSYNCED, partition(tmp_path), config, ManualClock(T), rng=random.Random(seed))
@@ -122,9 +122,9 @@ def test_6U_267_rolling_by_size(tmp_path: Path) -> None:
 def test_6U_268_an_empty_active_segment_is_not_rolled(tmp_path: Path) -> None:
     """6U.268: Rolling an empty active segment at its own base creates it again.
 
-    Here: An empty segment is left as it is.
+    Here: An empty segment is left as it is; Kafka deletes and creates it.
 
-    Kafka deletes and makes it again. And indexes without any room roll before each batch, not for ever.
+    If the indexes have no room for an entry, the log rolls once before each batch, not endlessly.
     """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=4))
     for _ in range(3):
@@ -176,9 +176,7 @@ def test_6U_271_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> N
 def test_6U_272_a_batch_is_given_whole_however_large(tmp_path: Path, chunk_bytes: int) -> None:
     """6U.272: A read returns at least one record, however small its limit is.
 
-    Here: Batches are returned whole.
-
-    No reader is given a part of a batch; nothing is read of an empty range.
+    Here: A read returns whole batches, and a read of an empty range returns nothing.
     """
     log, _ = opened(partition(tmp_path))
     log.append_batches([batch(0, b"x" * 500), batch(0, b"a"), batch(0, b"y" * 9000)])
@@ -215,9 +213,7 @@ def test_6U_274_an_offset_inside_a_compressed_batch_leads_to_the_batch(tmp_path:
 def test_6U_275_a_roll_syncs_what_it_closes(tmp_path: Path) -> None:
     """6U.275: Closed segments are synced in the background.
 
-    Here: They are synced by the roll.
-
-    At once; Kafka does it in the background.
+    Here: The roll syncs the segment that it closes.
     """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=500))
     fill(log, 30)
@@ -228,9 +224,8 @@ def test_6U_275_a_roll_syncs_what_it_closes(tmp_path: Path) -> None:
 def test_6U_276_a_batch_larger_than_a_segment(tmp_path: Path) -> None:
     """6U.276: An append larger than `segment.bytes` is refused.
 
-    Here: The limit holds for each batch; the batches of one append may be spread over segments.
-
-    By batch, where Kafka counts a call: we spread the batches of one over segments.
+    Here: The limit holds for each batch, where Kafka's holds for a whole append. The batches of one append
+    can be spread over several segments.
     """
     one = batch(0, b"x" * 50)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=len(one) - 1))
@@ -244,8 +239,8 @@ def test_6U_276_a_batch_larger_than_a_segment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["producer", "gzip", "lz4"])
 def test_6U_277_a_compacted_topic_takes_no_record_without_a_key(tmp_path: Path, codec: str) -> None:
-    """6U.277: A compacted topic refuses records without a key, compressed or not, and takes records with
-    one.
+    """6U.277: A compacted topic refuses records without a key, compressed or not, and accepts records with a
+    key.
     """
     with lastword.open(tmp_path, "a") as logs:
         users = logs.create_topic("users", cleanup_policy="compact", compression_type=codec)
@@ -253,22 +248,22 @@ def test_6U_277_a_compacted_topic_takes_no_record_without_a_key(tmp_path: Path, 
             users.append(None, b"v")
         with pytest.raises(KeyRequiredError):
             users.extend([(b"k", b"v"), (None, b"v"), (b"k", b"v")])
-        assert list(users.read()) == []  # the whole group is refused
+        assert list(users.read()) == []  # the whole call is refused
         users.append(b"k", b"v")
         assert [r.key for r in users.read()] == [b"k"]
 
 
 def test_6U_278_a_batch_above_max_message_bytes(tmp_path: Path) -> None:
-    """6U.278: `max.message.bytes` is enforced for appends, and not for what is in the log.
+    """6U.278: `max.message.bytes` is enforced for appends, and not for batches that are in the log.
 
-    The batch's whole size counts, strictly; what lies in the log already is read whatever the setting.
+    The limit is for the size of the whole batch; a batch of exactly this size is appended.
     """
     one = batch(0, b"x" * 50)
     log, _ = opened(partition(tmp_path), CONFIG.replace(max_message_bytes=len(one)))
     log.append_batch(one)
     with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
         log.append_batches([batch(0, b"a"), batch(0, b"x" * 51)])
-    assert log.log_end == 1  # the first of the call neither
+    assert log.log_end == 1  # the first batch of the call is not appended either
     log.abandon()
     log, _ = opened(log.directory, CONFIG.replace(max_message_bytes=10))
     assert offsets(log, 0) == [0]
@@ -279,7 +274,7 @@ def test_6U_282_time_index_entries_of_single_appends(tmp_path: Path) -> None:
     """6U.282: Appending n batches of rising timestamps creates n - 1 entries of the time index, with an
     interval of 1 byte.
 
-    One for each batch but the first, with an interval that every batch exceeds.
+    Each batch is larger than the interval, so each batch but the first has an entry.
     """
     log, _ = opened(partition(tmp_path), CONFIG.replace(index_interval_bytes=1))
     for number in range(12):
@@ -302,11 +297,11 @@ MAX_INT = 2**31 - 1
 def test_6U_286_splitting_keeps_every_byte(tmp_path: Path) -> None:
     """6U.286: Splitting an overflowed segment keeps every record, and no part overflows.
 
-    Batches of any magic; where one does not fit, a part begins with its first offset.
+    The batches are of any magic. A batch that does not fit begins a new part at its first offset.
     """
     data = [
         batch(3, b"a"),
-        entry(1, 1, MAX_INT + 2, 2),  # the wrapper's first offset, which only inflating it tells
+        entry(1, 1, MAX_INT + 2, 2),  # the first offset of the wrapper is found only by decompression
         entry(0, 0, MAX_INT + 9, 2),
         batch(2 * MAX_INT + 20, b"b", b"c", codec=4),
     ]
@@ -323,9 +318,8 @@ def test_6U_286_splitting_keeps_every_byte(tmp_path: Path) -> None:
 def test_6U_287_the_first_batch_overflows_already(tmp_path: Path) -> None:
     """6U.287: If the first batch overflows already, the split gives one segment that starts at that batch.
 
-    Here: The old base keeps an empty segment.
-
-    In Kafka the old base disappears. Here an empty segment keeps it, so that no offset changes sides.
+    Here: An empty segment keeps the old base, so that the offsets from it on do not move to the segment
+    before it. In Kafka the old base disappears.
     """
     segment = write_segment(tmp_path, 0, batch(MAX_INT + 1, b"a", b"b"), indexes=False)
     write_segment(tmp_path, 1 << 33, batch(1 << 33, b"c"))
@@ -361,9 +355,7 @@ def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int
     """6U.290: Names of partition directories are parsed; topics may contain dots. A name without dash, topic
     or number is an error.
 
-    Here: Other names are ignored.
-
-    What is none is ignored (`logdir.topics`); a broker does not start beside it.
+    Here: Other names are ignored (`logdir.topics`); a broker does not start if there are such names.
     """
     found = names.parse_partition_dir(name)
     assert found == (PartitionDir(*parsed) if parsed else None)
@@ -398,10 +390,9 @@ def test_6U_292_the_offset_in_a_file_name(offset: int) -> None:
 def test_6U_293_a_segment_begins_at_the_log_end(tmp_path: Path) -> None:
     """6U.293: Rolling to a base below the active segment's is an error.
 
-    Here: A segment always begins at the log end.
+    Here: A new segment always begins at the log end, so its base cannot be below the active segment's.
 
-    Nobody names the base of a new segment, so none can lie below the active one. After a truncation into a
-    gap the log end is what was asked for, and so is the next base.
+    After a truncation into a gap, the log end and the next base are the offset that was requested.
     """
     segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(9, b"b"))
     log, _ = opened(os.path.dirname(segment.file))

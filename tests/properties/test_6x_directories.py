@@ -1,5 +1,5 @@
-"""6X: checkpoints and directories. Epochs by number: `tests/partition/test_epochs.py`; the log-start
-checkpoint: `tests/retention/test_6v.py`."""
+"""6X: checkpoints and directories. Numbers about epochs are in `tests/partition/test_epochs.py`, those
+about the log-start checkpoint in `tests/retention/test_6v.py`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(CorruptFileError):
             checkpoint.read()
-        assert checkpoint.read_sound() == {}  # what it costs: a longer recovery
+        assert checkpoint.read_sound() == {}  # the cost is a longer recovery
 
 
 def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
 
     Here: A partition's log is closed before its directory is renamed, and takes no checkpoint then.
 
-    Kafka's lenient write forgives that the directory has another name by now. Ours is not written: the log
-    is let go before its directory is renamed, and its lines go with it.
+    Kafka's lenient write ignores that the directory was renamed. Here the partition's lines in the
+    checkpoints are removed, too.
     """
     filled(tmp_path)
     with home(tmp_path) as logs:
@@ -90,9 +90,8 @@ def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
 def test_6X_335_the_clean_shutdown_file(tmp_path: Path, text: str) -> None:
     """6X.335: The clean-shutdown file stores a broker epoch; unknown fields are ignored.
 
-    Here: Only that the file exists counts; no broker epoch is written.
-
-    Only that it is there counts: very old brokers left it empty. We name no broker epoch.
+    Here: Only the existence of the file counts, because very old brokers left it empty; the broker epoch is
+    always -1.
     """
     filled(tmp_path)
     marker = tmp_path / names.CLEAN_SHUTDOWN
@@ -119,9 +118,8 @@ def test_6X_336_the_id_of_a_topic(tmp_path: Path) -> None:
 def test_6X_337_one_writer(tmp_path: Path) -> None:
     """6X.337: A second writer of a directory fails; after the first one stopped, the lock is free.
 
-    Here: The lock file stays and locks nothing.
-
-    The lock file stays, so that nobody locks a file that has lost its name; it locks nothing then.
+    Here: The lock file stays, so that no writer locks a file that was deleted. Without a writer, it locks
+    nothing.
     """
     logs = home(tmp_path)
     with pytest.raises(LogDirLockedError):
@@ -135,7 +133,7 @@ def test_6X_338_no_marker_after_a_failure(tmp_path: Path) -> None:
     """6X.338: No clean-shutdown marker is written for a directory with a failing log, nor before all logs
     were loaded; other directories get theirs.
 
-    And the other directory's is given all the same: `tests/logdir/test_log_dir_set.py`.
+    The markers of other directories are tested in `tests/logdir/test_log_dir_set.py`.
     """
     filled(tmp_path)
     logs = home(tmp_path)
@@ -172,7 +170,7 @@ def test_6X_339_the_recovery_point_checkpoint(tmp_path: Path) -> None:
             TopicPartition("users", number): logs.log("users", number).recovery_point for number in range(3)
         }
         assert found[TopicPartition("users", 2)] == 3
-    with home(tmp_path) as logs:  # lines of partitions that nobody touched stay
+    with home(tmp_path) as logs:  # lines of unchanged partitions stay
         logs.log("users", 0).append_batch(batch(0, b"a"))
         logs.sync()
         assert logs.checkpoints.recovery_points.read() == found | {TopicPartition("users", 0): 2}
@@ -193,7 +191,7 @@ def test_6X_341_directories_of_a_broker_that_are_no_topics(tmp_path: Path) -> No
 def test_6X_342_a_deleted_directory_waits_for_its_delay(tmp_path: Path) -> None:
     """6X.342: A deleted directory is renamed; open files follow, and removal waits for the delay.
 
-    Under its new name; who reads goes on reading.
+    An open reader continues to read the renamed files.
     """
     clock = ManualClock(T)
     with home(tmp_path, clock) as logs:
@@ -207,7 +205,7 @@ def test_6X_342_a_deleted_directory_waits_for_its_delay(tmp_path: Path) -> None:
         assert logs.topics() == [] and not (tmp_path / "users-0").exists()
         assert [p.name for p in gone.glob("*.log")] == [names.segment_file(0, names.LOG)]
         assert records_of(reader.read_batch(header))[0].value == b"a"
-        logs.create_topic("users")  # another topic of that name does not disturb it
+        logs.create_topic("users")  # another topic of that name does not affect the deletion
         clock.advance(59_999)
         assert logs.remove_deferred() == 0 and gone.exists()
         clock.advance(1)

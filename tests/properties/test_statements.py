@@ -22,7 +22,7 @@ NOT_HERE = {int(number) for number in re.findall(r"^- 6[A-Z]\.(\d+): ", README, 
 
 
 def statements_of(docstring: str) -> Iterator[tuple[str, int, str]]:
-    """Yield (section, number, statement) of a docstring; a statement ends at the next one or a blank line."""
+    """Yield (section, number, statement) of a docstring; a statement ends at a label or a blank line."""
     parts = LABEL.split(docstring)
     for letter, number, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         yield letter, int(number), " ".join(text.split("\n\n")[0].split())
