@@ -1,4 +1,4 @@
-"""Segments from batches, and back: enough to rewrite without a log around."""
+"""Segments built from batches and read back, to test the rewrite without a log."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def batch(
     timestamp: int = NOW - HOUR,
     leader_epoch: int = 0,
 ) -> bytes:
-    """A batch of (offset, key, value); timestamps rise by one with the offset."""
+    """Return a batch of records (offset, key, value); timestamps rise by one with the offset."""
     epoch = 0 if producer_id >= 0 else -1
     sequence = sequence if producer_id >= 0 else -1
     builder = BatchBuilder(codec, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
@@ -97,7 +97,10 @@ def resolved(segments: Sequence[Segment], *, now_ms: int = NOW, map_bytes: int =
 def rewrite_all(
     segments: Sequence[Segment], target: Path, the_plan: Plan | None = None, *, files: Files = DEFAULT
 ) -> list[tuple[BuiltGroup, Segment]]:
-    """Resolve, group, rewrite, certify; each group's facts and its new segment below `target`."""
+    """Resolve, group, rewrite and certify; return the facts and the new segment of each group.
+
+    The new segments are written below `target`.
+    """
     the_plan = the_plan or plan()
     resolution = resolved(segments, now_ms=the_plan.now_ms)
     limits = OutputLimits(the_plan.segment_bytes, the_plan.segment_index_bytes, the_plan.index_interval_bytes)

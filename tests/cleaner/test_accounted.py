@@ -33,7 +33,7 @@ CONFIG = TopicConfig(
 
 
 class Log:
-    """A partition, its ledger, and what a dict says of it."""
+    """A partition, its ledger, and a dict of its newest values."""
 
     def __init__(self, path, config=CONFIG, files=DEFAULT, map_bytes=1 << 20):
         self.path = path / "t-0"
@@ -75,7 +75,7 @@ class Log:
         )
 
     def garbage_bytes(self):
-        """What the accounts say of it."""
+        """Return the dead bytes of the partition by its accounts."""
         self.ledger.fit(self.log.segments)
         plan = prepare(
             self.log,
@@ -149,7 +149,7 @@ def test_many_rounds_against_a_dict(log):
 
 
 def test_survivors_that_compress_worse_than_the_dead_leave_room_in_the_index(tmp_path):
-    """Estimated by their share of the plain bytes they take a fortieth of what they take."""
+    """Estimated by their share of the uncompressed bytes, survivors take a fortieth of their real size."""
     config = dataclasses.replace(
         CONFIG, segment_bytes=10_000, segment_index_bytes=600, index_interval_bytes=100
     )
@@ -170,9 +170,10 @@ def test_survivors_that_compress_worse_than_the_dead_leave_room_in_the_index(tmp
 
 @pytest.mark.parametrize("same", [True, False])
 def test_what_is_said_of_garbage_gets_no_worse_from_round_to_round(tmp_path, same):
-    """Of compressed records it is the sum of their shares of their batches, which were others then; each
-    rewrite sets a segment right as a whole. So nothing adds up in fifty rounds over the same records, whether
-    all compress alike or some do not at all."""
+    """The garbage of compressed records is estimated from each record's share of its batch before the
+    rewrite. Each rewrite corrects the total of a segment. So the error does not grow in fifty rounds over
+    the same records, whether all records compress alike or some do not compress.
+    """
     log = Log(tmp_path, dataclasses.replace(CONFIG, segment_bytes=1 << 20))
     rng = random.Random(1)
 
@@ -202,8 +203,9 @@ def test_what_is_said_of_garbage_gets_no_worse_from_round_to_round(tmp_path, sam
 
 @pytest.mark.parametrize("every", [1, 30])
 def test_keys_that_only_aborted_transactions_wrote_do_not_crowd_the_map(tmp_path, every):
-    """Endless ones, ever new: ten live keys stay known exactly, and a tombstone is as right as before. Met
-    between rounds, or all in one scan."""
+    """New keys of aborted transactions arrive without end: ten live keys stay exact, and so does a tombstone.
+    The transactions are read between rounds, or all in one scan.
+    """
     log = Log(tmp_path, map_bytes=16384)
     sequence = 0
 
@@ -254,7 +256,7 @@ def test_a_tombstone_goes_when_its_time_has_come_and_not_before(log):
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_reader_inside_gets_no_record_twice_though_batches_were_joined_behind_it(log, plain):
-    """What it has read and what it has not may lie in one batch by now."""
+    """Records that the reader has read and records that it has not read may now be in one batch."""
     from lastword.partition import PartitionView
     from lastword.partition.scan import records
 

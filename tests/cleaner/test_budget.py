@@ -1,4 +1,4 @@
-"""A drive's budget: used while there is work, never above it for long, whatever the size of the pieces."""
+"""The budget of a drive: used while there is work, exceeded only briefly, with pieces of any size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def round_of(
     disk: float = 400 * MB,
     think_seconds: float = 0.0,
 ) -> None:
-    """Work as a cleaning does it: chunks, each read in pieces by a disk of some speed, and some thinking."""
+    """Use the budget as a cleaning does: read each chunk in pieces at the speed `disk`, then compute."""
     while clock.monotonic() < seconds:
         left = chunk_bytes
         while left:
@@ -41,7 +41,7 @@ def round_of(
 
 
 def test_two_drives_side_by_side_use_their_budgets_and_no_more() -> None:
-    """20 and 60 MB/s, four threads, chunks of 1 MiB."""
+    """Budgets of 20 and 60 MB/s, four threads, chunks of 1 MiB."""
     clock = SimulatedClock()
     rates = {"slow": 20 * MB, "fast": 60 * MB}
     budgets = {drive: DriveBudget(rate, clock, drive) for drive, rate in rates.items()}
@@ -67,7 +67,7 @@ def test_two_drives_side_by_side_use_their_budgets_and_no_more() -> None:
 def test_no_window_holds_more_than_the_budget(
     rate: int, chunk_bytes: int, think_ms: int, idle_seconds: float
 ) -> None:
-    """From 1 MiB/s on, whatever the chunks are, also after a while in which nobody asked."""
+    """Rates from 1 MiB/s, chunks of any size, also after a time without any use."""
     clock = ManualClock()
     budget, usage = DriveBudget(rate, clock), Usage()
     size = max(chunk_bytes, 1 << 14)
@@ -123,7 +123,7 @@ def test_another_rate_holds_at_once_also_for_who_sleeps() -> None:
     before = clock.monotonic()
     budget.take(1 << 40)
     assert clock.monotonic() == before and budget.bytes_per_second is None
-    budget.set(1000)  # what was used without a limit is not owed
+    budget.set(1000)  # use without a limit is not charged later
     budget.take(1)
     assert clock.monotonic() == before
 
@@ -163,11 +163,11 @@ def test_credit_is_small_beside_the_window() -> None:
 
 
 class Devices(UnsyncedFiles):
-    """Directories below `drive<n>` lie on device n."""
+    """A file system in which directories below `drive<n>` are on device n."""
 
     def device(self, path: object) -> int:
         if not self.exists(str(path)):
-            return super().device(str(path))  # raises as the system does
+            return super().device(str(path))  # raises the error of the system
         return int(next(part[5:] for part in Path(str(path)).parts if part.startswith("drive")))
 
 
@@ -231,8 +231,9 @@ def test_taking_from_many_threads_counts_every_byte() -> None:
 
 
 def test_each_drive_uses_its_own_budget_and_other_ways_do_not() -> None:
-    """20 and 60 MB/s, in simulated time. One throttle for both, and Kafka's order under it, leave one of them
-    idle and wear the other out."""
+    """Budgets of 20 and 60 MB/s, in simulated time. With one throttle for both drives, or in Kafka's order
+    with one throttle, one drive is idle and the other is over its budget.
+    """
     for one in simulate("own budgets"):
         assert one.used_ratio >= 0.9 and one.least_ratio >= 0.9 and one.peak_ratio <= 1.05, one
     slow, fast = simulate("one throttle")

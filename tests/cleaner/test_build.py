@@ -1,4 +1,4 @@
-"""A round by two threads: the same bytes as by one, and nothing is left when it ends early."""
+"""A round with two threads: the same bytes as with one thread, and no file is left if it ends early."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fakes.hasty import HastyFiles
 
 
 def written(root: Path, *, deletes: bool = False) -> LogBuilder:
-    """Twelve segments with garbage in each, which make several groups."""
+    """Write twelve segments with garbage in each; they make several groups."""
     log = LogBuilder(root, files=HastyFiles()).topic("users", segment_bytes=1200)
     for number in range(12):
         log.batch([(f"k{n % 7}" if n % 3 else f"only{number}-{n}", f"{number}.{n}") for n in range(30)])
@@ -41,7 +41,7 @@ def helpers() -> list[str]:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every log is worth two threads."""
+    """Let logs of every size use two threads."""
     monkeypatch.setattr(build, "LARGE_BYTES", 0)
 
 
@@ -53,7 +53,7 @@ def test_a_small_log_is_not_worth_a_second_thread() -> None:
 @pytest.mark.parametrize("deletes", [False, True])
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_the_same_bytes_as_by_one(strategy: str, deletes: bool, tmp_path: Path, large: None) -> None:
-    """Also where the map has to hear what goes, in order: then groups are rewritten one by one."""
+    """Also if the map needs the dropped records in order: then groups are rewritten one after the other."""
     found, rounds = [], []
     for threads in (1, 2):
         log = written(tmp_path / str(threads), deletes=deletes)
@@ -83,7 +83,7 @@ def test_stopped_at_any_step_nothing_is_left(strategy: str, tmp_path: Path, larg
 
 
 def test_damage_in_one_group_ends_the_others(tmp_path: Path, large: None) -> None:
-    """It is met when the second group is read again, after the map pass; the first one is swapped in."""
+    """The damage is found when the second group is read again, after the map pass; the first is swapped."""
     log = written(tmp_path)
     victim = Path(log.directory) / f"{log.log.segments[8].base_offset:020d}.log"
 
@@ -104,7 +104,7 @@ def test_damage_in_one_group_ends_the_others(tmp_path: Path, large: None) -> Non
 
 def test_the_other_thread_made_the_private_directory(tmp_path: Path) -> None:
     class Late(HastyFiles):
-        """Another thread is always a moment ahead."""
+        """Files in which another thread always creates the directory first."""
 
         def mkdir(self, path: Any) -> None:
             if str(path).endswith("lastword"):
@@ -116,7 +116,7 @@ def test_the_other_thread_made_the_private_directory(tmp_path: Path) -> None:
 
 
 class Building:
-    """Groups are names; what is written of one is its name, complete it is a list of it."""
+    """A fake: a group is a name, a written group is that name, a complete group is a list of the name."""
 
     def __init__(self) -> None:
         self.thrown: list[Any] = []

@@ -1,4 +1,4 @@
-"""Choosing: from sizes and timestamps alone, with a reason for everything that is held back."""
+"""The choice of segments from sizes and timestamps alone, with a reason for each segment held back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakeSegment:
 
 
 def segments(*sizes: int) -> list[FakeSegment]:
-    """Segments of 100 offsets each; the last is the active one."""
+    """Return segments of 100 offsets each; the last segment is active."""
     return [FakeSegment(100 * i, 100 * i + 100, size) for i, size in enumerate(sizes)]
 
 
@@ -65,7 +65,7 @@ def test_due_leaves_the_active_segment_and_says_so() -> None:
 
 
 def test_a_due_round_is_foretold_with_the_active_segment_that_it_closes_first() -> None:
-    """A round closes one that is older than `segment.ms`; whoever only looks has not."""
+    """A round closes an active segment that is older than `segment.ms`; a plan alone does not close it."""
     these = segments(1000, 1000, 500)
     old, young = compact(segment_ms=47 * HOUR), compact(segment_ms=49 * HOUR)
     plan = decide(these, old, due=True, may_roll=True)
@@ -211,7 +211,7 @@ def test_a_plan_is_a_value_with_its_fields() -> None:
 
 
 def test_a_lag_that_cannot_pass_is_known_without_reading() -> None:
-    """The default of max.compaction.lag.ms: a look at a large log must not cost a read for each segment."""
+    """The default of max.compaction.lag.ms: a plan for a large log must not read each segment."""
 
     class Unread:
         def __getattr__(self, name: str) -> Any:
@@ -222,9 +222,9 @@ def test_a_lag_that_cannot_pass_is_known_without_reading() -> None:
 
 
 def test_due_is_the_answer_and_not_the_question() -> None:
-    """A plan that was not asked for what is due does not say that the log is not."""
+    """A plan that was not requested for due work does not claim that the log is not due."""
     dirty = segments(1000, 500)
     assert decide(dirty, due=True).due is True and decide(dirty, due=True).action == "clean"
-    kept = decide(segments(500), due=True)  # only an active segment
+    kept = decide(segments(500), due=True)  # there is only an active segment
     assert kept.action == "keep" and kept.due is False
     assert decide(dirty).due is None and decide(segments(0)).due is None

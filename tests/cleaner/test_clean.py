@@ -1,4 +1,4 @@
-"""Whole rounds over real logs: what goes, what stays, what the plan and the report say."""
+"""Whole rounds over real logs: removed records, kept records, the plan and the report."""
 
 from __future__ import annotations
 

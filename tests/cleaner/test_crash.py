@@ -1,4 +1,4 @@
-"""A round stopped before every change it makes, and power cuts after each: the newest values stay."""
+"""A round stopped before each of its changes, and power cuts after each: the newest values stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEWEST = {b"a": b"3", b"b": b"2", b"c": b"only", b"d": b"only"}
 
 
 def written(log: LogBuilder) -> LogBuilder:
-    """Three segments, garbage in two of them, a tombstone, a key only in the first, small files."""
+    """Write three small segments: garbage in two, a tombstone, and a key that only the first segment has."""
     log.topic("users", segment_bytes=400)
     log.batch([("a", 1), ("c", "only"), ("b", 1)]).put("a", 2).roll()
     log.put("gone", 1).put("a", 3).delete("gone").roll()
@@ -53,7 +53,7 @@ def stops(tmp_path: Path, torn: bool) -> int:
         except Stopped:
             pass
         log.abandon()
-        # Another process, without a lock, before anything is repaired:
+        # A process without a lock reads, before any repair:
         seen = records_of(PartitionView.load(DirectorySegments(OsFiles(), log.directory)))
         assert state_of(seen) == NEWEST
         assert set(survivors) <= {r.offset for r in seen} <= set(offsets)
@@ -104,8 +104,9 @@ def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_record_acknowledged_at_disk_is_not_lost_to_a_newer_one_that_never_was(tmp_path: Path) -> None:
-    """`a` is acknowledged at disk, its successor only at os; a cleaning runs; the power goes. Either the
-    successor is there, or `a` still is. A cleaner that did not sync the successor first would lose both.
+    """`a` is acknowledged at `disk`, its newer record only at `os`; a cleaning runs; then the power fails.
+    Either the newer record exists, or the old record of `a` still does. A cleaner that does not sync the
+    newer record first loses both.
     """
     files = ForgetfulFiles(tmp_path / "live", HastyFiles())
     log = LogBuilder(tmp_path / "live", files=files)

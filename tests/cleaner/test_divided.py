@@ -1,4 +1,4 @@
-"""Keys that do not fit the map, by a scratch file: the same cleaning, exact, and nothing left behind."""
+"""Keys that do not fit the map, divided by a scratch file: the same exact cleaning, and no file is left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {"segment_bytes": 20_000, "delete_retention_ms": HOUR}
 
 
 def written(root: Path, files: Any = None, keys: int = 300, codec: int = 0) -> LogBuilder:
-    """Every key up to three times, in segments of some hundred records; some keys deleted."""
+    """Write every key up to three times, in segments of some hundred records; some keys deleted."""
     log = LogBuilder(root, files=files, **CONFIG).codec_of(codec)
     for start in range(0, 3 * keys, 10):
         numbers = [7 * n % keys for n in range(start, start + 10)]
@@ -66,7 +66,7 @@ def test_the_same_files(tmp_path: Path, strategy: str, other: dict[str, Any], co
     tiny = written(tmp_path / "tiny", codec=codec).close()
     wide = copied(tiny, tmp_path / "wide").codec_of(codec)
     tiny.strategy = wide.strategy = strategy
-    for _ in range(2):  # in the second round tombstones go
+    for _ in range(2):  # in the second round tombstones are removed
         divided, plain = tiny.clean(**TINY), wide.clean(**other)
         assert divided.scratch_bytes > 0 and plain.scratch_bytes == 0
         assert divided.map_passes > 1
@@ -81,7 +81,7 @@ def test_the_same_files(tmp_path: Path, strategy: str, other: dict[str, Any], co
 
 
 def test_the_log_is_read_once(tmp_path: Path) -> None:
-    """And a part of it before the map was full; then what is rewritten."""
+    """The round reads the log once, again the part before the map was full, and the rewritten segments."""
     log = written(tmp_path)
     size = sum(segment.size for segment in log.log.segments[:-1])
     done = log.clean(**TINY)
@@ -219,7 +219,7 @@ def test_its_bytes_are_taken_from_the_budget(tmp_path: Path) -> None:
 
 
 def test_two_keys_taken_for_one_are_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of the division: a row gets the key of another record of the shard."""
+    """A planted fault of the division: a row gets the key of another record of the shard."""
     from lastword.errors import CertificateError
 
     real = key_batch.fill_from_rows
@@ -345,7 +345,7 @@ def test_a_small_log_is_not_divided(tmp_path: Path) -> None:
 def test_only_a_choice_takes_a_sample_of_the_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due: bool
 ) -> None:
-    """A cleaning of all garbage chooses nothing."""
+    """A cleaning of all garbage makes no choice, so it takes no sample."""
     log = written(tmp_path)
     log.strategy = "generational"
     sampled = []

@@ -1,4 +1,4 @@
-"""What is due by garbage accounts, over a whole log directory."""
+"""Due work by garbage accounts, over a whole log directory."""
 
 import os
 import random
@@ -27,7 +27,7 @@ def opened(path, clock=None, files=DEFAULT, **settings):
 
 
 def fill(topic, count, keys, rng, value=b"v" * 80):
-    """In batches of ten."""
+    """Append `count` records in batches of ten."""
     for _ in range(count // 10 or 1):
         pairs = [(b"k%d" % rng.randrange(keys), value + b"%d" % rng.randrange(1000)) for _ in range(10)]
         topic.extend(pairs, partition=0)
@@ -127,7 +127,7 @@ def test_a_round_over_accounts_that_are_up_to_date_reads_only_what_it_rewrites(t
     files = RecordingFiles(DEFAULT)
     with opened(tmp_path, clock, files) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
-        for number in range(1000):  # a cold front
+        for number in range(1000):  # segments of cold data at the start
             topic.append(b"cold%d" % number, b"v" * 80, partition=0)
         fill(topic, 300, 20, rng)
         logs.clean()
@@ -143,7 +143,7 @@ def test_a_round_over_accounts_that_are_up_to_date_reads_only_what_it_rewrites(t
             if call.name in ("pread", "pread_into") and call.path.endswith(".log")
         }
         bases = [int(path[-24:-4]) for path in read]
-        assert min(bases) >= 1000  # not one of the cold front
+        assert min(bases) >= 1000  # none of the cold segments
         assert done.read_bytes < size / 10
         assert done.removed.superseded > 0
 
@@ -222,7 +222,7 @@ def test_a_map_that_does_not_fit_is_sampled_and_only_the_chosen_run_is_rewritten
         assert rounds[0].map_passes > 1
         assert newest(topic) == before
         assert not logs.dirs.log_dir("t", 0).ledgers.held(("t", 0)).exact
-        # 1.5 by the estimate, to which what the active segment replaces still counts as live (a fifth).
+        # 1.5 by the estimate, which counts records as live if the active segment supersedes them (a fifth).
         assert 1.0 < space(logs) < 2.1, "of 4.0 before"
         assert all(one.segments_before - one.segments_after < 8 for one in rounds)
         assert logs.clean(due=True) == []
@@ -236,7 +236,7 @@ def test_a_map_that_does_not_fit_is_sampled_and_only_the_chosen_run_is_rewritten
 
 
 def resolved(*segments):
-    """Each (dead records, tombstones among them that are due), and one tombstone without a horizon."""
+    """Return a resolution: each segment has (dead records, due tombstones), a tombstone without horizon."""
     facts = [
         SegmentFacts(10 * i, 10 * i + 10, 400, 10, dead, 300, 100, 0, 1, 1, due, 0, 0)
         for i, (dead, due) in enumerate(segments)

@@ -1,4 +1,4 @@
-"""Planted faults: each is caught before the swap, the partition set aside with the reason, sources stay."""
+"""Planted faults: each is caught before the swap, the partition is quarantined, the sources stay."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ def users(tmp_path: Path) -> LogBuilder:
 
 @pytest.fixture(params=["kafka", "accounts", "accounts, copies counted"])
 def each(users: LogBuilder, request: pytest.FixtureRequest) -> LogBuilder:
-    """For a round that resolves the log, and for those that go by the running map of garbage accounts. The
-    map counts copies of keys as soon as there is a tombstone."""
+    """Return the log with the settings of each kind of round.
+
+    Rounds resolve the log, or use the running map of garbage accounts. The map counts copies of keys once
+    there is a tombstone.
+    """
     if request.param != "kafka":
         users.strategy = "generational"
     if request.param.endswith("counted"):
@@ -63,7 +66,7 @@ def sources(log: LogBuilder) -> dict[str, bytes]:
 
 
 def refused(log: LogBuilder, error: type[DataError] = CertificateError) -> DataError:
-    """A round that must fail, and leave nothing but the quarantine."""
+    """Run a round that must fail, and check that it changes only the quarantine."""
     log.roll()
     before = sources(log)
     with pytest.raises(error) as caught:
@@ -85,18 +88,18 @@ def refused(log: LogBuilder, error: type[DataError] = CertificateError) -> DataE
 
 
 def named(kernel: Any, args: tuple[Any, ...]) -> dict[str, Any]:
-    """The arguments of a kernel by their names."""
+    """Return the arguments of a kernel by their names."""
     return dict(zip(inspect.signature(kernel.py_func).parameters, args, strict=True))
 
 
 def test_two_keys_taken_for_one(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a map that trusts a hash would: the map is told that d is e."""
+    """The fault of a map that trusts a hash: the map stores the key d as e."""
     from lastword.kernels import offset_map as loops
 
     real = loops.insert_keys
 
-    # The kernel compares key bytes, so the confusion is planted in what it stored: after the first segment
-    # the arena's copy of `d` is turned into `e`, and the slot's tag with it.
+    # The kernel compares key bytes, so the fault is planted in the stored key: after the first segment
+    # the arena's copy of `d` becomes `e`, with the tag of the slot.
     def plant(*args: Any) -> Any:
         status = real(*args)
         given = named(real, args)
@@ -117,13 +120,13 @@ def test_two_keys_taken_for_one(each: LogBuilder, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("offset", "what"), [(2, "records instead of"), (0, "records instead of")])
 def test_a_wrong_bit(each: LogBuilder, monkeypatch: pytest.MonkeyPatch, offset: int, what: str) -> None:
-    """One bit set that must not be (offset 2), or one not set that must be (offset 0)."""
+    """A bit is set that must not be (offset 2), or a bit is not set that must be (offset 0)."""
     flip_bits(monkeypatch, offset)
     assert what in refused(each).message
 
 
 def test_two_wrong_bits_that_even_out(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest record of a key marked instead of the oldest: the number of records is right."""
+    """The newest record of a key is marked instead of the oldest: the number of records is right."""
     flip_bits(monkeypatch, 0, 5)
     error = refused(each)
     assert "other keys or offsets" in error.message and "records instead of" not in error.message
@@ -151,7 +154,7 @@ def flip_bits(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
 
 
 def change_written(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
-    """Every batch that the rewrite cuts or joins goes through `change`, and gets a right checksum."""
+    """Apply `change` to every batch that the rewrite cuts or joins, and give it a right checksum."""
     real = output.Writer.flush
 
     def flush(self: Any) -> None:
@@ -216,7 +219,7 @@ HEADER_FIELDS: dict[str, tuple[int, int, Callable[[int], int]]] = {
 def test_a_changed_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, producer_id: int, joins: bool
 ) -> None:
-    """One field of one batch differs from what it must be, under a right checksum."""
+    """One field of one batch differs from its right value, under a right checksum."""
     if not joins:
         monkeypatch.setattr(output, "BATCH_BYTES", 0)
     log = LogBuilder(tmp_path / "data").topic("users")
@@ -238,7 +241,7 @@ def test_a_changed_header(
 
 @pytest.mark.parametrize("position", [12, 35, 51, 53, 80])
 def test_a_changed_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int) -> None:
-    """A transaction's end has another leader epoch, time, producer epoch or sequence, or another type."""
+    """A marker gets another leader epoch, time, producer epoch or sequence, or another type."""
     from tests.cleaner.transactional import Producer
 
     log = LogBuilder(tmp_path / "data").topic("users")
@@ -260,7 +263,7 @@ def test_a_changed_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, posit
 
 
 def test_headers_that_say_too_much_are_no_fault_of_the_rewrite(tmp_path: Path) -> None:
-    """A batch may come with a largest timestamp that none of its records has: it is cleaned all the same."""
+    """An appended batch may have a largest timestamp that none of its records has: it is still cleaned."""
     log = LogBuilder(tmp_path / "data").topic("users").put("x", 0)
     for pairs in ([(b"a", b"1"), (b"b", b"1")], [(b"c", b"1")], [(b"a", b"2")]):
         builder = BatchBuilder()
@@ -275,7 +278,7 @@ def test_headers_that_say_too_much_are_no_fault_of_the_rewrite(tmp_path: Path) -
 
 
 def test_an_old_record_kept_in_place_of_the_new(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`c` at offset 2 becomes the old `a` of offset 0: same number of records."""
+    """`c` at offset 2 becomes the old `a` of offset 0: the number of records is the same."""
 
     def older(data: bytes) -> bytes:
         if b"only-c" not in data:
@@ -306,7 +309,7 @@ def test_a_dropped_newest_record(each: LogBuilder, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_range_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The emptied last batch of the group is left out: no record is missing, but the range ends early."""
+    """The rewrite omits the emptied last batch of a group: no record is missing, but the range ends early."""
     users = LogBuilder(tmp_path, segment_bytes=100).put("z", 1).put("z", 2).roll().put("z", 3)
 
     def nothing(chunk: Any, *more: Any) -> Any:
@@ -318,7 +321,7 @@ def test_a_range_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("codec", [0, 3, 4])
 def test_a_flipped_bit_in_a_batch_that_is_wholly_dead(tmp_path: Path, codec: int) -> None:
-    """It is not inflated for the rewrite, yet nobody takes it for sound."""
+    """The rewrite does not decompress the batch, but still checks its checksum."""
     from tests.cleaner import support
 
     first = support.batch(0, [(0, b"a", b"x" * 90), (1, b"b", b"x" * 90)], codec=codec)
@@ -342,7 +345,7 @@ def test_a_flipped_bit_in_a_source_is_never_put_under_a_new_checksum(users: LogB
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
-    # A stop that was clean by its marker: opening does not walk closed segments again.
+    # The marker says that the stop was clean: opening does not read closed segments again.
     from lastword.partition.open import open_log
 
     users._log, _ = open_log(
@@ -389,7 +392,7 @@ def test_retry_leaves_quarantine(each: LogBuilder, monkeypatch: pytest.MonkeyPat
 
 
 def test_accounts_whose_bits_were_wrong_are_not_used_again(tmp_path: Path) -> None:
-    """Neither those in memory nor those that were saved: after a retry the log itself is asked."""
+    """Neither accounts in memory nor saved accounts are used: after a retry the log itself is resolved."""
     from tests.cleaner.test_accounted import Log
 
     log = Log(tmp_path)
@@ -402,7 +405,7 @@ def test_accounts_whose_bits_were_wrong_are_not_used_again(tmp_path: Path) -> No
     log.ledger.fit(log.log.segments)
     log.ledger.add_segments(log.log.segments, log.log.log_end, write_clock=1, now_ms=1)
     store = log.ledger.tracking.running._scan.store
-    store.page_bits[store.page_slots[0], 261 >> 6] ^= np.uint64(1) << np.uint64(261 & 63)  # a newest one
+    store.page_bits[store.page_slots[0], 261 >> 6] ^= np.uint64(1) << np.uint64(261 & 63)  # a newest record
     assert log.ledger.save()
     with pytest.raises(CertificateError):
         log.clean()

@@ -1,4 +1,4 @@
-"""The choice of the next rewrite: its obligations in order, its score, and what it never picks."""
+"""The choice of the next rewrite: its obligations in order, its score, and the runs that it never picks."""
 
 import time
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_above_its_target_the_run_with_the_most_rent_for_a_byte_moved_goes_first
     found = chosen(partition(slow, half(1, 0.4), dirty, half(3, 0.4)))
     assert (found.obligation, found.run.first, found.run.last) == ("target", 2, 2)
     assert found.run.free_bytes == dirty.dead_bytes and found.run.write_bytes == dirty.live_bytes
-    assert found.best[0] == found.run and len(found.best) == 9  # of ten, the longest moves too much
+    assert found.best[0] == found.run and len(found.best) == 9  # of ten runs, the longest moves too much
     assert "1.90 times" in found.text
 
 
@@ -64,7 +64,7 @@ def test_the_target_counts_all_partitions_of_the_drive():
     dirty = partition(*(half(i, 0.6) for i in range(4)), min_cleanable_dirty_ratio=0.9)
     assert chosen(dirty).obligation == "target"
     cold = partition(*(segment(i) for i in range(4)), number=1)
-    assert chosen(dirty, cold).obligation == "none"  # it lends its room
+    assert chosen(dirty, cold).obligation == "none"  # the cold partition lends its room
 
 
 def test_the_ceiling_of_one_partition_holds_although_the_drive_has_room():
@@ -299,7 +299,7 @@ def test_while_nothing_is_dead_only_merging_moves_a_byte(account):
 @settings(max_examples=60, deadline=None)
 @given(drives())
 def test_cleaning_as_chosen_comes_to_an_end(account):
-    """Every rewrite that is not a merge frees garbage; afterwards its segments hold none."""
+    """Every rewrite that is not a merge frees garbage; afterwards its segments have no garbage."""
     for _ in range(1000):
         run = choose_drive(account, NOW_MS).run
         if run is None:

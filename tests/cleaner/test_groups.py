@@ -1,4 +1,4 @@
-"""Which segments are rewritten together: exact garbage decides, Kafka's limits bound."""
+"""Grouping of segments for the rewrite: decided by exact garbage, limited by Kafka's limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Facts:
 def run(
     *segments: tuple[int, int] | tuple[int, int, int], limits: OutputLimits = LIMITS
 ) -> list[tuple[int, int]]:
-    """Segments as (live bytes, dead records[, tombstones without horizon]); groups as (first, last)."""
+    """Return groups (first, last) of segments (live bytes, dead records[, tombstones without horizon])."""
     facts = []
     for i, (live, dead, *tombs) in enumerate(segments):
         facts.append(Facts(100 * i, 100 * i + 100, live + 10 * dead, dead, live, *tombs))
@@ -107,7 +107,7 @@ def test_index_sizes_bound_a_group() -> None:
 
 
 def test_the_sources_of_a_group_would_fit_one_file_too() -> None:
-    """Of compressed records the live bytes are an estimate: the rest may have been what compressed."""
+    """The live bytes of compressed records are an estimate: the dead records may have compressed better."""
     limits = OutputLimits(segment_bytes=1 << 30, segment_index_bytes=10 << 20, index_interval_bytes=4096)
     full = (1 << 30) - 1000
     facts = [Facts(100 * i, 100 * i + 100, full, 50, full // 20) for i in range(5)]

@@ -1,4 +1,4 @@
-"""Small batches of survivors become one: which may, which never do, and that nothing else changes."""
+"""Joining of small batches of survivors: which may be joined, which never, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def raw_batch(
     producer: tuple[int, int, int] = (-1, -1, -1),
     value: bytes | None = b"value",
 ) -> bytes:
-    """One record for each key from `offset` on, under a header of the caller's choice."""
+    """Return a batch with one record for each key, from `offset` on, under the given header fields."""
     plain = encode_batch(
         [Record(offset + i, NOW - HOUR + offset + i, key, value) for i, key in enumerate(keys)],
         attributes=attributes | codec,
@@ -49,7 +49,7 @@ def raw_batch(
 
 
 def cleaned(tmp_path: Path, *batches: bytes) -> list[tuple[BatchHeader, list[RawRecord]]]:
-    """Batches left of these and of a last one, which ends the group."""
+    """Clean these batches and one more, which ends the group; return the batches left, without the last."""
     next_offset = read_header(batches[-1], 0, len(batches[-1]), "memory").last_offset + 1
     end = batch(next_offset, [(next_offset, b"end", b"")], producer_id=99)
     segment = written(tmp_path / "s", 0, [*batches, end])
@@ -140,7 +140,7 @@ def test_two_horizons_and_two_append_times_stay_apart(tmp_path: Path) -> None:
 
 
 def test_a_tombstone_that_gets_its_clock_joins_its_like(tmp_path: Path) -> None:
-    """All clocks of a round are the same, so batches that get one may be one."""
+    """All delete horizons set in a round are equal, so batches that get one may be joined."""
     batches = [raw_batch(2 * i, b"hot", b"k%d" % i, value=None if i in (1, 2) else b"v") for i in range(4)]
     found = cleaned(tmp_path, *batches)
     assert keys_by_batch(found) == [[b"k0"], [b"k1", b"k2"], [b"hot", b"k3"]]
@@ -148,7 +148,7 @@ def test_a_tombstone_that_gets_its_clock_joins_its_like(tmp_path: Path) -> None:
 
 
 def test_a_large_batch_that_lost_nothing_is_copied(tmp_path: Path) -> None:
-    """From half of the target on: copying is cheap, and it would have to be inflated and compressed again."""
+    """Batches of half of the target or more are copied: joining would decompress and compress them again."""
     large = raw_batch(
         4, *(b"large-%d" % i for i in range(5)), codec=4, value=b"x" * (module.BATCH_BYTES // 10)
     )
@@ -184,7 +184,7 @@ def test_no_joined_batch_is_above_max_message_bytes(tmp_path: Path, codec: int) 
 
 
 def test_sparse_offsets_end_a_batch(tmp_path: Path) -> None:
-    """An offset delta has 31 bits, whatever a file may hold."""
+    """An offset delta has 31 bits, whatever the offsets in a file."""
     far = (1 << 31) - 2
     batches = [raw_batch(0, b"hot", b"a"), raw_batch(far - 1, b"hot", b"b"), raw_batch(far + 1, b"hot", b"c")]
     segment = written(tmp_path / "s", 0, batches)
@@ -200,7 +200,7 @@ def test_sparse_offsets_end_a_batch(tmp_path: Path) -> None:
 
 
 def test_rounds_reach_a_fixed_point(tmp_path: Path) -> None:
-    """What was joined is no longer small, so a later round that kills elsewhere copies it."""
+    """A joined batch is no longer small, so a later round that removes other records copies it."""
     log = LogBuilder(tmp_path)
     for i in range(400):
         log.batch([("hot", "x"), (f"k{i}", "v" * 500)])

@@ -1,4 +1,4 @@
-"""SIGKILL before every change that a round makes, and readers beside each of them, for both strategies."""
+"""SIGKILL before each change of a round, and readers beside each change, for both strategies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Seen = tuple[tuple[int, bytes | None, bytes | None], ...]
 
 
 def begun(path: Path, files: Files) -> Log:
-    """Accounts of what was there are saved; then came garbage, and the time of a tombstone."""
+    """Write a log, save its accounts, then add garbage and a tombstone whose horizon has passed."""
     log = Log(path, CONFIG, files)
     for number in range(6):
         log.put((b"only%d" % number, b"1"), (b"k%d" % number, b"v"), (b"gone", b"%d" % number), roll=True)
@@ -52,7 +52,7 @@ def begun(path: Path, files: Files) -> Log:
 
 
 def seen(path: Path) -> Seen:
-    """As a reader in another process, without a lock, has it now."""
+    """Return the records that a reader in another process sees now, without a lock."""
     view = PartitionView.load(DirectorySegments(HastyFiles(), str(path / "t-0")))
     return tuple((one.offset, one.key, one.value) for one in records_of(view))
 
@@ -65,7 +65,7 @@ def newest(records: Seen) -> dict[bytes, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_reader_sees_the_old_or_the_new_of_each_swap_and_never_a_mix(strategy: str, tmp_path: Path) -> None:
-    """Before every change of a round. Each output replaces its sources at one moment, and stays."""
+    """Read before each change of a round. Each output replaces its sources at one moment, and stays."""
     states: list[Seen] = []
 
     def look(call: Call) -> LastwordError | None:
@@ -77,7 +77,7 @@ def test_a_reader_sees_the_old_or_the_new_of_each_swap_and_never_a_mix(strategy:
     log = begun(tmp_path, RecordingFiles(HastyFiles(), fail=look))
     held = PartitionView.load(
         DirectorySegments(HastyFiles(), str(tmp_path / "t-0"))
-    )  # as it was before: reads on
+    )  # loaded before the round; continues to read
     old = seen(tmp_path)
     watching = True
     assert log.clean(strategy=strategy).complete
@@ -101,9 +101,9 @@ def test_a_reader_sees_the_old_or_the_new_of_each_swap_and_never_a_mix(strategy:
 
 
 def killed_before(path: Path, strategy: str, number: int) -> bool:
-    """A forked process cleans, and is killed before that change; False if its round ended earlier."""
+    """Clean in a forked process, killed before change `number`; return False if the round ended earlier."""
     child = os.fork()
-    if child == 0:  # no way out of here but os._exit and the signal
+    if child == 0:  # the child may end only by os._exit or the signal
         status, count, armed = 1, 0, False
         try:
 
@@ -140,8 +140,8 @@ def opened(path: Path, files: Files) -> Log:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sigkill_in_the_middle_of_a_round(strategy: str, tmp_path: Path) -> None:
-    """Mapping, rewriting, swapping, saving accounts: whatever is left, the newest values are there for a
-    reader and for the next start, accounts that are believed are true, and the next round ends the work.
+    """A kill while mapping, rewriting, swapping or saving accounts: a reader and the next start return the
+    newest values, accepted accounts are true, and the next round ends the work.
     """
     warm()
     files = RecordingFiles(HastyFiles())

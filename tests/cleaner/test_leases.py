@@ -1,4 +1,4 @@
-"""Leases in a round: the reader that keeps a deleted key under a clock-only rule, and does not under ours."""
+"""Leases in a round: without a lease, the clock alone lets a reader keep a deleted key."""
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +30,7 @@ def logs(tmp_path, clock):
 
 
 class Replica:
-    """A reader that keeps the newest value of every key, and stops whenever it likes."""
+    """A reader that keeps the newest value of every key, and may stop at any position."""
 
     def __init__(self, topic):
         self.topic = topic
@@ -49,7 +49,7 @@ class Replica:
 
 
 def history(logs):
-    """A value, its tombstone, and something behind both."""
+    """Write a value, its tombstone, and records after both."""
     topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy="kafka")
     topic.append(b"bob", b"old")
     topic.append(b"ada", b"1")
@@ -59,7 +59,7 @@ def history(logs):
 
 
 def clean_until_tombstones_go(topic, clock):
-    """Two rounds with the horizon between them: the clock alone would let every tombstone go."""
+    """Clean twice with the horizon in between: the clock alone would remove every tombstone."""
     topic.clean()
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"%d" % clock.now_ms())
@@ -71,7 +71,7 @@ def offsets(topic):
 
 
 def test_a_deleted_key_comes_back_under_a_clock_only_rule(logs, clock):
-    """A reader stops between put and tombstone, and returns after the tombstone's 24 h."""
+    """A reader stops between put and tombstone, and continues after the tombstone's 24 h."""
     topic = history(logs)
     reader = Replica(topic)
     reader.read(end=2)
@@ -79,7 +79,7 @@ def test_a_deleted_key_comes_back_under_a_clock_only_rule(logs, clock):
     clean_until_tombstones_go(topic, clock)
     assert 2 not in offsets(topic)
     reader.read()
-    assert reader.values[b"bob"] == b"old"  # deleted in the log, alive in the replica, for ever
+    assert reader.values[b"bob"] == b"old"  # deleted in the log, forever live in the replica
     assert b"bob" not in {record.key for record in topic.read(view="latest")}
 
 
@@ -118,7 +118,7 @@ def test_what_lies_below_the_floor_goes_and_the_rest_of_the_garbage_too(logs, cl
     for key in (b"a", b"b"):
         topic.append(key, b"v")
         topic.append(key, None)
-    topic.lease("replica", position=2)  # has met the tombstone at 1, not the one at 3
+    topic.lease("replica", position=2)  # has read the tombstone at 1, not the tombstone at 3
     clean_until_tombstones_go(topic, clock)
     assert offsets(topic) == [3, 4]
     topic.append(b"tick", b"replaces the one before")
@@ -184,7 +184,7 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
     note = removal_log.note_dropped
 
     def racing(files, place, offset):
-        # The reader has looked at the note before it was written, and writes its lease now.
+        # The reader has read the note before this round changes it, and writes its lease now.
         leases.write(files, place, leases.LeaseFacts("racer", 2, clock.now_ms(), DAY, 0))
         return note(files, place, offset)
 
@@ -226,7 +226,7 @@ def generational(logs, **config):
 
 
 def test_accounts_wait_for_a_lease_too(logs, clock):
-    """Their own clocks start when the last older copy is gone; a lease holds a tombstone back behind them."""
+    """The clocks of the accounts start when the last older copy is gone; a lease keeps a tombstone longer."""
     topic = generational(logs)
     lease = topic.lease("replica", position=1, max_age="30d")
     for _ in range(3):
@@ -243,7 +243,7 @@ def test_accounts_wait_for_a_lease_too(logs, clock):
 
 
 def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(tmp_path, monkeypatch):
-    """The round that meets it stops; the next one cleans all but that tombstone, and does not stop again."""
+    """The round that finds the lease stops; the next round cleans all but that tombstone, to its end."""
     log = Accounted(tmp_path)
     log.put((b"bob", b"old"))
     log.put((b"bob", None))
@@ -295,7 +295,7 @@ steps = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(history=steps)
 def test_two_copies_cleaned_at_different_times_deliver_the_same(tmp_path_factory, history):
-    """The same order, and the same newest values, whichever records are left and whoever chose them."""
+    """The same order and the same newest values, whichever records are left and whichever strategy chose."""
     clock = ManualClock(BEGIN)
     root = tmp_path_factory.mktemp("copies")
     opened = [
@@ -340,7 +340,7 @@ def test_a_cut_leaves_no_tombstone_below_a_lease_that_its_reader_has_not_seen(lo
         topic.append(b"bob", b"%d" % value)
     lease = topic.lease("replica", position=4, max_age="30d")
     logs.dirs.log_dir("users", 0).truncate("users", 0, 2)
-    topic.append(b"bob", None)  # at 2, where the lease had passed
+    topic.append(b"bob", None)  # at offset 2, which the lease had passed
     topic.append(b"ada", b"1")
     for _ in range(3):
         topic.clean()
@@ -351,14 +351,14 @@ def test_a_cut_leaves_no_tombstone_below_a_lease_that_its_reader_has_not_seen(lo
     assert str(shown).endswith("; was at 4 when the log was cut")
     with pytest.raises(LeaseRefusedError, match="the log was cut at 2 since"):
         lease.advance(4)
-    topic.lease("replica").advance(4)  # it went back to 2, and read on
+    topic.lease("replica").advance(4)  # the reader went back to 2, and read again
     topic.clean()
     assert 2 not in offsets(topic)
 
 
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_our_own_rounds_are_no_other_cleaner(logs, clock, strategy):
-    """And a checkpoint that none of them has left tells of one, also after the next of ours."""
+    """Also: a checkpoint that our rounds did not write shows another cleaner, even after our next round."""
     topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy=strategy)
     home = logs.dirs.log_dir("users", 0)
     directory = home.directory("users", 0)
@@ -370,7 +370,7 @@ def test_our_own_rounds_are_no_other_cleaner(logs, clock, strategy):
     assert home.first_dirty("users", 0) == 3
     topic.append(b"ada", b"3")
     topic.append(b"ada", b"4")
-    home.checkpoints.first_dirty.update({TopicPartition("users", 0): 5})  # as a broker leaves it
+    home.checkpoints.first_dirty.update({TopicPartition("users", 0): 5})  # as a broker writes it
     topic.append(b"ada", b"5")
     topic.clean()
     assert removal_log.load(DEFAULT, directory).elsewhere_up_to == 5 < home.first_dirty("users", 0)

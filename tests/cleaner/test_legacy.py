@@ -60,7 +60,7 @@ def wrapper(magic: int, codec: int, rows: Sequence[tuple[int, bytes | None, byte
 def old_log(
     root: Path, *segments: tuple[int, Sequence[bytes]], files: Files | None = None, **config: object
 ) -> LogBuilder:
-    """A log of these segments (base offset, batches), closed years ago: a day apart, the last one at `T`."""
+    """Write a log of segments (base offset, batches), closed years ago, a day apart, the last at `T`."""
     log = LogBuilder(root, files=files, clock=ManualClock(NOW), **config).topic("users")
     directory = Path(log.directory)
     directory.mkdir(parents=True)
@@ -100,7 +100,7 @@ def test_uncompressed_messages_are_copied_or_dropped(tmp_path: Path, magic: int)
 
 
 def test_a_wrapper_is_cut_as_in_kafka(tmp_path: Path) -> None:
-    """Kafka's own bytes: 50 to 52 in a wrapper of magic 1, of which 50 goes."""
+    """Kafka's own bytes: offsets 50 to 52 in a wrapper of magic 1; 50 is removed."""
     log = old_log(tmp_path / "data", (50, [GZIP_V1, entry(1, 53, b"a", b"new")]))
     log.clean()
     assert file(log, 50)[:12] == bytes.fromhex("0000000000000034" + "00000051"), "wrapper offset 52"
@@ -131,7 +131,7 @@ def test_6I_78_a_wrapper_of_magic_1_with_messages_of_magic_0(tmp_path: Path) -> 
     """6I.78: A wrapper of magic 1 with inner messages of magic 0 is rewritten with inner messages of magic 1
     and right offsets.
 
-    As librdkafka wrote them: relative offsets and messages without timestamps.
+    The wrapper is as librdkafka wrote it: relative offsets and messages without timestamps.
     """
     import gzip
 
@@ -179,7 +179,7 @@ def test_6I_76_a_log_that_changed_its_format_on_the_way(tmp_path: Path) -> None:
 
 
 def test_no_empty_batch_holds_the_end_of_a_range(tmp_path: Path) -> None:
-    """The output ends where its last survivor does; the next segment's base covers the rest."""
+    """The output ends with its last survivor; the next segment's base offset covers the rest."""
     log = old_log(
         tmp_path / "data",
         (0, [entry(1, 0, b"a", b"1"), entry(1, 1, b"b", b"1")]),
@@ -219,8 +219,9 @@ def test_a_segment_of_which_nothing_is_left_is_merged_away(tmp_path: Path) -> No
 
 
 def test_tombstones_go_by_the_times_of_files(tmp_path: Path) -> None:
-    """A day lies between the segments; a tombstone stays until `delete.retention.ms` lies between its
-    segment and the last one that a round before has cleaned."""
+    """The segments are a day apart. A tombstone stays until `delete.retention.ms` has passed between the time
+    of its segment and the time of the last segment that an earlier round cleaned.
+    """
     log = old_log(
         tmp_path / "data",
         (0, [entry(1, 0, b"a", b"1"), entry(1, 1, b"a", None)]),
@@ -240,7 +241,7 @@ def test_tombstones_go_by_the_times_of_files(tmp_path: Path) -> None:
 
 
 def test_no_tombstone_goes_before_a_round_has_seen_it(tmp_path: Path) -> None:
-    """Files whose times were set back, as a copy may do, start no clock."""
+    """Files whose times were set back, for example by a copy, start no delete horizon."""
     log = old_log(
         tmp_path / "data",
         (0, [entry(0, 0, b"z", b"1")]),
@@ -337,7 +338,7 @@ def test_what_is_left_is_the_newest_of_each_key(
 
 
 def test_the_last_segment_keeps_its_tombstones(tmp_path: Path) -> None:
-    """Or no consumer would ever reach the end of the log."""
+    """Otherwise no consumer would reach the end of the log."""
     log = old_log(
         tmp_path / "data",
         (0, [entry(1, 0, b"a", None), entry(1, 1, b"z", b"1")]),
@@ -354,7 +355,7 @@ def test_the_last_segment_keeps_its_tombstones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [30, 60, 110, 150])
 def test_a_flipped_bit_is_never_put_under_a_new_checksum(tmp_path: Path, at: int) -> None:
-    """In a wrapper, in a message: the partition is set aside, the sources stay."""
+    """In a wrapper and in a message: the partition is quarantined, the sources stay."""
     rows = [(0, b"a", b"1" * 30), (1, b"b", b"1"), (2, b"a", b"2")]
     batches = [wrapper(1, 1, rows), *(entry(0, o, b"c", b"v" * 20) for o in (3, 4)), entry(1, 5, b"a", b"3")]
     log = old_log(tmp_path / "data", (0, batches))
@@ -373,7 +374,7 @@ def test_a_flipped_bit_is_never_put_under_a_new_checksum(tmp_path: Path, at: int
 
 
 def test_a_lost_message_is_seen_before_the_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted faults: a wrapper that loses a live message, or gets another's value."""
+    """Planted faults: a wrapper loses a live message, or gets the value of another message."""
     real = output.filter_entry
 
     def lossy(buffer, header, keep, *rest, **more):  # type: ignore[no-untyped-def]
@@ -396,8 +397,10 @@ NEWEST = {b"a": b"3", b"b": b"2", b"keep": b"1"}
 
 
 def crash_log(root: Path, files: Files | None = None) -> LogBuilder:
-    """Everything from offset 4 to 8 goes, a value with its due tombstone among it: sources behind the
-    output's end."""
+    """Write a log in which every record from 4 to 8 is dead: there are sources above the output's end.
+
+    A value and its due tombstone are among these records.
+    """
     log = old_log(
         root,
         (0, [entry(1, 0, b"a", b"1"), entry(1, 1, b"keep", b"1")]),
@@ -415,7 +418,7 @@ def crash_log(root: Path, files: Files | None = None) -> LogBuilder:
 
 
 def check_crashed(log: LogBuilder, label: str) -> None:
-    assert state_of(data(log)) == NEWEST, label  # another process, before anything is repaired
+    assert state_of(data(log)) == NEWEST, label  # a second process, before any repair
     assert log.log.log_end == 11, label
     assert state_of(data(log)) == NEWEST, label
     log.first_dirty = 11

@@ -1,4 +1,4 @@
-"""`lastword.map.scratch`: keys in mapped files. The same cleaning, less memory, and nothing left behind."""
+"""`lastword.map.scratch`: keys in mapped files. The same cleaning with less memory, and no file is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(root: Path) -> None:
 
 
 def clean(root: Path, strategy: str, scratch: Path | None) -> dict[str, bytes]:
-    """Twice, by two openings: in the second, accounts are there already. What the log's files hold."""
+    """Clean in two openings, the second with accounts, and return the contents of the log files."""
     settings = {} if scratch is None else {"lastword_map_scratch": str(scratch)}
     for day in range(2):
         clock = ManualClock(NOW_MS + day * 2 * 86_400_000)
@@ -45,7 +45,7 @@ def test_the_same_cleaning_and_nothing_left(tmp_path: Path, strategy: str) -> No
 
 
 def test_the_background_and_the_command_line_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that is not there is told, by name: nothing falls back to memory unasked."""
+    """If the directory does not exist, the error names it: there is no silent fallback to memory."""
     write(tmp_path / "data")
     monkeypatch.setenv("LASTWORD_MAP_SCRATCH", str(tmp_path / "absent"))
     for strategy in ("kafka", "generational"):

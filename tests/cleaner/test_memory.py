@@ -1,7 +1,7 @@
-"""How much memory a cleaning takes: its map, its buffers and a little, whatever the size of the log.
+"""The memory of a cleaning: its map, its buffers and a little, whatever the size of the log.
 
-Each measurement is a process of its own: warmed with another log, so that code, compiled kernels and
-allocators are there; then one round while a thread looks at its anonymous memory.
+Each measurement is a separate process. It first cleans another log, so that code, compiled kernels and
+allocators are loaded; then it cleans the log while a thread measures the anonymous memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.resolve.support import segments
 from tests.support.exhaustive import stride
 
 MIB = 1 << 20
-BUFFER_BYTES = 8 * MIB  # chunks that are read, written, and compared
+BUFFER_BYTES = 8 * MIB  # chunks that are read, written and compared
 SLACK_BYTES = 50_000_000
 SIZES = (200_000, 2_000_000)
 SEGMENT_BYTES = 8 * MIB
@@ -40,7 +40,7 @@ def anonymous_bytes() -> int:
 
 
 class Peak:
-    """The most anonymous memory while it is entered, above what there was before."""
+    """The most anonymous memory used inside the context, above the memory used before."""
 
     def __enter__(self) -> Peak:
         gc.collect()
@@ -64,11 +64,11 @@ class Peak:
 
 
 def clean(root: str, strategy: str, map_bytes: int, threads: int) -> dict[str, int]:
-    """One round, and what it left."""
+    """Run a round; return its records read, its records kept and its passes."""
     settings = {
         "log_cleaner_enable": False,
         "log_cleaner_threads": threads,
-        "log_cleaner_dedupe_buffer_size": threads * map_bytes,  # they share it
+        "log_cleaner_dedupe_buffer_size": threads * map_bytes,  # the threads share it
     }
     with lastword.open(root, "a", **settings) as logs:
         done = logs.clean(strategy=strategy)[0]
@@ -76,7 +76,7 @@ def clean(root: str, strategy: str, map_bytes: int, threads: int) -> dict[str, i
 
 
 def main(strategy: str, map_bytes: int, threads: int, warm: str, *roots: str) -> None:
-    """Each log twice, by two openings: in the second, accounts are there already."""
+    """Clean each log in two openings, and print the memory; the second opening already has accounts."""
     clean(warm, strategy, map_bytes, threads)
     for root in roots:
         with Peak() as peak:
@@ -90,7 +90,7 @@ def main(strategy: str, map_bytes: int, threads: int, warm: str, *roots: str) ->
 
 
 def fill(root: Path, records: int, keys: int, *, deleted: bool) -> Path:
-    """Every key in turn, as often as it takes; `deleted`: nine of ten keys end with a tombstone."""
+    """Write `records` records over the keys in turn; `deleted`: nine of ten keys end with a tombstone."""
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=SEGMENT_BYTES)
         for start in range(0, records, 100_000):
@@ -107,7 +107,7 @@ def fill(root: Path, records: int, keys: int, *, deleted: bool) -> Path:
 
 @dataclass(frozen=True)
 class Logs:
-    """Of each size: half of the records superseded; and one of deleted keys only."""
+    """One log of each size, with half of the records superseded; and one log mostly of deleted keys."""
 
     warm: Path
     halves: tuple[Path, ...]
@@ -162,7 +162,7 @@ def test_bounded_by_the_map_at_two_sizes(strategy: str, tmp_path: Path, logs: Lo
 
 @pytest.mark.slow
 def test_bounded_with_two_threads(tmp_path: Path, logs: Logs) -> None:
-    """Chunks wait between them, and one output is read back while the next one is written."""
+    """Chunks wait between the threads, and an output is read back while the next one is written."""
     facts = measured("generational", 64 * MIB, tmp_path, logs.warm, logs.halves[1], threads=2)[0]
     assert facts["kept"] == SIZES[1] // 2
     most = 64 * MIB + BUFFER_BYTES + SLACK_BYTES
@@ -172,7 +172,7 @@ def test_bounded_with_two_threads(tmp_path: Path, logs: Logs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["generational", "kafka"][:: stride(2)])
 def test_keys_in_a_scratch_file_are_no_anonymous_memory(strategy: str, tmp_path: Path, logs: Logs) -> None:
-    """Half of the larger log's records are keys of 24 bytes: 39 bytes each in the arena, 10 in the slots."""
+    """The larger log has a key of 24 bytes for two records: 39 bytes each in the arena, 10 in the slots."""
     places: dict[str, Path | None] = {"in memory": None, "in a file": tmp_path}
     found = {}
     for name, scratch in places.items():
@@ -188,7 +188,9 @@ def test_keys_in_a_scratch_file_are_no_anonymous_memory(strategy: str, tmp_path:
 
 @pytest.mark.slow
 def test_bounded_where_most_keys_are_deleted(tmp_path: Path, logs: Logs) -> None:
-    """Tombstones are listed and have clocks: that comes out of the same budget, which would hold the keys."""
+    """The list and the clocks of tombstones take memory from the same budget, which could otherwise hold the
+    keys.
+    """
     facts = measured("generational", 80 * MIB, tmp_path, logs.warm, logs.deleted)[0]
     assert facts["kept"] == 1_500_000
     most = 80 * MIB + BUFFER_BYTES + SLACK_BYTES

@@ -1,4 +1,4 @@
-"""The active segment is closed for cleaning once it has outgrown the live bytes below it."""
+"""The active segment is closed for cleaning once it is larger than the live bytes below it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def work_of(logs: lastword.LogDir, clock: ManualClock) -> DirectoryWork:
 
 
 def turns(logs: lastword.LogDir, clock: ManualClock) -> int:
-    """What the background does now, in this thread."""
+    """Run the work of the background in this thread; return the number of turns."""
     work = work_of(logs, clock)
     scheduler = Scheduler(work, clock=clock, states=work._states)
     count = 0

@@ -1,4 +1,4 @@
-"""Rounds by accounts that are built on a view and published where the log is open; on Spark: tests/spark."""
+"""Rounds by accounts built on a view and published where the log is open; on Spark: tests/spark."""
 
 import pickle
 import random
@@ -26,7 +26,7 @@ MAP_BYTES = 1 << 20
 
 @pytest.fixture
 def root(tmp_path):
-    """One partition of forty segments or so, a tenth tombstones."""
+    """Write one partition of about forty segments; a tenth of the records are tombstones."""
     rng = random.Random(3)
     with lastword.open(str(tmp_path / "log"), "a", clock=ManualClock(NOW)) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=4000)
@@ -45,7 +45,7 @@ def prepared(directory):
 
 
 def built(directory):
-    """As on another machine: the log, the plan and what was built, and back."""
+    """Build as on another machine: pickle the log, the plan and the result."""
     log, config, plan = prepared(directory)
     given = pickle.loads(pickle.dumps((log.directory, config, plan, LedgerParams(0, (-1, 0), "drive", 0.3))))
     view = PartitionView.load(DirectorySegments(DEFAULT, given[0]))
@@ -63,7 +63,7 @@ def read(root):
 
 
 def saved(log):
-    """The accounts as whoever comes next finds them."""
+    """Open the saved accounts as the next process does."""
     return Ledger.open(DEFAULT, log.directory, log.segments, map_bytes=MAP_BYTES)
 
 
@@ -100,7 +100,7 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
 
 
 def test_killed_before_the_accounts_have_their_name(root):
-    """Those that were saved before do not fit the log any more, and are not believed; the new ones go."""
+    """The accounts saved before do not fit the log any more, and are discarded; the new ones are removed."""
     with opened(root) as directory:
         log, found = built(directory)
         remote.save(DEFAULT, log.directory, found.accounts)  # as if by an earlier round
@@ -113,7 +113,7 @@ def test_killed_before_the_accounts_have_their_name(root):
     with opened(root) as directory:
         log, found = built(directory)
         rounds = remote.publish(log, found, record_first_dirty=lambda offset: None)
-        next(rounds)  # swapped; and here the driver dies
+        next(rounds)  # the swap is done; the driver dies here
         assert saved(log).rebuilt_because
         left = [one for one in (root / "t-0" / names.PRIVATE).iterdir() if one.is_dir()]
         assert [str(one) for one in left] == [found.accounts]

@@ -1,4 +1,4 @@
-"""Rewriting: byte for byte where nothing is dead, cut where something is, and never a record more or less."""
+"""The rewrite: batches without dead records byte for byte, others cut, and exactly the live records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_6E_42_a_surviving_tombstone_starts_its_clock_as_in_kafka(tmp_path: Path
     """6E.42: The first cleaning of a tombstone sets the batch's delete horizon to now +
     `delete.retention.ms`; all records read back with their own timestamps.
 
-    Kafka's own bytes for everything kept, now T+1000, delete.retention.ms 500.
+    Kafka's own bytes: every record kept, now is T+1000, delete.retention.ms is 500.
     """
     segment = write_segment(tmp_path / "s", 40, [A5_SOURCE])
     ((_, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1000, delete_retention_ms=500))
@@ -59,7 +59,7 @@ def test_6E_42_a_surviving_tombstone_starts_its_clock_as_in_kafka(tmp_path: Path
 
 
 def test_a_cut_batch_keeps_its_range_as_in_kafka(tmp_path: Path) -> None:
-    """Kafka's own bytes for only `a` kept; the batch still ends at offset 42."""
+    """Kafka's own bytes: only `a` is kept; the batch still ends at offset 42."""
     newer = batch(43, [(43, b"b", b"new"), (44, b"c", b"new")], leader_epoch=1)
     segment = write_segment(tmp_path / "s", 40, [A5_SOURCE, newer])
     ((_, new),) = rewrite_all([segment], tmp_path / "o")
@@ -104,7 +104,7 @@ def test_the_last_batch_of_a_producer_stays_with_its_sequence(tmp_path: Path) ->
 
 
 def test_a_silent_producer_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
-    """As in Kafka: only what the log remembers of producers holds their last batches."""
+    """As in Kafka: a producer's last batch is kept only until the producer expires."""
     from lastword.partition.producer_state import FIRST_NAMED_ID
 
     day = 24 * HOUR
@@ -119,7 +119,7 @@ def test_a_silent_producer_is_kept_until_it_is_forgotten(tmp_path: Path) -> None
     named = FIRST_NAMED_ID + 1
     cases = [
         (NOW - 1, day, [7, 8, named]),
-        (NOW, day, [8, named]),  # silent for exactly that long
+        (NOW, day, [8, named]),  # silent for exactly this time
         (NOW + 1, day, [named]),
         (NOW + 1, day + 1, [8, named]),
         (NOW + 99, 1 << 60, [7, 8, named]),
@@ -196,7 +196,7 @@ offsets_and_keys = st.lists(
     st.tuples(
         st.sampled_from([None, b"", b"a", b"b", b"c", b"d", b"e" * 300]),
         st.sampled_from([None, b"", b"v", b"w" * 200]),
-        st.integers(0, 2),  # a gap before it
+        st.integers(0, 2),  # the gap before the record
         st.booleans(),  # a new batch begins here
         st.booleans(),  # a new segment begins here
     ),
@@ -255,7 +255,7 @@ def test_a_small_output_buffer_changes_nothing(tmp_path: Path, monkeypatch: pyte
 
 
 def test_sparse_offsets_split_a_group(tmp_path: Path) -> None:
-    """Two segments whose survivors would fit one file, but for the offsets, which an index cannot hold."""
+    """The survivors of two segments would fit one file by size, but an index cannot hold their offsets."""
     far = (1 << 31) + 7
     bases = (0, 10, far, far + 10)
     segments = [
@@ -279,7 +279,7 @@ def test_sparse_offsets_split_a_group(tmp_path: Path) -> None:
 def test_batches_larger_than_every_buffer(
     tmp_path: Path, codec: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is larger than a chunk and than the output's buffer; one stays whole, one is cut."""
+    """Each batch is larger than a chunk and than the output buffer; one stays whole, one is cut."""
     import random
 
     noise = random.Random(3).randbytes

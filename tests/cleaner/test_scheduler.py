@@ -1,4 +1,4 @@
-"""Who is cleaned next and by whom, with work that only counts and a clock that stands still."""
+"""The order of the cleanings and their threads, with rounds that only count and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakeTask:
 
 @dataclass
 class FakeWork:
-    """Partitions that are due, each on a drive with an urgency; a round that is `ok` ends that."""
+    """Fake due partitions, each with a drive and an urgency; a round that is `ok` removes its partition."""
 
     due: dict[TopicPartition, tuple[str, Urgency]] = field(default_factory=dict)
     bodies: dict[TopicPartition, Body] = field(default_factory=dict)
@@ -129,8 +129,9 @@ def test_the_most_urgent_first_and_the_overdue_before_all() -> None:
 
 
 def test_never_two_rounds_on_a_drive_while_another_one_has_work() -> None:
-    """Four threads, seen from inside a round: the second one goes to the other drive, though its partition is
-    far less urgent; only the third shares a drive."""
+    """Four threads, seen from inside a round: the second round runs on the other drive, though its partition
+    is far less urgent; only the third round shares a drive.
+    """
     work, seen = FakeWork(), []
     scheduler = scheduler_of(work, threads=4)
     for number in range(3):
@@ -158,7 +159,7 @@ def test_never_two_rounds_on_a_drive_while_another_one_has_work() -> None:
 def test_no_drive_waits_while_another_has_two(
     parts: list[tuple[str, int, int]], threads: int, random: Any
 ) -> None:
-    """Rounds begin and end in any order: when one begins on a drive that is busy, no idle drive has work."""
+    """Rounds begin and end in any order: if a round begins on a busy drive, no idle drive has work."""
     work = FakeWork(names=["a", "b", "c"])
     for number, (drive, rank, less) in enumerate(parts):
         work.add(number, drive, rank, less)
@@ -225,7 +226,7 @@ def test_what_fails_is_left_alone_for_longer_and_longer() -> None:
     work.bodies[tp(0)] = cleaned
     clock.advance(64 * BACKOFF_MS)
     assert scheduler.turn() and not scheduler.turn()
-    work.add(0, body=failing)  # a round that went well ends the counting
+    work.add(0, body=failing)  # a successful round resets the back-off
     assert scheduler.turn()
     clock.advance(BACKOFF_MS)
     assert scheduler.turn()
@@ -283,8 +284,7 @@ def test_damage_quarantines_and_retry_lets_it_in_again() -> None:
 
 
 def test_a_pause_aborts_the_round_at_its_next_safe_point() -> None:
-    """In simulated time: a round of a minute is stopped within a tenth of a second, and the pause returns
-    then, not before."""
+    """In simulated time: a round of a minute stops within a tenth of a second, and then the pause returns."""
     clock, work, times = SimulatedClock(), FakeWork(), {}
     scheduler = scheduler_of(work, clock)
 
@@ -323,7 +323,7 @@ def test_a_pause_may_wait_for_the_end_and_gives_up_in_time() -> None:
         clock.sleep(1)
         with pytest.raises(BusyError):
             scheduler.states.pause(tp(0), abort=False, seconds=5)
-        assert scheduler.states[tp(0)] == PartitionState("cleaning")  # the pause was taken back
+        assert scheduler.states[tp(0)] == PartitionState("cleaning")  # the pause was withdrawn
         scheduler.states.pause(tp(0), abort=False, seconds=60)
         assert clock.monotonic() == pytest.approx(30, abs=0.05)
 
@@ -337,7 +337,7 @@ def test_threads_clean_what_is_due_after_the_first_back_off() -> None:
     before = metrics.CLEANER_THREADS.value(), metrics.CLEANER_THREADS_ALIVE.value()
     work.add(0)
     scheduler.start()
-    scheduler.start()  # once is enough
+    scheduler.start()  # a second start has no effect
     try:
         assert scheduler.started and scheduler.alive == 2
         assert metrics.CLEANER_THREADS.value() == before[0] + 2
@@ -350,7 +350,7 @@ def test_threads_clean_what_is_due_after_the_first_back_off() -> None:
     assert not scheduler.started and scheduler.alive == 0
     assert (metrics.CLEANER_THREADS.value(), metrics.CLEANER_THREADS_ALIVE.value()) == before
     work.add(1)
-    assert not scheduler.turn()  # stopped is stopped
+    assert not scheduler.turn()  # a stopped scheduler runs nothing
     done.clear()
     scheduler.start(at_once=True)
     assert done.wait(10)
@@ -375,7 +375,7 @@ def test_a_thread_that_dies_is_counted_and_replaced() -> None:
         go.set()
         first._thread.join(10)
         assert scheduler.deaths == 1 and metrics.CLEANER_THREAD_DEATHS.value() == deaths + 1
-        assert scheduler.alive == 0 and scheduler.started  # it waits before it takes its place
+        assert scheduler.alive == 0 and scheduler.started  # the replacement waits before it starts
         assert scheduler.states.all() == {}
         assert seen[0].result == "failed" and "no room for the map" in (seen[0].error or "")
         told.clear()
@@ -469,7 +469,7 @@ def test_a_forked_child_has_no_threads_and_needs_none() -> None:
 
 
 def in_pieces(task: FakeTask, stop: Stop) -> Done:
-    """A round of ten pieces, each of six seconds, that ends when it is asked to."""
+    """Run a round of ten pieces, each of six seconds; end it at the first request to stop."""
     for _ in range(10):
         if stop():
             return Done(*task.partition, task.drive, "aborted")
@@ -481,10 +481,10 @@ def in_pieces(task: FakeTask, stop: Stop) -> Done:
 @pytest.mark.parametrize(
     ("rank", "drive", "threads", "order"),
     [
-        (2, "a", 1, [1, 2, 1]),  # it gives way, and is done again after its back-off
-        (0, "a", 1, [1, 2]),  # one that is overdue itself does not
+        (2, "a", 1, [1, 2, 1]),  # the round stops, and runs again after its back-off
+        (0, "a", 1, [1, 2]),  # an overdue round does not stop
         (2, "b", 1, [1, 2]),  # nor for another drive
-        (2, "a", 2, [1, 2]),  # nor where a thread is free to begin a second one
+        (2, "a", 2, [1, 2]),  # nor if a thread is free for a second round
     ],
 )
 def test_what_is_overdue_does_not_wait_for_the_end_of_a_round(
@@ -515,7 +515,7 @@ def test_chores_have_their_own_interval_and_run_within_long_rounds() -> None:
 
     work.add(0, body=long)
     scheduler = scheduler_of(work, clock, chores_ms=300_000)
-    scheduler.work_on()  # at the first look, then twice within the round of 600 s
+    scheduler.work_on()  # at the start, then twice within the round of 600 s
     assert work.expired == [set(), {tp(0)}, {tp(0)}]
     scheduler.work_on()
     assert len(work.expired) == 3
@@ -529,7 +529,7 @@ def test_chores_have_their_own_interval_and_run_within_long_rounds() -> None:
 
 
 class Transitions(RuleBasedStateMachine):
-    """Any calls in any order, against two numbers and two facts kept beside."""
+    """Any calls in any order, compared with two numbers and two facts."""
 
     def __init__(self) -> None:
         super().__init__()

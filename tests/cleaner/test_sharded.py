@@ -1,4 +1,4 @@
-"""A round in many steps: the same files as a round in one, whatever is killed, done twice or left behind."""
+"""A round in many steps: the same files as in one step, whatever is killed, repeated or left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 def a_log(root: Path, seed: int, transactions: bool = True, codec: int = 0) -> LogBuilder:
-    """Some hundred records in small segments: deletes, no keys, three producers with transactions."""
+    """Write some hundred records in small segments: deletes, null keys, three transactional producers."""
     rng = random.Random(seed)
     log = LogBuilder(root, segment_bytes=2000, delete_retention_ms=HOUR, index_interval_bytes=200)
     log.topic("users").codec_of(codec)
@@ -63,7 +63,7 @@ def prepared(log: LogBuilder) -> Any:
 
 
 def steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> Callable[[], bool]:
-    """Each call does one step that is left; False when there is none."""
+    """Return a function that does the next step; it returns False if no step is left."""
 
     def one() -> bool:
         files, clock = log.files, log.clock
@@ -92,7 +92,7 @@ def steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> Callable[[],
 
 
 def finish(log: LogBuilder, job: ShardedJob, kill_before_swap: int = -1) -> CleanRound:
-    """Publish, or die before the n-th swap."""
+    """Publish the round; raise `Killed` before the n-th swap."""
     done = set(jobs.published(log.files, job).values())
     swaps, real = count(len(done)), sinks.swap_group
 
@@ -144,7 +144,7 @@ def test_the_same_files_as_in_one(tmp_path: Path, seed: int) -> None:
 
 
 def test_producers_are_forgotten_at_the_same_time(tmp_path: Path) -> None:
-    """By the setting; and one counts from its last marker on, not from its last data."""
+    """A producer expires by the setting, counted from its last marker, not from its last data."""
     logs = []
     for name in ("one", "many"):
         log = a_log(tmp_path / name, 5)
@@ -202,7 +202,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
-    """Before every step and every swap; the end is each time what an undisturbed round leaves."""
+    """Killed before every step and every swap; the result is always that of a round without a kill."""
     twin = a_log(tmp_path / "twin", 11)
     expected = twin.clean()
     twin.abandon().reopen()
@@ -217,7 +217,7 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
         while left and step():
             left -= 1
         swaps = -1
-        if left:  # all steps are done: die in a swap
+        if left:  # all steps are done: kill a swap
             swaps = left - 1
             try:
                 finish(log, job, kill_before_swap=swaps)
@@ -299,7 +299,7 @@ def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None
                 assert step()
             path = Path(job.scratch, name)
             data = bytearray(path.read_bytes())
-            arrays_at = data.find(b"\x93NUMPY") + 128  # behind the header of the first one
+            arrays_at = data.find(b"\x93NUMPY") + 128  # after the header of the first array
             data[8 if not number else arrays_at if name.endswith("z") else len(data) // 2] ^= 1
             path.write_bytes(data)
             while step():

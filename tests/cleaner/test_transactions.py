@@ -64,7 +64,7 @@ def test_an_aborted_record_kills_nothing(users: LogBuilder) -> None:
 
 
 def test_an_index_that_lost_its_entries_costs_no_record(users: LogBuilder) -> None:
-    """The transaction index is derived: without it the log's own markers decide."""
+    """The transaction index is derived data: without it the markers of the log decide."""
     users.put("a", "kept")
     Producer(users).put(("a", "aborted")).abort()
     users.put("z", 1).close()
@@ -217,15 +217,15 @@ def test_6F_57_the_marker_of_a_producer_without_data_is_kept_whole(users: LogBui
     """6F.57: The marker of a producer without data may be emptied after its horizon, and is cleaned again
     without an error.
 
-    Here: The last marker of a producer is kept whole: an emptied one would lose its epoch.
+    Here: The last marker of a producer is kept whole: an emptied marker would lose the producer's epoch.
 
-    Kafka empties it, and then its own replay does not know the producer any more.
+    Kafka empties the marker; its replay then has no entry for the producer.
     """
     Producer(users, 3).abort()
     users.put("a", 1).put("a", 2).roll()
     for _ in range(3):
         users.clean()
-        users.wait(7 * HOUR)  # within the day for which a producer is remembered
+        users.wait(7 * HOUR)  # within the day after which a producer expires
         assert [m.type for m in markers(users)] == ["abort"]
     users.reopen()
     assert {p.producer_id for p in users.log.producers} == {3}
@@ -304,7 +304,7 @@ def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> No
 def test_6G_62_of_a_silent_producer_nothing_stays(users: LogBuilder) -> None:
     """6G.62: Cleaning changes neither the last sequence nor the last offset of a producer.
 
-    What the log has forgotten needs no batch to be remembered by: neither an empty one nor a marker.
+    An expired producer needs no batch in the log: neither an empty batch nor a marker.
     """
     one, two = Producer(users, 1), Producer(users, 2)
     one.put(("a", 1)).commit()
@@ -361,7 +361,7 @@ def test_rounds_reach_a_fixed_point_with_a_frozen_clock(users: LogBuilder) -> No
 
 
 def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: a marker that must stay is left out of the output."""
+    """A planted fault: the output omits a marker that must stay."""
     from lastword.cleaner.engine import output, rewrite
 
     real = output.repack_rows
@@ -383,7 +383,7 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
 
 @pytest.mark.parametrize("what", ["data", "marker", "marker above the limit"])
 def test_a_flipped_bit_decides_nothing(users: LogBuilder, what: str) -> None:
-    """A marker that cannot be believed stops the round; so does a damaged batch. The sources stay."""
+    """A damaged marker stops the round; so does a damaged batch. The sources stay."""
     one = Producer(users)
     one.put(("a", 1), ("a", 2))
     if what == "marker above the limit":
@@ -431,7 +431,7 @@ STATE = {b"a": b"3", b"b": b"1", b"hot": b"last", b"keep": b"1"}
 
 
 def written(log: LogBuilder) -> LogBuilder:
-    """Transactions over several segments, some aborted, one still open; markers in every stage of life."""
+    """Write transactions over several segments, some aborted, one open; markers of every state."""
     log.topic("users", segment_bytes=700, delete_retention_ms=HOUR)
     early = Producer(log, 1).put(("gone", 1), ("a", 0)).commit()
     log.put("gone", None).put("keep", 1).put("hot", 0)
@@ -451,7 +451,7 @@ def written(log: LogBuilder) -> LogBuilder:
 
 
 def check_crashed(log: LogBuilder, final: dict[str, object], label: str) -> None:
-    assert committed(log) == STATE, label  # another process, before anything is repaired
+    assert committed(log) == STATE, label  # a second process, before any repair
     assert log.log.stable_offset == log.log.log_end - 1, label
     assert committed(log) == STATE, label
     known = state_of(log)
@@ -466,8 +466,10 @@ def check_crashed(log: LogBuilder, final: dict[str, object], label: str) -> None
 
 
 def logs(log: LogBuilder) -> dict[str, object]:
-    """The logs, and the index entries without their last stable offset: one that recovery makes again does
-    not know of batches that are gone."""
+    """Return the logs, and the index entries without their last stable offset.
+
+    A rebuilt index can have another last stable offset, because removed batches are not in the log.
+    """
     found: dict[str, object] = {n: d for n, d in log.tree().items() if n.endswith(".log")}
     return found | {"aborted": [entry[:3] for entry in entries(log)]}
 

@@ -1,5 +1,5 @@
-"""Transactional producers on a `LogBuilder`, and what lies in the log then: markers, empty batches, entries
-of the transaction indexes.
+"""Transactional producers on a `LogBuilder`, and functions that read markers, empty batches and the entries
+of the transaction indexes from the log.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.transactions import end_transaction
 
 
 class Producer:
-    """Appends to `log` with sequences; what lies between two markers is a transaction."""
+    """A producer that appends to `log` with sequences; the batches between two markers are a transaction."""
 
     def __init__(self, log: LogBuilder, producer_id: int = 7, epoch: int = 0) -> None:
         self.log, self.producer_id, self.epoch = log, producer_id, epoch
         self.sequence = 0
 
     def put(self, *pairs: tuple[Text, Text | None], transactional: bool = True) -> Producer:
-        """One batch."""
+        """Append a batch."""
         builder = BatchBuilder(
             self.log.codec,
             producer_id=self.producer_id,
@@ -56,7 +56,7 @@ class Marker(NamedTuple):
 
 
 def headers(log: LogBuilder) -> list[tuple[BatchHeader, Any]]:
-    """Every header of the log, with the record of a control batch."""
+    """Return every header of the log, with the record of a control batch."""
     found = []
     for segment in PartitionView.load(DirectorySegments(log.files, log.directory)).segments:
         for header in segment.headers():
@@ -74,12 +74,12 @@ def markers(log: LogBuilder) -> list[Marker]:
 
 
 def empty_batches(log: LogBuilder) -> list[int]:
-    """Last offsets of data batches without records."""
+    """Return the last offsets of data batches without records."""
     return [h.last_offset for h, _ in headers(log) if not h.control and h.count == 0]
 
 
 def entries(log: LogBuilder) -> list[AbortedTransaction]:
-    """Of all transaction indexes on disk."""
+    """Return the entries of all transaction indexes on disk."""
     found = []
     for path in sorted(Path(log.directory).glob("*.txnindex")):
         found += decode_aborted(path.read_bytes(), path.name)
@@ -87,7 +87,7 @@ def entries(log: LogBuilder) -> list[AbortedTransaction]:
 
 
 def data(log: LogBuilder) -> list[RawRecord]:
-    """Every data record, whatever became of its transaction."""
+    """Return every data record, whatever the outcome of its transaction."""
     return partitions.records_of(Path(log.directory), log.files)
 
 
@@ -96,7 +96,7 @@ def offsets(log: LogBuilder) -> list[int]:
 
 
 def committed(log: LogBuilder) -> dict[bytes, bytes]:
-    """The newest values that a `read_committed` reader of the whole log ends up with."""
+    """Return the newest values that a `read_committed` reader of the whole log gets."""
     decisions: Decisions = scan(headers(log))
     hidden: set[int] = set()
     for header, _ in headers(log):
