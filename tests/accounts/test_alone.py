@@ -1,4 +1,4 @@
-"""Tombstones of which the map says that older copies are left, and there are none."""
+"""Tombstones whose older copies are only in the map's count, not in the log."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from lastword.cleaner.policy.generational import Columns, best_runs
 from tests.accounts.test_stale import look
 from tests.cleaner.test_accounted import HOUR, Log
 
-MOST = 255  # and no further: from there on copies are not counted
+MOST = 255  # copies above this number are not counted
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def keys(log: Any) -> list[bytes]:
 
 
 def later(log: Any) -> None:
-    """Its time passes, with a look before and after."""
+    """Clean, pass the horizon, and clean again."""
     log.clean()
     log.clock.advance(2 * HOUR)
     log.put((b"more at %d" % log.clock.now_ms(), b"v"))
@@ -57,7 +57,7 @@ def test_and_not_while_one_is_left(log: Any) -> None:
     for _ in range(3):
         own = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
         runs = best_runs(own, Columns.of(own, log.ledger.write_clock, 0.0))
-        run = next(one for one in runs if one.base_offset > 0)  # all but the front
+        run = next(one for one in runs if one.base_offset > 0)  # not the run at the front
         assert log.clean(due=True, run=run).freed_bytes > 0
         log.clock.advance(2 * HOUR)
         log.ledger.mark_due(log.clock.now_ms(), HOUR)
@@ -83,7 +83,7 @@ def test_copies_that_left_the_log_at_its_front_hold_nothing_back(log: Any) -> No
 
 
 def test_clocks_are_told_whole_while_a_round_goes_on(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plan` asks the ledger in memory without waiting for the round that has it."""
+    """`plan` reads the ledger in memory without waiting for the round that uses it."""
     for key in (b"a", b"b", b"c"):
         log.put((key, b"1"), (key, None))
     log.clean()

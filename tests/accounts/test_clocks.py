@@ -1,4 +1,4 @@
-"""Clocks of tombstones: they start when nothing older is left, and never run early."""
+"""Clocks of tombstones: a clock starts when no older copy is left, and never too early."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Live:
 
 
 def live(*rows):
-    """(offset, copies, horizon)"""
+    """Return the live tombstones of rows (offset, copies, horizon)."""
     table = np.array(rows, np.int64).reshape(-1, 3)
     return Live(table[:, 0], table[:, 1].astype(np.uint8), table[:, 2], np.full(len(rows), 40, np.int64))
 

@@ -1,5 +1,6 @@
-"""A life with accounts, stopped before every change it makes, and with the power cut: what is
-believed afterwards is true of the log, and the newest values stay."""
+"""A life with accounts, stopped before each of its changes, and with a power cut after each: accepted
+accounts are true of the log, and the newest values stay.
+"""
 
 import shutil
 
@@ -27,7 +28,7 @@ CONFIG = TopicConfig(
 
 
 def begun(log):
-    """Three closed segments and accounts of them, saved."""
+    """Write three closed segments, and save their accounts."""
     for number in range(20):
         log.put((b"k%d" % (number % 6), b"v%d" % number))
     log.put((b"gone", b"1"), (b"gone2", b"1"), roll=True)
@@ -39,7 +40,7 @@ def begun(log):
 
 
 def lived(log):
-    """What is stopped somewhere: a scan, a round over a part, a tombstone whose time has come, saves."""
+    """Run the steps that are stopped: a scan, a partial round, a tombstone past its horizon, saves."""
     for number in range(8):
         log.put((b"k%d" % (number % 3), b"w%d" % number))
     log.log.roll()
@@ -52,7 +53,7 @@ def lived(log):
 
 
 def check(path, label, *, believes=None):
-    """The newest values are there, and accounts that are believed are true."""
+    """Check that the newest values exist and that accepted accounts are true."""
     log = Log.__new__(Log)
     log.path, log.config, log.files, log.map_bytes = path / "t-0", CONFIG, HastyFiles(), 1 << 20
     log.clock, log.first_dirty, log.newest = ManualClock(NOW + 9 * HOUR), None, {}
@@ -105,8 +106,9 @@ def test_a_stop_at_every_change(tmp_path):
 
 @pytest.mark.slow
 def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_path, monkeypatch):
-    """An image has other inodes and times than the log it was taken of, so these are not compared here:
-    sizes and the last bytes must do."""
+    """An image has other inodes and times than its log, so these are not compared here: sizes and the last
+    bytes must be enough.
+    """
 
     def is_of(entry, segment):
         facts = segment.stored.facts()
@@ -135,7 +137,7 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
 
 
 def test_the_snapshot_is_whole_or_not_there(tmp_path):
-    """Aside, synced, renamed, and the name synced."""
+    """The snapshot is written to a second file, synced, renamed, and the directory is synced."""
     files = RecordingFiles(DEFAULT)
     log = begun(Log(tmp_path, CONFIG, files))
     log.put((b"k0", b"x"), roll=True)

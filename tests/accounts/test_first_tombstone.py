@@ -1,4 +1,4 @@
-"""A log without tombstones is rewritten without counting copies; the first tombstone costs one scan."""
+"""A log without tombstones is rewritten without a count of copies; the first tombstone costs one scan."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.cleaner.test_accounted import HOUR, Log
 
 @pytest.fixture
 def log(tmp_path):
-    """Only the front was rewritten: older copies of k8 still lie behind it."""
+    """Return a log of which only the front was rewritten: later segments still have older copies of k8."""
     made = Log(tmp_path)
     for number in range(100):
         made.put((b"k%d" % (number % 9), b"v%d" % number))
@@ -38,7 +38,7 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
     limit = log.log.active.base_offset
     assert ledger.fit(log.log.segments)
     read = ledger.add_segments(log.log.segments[:-1], limit, write_clock=log.log.log_end, now_ms=0)
-    assert read > below  # what is new, and then all of it
+    assert read > below  # the new segments, and then the whole log
     assert "first tombstone" in ledger.rebuilt_because
     assert told(log) == truth(log) and ledger.counts_copies and not ledger.tracking.uncounted
     on_disk = [(offset, key) for offset, key, _ in log.records()]
@@ -53,7 +53,7 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
 def test_a_tombstone_after_uncounted_rewrites_goes_in_its_time_and_not_before(log):
     log.put((b"k1", None))
     log.clean()
-    assert b"k1" in {key for _, key, _ in log.records()}  # its clock has only begun
+    assert b"k1" in {key for _, key, _ in log.records()}  # its clock has only started
     log.clock.advance(25 * HOUR)
     log.clean()
     log.clean()

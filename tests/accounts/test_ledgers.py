@@ -1,4 +1,4 @@
-"""The accounts of a log directory: kept, shared out over the memory there is, shown."""
+"""The accounts of a log directory: how they are kept, share the memory, and are shown."""
 
 import dataclasses
 import json
@@ -154,14 +154,15 @@ def test_a_lease_holds_a_tombstone_back_and_lets_it_go(tmp_path, clock):
 
 @pytest.mark.parametrize("map_bytes", [1 << 20, 65536])
 def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, monkeypatch, map_bytes):
-    """Stopped again and again it comes to its end, and says what one scan says. The smaller map holds only a
-    sample of the keys: what was scanned until that was known is scanned again."""
+    """A scan that is stopped again and again ends, with the result of one scan. The smaller map holds only a
+    sample of the keys: the part scanned before the map was full is scanned again.
+    """
     monkeypatch.setattr(ledgers, "KEEP_SECONDS", 0.0)
     monkeypatch.setattr(ledger, "PORTION_BYTES", 10_000)
     settings = {"log_cleaner_dedupe_buffer_size": map_bytes, "log_cleaner_enable": False}
 
     def scanned(portions):
-        """Looks, and is stopped after so many portions; the bytes that were read."""
+        """Scan and stop after `portions` portions; return the bytes read."""
         with opened(tmp_path, clock, **settings) as logs:
             home, read = logs.dirs.log_dir("t", 0), [0]
 
@@ -208,7 +209,7 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
 
 
 def inspect(home, clock, stop=None):
-    """The accounts of a drive with this one partition, its new segments scanned."""
+    """Return the accounts of a drive with this one partition, after a scan of its new segments."""
     executor = InlineExecutor(stop=stop)
     cleaner = DriveCleaner("drive", [DrivePartition.of(T, home)], executor, space_target=1.5, clock=clock)
     cleaner.inspect(clock.now_ms())
@@ -220,8 +221,9 @@ def without_seed(facts):
 
 
 def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
-    """Nor does the lease, below tombstones that counted as garbage: they are live again as they were, and go
-    when the lease has gone. Over restarts too."""
+    """Nor does the lease cause reads, if tombstones above it counted as garbage: they are live again, and are
+    removed once the lease is released. This also holds over restarts.
+    """
     files = RecordingFiles(DEFAULT)
 
     def read_bytes(logs, **options):
@@ -244,7 +246,7 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
 
         before = facts()
         clock.advance(2 * HOUR)
-        assert logs.clean(due=True) == []  # due, and not worth a round
+        assert logs.clean(due=True) == []  # due, but not worth a round
         assert sum(one.due_tombstones for one in facts()) == 10
         size = sum(one.size for one in logs.dirs.log("t", 0).segments)
         topic.lease("replica", position=5)
@@ -255,7 +257,7 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
     before = metrics.CLEANER_READ_BYTES.value(name)
     for options in ({"due": True}, {}):
         with opened(tmp_path, clock, files, **settings) as logs:
-            assert read_bytes(logs, **options) < size  # the ends of its files
+            assert read_bytes(logs, **options) < size  # only the ends of the files
             assert logs.dirs.log_dir("t", 0).ledgers.held(T).rebuilt_because == ""
     assert metrics.CLEANER_READ_BYTES.value(name) == before
     with opened(tmp_path, clock, files, **settings) as logs:
@@ -279,10 +281,10 @@ def test_a_partition_that_moves_or_is_made_anew_takes_no_accounts_along(tmp_path
 
 
 def test_memory_is_told_while_another_thread_lets_a_ledger_go(tmp_path, clock):
-    """It asks each slot once: what was there a moment ago need not be there any more."""
+    """The count of memory reads each slot once: a ledger may be removed between two reads."""
 
     class Leaving:
-        """A slot whose ledger is there at the first look only."""
+        """A slot that has its ledger only at the first read."""
 
         lock = threading.RLock()
         looks = 0
@@ -313,7 +315,7 @@ def test_memory_is_told_while_another_thread_lets_a_ledger_go(tmp_path, clock):
 
 
 def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
-    """Whoever forgets removes the file next: what was saved after that would speak of a log that is cut."""
+    """The caller of `forget` removes the file next: a save after that would describe a log that was cut."""
     with opened(tmp_path, clock) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 100, 10, random.Random(3))
@@ -335,7 +337,7 @@ def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
         ledgers._make_room(1 << 60, None)  # another partition needs the memory
         forgets.join()
         assert order == ["saved", "forgotten"]
-        ledgers._save(slot, ledger)  # by who still held it
+        ledgers._save(slot, ledger)  # by a thread that still holds the ledger
         assert order == ["saved", "forgotten"]
 
 

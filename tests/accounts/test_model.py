@@ -1,9 +1,9 @@
-"""Random lives of a log against a dict: appends, deletes, rounds of both strategies over all of it or a run,
-restarts with and without accounts, truncations, trims.
+"""Random lives of a log, compared with a dict: appends, deletes, rounds of both strategies over the log or a
+run, restarts with and without accounts, truncations, trims.
 
-After every step: the newest values are the dict's; what is left lies at its old offset, in order; a tombstone
-went only when `delete.retention.ms` had passed since no older copy of its key was on disk; and a Kafka that
-took over at the checkpoint would find a newer record for each dead one.
+After every step: the newest values equal the dict's; remaining records keep their offsets, in order; a
+tombstone was removed only after `delete.retention.ms` without an older copy of its key on disk; and a
+Kafka broker that continues at the checkpoint finds a newer record for each dead record.
 """
 
 import random
@@ -29,8 +29,8 @@ CONFIG = TopicConfig(
 class Model:
     def __init__(self, log):
         self.log = log
-        self.seen = {}  # offset to (key, value): everything that was ever appended and not cut off
-        self.free_ms = {}  # tombstone's offset to when the last older copy of its key had left
+        self.seen = {}  # offset to (key, value) of every record appended and not truncated
+        self.free_ms = {}  # offset of a tombstone to the time when its last older copy was removed
         self.before = []
 
     def append(self, key, value):
@@ -78,7 +78,7 @@ class Model:
                 self.free_ms.setdefault(offset, now_ms)
 
     def cut(self):
-        """The end went: also what had replaced records that a round has dropped since."""
+        """Drop all missing records after a truncation, which may have removed their newer records."""
         there = {offset for offset, _, _ in self.log.records()}
         for gone in [one for one in self.seen if one not in there]:
             del self.seen[gone]

@@ -1,5 +1,6 @@
-"""Accounts that are larger than their log are not saved, but the clocks of its tombstones are: for a log that
-is opened for one round at a time, as by a timer, they must not begin again each time."""
+"""Accounts that are larger than their log are not saved, but the clocks of its tombstones are: if a log is
+opened for one round at a time, for example by a timer, the clocks must not start again each time.
+"""
 
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def clock(tmp_path: Path) -> ManualClock:
 
 
 def tombstones_after_a_round(root: Path, clock: ManualClock) -> int:
-    """By a process that opens the log, cleans it and ends."""
+    """Open the log, clean it and close it; return the number of tombstones."""
     with lastword.open(root, "a", clock=clock) as logs:
         logs.clean()
         return logs.topic("t").describe()[0].tombstones
@@ -64,7 +65,7 @@ def test_only_the_clocks_are_written(tmp_path: Path, clock: ManualClock) -> None
 
 
 def test_they_are_not_believed_of_another_log(tmp_path: Path, clock: ManualClock) -> None:
-    """One that was put in its place may hold older copies again."""
+    """A log that replaced the original may have older copies again."""
     tombstones_after_a_round(tmp_path, clock)
     (log,) = (path for path in (tmp_path / "t-0").glob("*.log") if path.stat().st_size)
     copy = log.with_suffix(".copy")

@@ -1,4 +1,4 @@
-"""The accounts' file: written whole or not at all, and never believed when a byte of it differs."""
+"""The accounts' file: written whole or not at all, and rejected if any byte of it differs."""
 
 import numpy as np
 import pytest

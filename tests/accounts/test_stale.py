@@ -1,4 +1,4 @@
-"""Accounts that are not of this log any more are discarded, with the reason, and made anew: not believed."""
+"""Accounts that do not fit the log any more are discarded with the reason, and built again."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ def look(log):
 
 
 def truth(log):
-    """What a resolve of the whole log says: dead records by segment."""
+    """Return the dead records of each segment by a resolve of the whole log."""
     below = log.log.segments[:-1]
     found = resolve(below, map_bytes=1 << 20, salt=b"s" * 16, now_ms=-1)
     return [(one.base_offset, one.dead_records) for one in found.segments]
@@ -48,7 +48,7 @@ def told(log):
 
 
 def check_rebuilt(log, why):
-    """The restarted ledger is empty, says why, and after a look knows what is true."""
+    """Check that the restarted ledger is empty, has the reason, and is right after a scan."""
     assert log.ledger.limit == 0
     assert why in log.ledger.rebuilt_because
     log.log.roll()
@@ -155,7 +155,7 @@ def test_a_segment_with_other_bytes_of_the_same_size_and_time(log):
 
 
 def test_kafka_cleaned_beneath_it(log):
-    """Kafka's cleaner gives a segment a new file, and knows nothing of ours."""
+    """Kafka's cleaner gives a segment a new file, and does not change our accounts."""
     from tests.support.cleaning import clean
 
     log.ledger.save()
@@ -203,7 +203,7 @@ def test_truncated_fully(log):
 
 
 def test_truncated_and_grown_again_to_the_same_size(tmp_path):
-    """In one process: the directory forgets what is in memory, before it cuts."""
+    """In one process: the directory drops the accounts in memory before the truncation."""
     clock = ManualClock(1_700_000_000_000)
     with LogDirectory.open(str(tmp_path), "a", clock=clock) as home:
         home.create_topic("t", 1, {"segment_bytes": "300", "cleanup_policy": "compact"})
@@ -304,7 +304,7 @@ def test_a_map_that_may_take_less_memory_now(log):
 
 
 def test_rewritten_by_executors_beneath_it(log):
-    """A round that was built elsewhere is published here, and no ledger hears of it."""
+    """A round that was built elsewhere is published here, without the ledger."""
     from lastword.cleaner.engine.cleaning import CleanContext, clean
     from lastword.cleaner.engine.liveness import FullScan
     from lastword.cleaner.engine.partition import alone, prepare

@@ -1,4 +1,4 @@
-"""Survivorship by age: it learns, it lasts, and it never says more than the distinct keys do."""
+"""Survivorship by age: it is learned, it is saved, and it never exceeds the number of distinct keys."""
 
 import pytest
 

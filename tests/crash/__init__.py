@@ -1,4 +1,4 @@
-"""Test crashes, kills and failing drives by the thousand: every promise holds after each of them.
+"""Tests of crashes, kills and failing drives: every guarantee holds after each of them.
 
 memory.py      a filesystem in memory, so that opening an image costs no system call
 power.py       every image that a power cut can leave, from the journal of `ForgetfulFiles`

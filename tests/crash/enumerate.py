@@ -2,9 +2,9 @@
 
     python -m tests.crash.enumerate --states 100000 --jobs 2
 
-runs every scenario, then the recovery of seeded images of each, then random scenarios from seeds, until this
-many different states (by content, per scenario) were opened and checked. It exits with 1 at the first
-violations; each names the scenario, the moment and the policy that reproduce it.
+runs every scenario, then the recovery of seeded images of each, then random scenarios from seeds, until
+this many different states (by content, per scenario) were opened and checked. The program exits with 1 at
+the first violations; each violation names the scenario, the moment and the policy that reproduce it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.crash.scenarios import (
 )
 
 THOROUGH_EVERY = 8
-"""Every so many states the log is appended to and cleaned after its recovery."""
+"""The interval, in states, at which a recovered log is also appended to and cleaned."""
 
 
 @dataclass
@@ -57,9 +57,9 @@ def judge_run(
     stop_at: int = 10,
     looking_for: str | None = None,
 ) -> Tally:
-    """Check every image of a run. A tree that was judged is judged again only if more was promised since.
+    """Check every image of a run, and each tree again only if more was acknowledged since.
 
-    Ends after `stop_at` images with violations, or with the first that violates `looking_for`.
+    Ends after `stop_at` images with violations, or with the first image that violates `looking_for`.
     """
     tally = tally or Tally()
     judged: dict[int, int] = {}
@@ -72,7 +72,7 @@ def judge_run(
         judged[image.identity] = promised
         tally.images += 1
         tally.states.add(image.identity)
-        # What was in flight had not returned.
+        # A call in flight had not returned.
         told = image.upto - (image.policy == "torn in flight")
         if known_at != told:
             known, known_at = made.history.at(told), told
@@ -89,13 +89,16 @@ def judge_run(
 
 
 def _promised(history: History, image: PowerCut) -> int:
-    """Grows with every event that an image is judged by; a kill promises more than a power cut."""
+    """Return a number that grows with each event that counts for an image.
+
+    More events count for a kill than for a power cut.
+    """
     count = sum(1 for event in history.events if event.at <= image.upto and event.kind != "attempt")
     return 2 * count + image.killed
 
 
 def recoveries(made: Run, seeds: Iterable[int], work: Scenario | None = None) -> Iterator[Run]:
-    """The recovery of some of its images, itself run on a journal."""
+    """Yield runs that recover some images of this run, each on a journal."""
     for seed in seeds:
         rng = random.Random(seed)
         upto = rng.randrange(1, len(made.files.journal) + 1)
@@ -119,7 +122,7 @@ def recoveries(made: Run, seeds: Iterable[int], work: Scenario | None = None) ->
 
 
 def tasks() -> Iterator[tuple[str, int, int]]:
-    """(kind, scenario or seed, number): endless, the fixed ones first."""
+    """Yield (kind, scenario or seed, number) without end, the fixed scenarios first."""
     for number in range(len(SCENARIOS)):
         yield "fixed", number, 0
     for number in range(len(SCENARIOS)):

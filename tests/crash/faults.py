@@ -30,12 +30,14 @@ CALLS = {
     "stat": (errno.EIO,),
     "utime": (errno.EACCES,),
 }
-"""Which calls may fail, and how. 0: a short write."""
+"""The calls that may fail, with the error numbers. 0: a short write."""
 
 
 class FaultyOs:
-    """The `os` module with a counter. `fail_at`: number of the call that fails, counted over those in `only`;
-    None: none does. `sticky`: all later ones of the same name, too.
+    """The `os` module with a counter.
+
+    `fail_at` is the number of the call that fails, counted over the calls in `only`; None: no call fails.
+    `sticky`: all later calls of the same name fail, too.
     """
 
     def __init__(self, only: str = "", code: int = 0, *, sticky: bool = False) -> None:
@@ -69,7 +71,7 @@ class FaultyOs:
 
     def _short(self, number: int, fd: int, data: Any, position: int) -> int:
         view = memoryview(data).cast("B")
-        if self.failed > 1 or len(view) < 2:  # the rest of it finds no room
+        if self.failed > 1 or len(view) < 2:  # there is no room for the rest
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if not self.sticky:
             self.fail_at = number + 1

@@ -1,10 +1,10 @@
-"""Flip single bits in the last batch of a log after each way to stop, and check what was promised.
+"""Flip single bits in the last batch of a log after each way to stop, and check the guarantees.
 
 A process appends and stops; then one bit of its last batch is flipped. A reader without a lock and two
-openings to append must either return the written records, or refuse with an error that names the file, and
-must not change the log. If the batch was acknowledged only at `os`, a torn tail explains the damage: the
-batch may then be cut, and the records before it must exist. If such a batch has a base offset that is too
-high, an opening refuses it; a reader returns it.
+openings to append must either return the written records, or raise an error that names the file, and must
+not change the log. If the batch was acknowledged only at `os`, a torn tail explains the damage: the batch
+may then be cut, and the records before it must exist. If such a batch has a base offset that is too high,
+an opening refuses the log; a reader returns the batch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ BASE_OFFSET = range(64)
 
 @dataclass(frozen=True)
 class Life:
-    """`synced`: the last batch was acknowledged at `disk`, or the stop was clean."""
+    """A process and its stop. `synced`: the last batch was acknowledged at `disk`, or the stop was clean."""
 
     name: str
     work: Callable[[Process], None]
     synced: bool
     foreign: bool = False
-    """Without our private files, as a broker leaves the directory."""
+    """The private files are removed, as a broker leaves the directory."""
     segment_bytes: int = 700
 
 
@@ -77,7 +77,7 @@ def _killed(p: Process) -> None:
 
 
 def _truncated(p: Process) -> None:
-    """Inside a batch: what was cut must not be given out again, and the log end stays."""
+    """Truncate inside a batch: removed offsets must not be assigned again, and the log end stays."""
     p.put([keyed(0)]).put([keyed(1), keyed(2), keyed(3)], ack="disk")
     p.truncate(2).put([keyed(4)], ack="disk")
 
@@ -98,7 +98,7 @@ LIVES = (
 
 @dataclass(frozen=True)
 class Lived:
-    """A tree after a life, what it shows, and the log file whose last batch is flipped."""
+    """The tree after a life, the records read from it, and the log file whose last batch is flipped."""
 
     life: Life
     tree: Tree
@@ -155,7 +155,7 @@ def as_reader(files: MemoryFiles) -> tuple[Shown, DataError | None]:
 
 
 def as_writer(files: MemoryFiles) -> tuple[Shown, DataError | None]:
-    """Open, read, and let go as a killed process would."""
+    """Open the log as a writer, read it, and release it as a killed process would."""
     logs = LogDirectory.open(ROOT, "a", files, ManualClock(NOW), settings_of(), rng=random.Random(7))
     found: Shown = []
     try:
@@ -181,7 +181,7 @@ def logs_of(tree: Tree) -> Tree:
 
 
 def judge(lived: Lived, tree: Tree) -> Iterator[str]:
-    """What is wrong with what readers and writers make of a damaged tree."""
+    """Yield each wrong result of readers and writers on a damaged tree."""
     name = lived.life.name
     shown, error = as_reader(MemoryFiles(tree))
     if not _may_be(shown, error, lived, a_reader=True):
@@ -206,7 +206,7 @@ def _may_be(shown: Shown, error: DataError | None, lived: Lived, *, a_reader: bo
         return shown == lived.shown
     last = [
         r for r in lived.shown if r[0] < lived.shown[-1][0]
-    ]  # the last batch of such a life is one record
+    ]  # the last batch of such a life has one record
     return len(shown) >= len(last)
 
 

@@ -1,8 +1,8 @@
 """Record the attempts and acknowledgements of a directory's processes by moment of the journal: the oracle.
 
-A process records an attempt before it starts and an acknowledgement after it arrives. `History.at(upto)` is
-the state after the first `upto` changes. At equal moments the stricter reading counts: an acknowledgement
-that could have been given was given, and an attempt that could have started had started.
+A process records an attempt before it starts and an acknowledgement after it arrives. `History.at(upto)`
+is the state after the first `upto` changes. At equal moments the stricter reading counts: an
+acknowledgement that was possible was given, and an attempt that was possible had started.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Attempt(NamedTuple):
-    """One record, at the offset that the log was about to assign."""
+    """A record at the offset that the log was about to assign."""
 
     offset: int
     timestamp: int
@@ -29,16 +29,16 @@ class Attempt(NamedTuple):
 
 @dataclass
 class Partition:
-    """What is known of one partition at a moment.
+    """The events of one partition up to a moment.
 
-    lineages        what the log may be a beginning of, by offset; a process that recovered and appended
-                    began a new one. Newest last.
-    os, disk        records acknowledged at that level and neither removed by the user nor given up by a
-                    recovery that was entitled to
-    rounds          times of cleaning rounds that had begun, with the log end they saw
-    removed         sets of offsets that were gone after each swap, in order; the first is empty
+    lineages        records that the log may be a prefix of, by offset; a process that recovered and appended
+                    started a new lineage. Newest last.
+    os, disk        records acknowledged at that level, and neither removed by the user nor dropped by a
+                    recovery that was allowed to drop them
+    rounds          times of cleaning rounds that had begun, with the log end of each
+    removed         sets of offsets that were missing after each swap, in order; the first is empty
     starts          log starts that the log may have
-    least_start     the log start that was acknowledged: nothing below is shown again
+    least_start     the log start that was acknowledged: no record below is returned again
     """
 
     lineages: list[dict[int, Attempt]] = field(default_factory=lambda: [{}])
@@ -69,7 +69,7 @@ class Event(NamedTuple):
 
 
 class History:
-    """`moment` tells how long the journal is now."""
+    """The events by moment. `moment` returns the present length of the journal."""
 
     def __init__(self, retention_ms: int = 0) -> None:
         self.events: list[Event] = []
@@ -80,15 +80,15 @@ class History:
         self.events.append(Event(self.moment(), kind, name, value))
 
     def fold(self) -> History:
-        """Turn everything into the past, for a process that starts on this state."""
+        """Return a copy with every event at moment 0, for a process that starts on this state."""
         past = History(self.retention_ms)
         past.events = [event._replace(at=0) for event in self.events]
         return past
 
     def until(self, upto: int, *, killed: bool) -> History:
-        """Return the knowledge of a process that starts after a crash at this moment.
+        """Return the events that count for a process that starts after a crash at this moment.
 
-        A power cut removes the promises given at `os`.
+        A power cut removes the acknowledgements given at `os`.
         """
         cut = History(self.retention_ms)
         cut.events = [e for e in self.events if e.at <= upto and (killed or e.kind != "os")]
@@ -118,7 +118,7 @@ def _apply(known: Partition, event: Event) -> None:
             target[offset] = line[offset]
         if kind == "disk":
             known.os.update(known.disk)
-    elif kind == "opened":  # a recovery ended the log here; what lay behind is given up, a new line begins
+    elif kind == "opened":  # a recovery ended the log here: later records are dropped, a new lineage starts
         line = known.lineages[-1]
         if any(offset >= value for offset in line):
             known.lineages.append({o: r for o, r in line.items() if o < value})

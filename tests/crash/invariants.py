@@ -53,7 +53,7 @@ class Violation(NamedTuple):
 
 
 class Violated(AssertionError):
-    """`names`: of the invariants."""
+    """The violations of a check. `names`: the names of the violated invariants."""
 
     def __init__(self, found: list[Violation], label: str = "") -> None:
         super().__init__(label + "\n" + "\n".join(map(str, found)))
@@ -62,7 +62,7 @@ class Violated(AssertionError):
 
 
 class Subject(NamedTuple):
-    """How an image is opened."""
+    """The settings and the clock with which an image is opened."""
 
     settings: Settings
     clock: Clock
@@ -162,7 +162,7 @@ def _as_reader(files: MemoryFiles, name: str, known: Partition) -> Iterator[Viol
     try:
         _read(PartitionView.load(DirectorySegments(files, f"{ROOT}/{name}")), [], records)
     except DataError as error:
-        # Unsynced bytes may be missing in front of others that are there: damage that is told, not hidden.
+        # Unsynced bytes may be missing before other bytes that exist: damage that the reader reports.
         hole = error
     yield from offsets_rise(name, records)
     if hole is None:
@@ -254,7 +254,7 @@ def _bases(log: PartitionLog) -> set[int]:
 
 
 def _line(records: list[Attempt], known: Partition) -> dict[int, Attempt]:
-    """Return the lineage of these records: the newest that has them all, or else the newest."""
+    """Return the lineage of these records: the newest that has all of them, otherwise the newest."""
     for line in reversed(known.lineages):
         if all(line.get(record.offset) == record for record in records):
             return line
@@ -334,9 +334,9 @@ def _old_or_new(
 
 
 def transactions(log: PartitionLog) -> Iterator[Violation]:
-    """I5, I2: a committed read returns every committed record and no aborted one.
+    """I5, I2: a committed read returns every committed record and no aborted record.
 
-    It ends where the first open transaction begins. Compared with a plain walk over data and markers.
+    The read ends where the first open transaction begins. It is compared with a walk over data and markers.
     """
     opened: dict[int, int] = {}
     waiting: dict[int, set[int]] = {}
@@ -369,7 +369,7 @@ def transactions(log: PartitionLog) -> Iterator[Violation]:
 
 
 def lookups(log: PartitionLog | PartitionView) -> Iterator[Violation]:
-    """I7: by offset and by timestamp, compared with a scan."""
+    """I7: lookups by offset and by timestamp equal a scan."""
     for segment in log.segments:
         headers = list(segment.headers())
         if not headers:
@@ -388,7 +388,7 @@ def lookups(log: PartitionLog | PartitionView) -> Iterator[Violation]:
 
 
 def index_files(log: PartitionLog) -> Iterator[Violation]:
-    """I7: bit for bit equal to a rebuild."""
+    """I7: index files equal a rebuild, bit for bit."""
     for segment in log.segments:
         built = inspect(
             log.files,
@@ -417,7 +417,7 @@ def leftovers(files: MemoryFiles) -> Iterator[Violation]:
 
 
 def _handles(files: MemoryFiles) -> Iterator[Violation]:
-    for generation in (1, 2):  # young garbage first: a full collection takes longer than all the rest
+    for generation in (1, 2):  # young garbage first: a full collection takes longer than the whole check
         if files.open_handles:
             gc.collect(generation)
     if files.open_handles:

@@ -42,9 +42,9 @@ SALT = b"0123456789abcdef"
 
 
 def write_on(root: str, seed: int, fd: int) -> None:
-    """Write until killed. Reports the lines `open end`, `try first count`, `ack end`, `round`, `cleaned`.
+    """Write until killed; report the lines `open end`, `try first count`, `ack end`, `round`, `cleaned`.
 
-    The value of a record names its offset and its writer; every eleventh record of a writer is a tombstone.
+    The value of a record has its offset and its writer; every eleventh record of a writer is a tombstone.
     """
     from tests.support.cleaning import clean
 
@@ -103,7 +103,7 @@ def _value(offset: int, seed: int) -> bytes | None:
 
 @dataclass
 class Oracle:
-    """Attempts and acknowledgements. `by` maps an offset to the seed of the writer whose record is there."""
+    """Attempts and acknowledgements. `by` maps an offset to the seed of the writer of its record."""
 
     by: dict[int, int] = field(default_factory=dict)
     acked: int = 0
@@ -171,7 +171,7 @@ def forked(root: str, seed: int, after: float) -> list[str]:
     """Run a writer in a fork, kill it, and return its last lines."""
     reading, writing = os.pipe()
     child = os.fork()
-    if child == 0:  # no way out of here but os._exit and the signal
+    if child == 0:  # the child may end only by os._exit or the signal
         try:
             os.close(reading)
             write_on(root, seed, writing)
@@ -183,7 +183,7 @@ def forked(root: str, seed: int, after: float) -> list[str]:
 
 
 def fresh(root: str, seed: int, after: float) -> list[str]:
-    """Do the same in a new interpreter; the time starts at its first line."""
+    """Run a writer in a new interpreter, kill it, and return its lines; the time starts at its first line."""
     reading, writing = os.pipe()
     code = f"from tests.crash.kills import write_on; write_on({root!r}, {seed}, {writing})"
     process = subprocess.Popen(
@@ -191,7 +191,7 @@ def fresh(root: str, seed: int, after: float) -> list[str]:
     )
     os.close(writing)
     lines = _killed(process.pid, reading, after, opened=True)
-    process.returncode = -signal.SIGKILL  # it was waited for
+    process.returncode = -signal.SIGKILL  # the process has already been waited for
     return lines
 
 
@@ -200,7 +200,10 @@ def _environment() -> dict[str, str]:
 
 
 def _killed(child: int, pipe: int, after: float, *, opened: bool) -> list[str]:
-    """`opened`: wait for its first line, or up to 30 s, before the time starts."""
+    """Kill the child after `after` seconds and return the lines of its pipe.
+
+    `opened`: the time starts at the first line of the child, which must arrive within 30 s.
+    """
     words = b""
     if opened:
         ready, _, _ = select.select([pipe], [], [], 30)
@@ -233,7 +236,10 @@ def moments(rng: random.Random) -> Iterator[float]:
 
 
 def run_kills(root: str, kills: int, *, seed: int, fresh_every: int = 0, renew: int = 60) -> Oracle:
-    """`renew`: start with an empty directory after this many kills, because the log grows."""
+    """Kill writers one after the other, compare after each, and return the totals.
+
+    `renew`: start with an empty directory after this many kills, because the log grows.
+    """
     from lastword.kernels.warming import warm
 
     warm()

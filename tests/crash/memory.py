@@ -22,7 +22,7 @@ from lastword.errors import (
 from lastword.files import FileFacts, FileLock, Files, Handle
 
 ROOT = "/in-memory"
-"""Where the trees stand. No such directory exists: what goes past `Files` finds nothing."""
+"""The root of all trees. No such directory exists: a call that bypasses `Files` finds no file."""
 
 
 class Node:
@@ -51,11 +51,11 @@ class MemoryLock(FileLock):
         self._node.locked = False
 
     def drop(self) -> None:
-        """Drop a released directory: another process may have it by then."""
+        """Drop a released directory: another process may use it by then."""
 
 
 class MemoryFiles(Files):
-    """`tree`: contents by path relative to `ROOT`, None for a directory."""
+    """A filesystem in memory. `tree`: contents by path relative to `ROOT`, None for a directory."""
 
     def __init__(
         self, tree: Mapping[str, bytes | None] | None = None, mtimes: Mapping[str, int] | None = None
@@ -78,7 +78,7 @@ class MemoryFiles(Files):
         return Node(self._next_inode, data, mtime_ms)
 
     def tree(self) -> dict[str, bytes | None]:
-        """Return everything by path relative to `ROOT`."""
+        """Return all contents by path relative to `ROOT`."""
         found: dict[str, bytes | None] = {}
         for folder, entries in self._folders.items():
             above = folder[len(ROOT) + 1 :]
@@ -107,7 +107,7 @@ class MemoryFiles(Files):
         return entries, name, full
 
     def _entry(self, path: Any) -> Node | bool | None:
-        """Return the node; None for a directory, False if there is none."""
+        """Return the node; None for a directory, False if the path does not exist."""
         full = os.path.normpath(os.fspath(path))
         if full in self._folders:
             return None
@@ -154,7 +154,7 @@ class MemoryFiles(Files):
             raise self._failed
 
     def fail(self, path: str) -> SyncFailedError:
-        """Note a failed sync: everything is offline from then on."""
+        """Store a failed sync: all files are offline from then on."""
         self._failed = SyncFailedError.of(path, "EIO", ROOT, errno.EIO)
         return self._failed
 

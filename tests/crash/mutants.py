@@ -34,13 +34,13 @@ from tests.transactions import end_transaction
 NOW = 1_795_168_800_000
 SETTINGS: dict[str, Any] = {"segment_bytes": 900, "index_interval_bytes": 150, "log_cleaner_enable": False}
 SECONDS = 30
-"""What one verb may take before it counts as a hang."""
+"""The time after which a verb counts as a hang."""
 TOPICS = ("users", "plain", "other")
 UNTOUCHED = "other"
 
 
 def build(root: Path) -> None:
-    """Make three topics: transactions, codecs and a named producer; headers; and one to leave unchanged."""
+    """Make three topics: transactions, codecs and a named producer; headers; an untouched one."""
     clock = ManualClock(NOW)
     with lastword.open(root, "a", clock=clock, files=UnsyncedFiles(), **SETTINGS) as logs:
         for name in TOPICS:
@@ -224,7 +224,7 @@ def _bounded() -> Iterator[None]:
 
 
 def judge(template: Path, place: Path, seed: int) -> list[str]:
-    """Return what is wrong with the results of the verbs on the mutant of this seed."""
+    """Return the errors in the results of the verbs on the mutant of this seed."""
     rng = random.Random(seed)
     root = place / "data"
     shutil.rmtree(root, ignore_errors=True)

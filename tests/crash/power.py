@@ -36,14 +36,14 @@ from tests.fakes.forgetful import (
 )
 
 KILLS = frozenset({"keep_all", "torn in flight"})
-"""Policies whose images a killed process leaves too: what was acknowledged at `os` must be in them."""
+"""Policies whose images a killed process leaves too: records acknowledged at `os` must be in them."""
 
 
 class PowerCut(NamedTuple):
-    """A moment and a way to forget.
+    """A moment and a policy for the loss of data.
 
-    `upto` is the number of journal entries that happened, `policy` its name. `killed`: a SIGKILL may leave
-    the same image.
+    `upto` is the number of journal entries that happened, `policy` is the name of the policy. `killed`: a
+    SIGKILL may leave the same image.
     """
 
     upto: int
@@ -58,7 +58,7 @@ class PowerCut(NamedTuple):
 
 
 def zeroed(number: int, data: bytes) -> Policy:
-    """Everything survives, except that the bytes of one write are zeros."""
+    """Return the policy that keeps everything, with zeros for the bytes of one write."""
     holes = {(number, page) for page in range(0, len(data), PAGE)}
     return lambda pending, journal: Survivors(set(pending.all), holes=holes)
 
@@ -68,7 +68,7 @@ def missing_page(number: int, page: int) -> Policy:
 
 
 def zeros_in(inode: int) -> Policy:
-    """Everything survives, except that the unsynced bytes of one file are zeros."""
+    """Return the policy that keeps everything, with zeros for the unsynced bytes of one file."""
     return lambda pending, journal: Survivors(set(pending.all), zeros={inode})
 
 
@@ -93,7 +93,7 @@ def policies(
             if journal[number].kind != "write" or len(data) < 2:
                 continue
             for size in sorted({1, 12, len(data) // 2, len(data) - 1} & set(range(1, len(data)))):
-                # The call that had just begun can be half done when the process is killed.
+                # A kill can leave the call that had just begun half done.
                 flying = number == upto - 1
                 yield ("torn in flight" if flying else f"torn {number} at {size}"), torn(number, size)
             yield f"zeroed {number}", zeroed(number, data)
@@ -105,9 +105,9 @@ def policies(
 
 
 class PowerCuts:
-    """Walks the journal of `files` once; `images` gives those of each moment from `start` on.
+    """The images of a journal. It is walked once; `images` yields those of each moment from `start` on.
 
-    `doomed`: numbers of entries that no sync makes safe (a sync of them failed; the kernel told it once).
+    `doomed`: numbers of entries that no sync makes safe (their sync failed; the kernel reported it once).
     """
 
     def __init__(self, files: ForgetfulFiles, doomed: Iterable[int] = ()) -> None:
@@ -130,7 +130,7 @@ class PowerCuts:
     def images(
         self, moments: Iterable[int] | None = None, seeds: Iterable[int] = (), start: int = 0
     ) -> Iterator[PowerCut]:
-        """Yield images by moment, ascending; no tree twice at one moment."""
+        """Yield images in the order of their moments; no tree occurs twice at one moment."""
         seeds = list(seeds)
         for upto in range(start, len(self.journal) + 1) if moments is None else moments:
             while self._upto < upto:
@@ -166,7 +166,7 @@ class PowerCuts:
                 self._data[op.inode] = pending[len(safe) :]
         elif op.kind == "fsync_dir":
             safe = [n for n in self._names if n < op.position and self.journal[n].names[0][0] == op.inode]
-            # The removing half of a rename between directories is safe: so is the other half.
+            # If the removing half of a rename between directories is safe, so is the other half.
             safe += [self.journal[n].part_of for n in safe if self.journal[n].part_of in self._names]
             for n in sorted(set(safe)):
                 self._set_names(self._folders, self.journal[n])

@@ -1,8 +1,8 @@
 """Define what processes do to a directory while power may fail.
 
-A `Process` is one life on the directory: it calls what a user would call, and records in the `History` each
-attempt and each acknowledgement. A scenario is a function of a process. `run` gives it a journal; `from_seed`
-makes random scenarios.
+A `Process` is one life on the directory: it calls what a user would call, and records in the `History`
+each attempt and each acknowledgement. A scenario is a function of a process. `run` gives the process a
+journal; `from_seed` makes random scenarios.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def settings_of(**topic: object) -> Settings:
 
 
 class Process:
-    """One life. `name`: the partition that verbs without one are about."""
+    """One life on the directory. `name`: the partition of verbs that are called without a partition."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Process:
         return self
 
     def checkpoint(self) -> Process:
-        """`LogDir.sync`: all partitions with their indexes, and the checkpoints."""
+        """Call `LogDir.sync`: it syncs all partitions with their indexes, and writes the checkpoints."""
         assert self.logs
         ends = {str(tp): self.log(str(tp)).log_end for tp in self.logs.topic_partitions()}
         self.logs.sync()
@@ -201,7 +201,7 @@ class Process:
         return self
 
     def transact(self, producer_id: int, pairs: Pairs) -> Process:
-        """One batch of a transaction; the sequence goes on where the log says."""
+        """Append a batch of a transaction, with the producer's next sequence in the log."""
         log = self.log()
         self.clock.advance(1000)
         now, offset = self.clock.now_ms(), log.log_end
@@ -233,7 +233,7 @@ class Process:
         return self
 
     def _in_transaction(self, producer_id: int) -> set[int]:
-        """Offsets of the producer's records since its last marker."""
+        """Return the offsets of the producer's records since its last marker."""
         return {
             record.offset
             for event in self.history.events
@@ -305,7 +305,7 @@ class Process:
         return self
 
     def abandon(self) -> Process:
-        """End as if killed: the system frees the handles."""
+        """End the process as a kill does: the system closes the handles."""
         if self.logs is not None:
             self.logs.abandon()
             self.logs = None
@@ -340,7 +340,7 @@ def append(p: Process) -> None:
 
 
 def append_singly(p: Process) -> None:
-    """The same records without headers, which take the short way, beside a transaction and a roll."""
+    """Append the same records without headers, which take the short way, with a transaction and a roll."""
     p.open().create()
     for number in range(18):
         p.put([keyed(number)], ack="disk" if number % 5 == 3 else "os", headers=False)
@@ -351,7 +351,7 @@ def append_singly(p: Process) -> None:
 
 
 def many_at_once(p: Process) -> None:
-    """Append several batches in a call, across the end of a segment; batches of several pages."""
+    """Append several batches in a call, across the end of a segment; some batches have several pages."""
     p.open().create()
     p.put_many([[keyed(n), keyed(n + 1)] for n in range(6)], ack="disk")
     p.put_many([[keyed(n)] for n in range(12)])
@@ -376,7 +376,7 @@ def rolls(p: Process) -> None:
 
 
 def indexes_grow(p: Process) -> None:
-    """One index entry per batch, times that go back, full indexes that close the segment."""
+    """Write an index entry per batch, timestamps that go back, and full indexes that close the segment."""
     p.open().create()
     for number in range(16):
         back = (number % 3) * 5000
@@ -392,7 +392,7 @@ def checkpoints(p: Process) -> None:
 
 
 def closes(p: Process) -> None:
-    """Clean stops: the marker, the checkpoints, the snapshot at the end."""
+    """Stop cleanly: the marker, the checkpoints and the snapshot are written at the end."""
     p.open().create()
     for life in range(3):
         if p.logs is None:
@@ -434,7 +434,7 @@ def cleans(p: Process) -> None:
 
 
 def cleans_small(p: Process) -> None:
-    """Many small segments become few: groups of several sources."""
+    """Clean many small segments into few: groups of several sources."""
     p.open().create()
     for number in range(10):
         p.put([keyed(number, keys=3)])
@@ -445,7 +445,7 @@ def cleans_small(p: Process) -> None:
 
 
 def cleans_acked_before_unacked(p: Process) -> None:
-    """`a` at disk, its successor only at os in another segment, then a cleaning: one of them remains."""
+    """Clean after `a` at disk and its newer record only at os, in another segment: one of them remains."""
     p.open().create()
     p.put([(b"a", value(1, 120))]).put([(b"b", value(2, 120))], ack="disk")
     p.roll().put([(b"a", value(3, 120))]).put([(b"c", value(4, 120))])
@@ -453,7 +453,7 @@ def cleans_acked_before_unacked(p: Process) -> None:
 
 
 def cleans_twice(p: Process) -> None:
-    """Tombstones: kept by one cleaning, removed by a later one when their time has come."""
+    """Clean tombstones: the first cleaning keeps them, a later one removes them after their horizon."""
     p.open().create()
     _garbage(p)
     p.clean()
@@ -464,7 +464,7 @@ def cleans_twice(p: Process) -> None:
 
 
 def cleans_by_accounts(p: Process) -> None:
-    """With garbage accounts, which are saved after a cleaning and loaded by the next one."""
+    """Clean by garbage accounts, which are saved after a cleaning and loaded by the next one."""
     p.open().create()
     _garbage(p)
     p.put([(b"c", None)], ack="disk").clean("generational")
@@ -472,7 +472,7 @@ def cleans_by_accounts(p: Process) -> None:
 
 
 def cleans_divided(p: Process) -> None:
-    """The keys do not fit the map: a scratch file beside the log, and its removal."""
+    """Clean keys that do not fit the map: a scratch file is written beside the log, and removed."""
     p.open().create()
     for number in range(60):
         p.put([keyed(number, keys=40, size=120)])
@@ -522,7 +522,7 @@ def truncates(p: Process) -> None:
 
 
 def transacts(p: Process) -> None:
-    """Two producers, one that commits and one that aborts, over several segments; one stays open."""
+    """Run a producer that commits and one that aborts, over several segments; leave a transaction open."""
     p.open().create()
     p.transact(7, [(b"a", b"1"), (b"b", b"1")]).put([(b"c", b"1")]).transact(8, [(b"d", b"1")])
     p.end(7, commit=True, ack="disk").transact(8, [(b"d", b"2")]).end(8, commit=False)
@@ -575,7 +575,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 @dataclass
 class Run:
-    """A scenario that was run once, with its journal and the acknowledgements by moment."""
+    """A run of a scenario, with its journal and the acknowledgements by moment."""
 
     scenario: Scenario
     files: ForgetfulFiles
@@ -585,7 +585,7 @@ class Run:
 
 
 def run(scenario: Scenario, start: PowerCut | None = None, past: History | None = None) -> Run:
-    """Run it to its end on a journal; on what a power cut left, if `start` is given."""
+    """Run the scenario to its end on a journal; on the image `start` of a power cut, if given."""
     inner = MemoryFiles(start.tree, start.mtimes) if start is not None else MemoryFiles()
     files = ForgetfulFiles(ROOT, inner)
     history = past.fold() if past is not None else History(scenario.retention_ms)
@@ -645,7 +645,7 @@ def life(p: Process, rng: random.Random, steps: int) -> None:
 
 
 def second_life(p: Process) -> None:
-    """After a crash: recover, continue, stop cleanly."""
+    """Continue after a crash: recover, append, stop cleanly."""
     p.open()
     assert p.logs
     if not p.logs.topics():

@@ -1,8 +1,8 @@
-"""Put into a log directory what users, drives and attackers might: twenty groups, one numbered test each.
+"""Damage by users, drives and attackers in a log directory: twenty groups, one numbered test each.
 
-Each case must end with a right answer, an error of ours that names the file, a repair that keeps everything
-acknowledged, or one partition offline while the others serve. A wrong answer, another exception or a hang
-fails.
+Each case must end with a right answer, an error of ours that names the file, a repair that keeps
+everything acknowledged, or one partition offline while the others work. A wrong answer, another exception
+or a hang fails.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def records(path: Path, topic: str = "t", **more: Any) -> list[tuple[int, bytes 
 
 
 def made(path: Path, count: int = 6, **settings: Any) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Make a cleanly closed directory with one topic `t` of single-record batches."""
+    """Make a cleanly closed directory with one topic `t` of single-record batches; return its records."""
     with opened(path, **settings) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact", exist_ok=True)
         for number in range(count):
@@ -80,7 +80,7 @@ def _names(path: Path) -> list[str]:
 
 
 def ended(action: Callable[[], Any]) -> Any:
-    """Return the result, or the error if it is one of ours. Anything else fails the test."""
+    """Return the result, or the error if it is one of ours. Any other exception fails the test."""
     started = time.monotonic()
     try:
         return action()
@@ -91,7 +91,7 @@ def ended(action: Callable[[], Any]) -> Any:
 
 
 def prefix_or_error(path: Path, sound: list[Any], least: int = 0) -> None:
-    """Run a reader, then a writer: they return a prefix of `sound`, or refuse with a reason."""
+    """Check that a reader, then a writer, returns a prefix of `sound` or raises an error with the file."""
     for mode in ("r", "a"):
         with opened(path, mode) as logs:
             found = ended(lambda logs=logs: [(r.offset, r.key, r.value) for r in logs.topic("t").read()])
@@ -114,7 +114,7 @@ def one_batch(count: int = 1, **more: Any) -> bytearray:
 
 
 def crafted(path: Path, batch: bytes) -> tuple[Any, Any]:
-    """Read a directory that ends with this batch, and open it to append."""
+    """Read a directory that ends with this batch, then open it to append; return both results."""
     sound = made(path, 2)
     with logs_of(path)[-1].open("ab") as file:
         file.write(batch)
@@ -159,7 +159,9 @@ def test_abuse_01_a_wrong_bit_at_every_position(tmp_path: Path) -> None:
 
 
 def test_abuse_01_a_wrong_base_offset_in_the_newest_segment(tmp_path: Path) -> None:
-    """No checksum covers it: in closed segments the next base offset tells, in the newest one the log end."""
+    """No checksum covers the base offset: closed segments are checked by the next base offset, the newest
+    segment by the log end.
+    """
     sound = made(tmp_path / "d", 3)
     log = logs_of(tmp_path / "d")[0]
     data = bytearray(log.read_bytes())
@@ -175,7 +177,9 @@ def _used(topic: Any, action: str) -> Any:
 
 @pytest.mark.parametrize("what", ["crc", "base offset", "lost"])
 def test_abuse_01_the_last_batch_after_a_clean_stop(tmp_path: Path, what: str) -> None:
-    """It was acknowledged at `disk`: no verb cuts it, every reader and `verify` name it, others serve."""
+    """The batch was acknowledged at `disk`: no verb cuts it, every reader and `verify` name it, other
+    partitions work.
+    """
     with opened(tmp_path / "d") as logs:
         topic = logs.create_topic("t", 2)
         for number in range(9):
@@ -206,7 +210,7 @@ def test_abuse_01_the_last_batch_after_a_clean_stop(tmp_path: Path, what: str) -
                 assert isinstance(error, DataError) and error.file == str(log) and error.position
             assert topic.append(b"k", b"v", partition=1).offset >= 1
         assert log.read_bytes() == data
-    # The documented way to go on without what is lost.
+    # The documented way to continue without the lost records.
     for name in (names.CLEAN_SHUTDOWN, names.RECOVERY_POINTS):
         (tmp_path / "d" / name).unlink(missing_ok=True)
     (log.parent / names.PRIVATE / names.SYNCED).unlink()
@@ -221,7 +225,7 @@ def test_abuse_02_unknown_magic(tmp_path: Path, magic: int) -> None:
     struct.pack_into(">q", batch, 0, 2)
     batch[16] = magic
     read, recovered = crafted(tmp_path / "d", bytes(batch))
-    for found in (read, recovered):  # a tail that makes no sense is cut; it is never shown
+    for found in (read, recovered):  # an invalid tail is cut, and never returned
         assert isinstance(found, DataError) or len(found) == 2
 
 
@@ -273,9 +277,9 @@ def test_abuse_03_counts_and_offsets_that_lie(tmp_path: Path, position: int, for
     "body",
     [
         b"",
-        b"\xff" * 10,  # a length that never ends
+        b"\xff" * 10,  # a varint that never ends
         b"\x80" * 12 + b"\x00",
-        b"\x7f",  # longer than what is there, and negative
+        b"\x7f",  # longer than the rest, and negative
         b"\x02\x00",
         b"\x0e\x00\x00\x00\xfe\xff\xff\xff\x0f",  # a key of 2 GiB
         b"\x0e\x00\x00\x00\x01\x01\xfe\x7f",  # a thousand headers
@@ -370,7 +374,7 @@ MD5_PAIR = tuple(
 
 
 def test_abuse_06_keys(tmp_path: Path) -> None:
-    """Empty, 1 MiB, not UTF-8, NUL, and two keys of one MD5 sum: cleaning keeps what Kafka's would lose."""
+    """Empty, 1 MiB, not UTF-8, NUL, two keys with one MD5: cleaning keeps records that Kafka would lose."""
     import hashlib
 
     assert len({hashlib.md5(key).digest() for key in MD5_PAIR}) == 1 and len(set(MD5_PAIR)) == 2
@@ -387,7 +391,7 @@ def test_abuse_06_keys(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_abuse_07_keys_of_one_murmur2_value(tmp_path: Path) -> None:
-    """They all go to one partition, as they would with Kafka's clients; maps do not care."""
+    """All keys go to one partition, as with Kafka's clients; a cleaning is not much slower."""
     hostile, harmless = _colliding(20_000), [struct.pack(">Q", n * 7919) for n in range(20_000)]
     seconds = {}
     for name, keys in (("harmless", harmless), ("hostile", hostile)):
@@ -405,7 +409,7 @@ def test_abuse_07_keys_of_one_murmur2_value(tmp_path: Path) -> None:
 
 
 def _colliding(count: int) -> list[bytes]:
-    """8-byte keys with one murmur2 value: the second word undoes what the first did."""
+    """Return 8-byte keys with the same murmur2 value: the second word cancels the effect of the first."""
     m, mask = 0x5BD1E995, 0xFFFFFFFF
     inverse = pow(m, -1, 1 << 32)
 
@@ -548,7 +552,7 @@ def test_abuse_11_checkpoints(tmp_path: Path, name: str) -> None:
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "d", copy)
         (copy / names.CLEAN_SHUTDOWN).unlink()
-        if bad is None:  # a gigabyte of nothing
+        if bad is None:  # a sparse file of 1 GiB
             with (copy / name).open("wb") as file:
                 file.truncate(1 << 30)
         else:
@@ -556,7 +560,7 @@ def test_abuse_11_checkpoints(tmp_path: Path, name: str) -> None:
         with opened(copy, segment_bytes=800) as logs:
             found = [(r.offset, r.key, r.value) for r in logs.topic("t").read()]
             end = logs.topic("t").append(b"one", b"more").offset
-        if not (name == names.LOG_STARTS and bad == BAD_CHECKPOINTS[5]):  # that one is a start, far above
+        if not (name == names.LOG_STARTS and bad == BAD_CHECKPOINTS[5]):  # a log start, far above
             assert found == sound and end == 12
         shutil.rmtree(copy)
 
@@ -642,7 +646,7 @@ def test_abuse_13_topic_names(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("what", ["segment", "partition", "lock"])
 def test_abuse_13_symbolic_links(tmp_path: Path, what: str) -> None:
-    """A link could lead a write out of the directory, so nothing is written through it."""
+    """A link could lead a write out of the directory, so no write follows a link."""
     made(tmp_path / "d", 3)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -665,7 +669,7 @@ def test_abuse_13_symbolic_links(tmp_path: Path, what: str) -> None:
 
 
 def test_abuse_14_one_partition_that_cannot_be_read(tmp_path: Path) -> None:
-    """Not as root, who may read everything; so the system is made to refuse. The others serve."""
+    """Root can read every file, so a planted error makes the system refuse. The other partition works."""
     with opened(tmp_path / "d") as logs:
         topic = logs.create_topic("t", 2)
         for number in range(2):
@@ -735,7 +739,7 @@ time.sleep(60)
 
 
 def test_abuse_16_files_cut_under_readers(tmp_path: Path) -> None:
-    """In a separate process: no signal may end it."""
+    """In a separate process: no signal may end that process."""
     made(tmp_path / "d", 60, segment_bytes=800, index_interval_bytes=0)
     code = f"""
 import os, pathlib, lastword
@@ -778,7 +782,7 @@ def test_abuse_16_a_file_replaced_under_a_reader(tmp_path: Path) -> None:
 
 
 def test_abuse_17_a_full_drive(tmp_path: Path) -> None:
-    """Append, roll, clean and close on a full drive; once there is room, everything continues."""
+    """A full drive during append, roll, clean and close; once there is room, everything continues."""
     faulty = FaultyOs("pwrite", 28, sticky=True)
     with planted(faulty):
         logs = opened(tmp_path / "d", files=OsFiles(), segment_bytes=800)
@@ -801,8 +805,8 @@ def test_abuse_17_a_full_drive(tmp_path: Path) -> None:
 
 
 def test_abuse_18_clocks(tmp_path: Path) -> None:
-    """Back a day, on ten years, equal timestamps: no tombstone goes before its time has passed by the clock
-    that wrote its horizon, no lookup by time is wrong, and nothing fails.
+    """A clock one day back, ten years ahead, equal timestamps: no tombstone is removed before its horizon by
+    the clock that set it, no lookup by time is wrong, and nothing fails.
     """
     clock = ManualClock(NOW)
     with opened(tmp_path / "d", clock=clock, segment_bytes=800) as logs:
@@ -836,7 +840,7 @@ def test_abuse_18_clocks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_abuse_19_few_file_handles(tmp_path: Path) -> None:
-    """64 handles, 150 partitions: all are written and read."""
+    """64 handles, 150 partitions: all partitions are written and read."""
     code = f"""
 import resource, lastword
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -855,8 +859,8 @@ with lastword.open({str(tmp_path / "d")!r}) as logs:
 
 
 def test_abuse_20_readers_over_a_cleaning(tmp_path: Path) -> None:
-    """A reader that is inside goes on, in order, with every newest value; one that paused for longer than
-    `delete.retention.ms` misses a tombstone, which is what the setting says.
+    """A reader that is active during a cleaning continues in order, with every newest value; a reader that
+    pauses for longer than `delete.retention.ms` misses a tombstone, as documented for the setting.
     """
     clock = ManualClock(NOW)
     with opened(tmp_path / "d", clock=clock, segment_bytes=800) as logs:

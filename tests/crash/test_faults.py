@@ -66,7 +66,7 @@ STEPS = {"append": APPEND, "roll": ROLL, "clean": CLEAN, "recover": RECOVER, "tr
 
 
 def attempt(root: Path, steps: list[Step], faulty: FaultyOs) -> History:
-    """Run the steps, each on its own: one that raises an error of ours is over, the next is tried."""
+    """Run each step; after a step that raises an error of ours, continue with the next."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     history = History(HOUR)
@@ -82,7 +82,7 @@ def attempt(root: Path, steps: list[Step], faulty: FaultyOs) -> History:
             except LastwordError:
                 pass
             except ValueError as error:
-                if "closed" not in str(error):  # a log that a failed step closed says so
+                if "closed" not in str(error):  # a log closed by a failed step raises this
                     raise
         faulty.armed = False
     if p.logs is not None:

@@ -1,4 +1,4 @@
-"""Damage the last batch of a log: the damage is named or harmless, and synced records are not cut."""
+"""Damage to the last batch of a log: it is named or harmless, and synced records are not cut."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_value_of_the_lower_base_offset_bytes(life: Life) -> None:
 
 @pytest.mark.parametrize("life", [life for life in LIVES if life.synced], ids=lambda life: life.name)
 def test_a_file_that_lost_its_end(life: Life) -> None:
-    """At every length, the end of a batch included: nothing torn explains it."""
+    """Cut at every length, the end of a batch included: a torn write does not explain it."""
     lived = live(life)
     data = lived.tree[lived.file]
     assert data is not None
@@ -75,8 +75,8 @@ def test_the_leader_epoch_is_the_only_part_that_may_differ_unseen() -> None:
 
 
 def test_the_end_is_kept_for_the_next_opening() -> None:
-    """The marker of a broker's clean stop goes with the first opening, which refuses the log. Restored, it
-    opens.
+    """The first opening removes the marker of a broker's clean stop, and refuses the log. With the
+    bytes restored, the log opens.
     """
     lived = live(LIVES[1])
     files = MemoryFiles(lived.flipped(4 + 8 * 6))
@@ -88,7 +88,7 @@ def test_the_end_is_kept_for_the_next_opening() -> None:
     assert as_writer(files) == (lived.shown, None)
 
 
-# ---------------------------------------------------------------- witnesses that are damaged themselves
+# ---------------------------------------------------------------- damaged files that record the log end
 
 
 @pytest.mark.parametrize("life", LIVES[:6], ids=lambda life: life.name)
@@ -171,7 +171,7 @@ def test_planted_a_reader_that_believes_the_end(monkeypatch: pytest.MonkeyPatch)
 
 
 def _aborts(p: Process) -> None:
-    """Two aborted transactions and two committed ones of the same producers, one over the other."""
+    """Write two aborted and two committed transactions of the same producers, which overlap."""
     p.put([keyed(0)]).transact(7, [keyed(1)]).end(7, commit=True)
     p.transact(7, [keyed(2)]).transact(8, [keyed(3)]).end(7, commit=False).transact(7, [keyed(4)])
     p.end(8, commit=False).end(7, commit=True).put([keyed(5)]).close()
@@ -181,8 +181,8 @@ ABORTS = Life("aborted and committed transactions", _aborts, synced=True, segmen
 
 
 def test_every_bit_of_a_transaction_index() -> None:
-    """No bit of it changes what is read, and `verify` names each that changes what the file says. (A lower
-    last stable offset lets a broker look at more entries, and nothing else.)
+    """No flipped bit of the index changes a read, and `verify` names each bit that changes an entry. (A lower
+    last stable offset only lets a broker read more entries.)
     """
     lived = live(ABORTS)
     assert [offset for offset, _, _ in lived.shown] == [0, 1, 6, 9]

@@ -28,7 +28,7 @@ def test_a_few_kills(tmp_path: Path) -> None:
 
 
 def test_a_lost_batch_is_noticed(tmp_path: Path) -> None:
-    """The oracle itself: the last acknowledged batch is cut off behind its back."""
+    """The oracle itself: the last acknowledged batch is cut off, and the oracle must find this."""
     oracle = Oracle()
     for seed in range(1, 20):
         oracle.heard(forked(f"{tmp_path}/d", seed, 0.05), seed)

@@ -30,7 +30,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_every_verb_works_on_the_sound_directory(template: Path, tmp_path: Path, mode: Any) -> None:
-    """Or the harness would judge refusals only."""
+    """Otherwise the harness would judge only refusals."""
     shutil.copytree(template, tmp_path / "data")
     clock, files = ManualClock(mutants.NOW + 10**6), UnsyncedFiles()
     with lastword.open(tmp_path / "data", mode, clock=clock, files=files, **mutants.SETTINGS) as logs:
@@ -52,7 +52,7 @@ def test_more_mutants(template: Path, tmp_path: Path, first: int) -> None:
     test_mutants(template, tmp_path, first)
 
 
-# ---------------------------------------------------------------- what was found, by name
+# ---------------------------------------------------------------- faults that were found, by name
 
 
 def _filled(root: Path, **settings: Any) -> None:
@@ -90,7 +90,7 @@ def test_cleaning_segments_that_overlap(tmp_path: Path, strategy: Any, distance:
     ids=lambda column: str(column.type),
 )
 def test_times_that_do_not_fit_from_arrow(tmp_path: Path, column: Any) -> None:
-    """They wrapped around in silence, or ended in an error of Arrow's."""
+    """These timestamps overflowed without an error, or raised an error of Arrow's."""
     with lastword.open(tmp_path / "d", "a", files=UNSYNCED) as logs:
         topic = logs.create_topic("t")
         with pytest.raises(UsageError, match="milliseconds"):
@@ -121,7 +121,7 @@ def test_a_header_name_that_is_not_unicode(tmp_path: Path, name: str) -> None:
 
 
 def test_a_truncation_inside_a_batch_leaves_one_end(tmp_path: Path) -> None:
-    """Writer, reader and the next opening agree on it."""
+    """The writer, a reader and the next opening have the same log end."""
     root = tmp_path / "d"
     with lastword.open(root, "a", files=UNSYNCED) as logs:
         topic = logs.create_topic("t")

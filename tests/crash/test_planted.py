@@ -89,7 +89,7 @@ def test_a_segment_that_is_not_synced_before_its_successor(monkeypatch: Patch) -
 
 
 def test_a_recovery_point_ahead_of_the_indexes(monkeypatch: Patch) -> None:
-    """Recovery skips what is below it, so the indexes must be on the drive."""
+    """Recovery skips records below the recovery point, so their indexes must be on the drive."""
     monkeypatch.setattr(append_module.SegmentAppender, "sync_indexes", nothing)
     caught("checkpoints", "I7")
 
@@ -106,7 +106,7 @@ def test_an_output_that_is_not_synced(monkeypatch: Patch) -> None:
 
 
 def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
-    """A record supersedes an older one, power fails, and both are lost."""
+    """A record supersedes an older record, the power fails, and both are lost."""
     real = Durability.sync_files
     cleaning = [False]
 
@@ -183,7 +183,7 @@ def test_a_marker_of_a_clean_stop_before_what_it_promises(monkeypatch: Patch) ->
 
 
 def test_a_checkpoint_renamed_before_it_is_synced(monkeypatch: Patch) -> None:
-    """The name exists, the bytes do not: the log start is lost, and deleted records return."""
+    """The name is on the drive, the bytes are not: the log start is lost, and deleted records return."""
     real = ForgetfulHandle.fsync
 
     def fsync(self: Any) -> None:
@@ -235,7 +235,7 @@ def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
 
 
 def test_an_offset_off_by_one(monkeypatch: Patch) -> None:
-    """The next offset after a recovery is that of the last record."""
+    """The next offset after a recovery is the offset of the last record."""
     real = append_module.SegmentAppender.resume.__func__  # type: ignore[attr-defined]
 
     def wrong(cls: Any, segment: Any, **more: Any) -> Any:
@@ -318,7 +318,7 @@ def test_tombstones_that_go_too_early(monkeypatch: Patch) -> None:
 
 
 def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
-    """And without the certificate that would detect it."""
+    """The certificate, which would detect the fault, is removed as well."""
     import numpy as np
 
     from lastword.cleaner.engine import certificate
@@ -353,8 +353,8 @@ def test_a_record_that_nobody_appended(monkeypatch: Patch) -> None:
 
 
 class FailingOnce(ForgetfulFiles):
-    """The n-th sync of a log file fails and takes with it what it should have saved: the kernel tells it
-    once, and the next sync of the same file succeeds without it.
+    """The n-th sync of a log file fails and loses the bytes that it should have saved: the kernel reports it
+    once, and the next sync of the same file succeeds without these bytes.
     """
 
     fail_at = 0

@@ -25,7 +25,7 @@ STRIDES = {
     "cleans_compressed": 3,
     "cleans_and_closes": 3,
 }
-"""Step between two moments of a long scenario. `make crash` visits each moment."""
+"""The step between two moments of a long scenario. `make crash` visits each moment."""
 
 LEAST = {
     "append": 350,
@@ -49,7 +49,7 @@ LEAST = {
     "cleans_compressed": 275,
     "cleans_and_closes": 250,
 }
-"""Different states that each scenario gives at least: all of them are opened by the test command."""
+"""The least number of different states of each scenario: the test opens all of them."""
 
 
 def test_five_thousand_and_more() -> None:
@@ -88,7 +88,7 @@ def test_power_cuts_of_random_lives(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["append", "cleans", "closes"])
 def test_the_images_are_those_of_the_forgetful_files(name: str) -> None:
-    """Two ways to the same trees: from the journal's beginning for each, and in one walk."""
+    """The same trees in two ways: from the start of the journal for each image, and in one walk."""
     files = run(SCENARIOS[name]).files
     for upto in range(3, len(files.journal), 11):
         number = max(files.pending(upto).all, default=0)

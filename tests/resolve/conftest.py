@@ -1,4 +1,4 @@
-"""Kernels are compiled before the first test, so that no test is timed while it compiles."""
+"""A fixture that compiles the kernels first, so that no test is timed during a compilation."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.naive.batches import walk
 
 
 class MemorySegment:
-    """A SegmentSource over bytes; `chunk_bytes` given here wins, so that tests get small chunks."""
+    """A SegmentSource over bytes; `chunk_bytes` here overrides the reader's, so that chunks are small."""
 
     def __init__(
         self, data: bytes, base_offset: int, next_offset: int, chunk_bytes: int | None = None
@@ -29,7 +29,7 @@ class MemorySegment:
 def segments(
     batches: Sequence[bytes], cuts: Sequence[int], chunk_bytes: int | None = None
 ) -> list[MemorySegment]:
-    """The batches as consecutive segments, a new one at each index in `cuts`."""
+    """Return the batches as consecutive segments; a new segment starts at each index in `cuts`."""
     edges = sorted({0, *(cut for cut in cuts if cut < len(batches))})
     found = []
     for start, end in zip(edges, [*edges[1:], len(batches)], strict=True):

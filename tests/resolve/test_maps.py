@@ -1,5 +1,6 @@
-"""One suite for all forms of the offset map: the exact one in plain Python, the fast one, and a model of
-Kafka's, which knows keys by their MD5. Where they differ is the last part."""
+"""Tests of all forms of the offset map: the exact map in plain Python, the fast map, and a model of Kafka's
+map, which identifies keys by their MD5. The last part tests their differences.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_one_more_key_than_there_is_room_for_is_refused(form: type[Map]) -> None
 
 @every_exact_form
 def test_known_keys_update_a_full_map(form: type[Map]) -> None:
-    """Kafka's counts as full before it asks whether the key is there."""
+    """Kafka's map counts as full before it checks whether the key exists."""
     full = form(2048)
     room = 0
     with pytest.raises(ValueError, match=r"\d"):
@@ -109,7 +110,7 @@ def test_two_keys_of_one_md5_are_two(form: type[Map]) -> None:
 
 
 def test_the_exact_forms_refuse_at_about_the_same_key() -> None:
-    """Within the shares that the fast form sets aside for its slots."""
+    """The difference is within the share that the fast map reserves for its slots."""
     rng = random.Random(3)
     keys = [rng.randbytes(rng.randrange(4, 60)) for _ in range(2000)]
     room = []
@@ -123,7 +124,7 @@ def test_the_exact_forms_refuse_at_about_the_same_key() -> None:
 
 
 def test_the_salt_decides_where_keys_go() -> None:
-    """Two maps of other salts put the same keys into other slots, and answer alike."""
+    """Two maps with different salts put the same keys into different slots, and return the same offsets."""
     maps = [FastMap(1 << 14, salt) for salt in (b"one", b"two", b"one")]
     for offset in range(100):
         for one in maps:
@@ -135,8 +136,8 @@ def test_the_salt_decides_where_keys_go() -> None:
 
 @pytest.mark.slow
 def test_keys_chosen_for_another_salt_cost_no_more_probes() -> None:
-    """Somebody knows the hash, and all but the salt: keys that meet in few slots of a map whose salt he
-    guessed cost a map with another salt at most twice the probes of random ones.
+    """An attacker has the hash but not the salt: keys that share few slots under a guessed salt cost a map
+    with another salt at most twice the probes of random keys.
     """
     from lastword.kernels.hashing import seeds
     from tests.naive.hashing import MASK, key_hash

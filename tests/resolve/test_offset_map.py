@@ -35,7 +35,7 @@ def test_known_keys_update_a_full_map() -> None:
 
     Here: Our own map also updates known keys when it is full.
 
-    What no room is needed for goes on in one pass.
+    Records that need no room are added in the same pass.
     """
     keys = [b"%03d" % i for i in range(60)]
     records = [Record(i, 0, keys[i % 60], b"") for i in range(600)]
@@ -72,7 +72,7 @@ def test_constants_that_two_modules_share() -> None:
 
 
 def test_keys_with_one_tag_and_one_slot_stay_two() -> None:
-    """A tag is only a candidate. Two such keys are searched for with the salt that the map will have."""
+    """Equal tags only make a candidate. The test searches for two such keys under the salt of the map."""
     from lastword.kernels.hashing import seeds
     from tests.naive.hashing import MASK, key_hash
 
@@ -90,6 +90,6 @@ def test_keys_with_one_tag_and_one_slot_stay_two() -> None:
     assert pair is not None
     first, second = pair
     found = filled([Record(0, 0, first, b""), Record(1, 0, second, b""), Record(2, 0, first, b"")])
-    assert found.slots.size == 8  # the slots that the pair was searched for
+    assert found.slots.size == 8  # the number of slots used in the search
     assert found.distinct_keys == 2
     assert (found.newest(first), found.newest(second)) == (2, 1)

@@ -1,5 +1,6 @@
-"""Transactions while resolving: aborted records have no say and are dead, undecided ones have no say and
-stay."""
+"""Transactions while resolving: aborted records supersede nothing and are dead, undecided records supersede
+nothing and stay.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 4)), min_size=1, max_size=30))
 def test_many_pages(steps: list[tuple[int, bool, int]]) -> None:
-    """Records of aborted transactions alone make pages too; the store grows in the middle of a batch."""
+    """Pages with records of aborted transactions only; the store grows in the middle of a batch."""
     offset, log, entries, aborted = 0, [], [], set()
     for gap, commit, count in steps:
         offset += gap * 5000

@@ -171,7 +171,7 @@ def test_two_keys_with_one_md5_stay_two() -> None:
 
 
 def test_two_keys_taken_for_one_leave_the_digest_wrong() -> None:
-    """The certificate's sum is made with the killer's key: a false kill does not cancel out."""
+    """The sum of the certificate uses the key of the newer record, so a false kill does not cancel out."""
     log = [encode_batch([Record(0, T, b"one", b"1"), Record(1, T, b"two", b"2")])]
     found = check(segments(log, []), BIG, None)
     seed0, seed1 = (int(seed) for seed in digest_seeds(found.digest_seed))
@@ -225,7 +225,7 @@ def test_a_key_larger_than_the_map() -> None:
 
 
 def test_keys_longer_and_shorter_than_the_first_ones() -> None:
-    """The slots are chosen for the first keys; the balance is struck anew when others come."""
+    """The number of slots is chosen for the first keys, and again when keys of another length arrive."""
     for sizes in ((200, 4), (4, 200)):
         log = []
         for i in range(400):
@@ -252,7 +252,7 @@ def test_progress_reaches_the_end() -> None:
 
 
 def dense(keys: np.ndarray) -> list[MemorySegment]:
-    """One record for each row of `keys` (uint8[n, size]), made by the pack kernel."""
+    """Return a segment with a record for each row of `keys` (uint8[n, size]), built by the pack kernel."""
     import pyarrow as pa
 
     from lastword.records.pack import pack_arrow
@@ -275,7 +275,7 @@ def test_a_key_of_24_bytes_costs_at_most_52() -> None:
 
 
 def test_keys_chosen_without_the_salt_cost_no_more_probes() -> None:
-    """Counters, keys one bit apart, equal low or high bytes: what a weaker hash sends to one place."""
+    """Counters, keys one bit apart, equal low or high bytes: a weaker hash puts such keys into one slot."""
     count = 20_000
     numbers = np.arange(count, dtype=np.uint64)
     random_keys = np.random.default_rng(1).integers(0, 256, (count, 16), np.uint8)
@@ -305,7 +305,7 @@ def test_the_salt_changes_no_result() -> None:
 
 
 def test_many_pages() -> None:
-    """More pages than there is room for at first, met out of step with the pieces."""
+    """More pages than the first capacity of the store; pages and chunks end at different records."""
     log = [
         encode_batch([Record(i * 4096, T, b"k%d" % (i % 7), b"")], base_offset=i * 4096) for i in range(3000)
     ]
@@ -314,7 +314,7 @@ def test_many_pages() -> None:
 
 
 def test_a_full_arena_stops_at_the_slots() -> None:
-    """Keys grow, so the arena is full before the slots. Every size in turn: the last entry would end at,
+    """Keys grow, so the arena is full before the slots are. Every size in turn: the last entry would end at,
     just before and just past the first slot.
     """
     rng = random.Random(5)
@@ -332,7 +332,7 @@ def test_a_full_arena_stops_at_the_slots() -> None:
 
 
 def test_the_map_is_free_when_resolve_returns() -> None:
-    """Not when the garbage collector next comes by: it may be all the memory that there is."""
+    """The map is freed at the return, not at the next garbage collection: it may take all the memory."""
     import gc
 
     from lastword.resolve.offset_map import OffsetMap

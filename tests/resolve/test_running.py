@@ -26,7 +26,7 @@ TRANSACTIONAL, CONTROL, HORIZON = 0x10, 0x20, 0x40
 
 
 class Outcomes:
-    """Transactional batches whose base offset is in `aborted` were aborted, all others were committed."""
+    """Outcomes: transactional batches with a base offset in `aborted` are aborted, all others committed."""
 
     def __init__(self, aborted: set[int]) -> None:
         self.aborted = aborted
@@ -46,7 +46,7 @@ class Outcomes:
 
 
 class Pair:
-    """A running resolution beside the log that it is about."""
+    """A running resolution and the log that it describes."""
 
     def __init__(self, map_bytes: int = BIG) -> None:
         self.map_bytes = map_bytes
@@ -76,7 +76,7 @@ class Pair:
         self.log.due.update(due)
 
     def revive(self, floor: int) -> None:
-        """Those that a newer record has replaced meanwhile stay dead."""
+        """Revive tombstones from `floor` on; those that a newer record supersedes stay dead."""
         self.running.revive(np.array([offset for offset in self.log.due if offset >= floor], np.int64))
         again = {int(one) for one in self.running.tombstones().offset} & self.log.due
         assert all(offset >= floor for offset in again)
@@ -129,7 +129,7 @@ class Pair:
             assert offset_map.newest(key) == truth.newest.get(key, -1)
 
     def reload(self) -> None:
-        """Through its parts and back: nothing that can be asked has changed."""
+        """Save the running resolution as parts and load it; check that every answer is equal."""
         parts = self.running.to_parts()
         again = RunningResolution.from_parts(parts, map_bytes=self.map_bytes)
         assert again.resolution().segments == self.running.resolution().segments
@@ -144,7 +144,7 @@ few_keys = st.one_of(st.none(), st.sampled_from([b"a", b"bb", b"c" * 24, b"d" * 
 
 @st.composite
 def some_batches(draw: st.DrawFn, first_offset: int, aborted: set[int]) -> list[bytes]:
-    """Like `strategies.batches`, with few keys, many tombstones, and aborted transactions."""
+    """Return batches as `strategies.batches` does: few keys, many tombstones, aborted transactions."""
     offset, found = first_offset, []
     for _ in range(draw(st.integers(0, 4))):
         base = offset + draw(st.sampled_from([0, 0, 0, 2, 5000]))
@@ -234,7 +234,7 @@ def test_a_known_key_updates_a_full_map() -> None:
 
 
 def test_a_dropped_tombstone_makes_room_for_another_key() -> None:
-    """Keys that come and go for ever, in a map that has room for few of them."""
+    """Keys are written and deleted without end, in a map that has room for few of them."""
     pair = Pair(map_bytes=2048)
     for wave in range(12):
         base = pair.next_offset
@@ -276,7 +276,7 @@ def test_only_a_live_tombstone_without_other_copies_can_be_due() -> None:
 
 
 def test_an_aborted_copy_blocks_a_tombstone() -> None:
-    """Dropping it would let a reader of uncommitted records see the aborted value as the newest."""
+    """Without the tombstone, a reader of uncommitted records would return the aborted value as the newest."""
     pair = Pair()
     pair.log.aborted = {0}
     aborted = encode_batch([Record(0, T, b"a", b"1")], attributes=TRANSACTIONAL)
@@ -327,7 +327,7 @@ def test_segments_below_the_limit_are_refused() -> None:
 
 
 def test_a_sample_tells_the_share_of_garbage() -> None:
-    """Within four standard deviations, as keys are drawn by their hash."""
+    """Within four standard deviations, because keys are sampled by their hash."""
     sources = synthetic(7, 20_000, 4000, 1000)
     wanted = resolve(sources, map_bytes=1 << 20, salt=SALT, now_ms=T, due_below=0)
     sample = RunningResolution(map_bytes=1 << 18, salt=SALT, share=1 / 8)
@@ -347,7 +347,7 @@ def test_a_sample_takes_its_share_of_records_without_a_key() -> None:
 
 
 def test_a_key_of_24_bytes_costs_at_most_52_however_it_came() -> None:
-    """Budget and memory in use, while the map grows and once it is full."""
+    """The budget and the memory in use, while the map grows and once it is full."""
     count = 30_000
     rows = np.random.default_rng(0).integers(0, 256, (count, 24), np.uint8)
     running = RunningResolution(map_bytes=52 * count, salt=b"s")

@@ -1,4 +1,4 @@
-"""The keys of a map in a mapped file: the same results, and anonymous memory for the slots alone."""
+"""The keys of a map in a mapped file: the same results, and anonymous memory only for the slots."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_keys_in_a_file_or_in_memory(tmp_path: Path) -> None:
 
 
 def test_only_slots_are_anonymous(tmp_path: Path) -> None:
-    """Keys of 200 bytes, more than a megabyte of them: the file grows, and the budget is of the slots."""
+    """Keys of 200 bytes, more than a megabyte together: the file grows, the budget counts only the slots."""
     count = 20_000
     rows = np.zeros((count, 200), np.uint8)
     rows[:, :8] = np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)
@@ -83,7 +83,7 @@ def test_scratch_bytes_stay_while_it_grows(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Killed between making the file and taking its name away."""
+    """A process was killed between the creation of the file and the removal of its name."""
     left = Path(new_path(str(tmp_path)))
     for name in (left.name, "lastword-scratch-notes", "mine"):
         (tmp_path / name).write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""A log in shards finds what one map of all of it finds, to the bit."""
+"""A log resolved in shards: the same result as with one map of the whole log, bit for bit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def compare(
     root: Path, sources: list[MemorySegment], units: Sequence[int], shards: int,
     map_bytes: int = 1 << 20, **how: object,
 ) -> list[int]:  # fmt: skip
-    """Passes of each shard."""
+    """Compare the shards with one map of the log; return the passes of each shard."""
     with extracted(root, sources, units, shards, **how) as (parts, handles, rules):  # type: ignore[arg-type]
         extents = [Extent(s.base_offset, s.next_offset, s.size, s.file) for s in sources]
         found = [
@@ -222,13 +222,13 @@ def test_a_damaged_scratch_file_is_told(tmp_path: Path) -> None:
 def test_offsets_of_a_neighbour_are_told(tmp_path: Path) -> None:
     log = [encode_batch([Record(n, T, b"k", b"v") for n in range(base, base + 5)]) for base in (0, 5, 10)]
     sources = segments(log, [1, 2])
-    sources[2].base_offset = 8  # its neighbour ends above it
+    sources[2].base_offset = 8  # the segment before it ends above it
     with pytest.raises(CorruptBatchError, match="do not increase"), extracted(tmp_path, sources, [1, 2], 2):
         pass
 
 
 def test_ranges_that_share_a_page_are_joined() -> None:
-    """4096 offsets a page: the ranges end within one, at its end, and hold nothing."""
+    """A page has 4096 offsets: ranges end inside a page, at its end, or are empty."""
     offsets = np.array([3, 4000, 4095, 4096, 5000, 8191, 8192, 20_000, 40_000], np.int64)
     ranges = [(0, 4000), (4000, 4050), (4050, 8192), (8192, 30_000), (30_000, 31_000), (31_000, 50_000)]
     parts = [bitmaps_of([offsets[(offsets >= a) & (offsets < b)]], a, b) for a, b in ranges]
@@ -252,7 +252,7 @@ def check_divided(
     now_ms: int | None,
     threads: int = 1,
 ) -> Resolution:
-    """Compare with a dict."""
+    """Resolve the log in divided shards and compare the result with a dict."""
     with scratch(root) as out:
         found = resolve_divided(
             sources,
@@ -301,7 +301,7 @@ def test_divided_nothing(tmp_path: Path) -> None:
 
 
 def test_two_keys_with_one_hash_stay_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows get one hash: the keys' bytes decide."""
+    """All rows get the same hash: the bytes of the keys decide."""
     sources = synthetic(6, 800, 60, 200)
     real = key_batch.divide_key_batch
 
@@ -345,7 +345,7 @@ row = st.tuples(
 @settings(max_examples=60)
 @given(rows=st.lists(row, max_size=30), shards=st.integers(1, 6))
 def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int]], shards: int) -> None:
-    """Divided, each shard's part is what the twin divides; joined again, it is the records of the shard."""
+    """The kernel divides rows as the naive twin does; joined again, a part has the records of its shard."""
     count = len(rows)
     filler = KeyBatchFiller(max(count, 1))
     data = np.frombuffer(b"".join(key or b"" for _, key, _, _ in rows) + bytes(SLACK), np.uint8).copy()

@@ -1,4 +1,4 @@
-"""Two threads on one partition: what one thread finds, to the bit, and nothing left running."""
+"""Two threads on one partition: the same result as with one thread, bit for bit, and no thread is left."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ def packed(codec: int, count: int = 3000) -> list[MemorySegment]:
 
 
 class WithoutSlots(MemorySegment):
-    """Gives chunks that hold only until the next one, as other sources may."""
+    """A segment whose chunks are valid only until the next chunk, as those of other sources may be."""
 
     def chunk_reader(self, **options: Any) -> Iterator[Chunk]:
         yield from super().chunk_reader(**options)
 
 
 def same(one: Any, two: Any) -> bool:
-    """All but the time that it took; `probes` too, so even the order in the map is the same."""
+    """Return whether all fields except the time are equal.
+
+    Equal `probes` show that the order in the map is equal, too.
+    """
     plain = [
         {
             name: getattr(found, name)
@@ -92,7 +95,7 @@ def helpers() -> list[threading.Thread]:
 
 
 def test_damage_ends_both_threads() -> None:
-    """The error is the one that one thread would meet first, wherever the other one was by then."""
+    """The error is the first error of a run with one thread, wherever the other thread was."""
     sources = packed(0)
     for at in (0, 1700, len(sources[2].data) - 5):
         data = bytearray(sources[2].data)
@@ -112,7 +115,7 @@ def test_a_malformed_record_is_told_after_the_chunks_before() -> None:
     bad = bytearray(encode_batch([Record(40, T, b"k", b"v")]))
     from tests.naive.pack import seal
 
-    bad[61 + 4] = 0x7F  # its key's length
+    bad[61 + 4] = 0x7F  # the length of its key
     sources = segments(
         [*log, seal(bytes(bad)), *(encode_batch([Record(n, T, b"k", b"v")]) for n in range(41, 60))], [], 700
     )
