@@ -1,6 +1,6 @@
 """Run confluent-kafka, the usual Python client for Kafka, as a rival, in a Python environment of its own.
 
-As a program in that environment: confluent_rival.py BOOTSTRAP TOPIC END REPETITIONS prints one JSON line per
+The command `confluent_rival.py BOOTSTRAP TOPIC END REPETITIONS` in that environment prints one JSON line per
 run. A run reads partition 0 of the topic from its start to END into a dict; a record without a value removes
 its key.
 """
@@ -23,7 +23,7 @@ TUNED = {
     "fetch.max.bytes": 128 << 20,
     "check.crcs": True,
 }
-"""With the default queues it takes three times as long. Our reader verifies checksums too."""
+"""With default queues the client takes three times as long. Our reader verifies checksums too."""
 BATCH_MESSAGES = 10_000
 
 
@@ -76,7 +76,7 @@ def main() -> None:
         position = records = 0
         heard = started
         while position < end:
-            # Returns after this many messages or this long; at the end there are fewer.
+            # Returns after this number of messages or this time; the last call returns fewer messages.
             messages = consumer.consume(BATCH_MESSAGES, timeout=0.01)
             if not messages:
                 if time.perf_counter() - heard > 60:

@@ -99,7 +99,7 @@ class Cost:
     """Bytes per byte appended; space over live bytes: mean, peak, and of the worst partition at the end.
 
     `read` of real logs is everything that the process reads while it cleans, including the check of the
-    output and the saved accounts. Of the others it is the reads of maps and rewrites.
+    output and the saved accounts. For the other two ways it is the bytes read by maps and rewrites.
     """
 
     written: float
@@ -116,7 +116,7 @@ class Cost:
 
 
 class Meter:
-    """Measures space before and after cleaning; between two samples it grows linearly."""
+    """The space before and after cleanings; between two samples it is taken to grow linearly."""
 
     def __init__(self) -> None:
         self.area = self.width = self.peak = 0.0
@@ -168,7 +168,7 @@ class Growing:
 
     @property
     def next_ms(self) -> int:
-        """Return the time at which its next batch is full."""
+        """Return the time at which the next batch of this log is full."""
         end = min(self.rows + BATCH_RECORDS, self.scenario.times_ms.size)
         return int(self.scenario.times_ms[end - 1])
 

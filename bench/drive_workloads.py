@@ -1,7 +1,7 @@
 """Clean two drives with budgets of 20 and 60 MB/s in the background.
 
-Once in simulated time, beside one throttle for both drives and Kafka's order of choice; and once for real, on
-two directories of this machine that stand for two drives.
+One measurement is in simulated time; its rival has one throttle for both drives and Kafka's order of choice.
+The other one is real, on two directories of this machine that stand for two drives.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _row(way: str, one: Outcome) -> str:
 
 
 def _line(what: str, ours: float, rival: float, way: str) -> Measured:
-    """Return a line whose figure is better the nearer it is to 1."""
+    """Return a line whose best figure is 1."""
     ratio = abs(1 - rival) / max(abs(1 - ours), 0.001)
     return Measured("drives", what, "share; distance from 1", ours, rival, way, ratio)
 

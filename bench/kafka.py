@@ -79,7 +79,7 @@ class Generated:
 class KafkaCleaning:
     """The cost of one repetition of Kafka's cleaner over one partition.
 
-    `cpu_seconds` is of the whole process. The CPU seconds of the two phases are of the cleaner's thread
+    `cpu_seconds` counts the whole process. The CPU seconds of the two phases count the cleaner's thread
     alone, without garbage collection and compilation.
     """
 

@@ -87,7 +87,7 @@ class Run:
 
 
 CPU_TICK_SECONDS = 0.01
-"""A JVM tells its CPU time in such steps: a run that took none took less than one."""
+"""A JVM reports its CPU time in steps of this size; a run with a time of 0 took less than one step."""
 
 
 def rate(records: int, seconds: Iterable[float]) -> float:

@@ -4,9 +4,9 @@
 
 4 GiB are 32 million records, five of each key. There are two separate executors (`local-cluster[2,1,1024]`),
 each with a heap of 1 GiB and one Python worker at a time. Every step is checked: each record was read, and
-the newest value of each key, known by its number, was returned. Prints for each step its time and the peak
-memory of any executor and any worker: all resident memory, and the worker's own part without pages of files,
-which the system may reclaim.
+the newest value of each key, which contains its number, was returned. The program prints for each step its
+time and the peak memory of any executor and any worker: all resident memory, and the worker's own part
+without pages of files, which the system may reclaim.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lastword.parse import parse_bytes
 ROWS = 500_000
 VERSIONS = 5
 SCATTER = 7919
-"""Prime to the number of keys, so each run of so many records has every key once."""
+"""Coprime to the number K of keys, so any K consecutive records have each key once."""
 
 
 def main() -> None:

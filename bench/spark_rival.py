@@ -4,7 +4,7 @@ PySpark 4.2.0 is the newest version for which Maven Central has the Kafka connec
 PySpark of lastword, so it gets its own virtual environment. Environment and jars are in the user's cache and
 are created once.
 
-As a program in that environment: spark_rival.py BOOTSTRAP JARS JOB TOPIC ROWS REPETITIONS prints one JSON
+The command `spark_rival.py BOOTSTRAP JARS JOB TOPIC ROWS REPETITIONS` in that environment prints one JSON
 line per run.
 """
 
@@ -31,7 +31,7 @@ CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""The same for both sides."""
+"""The settings of Spark, which are the same for both sides."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Measure source and sink on Spark, beside Spark's own Kafka source and sink.
 
 Both sides read the same bytes: segments written by Kafka's code, which a real broker has opened for the
-rival. One machine, `local[2]`, the same settings, one after the other. The broker works on the same cores,
-because there is no Kafka without a broker. Figures are wall seconds of warm runs, because the work is spread
-over processes.
+rival. They run one after the other on one machine, with `local[2]` and the same settings. The broker uses the
+same cores, because there is no Kafka without a broker. Figures are wall seconds of warm runs, because the
+work is spread over processes.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def spark_read(run: Run) -> list[Measured]:
 def spark_write(run: Run) -> list[Measured]:
     """Write rows of 124 bytes, generated in the JVM, into a topic of 4 partitions.
 
-    Rival: Spark's Kafka sink into a broker on this machine, which acknowledges without a sync. Ours with
+    Rival: Spark's Kafka sink into a broker on this machine, which acknowledges without a sync. Our sink with
     ack=os may do the same, but at full size the staged data of tasks is large enough to become segments, and
-    those are synced. One more line is ours with ack=disk; another is a Python writer that drops the rows, the
+    those are synced. Two more lines show our sink with ack=disk, and a Python writer that drops the rows, the
     lower limit of any such sink.
     """
     rival = Rival.find_or_install()

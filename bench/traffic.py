@@ -31,7 +31,7 @@ KINDS: dict[str, str] = {
 class Traffic:
     """Keys in order of append.
 
-    `tombstone` marks the deleting records; the first `loaded` records load the keys.
+    `tombstone` marks the tombstones; the first `loaded` records load the keys.
     """
 
     keys: Keys
@@ -41,7 +41,7 @@ class Traffic:
     def trace(
         self, record_bytes: int = 100, tombstone_bytes: int = 30, *, per_ms: float = 1.0
     ) -> OverwriteTrace:
-        """As records of one size, and tombstones of another; so many of them in a millisecond."""
+        """Return the trace of records and tombstones of these sizes, `per_ms` of them per millisecond."""
         count = self.keys.size
         return trace_of_keys(
             self.keys,
@@ -72,7 +72,7 @@ def _of(keys: Keys, loaded: int) -> Traffic:
 
 
 def _ttl(keys: int, records: int) -> Traffic:
-    """Once `keys` keys are live, alternate an insert and the tombstone of the oldest key."""
+    """Alternate an insert and the tombstone of the oldest key, as soon as `keys` keys are live."""
     born = np.arange(records - records // 2) + keys
     made = np.empty(records, np.int64)
     made[0::2], made[1::2] = born, np.arange(records // 2)

@@ -202,8 +202,8 @@ def scan(run: Run) -> Iterator[Measured]:
 def map_(run: Run) -> Iterator[Measured]:
     """Run the first pass of the cleaner: find the newest record of each key.
 
-    Ours is exact; Kafka compares MD5 digests. Rival: the same pass of Kafka's cleaner on the same bytes, with
-    a buffer of the same size.
+    Our map is exact; Kafka's compares MD5 digests. Rival: the same pass of Kafka's cleaner on the same bytes,
+    with a buffer of the same size.
     """
     for name in run.chosen("a-none", "b-none", "u-none"):
         data = run.data(name)
@@ -361,8 +361,8 @@ def two_threads(run: Run) -> Iterator[Measured]:
 def growth(run: Run) -> Iterator[Measured]:
     """Clean logs of growing size with one buffer, which holds the keys of the first: CPU time per record.
 
-    Rivals: the same cleaning at the size of data set a, whose keys fit the buffer; and in passes over the
-    log. Keys of 24 bytes, five records per key, uniform; the buffer scales with the size of the run.
+    Rivals: the same cleaning at the size of data set a, whose keys fit the buffer; and a cleaning in passes
+    over the log. Keys of 24 bytes, five records per key, uniform; the buffer scales with the size of the run.
     """
     map_bytes = max(MAP_BYTES * run.records // FULL_RECORDS, 64 << 10)
     fitting = 0.0

@@ -8,7 +8,7 @@ The figures come from the syntax trees alone; no module is imported. Definitions
 
 - Code lines: lines with a token other than a comment, without blank lines and docstrings.
 - Fragment: a module of at most 40 code lines, or a module that exactly one other module imports. `__init__`
-  and `__main__` are no fragments.
+  and `__main__` are not fragments.
 - Private reach: an attribute with one leading underscore that the module does not define and that another
   module defines, or an import of such a name.
 - Parameters: all of a function except `self` and `cls`. Overloads are skipped.
@@ -397,7 +397,7 @@ def figures(packages: Iterable[Path] = PACKAGES) -> dict[str, Any]:
 
 
 def as_text(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the plain form: a figure a line, its list below."""
+    """Yield the lines of the text form: one line for each figure, its list below."""
     titles = {
         "code_lines": "code lines (no blanks, comments, docstrings)",
         "module_lines": "lines of a module",

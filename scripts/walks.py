@@ -10,7 +10,7 @@ counts if one of its functions runs after the walk has begun:
     one cleaning     `cleaner.engine.cleaning.clean`, to the end of `LogDir.clean`
     restore          `state.newest.newest_pairs`, to the end of `LogDir.state`
 
-Compiled kernels do not count: they are no Python functions. The packages that every package may import
+Compiled kernels do not count: they are not Python functions. The packages that every package may import
 (`files`, `config`, `clock` ...) are listed apart.
 """
 
@@ -68,7 +68,7 @@ def traced(call: Callable[[], Any], start: tuple[str, str]) -> list[str]:
 
 
 def append_to_disk(directory: Path) -> list[str]:
-    """Trace an append of one record at `ack="disk"`. With headers it takes the general way."""
+    """Trace an append of one record at `ack="disk"`. A record with headers is appended the general way."""
     with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("users", key_serializer="str", cleanup_policy="compact")
         topic.append("ada", b"London", ack="disk")

@@ -20,7 +20,7 @@ SCHEMA = """
 """
 SAID = ("carrier", "flight", "origin", "dest", "dep_delay", "arr_delay", "air_time", "distance")
 ORDER = ("departs", "carrier", "flight", "origin")
-"""Tells any two flights of one aircraft apart, also the 31 pairs that were planned for the same minute."""
+"""Columns that distinguish any two flights of one aircraft, also the 31 pairs planned for the same minute."""
 
 
 def unpack(directory: Path) -> Path:

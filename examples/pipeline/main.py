@@ -3,8 +3,8 @@
 The input is every flight out of New York in 2013, as a topic, read as a stream in 20 micro-batches. For each
 aircraft the process (worker.py, start there) keeps its streak: the flights since its last cancellation. The
 changes go to a compacted topic, which is cleaned every few batches. The process runs once undisturbed, and
-once with two SIGKILLs, each followed by an empty disk. Both tables must equal the one that a plain loop over
-the rows of the CSV file computes.
+once with two SIGKILLs, each followed by an empty disk. Both tables must equal the table that a plain loop
+over the rows of the CSV file computes.
 
 python examples/pipeline/main.py [DIRECTORY] [--flights N]      (N: only the first N flights)
 """

@@ -8,8 +8,8 @@ it stopped, and its table will be the same as without the stop.
 
 Three rules ensure this:
 
-  - The changes of a batch are logged before they are put into the table, under a name that a repeated batch
-    repeats (producer, sequence). So a batch that runs twice is logged once.
+  - The changes of a batch are logged before they are put into the table, with an id (producer, sequence) that
+    is the same if the batch is repeated. So a batch that runs twice is logged once.
   - Each row holds the last offset of the input that it counts ("seen"). So a batch that runs twice is counted
     once, also on a table that was restored with a part of the batch.
   - The topic is compacted: the newest record of each key is the table, however long the process has run.
