@@ -1,12 +1,12 @@
-"""`LogBuilder`: a log written as a sentence.
+"""`LogBuilder`: a log built by a chain of calls.
 
     log = LogBuilder(tmp_path).topic("users").put("a", 1).put("b", 1).roll()
     log.put("a", 2).delete("b")
     log.clean()
     assert log.state() == {b"a": b"2"}
 
-Each `put` or `delete` is a batch of its own; `batch` makes larger ones. Time stands still unless `wait`
-moves it. It holds one partition open at a time, without the log directory around it.
+Each `put` or `delete` appends one batch; `batch` appends larger batches. Only `wait` moves the clock. The
+builder holds one partition open at a time, without a log directory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Text = bytes | str | int
 
 
 def raw(value: Text | None) -> bytes | None:
-    """Keys and values as tests write them: text and numbers as UTF-8, None as null."""
+    """Return a key or value of a test as bytes: text and numbers as UTF-8, None as null."""
     if value is None or isinstance(value, bytes):
         return value
     return str(value).encode()
 
 
 class LogBuilder:
-    """One partition below `root`, on `files`; `config` starts with `cleanup.policy=compact`."""
+    """A partition below `root`, on `files`; the default of `config` is `cleanup.policy=compact`."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class LogBuilder:
         self._name = ("users", 0)
         self._log: PartitionLog | None = None
 
-    # ---- the sentence
+    # ---- the chain of calls
 
     def topic(self, name: str, partition: int = 0, **config: Any) -> LogBuilder:
-        """Which partition this is; before the first record."""
+        """Set the name and number of the partition; call this before the first record."""
         self._name = (name, partition)
         self.config = self.config.replace(**config)
         return self
 
     def codec_of(self, codec: int) -> LogBuilder:
-        """Codec of the batches that follow: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        """Set the codec of the following batches: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
         self.codec = codec
         return self
 
@@ -107,7 +107,7 @@ class LogBuilder:
         return self
 
     def roll(self) -> LogBuilder:
-        """Close the active segment; the next record begins another."""
+        """Close the active segment; the next record begins a new segment."""
         self.log.roll()
         return self
 
@@ -129,12 +129,12 @@ class LogBuilder:
 
     @property
     def store(self) -> SegmentStore:
-        """Where the segments are."""
+        """Return the segment store of the partition."""
         return DirectorySegments(self.files, self.directory)
 
     @property
     def log(self) -> PartitionLog:
-        """The open log; opened, and recovered, when it is first asked for."""
+        """Return the open log; the first use opens and recovers it."""
         if self._log is None:
             Path(self.root).mkdir(parents=True, exist_ok=True)
             if not self.files.exists(self.directory):
@@ -146,14 +146,14 @@ class LogBuilder:
         return self._log
 
     def close(self) -> LogBuilder:
-        """A clean stop."""
+        """Stop cleanly."""
         if self._log is not None:
             self._log.close()
             self._log = None
         return self
 
     def abandon(self) -> LogBuilder:
-        """A killed process: files closed, nothing else."""
+        """Stop like a killed process: close the files and do nothing else."""
         if self._log is not None:
             self._log.abandon()
             self._log = None
@@ -174,7 +174,7 @@ class LogBuilder:
         return plan(view, self.config, **(given | more))
 
     def clean(self, **more: Any) -> Any:
-        """One round; the new first dirty offset is kept in `first_dirty`."""
+        """Run one round; `first_dirty` is set to the new first dirty offset."""
         from tests.support.cleaning import clean
 
         given: dict[str, Any] = {
@@ -188,10 +188,10 @@ class LogBuilder:
     def _record_first_dirty(self, offset: int) -> None:
         self.first_dirty = offset
 
-    # ---- what is there
+    # ---- content
 
     def records(self) -> list[RawRecord]:
-        """Every record, read without the log being open for it."""
+        """Return every record, read from the files without opening the log."""
         view = PartitionView.load(self.store)
         return records_of(view)
 
@@ -199,15 +199,15 @@ class LogBuilder:
         return [record.offset for record in self.records()]
 
     def state(self) -> dict[bytes, bytes]:
-        """What a reader of the whole log ends up with."""
+        """Return the newest value of each key, as a reader of the whole log gets it."""
         return state_of(self.records())
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(base offset, size) of the segments."""
+        """Return (base offset, size) of each segment."""
         return [(s.base_offset, s.size) for s in PartitionView.load(self.store).segments]
 
     def tree(self) -> dict[str, bytes]:
-        """Every file of the partition's directory and its bytes."""
+        """Return the files of the partition's directory with their bytes."""
         top = Path(self.directory)
         return {str(p.relative_to(top)): p.read_bytes() for p in sorted(top.rglob("*")) if p.is_file()}
 
@@ -240,7 +240,7 @@ def state_of(records: Iterable[RawRecord]) -> dict[bytes, bytes]:
 
 
 def every_stop(work: Callable[[int], bool], limit: int = 10_000) -> int:
-    """Call work(0), work(1), ... until one returns True (it was not stopped any more); returns how many."""
+    """Call work(0), work(1), ... until one returns True (it was not stopped); return that number."""
     for number in range(limit):
         if work(number):
             return number

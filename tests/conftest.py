@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from hypothesis import settings
 from lastword import metrics
 from tests.support.exhaustive import stride
 
-# Machines that run tests are busy: how long an example takes says nothing about the code.
+# Machines that run tests are busy, so the time of an example is no property of the code.
 settings.register_profile("lastword", deadline=None, max_examples=200 // stride(4))
 settings.load_profile("lastword")
 
-# Crash tests make and remove thousands of directories. In memory that costs a tenth; what a disk may lose is
-# the business of tests/fakes, not of the disk below.
+# Crash tests make and remove thousands of directories. In memory that takes a tenth of the time. tests/fakes
+# simulates the losses of a disk, so no real disk is needed.
 MEMORY = "/dev/shm"
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
-# A shell starts what it runs in the background deaf to Ctrl-C, and so are all processes below. Some tests
-# press it.
+# A shell starts background processes with SIGINT ignored, and their child processes inherit that. Some tests
+# send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Leave the tests themselves out of every garbage collection: there are seven thousand."""
+    """Exclude the tests themselves, about seven thousand, from every garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def short_lived_jvms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the JVMs of this test take half the CPU: one compiler and one collector are enough."""
+    """Halve the CPU of this test's JVMs: one compiler and one collector are enough."""
     monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 
 @pytest.fixture(autouse=True)
 def _only_its_own_gauges() -> Iterator[None]:
-    """A test that lets a process "die" leaves its open directories behind; no later test measures those."""
+    """Clear the gauges of directories that an earlier test left open when its process "died"."""
     metrics._measured.clear()
     yield

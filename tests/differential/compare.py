@@ -1,12 +1,12 @@
-"""Clean one random log by ours with each strategy, by the cleaner on lists, and by Kafka's own.
+"""Clean random logs by our cleaner with each strategy, by the cleaner on lists, and by Kafka's cleaner.
 
     python -m tests.differential.compare --logs 5000
 
 Asserted for every log:
 
-- ours keeps the newest value of every key, among committed records and among all; so does Kafka, except for
-  transactional logs that it cleans in several passes: there a deleted key may return;
-- the records that ours keeps are unchanged, at their offsets and in order;
+- our cleaner keeps the newest value of every key, among committed records and among all; so does Kafka,
+  except in transactional logs that it cleans in several passes: there a deleted key may return;
+- the records that our cleaner keeps are unchanged, at their offsets and in order;
 - strategy `kafka` keeps exactly the records that the cleaner on lists keeps, in both cleanings; the other
   strategies keep no superseded or aborted record below the same limit;
 - the model of Kafka's rule keeps exactly the records that Kafka kept. In logs that began with magic 0 or 1
@@ -49,7 +49,7 @@ SALT = b"differential"
 
 @dataclass
 class Read:
-    """A partition as plain Python reads it: segments for the cleaner on lists, and whom a reader sees."""
+    """A partition read by plain Python: segments for the cleaner on lists, and the visibility of records."""
 
     segments: list[naive.NaiveSegment]
     hidden: set[int]  # offsets of records of aborted and undecided transactions
@@ -111,20 +111,20 @@ def read(directory: Path) -> Read:
 
 @dataclass
 class Story:
-    """What one cleaning after the other left of a log: as read before and after each."""
+    """A log as read before and after each of its cleanings."""
 
     before: list[Read] = field(default_factory=list)
     after: list[Read] = field(default_factory=list)
-    dirty: list[int] = field(default_factory=list)  # first dirty offset after each; 0 before the first
+    dirty: list[int] = field(default_factory=list)  # first dirty offset after each cleaning, or 0
 
 
 def add_part(log: RandomLog, directory: Path, part: int, now_ms: int | None = None) -> None:
-    for base, _ in log.parts[part]:  # the active segment there may have the first one's base
+    for base, _ in log.parts[part]:  # an active segment may have this base offset
         for extension in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX):
             with contextlib.suppress(FileNotFoundError):
                 (directory / names.segment_file(base, extension)).unlink()
     log.write(directory, part, now_ms)
-    # Such batches, with gaps, are what a broker copies from its leader; it leaves this file.
+    # A broker that copies such batches, with gaps, from its leader also writes this file.
     checkpoint = directory.parent / names.HIGH_WATERMARKS
     if not checkpoint.exists():
         checkpoint.write_text("0\n0\n")
@@ -187,7 +187,7 @@ def check_ours(log: RandomLog, strategy: str, story: Story) -> None:
 
 
 def check_garbage(log: RandomLog, strategy: str, story: Story, limits: Sequence[int]) -> None:
-    """Below `limits`, of each round, nothing is left that a newer record replaced, or that was aborted."""
+    """Check that no superseded or aborted record is left below the limit of each round."""
     for round_, (before, after, limit) in enumerate(zip(story.before, story.after, limits, strict=True)):
         below = [one for segment in before.segments if segment.base_offset < limit for one in segment.batches]
         last = naive.newest(below)
@@ -197,7 +197,7 @@ def check_garbage(log: RandomLog, strategy: str, story: Story, limits: Sequence[
 
 
 def clean_by_kafka(kafka: KafkaCleaner, log: RandomLog, directory: Path) -> tuple[Cleaned, Cleaned] | str:
-    """Both cleanings by Kafka's own cleaner, or why it gave up."""
+    """Run both cleanings by Kafka's cleaner; return its error text if it gave up."""
     done: list[Cleaned] = []
     try:
         for part, now_ms in enumerate(log.now_ms):
@@ -212,7 +212,7 @@ def clean_by_kafka(kafka: KafkaCleaner, log: RandomLog, directory: Path) -> tupl
 
 
 def by_the_model(log: RandomLog, directory: Path, limits: Iterable[int]) -> set[int]:
-    """Offsets that the model of Kafka's rule keeps of the same two parts."""
+    """Return the offsets that the model of Kafka's rule keeps, from the same two parts."""
     cleaner = ModelCleaner(log.slots * 24)
     for part in (0, 1):
         log.write(directory / f"{TOPIC}-0", part)
@@ -240,7 +240,7 @@ class Totals:
     kept: int = 0
     refused: int = 0  # logs that Kafka's cleaner gave up
     modelled: int = 0
-    mistaken: int = 0  # logs where Kafka left garbage, for it took committed batches for aborted ones
+    mistaken: int = 0  # logs with garbage, because Kafka took committed batches for aborted ones
     wrong: int = 0  # transactional logs whose newest values Kafka's cleaner changed
     kafka_rounds: int = 0
 
@@ -254,7 +254,7 @@ class Totals:
 
 
 def compare(seeds: Iterable[int], root: Path, kafka: KafkaCleaner | None, totals: Totals) -> None:
-    """All of `seeds`, below `root`, which is empty again afterwards."""
+    """Compare the logs of `seeds` in directories below `root`, which are removed."""
     for seed in seeds:
         log, place = random_log(seed), root / str(seed)
         stories = {}
@@ -292,16 +292,16 @@ def _against_kafka(
         for committed in (True, False):
             mine, theirs = story.after[-1].newest(committed=committed), kafka.newest(committed=committed)
             if mine != theirs and log.transactions:
-                # Ours is the log's own view (`check_ours`). With a map for few keys Kafka begins a pass
-                # behind a marker, takes committed batches for aborted ones, and drops a tombstone whose
-                # older copy stays.
+                # Our view equals the view before the cleaning (`check_ours`). With a map for few keys, Kafka
+                # begins a pass behind a marker, takes committed batches for aborted ones, and removes a
+                # tombstone although an older record of its key stays.
                 totals.wrong += 1
                 return
             assert mine == theirs, f"{name}: not Kafka's {'committed' if committed else 'full'} view"
     modelled = by_the_model(log, place / "model", limits)
     if (
         log.old_formats
-    ):  # the model merges no segments, whose times are the clock of tombstones in old formats
+    ):  # the model merges no segments, and in old formats a tombstone's age is that of its segment
         records = (r for before in stories["kafka"].before for r in before.records)
         modelled -= {r.offset for r in records if r.value is None and r.offset not in kept}
     if log.transactions and modelled < kept:  # taken for aborted when mapping began behind a marker

@@ -11,13 +11,13 @@ from tests.support.jars import HERE as LOGGING
 from tests.support.jars import KafkaJars
 
 SOURCES = Path(__file__).parent / "java"
-#: What Kafka's cleaner cannot do: it empties the last entry of a round, and magic 0 and 1 have no empty one.
+#: Kafka's error if a round must empty its last batch, and the batch has magic 0 or 1: those cannot be empty.
 OLD_EMPTY_BATCH = "Empty batches are only supported for magic v2"
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """`limit`: what lies below was to be cleaned; `first_dirty`: for the next cleaning."""
+    """The result: `limit`, the end of the cleaned range; `first_dirty`, the start of the next cleaning."""
 
     limit: int
     first_dirty: int
@@ -25,11 +25,11 @@ class Cleaned:
 
 
 class Refused(Exception):
-    """What Kafka's cleaner says where it gives up."""
+    """Kafka's cleaner gave up; the text is its message."""
 
 
 class KafkaCleaner:
-    """`with KafkaCleaner(jars) as kafka: kafka.clean(...)`. Not for several threads at once."""
+    """`with KafkaCleaner(jars) as kafka: kafka.clean(...)`. Not safe for several threads."""
 
     def __init__(self, jars: KafkaJars) -> None:
         command = [jars.java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -47,7 +47,7 @@ class KafkaCleaner:
         first_dirty: int = 0,
         log_start: int = 0,
     ) -> Cleaned:
-        """One partition, up to its first undecided transaction, by a map of `slots` keys."""
+        """Clean one partition up to its first undecided transaction, with a map of `slots` keys."""
         words = (directory, slots, config.segment_bytes, config.delete_retention_ms, now_ms)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\t".join(map(str, (*words, log_start, first_dirty))) + "\n")

@@ -1,9 +1,9 @@
-"""Generate random logs by number, with what producers, formats and time can leave in a partition.
+"""Generate random logs by number, with everything that producers, formats and time can leave in a partition.
 
 Magic 0, 1 and 2 with every codec of each, also mixed in one log; repeated and unique keys, keyless records,
 tombstones, duplicates inside a batch; transactions that commit, abort and stay open, and empty ones;
 producers whose epoch rises with each transaction and whose sequences wrap; batches that an earlier cleaning
-emptied; gaps inside batches, between them and, of more than 2^31 offsets, between segments; batches of one
+emptied; gaps inside batches and between them, and of more than 2^31 offsets between segments; batches of one
 record and of many; times that run backwards. A log has two parts: the records at the first cleaning, and
 those appended before the second.
 """
@@ -31,9 +31,9 @@ LOG_APPEND = 1
 
 @dataclass(frozen=True)
 class RandomLog:
-    """`parts`: of segments, (base offset, bytes of its batches). `now_ms`: of the first two cleanings.
+    """A random log: for each part its segments, as (base offset, bytes of the batches).
 
-    `slots`: of Kafka's map; `map_bytes`: of ours.
+    `now_ms` has the times of the first two cleanings, `slots` the size of Kafka's map, `map_bytes` of ours.
     """
 
     seed: int
@@ -46,8 +46,7 @@ class RandomLog:
     transactions: bool
 
     def write(self, directory: Path, part: int, now_ms: int | None = None) -> None:
-        """The segments of one part, without indexes; their times say when they were appended: a second before
-        the cleaning."""
+        """Write the segments of one part, without indexes, as files modified a second before the cleaning."""
         directory.mkdir(parents=True, exist_ok=True)
         for base, data in self.parts[part]:
             path = directory / names.segment_file(base, names.LOG)
@@ -65,8 +64,8 @@ class _Writer:
     open_: dict[int, int] = field(default_factory=dict)  # producer id -> batches of its open transaction
     sequences: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
-    epochs_rise: bool = False  # with each end of a transaction, and sequences begin anew
-    rare: random.Random = field(default_factory=random.Random)  # decides about what is rare
+    epochs_rise: bool = False  # with each end of a transaction; sequences restart at 0
+    rare: random.Random = field(default_factory=random.Random)  # for rare events
     keys: list[bytes] = field(default_factory=list)
     tombstones: float = 0.15
     keyless: float = 0.0
@@ -160,7 +159,7 @@ class _Writer:
         self.put(builder.build(self.offset), self.offset + 1)
 
     def emptied(self, producer: int) -> None:
-        """What a cleaning left of a batch that was its producer's last, or the last of its range."""
+        """Write an emptied batch, which a cleaning keeps as the last of its producer or of its range."""
         count, known = self.rare.choice((1, 5)), producer >= 0
         sequence = self.sequences.setdefault(producer, 0) if known else -1
         data = write_batch(
@@ -179,7 +178,7 @@ class _Writer:
         self.put(data, self.offset + count)
 
     def something_rare(self, producers: list[int]) -> None:
-        """An emptied batch, or the marker of a transaction that wrote nothing here."""
+        """Write, rarely, an emptied batch or the marker of a transaction without records in this log."""
         rare = self.rare
         if rare.random() < 0.04:
             self.emptied(rare.choice((-1, 77)))
@@ -190,7 +189,7 @@ class _Writer:
 
 
 def random_log(seed: int, parts: int = 2) -> RandomLog:
-    """Log number `seed`, of so many parts: always the same."""
+    """Return the log with number `seed`; the same number gives the same log."""
     rng = random.Random(f"differential {seed}")
     rare = random.Random(f"rare {seed}")
     writer = _Writer(rng, rare=rare, epochs_rise=rare.random() < 0.5)

@@ -1,11 +1,11 @@
-"""Let our cleaner and Kafka's clean one log in turn, like a broker and this library that share it.
+"""Clean one log by our cleaner and by Kafka's in turn, like a broker and this library that share it.
 
     python -m tests.differential.relay --lives 500
 
-Parts of a random log are appended one after the other. After each part, one of `WHO` cleans the result of the
-others: Kafka's own cleaner from the existing checkpoint; or ours by each strategy, over the whole log, some
-runs of segments, or what is due. Between turns, indexes are lost or damaged, and files of an unfinished swap
-are left. The same parts are also appended to a log that is never cleaned.
+Parts of a random log are appended one after the other. After each part, one of the cleaners in `WHO` cleans
+the result of the others: Kafka's cleaner, from the existing checkpoint; or our cleaner, by each strategy over
+the whole log, over some runs of segments, or over the due part. Between turns, indexes are lost or damaged,
+and files of an unfinished swap are left. The same parts are also appended to a log that is never cleaned.
 
 Asserted after each turn: the remaining records are unchanged, at their offsets, in order. Their visibility
 (committed, aborted, undecided) equals that in the other log, by the markers and by the transaction indexes.
@@ -41,11 +41,11 @@ from tests.support.jars import KafkaJars
 KAFKA, RUNS, DUE = "Kafka's cleaner", "some runs", "what is due"
 WHO = (KAFKA, RUNS, DUE, *STRATEGIES)
 PARTS = 6
-SLOTS = 20_000  # with few, Kafka cleans in several passes, and takes committed batches for aborted ones
+SLOTS = 20_000  # with few slots, Kafka cleans in several passes and takes committed batches for aborted ones
 
 
 def live(seed: int, root: Path, kafka: KafkaCleaner) -> Counter[str]:
-    """One log through its turns, below `root`; who had how many."""
+    """Clean one log in turn, below `root`; return the number of turns of each cleaner."""
     rng = random.Random(f"relay {seed}")
     log = random_log(seed, PARTS)
     cleaned, whole = root / "cleaned", root / "whole" / f"{TOPIC}-0"
@@ -53,7 +53,7 @@ def live(seed: int, root: Path, kafka: KafkaCleaner) -> Counter[str]:
     for part in range(PARTS):
         now_ms += rng.choice((0, 2_000, 5_000, 60_000, 7_200_000))
         for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
-            (cleaned / name).unlink(missing_ok=True)  # so that opening looks at every file
+            (cleaned / name).unlink(missing_ok=True)  # so that opening checks every file
         for one in (directory, whole):
             add_part(log, one, part, now_ms)
         _harm(rng, directory)
@@ -79,7 +79,7 @@ def live(seed: int, root: Path, kafka: KafkaCleaner) -> Counter[str]:
 
 
 def _harm(rng: random.Random, directory: Path) -> None:
-    """What a log must come through: each of it opening mends or removes."""
+    """Damage or remove indexes, and add files of an unfinished swap, which opening must repair or remove."""
     indexes = [path for path in directory.iterdir() if path.suffix in (".index", ".timeindex", ".txnindex")]
     if indexes and rng.random() < 0.3:
         path = rng.choice(sorted(indexes))
@@ -107,7 +107,7 @@ def _by_kafka(log: RandomLog, root: Path, kafka: KafkaCleaner, now_ms: int) -> N
 
 
 def _by_ours(log: RandomLog, root: Path, who: str, rng: random.Random, now_ms: int, told: str) -> int:
-    """Returns how many chosen runs were rewritten."""
+    """Clean by our cleaner; return the number of chosen runs that were rewritten."""
     with lastword.open(root, "a", clock=ManualClock(now_ms)) as logs:
         logs.topic(TOPIC).set_config(
             cleanup_policy="compact",
@@ -140,7 +140,7 @@ def _some_run(logs: Any, rng: random.Random, now_ms: int) -> bool:
 
 
 def _limit(before: Read) -> int:
-    """Up to where a round over all of the log may reach."""
+    """Return the offset up to which a round over the whole log may clean."""
     segments = before.segments
     undecided = min(before.undecided, default=segments[-1].next_offset)
     return max((one.next_offset for one in segments if one.next_offset <= undecided), default=0)
@@ -151,7 +151,7 @@ def _check(told: str, directory: Path, after: Read, whole: Read) -> None:
     offsets = [record.offset for record in after.records]
     assert offsets == sorted(set(offsets)), f"{told}: another order"
     for record in after.records:
-        was = appended[record.offset]  # Kafka makes one of magic 0 magic 2 in places: another timestamp type
+        was = appended[record.offset]  # Kafka may convert magic 0 to 2, which changes the timestamp type
         same = (record.key, record.value, record.timestamp, record.headers)
         assert same == (was.key, was.value, was.timestamp, was.headers), f"{told}: {record} was {was}"
     assert after.hidden == whole.hidden & set(offsets), f"{told}: others are visible"

@@ -1,4 +1,4 @@
-"""Clean random logs by ours, by the cleaner on lists and by Kafka's own; `make differential` runs more."""
+"""Clean random logs by our cleaner, by the cleaner on lists and by Kafka's; `make differential` runs more."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_logs_have_what_they_should() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("harm", ["lost", "changed", "turned", "kept"])
 def test_harm_is_noticed(tmp_path: Path, harm: str, strategy: str) -> None:
-    """The comparison itself, on a log whose cleaning is falsified afterwards."""
+    """The comparison fails on a log whose result is falsified after the cleaning."""
     log = random_log(31)
     story = clean_ours(log, tmp_path / f"{TOPIC}-0", strategy)
     check_ours(log, strategy, story)

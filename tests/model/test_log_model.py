@@ -4,10 +4,10 @@ Random sequences of appends, deletes, transactions (committed, aborted or left o
 reopenings and passing time; processes stopped before any file change; power cuts that lose unsynced data.
 After each step:
 
-- the newest committed record of a key is lost only if it is a tombstone whose time has come;
-- no record of an undecided transaction is removed, and the last stable offset is the first of them;
-- every remaining record has the offset, timestamp, key and value it was appended with, in order;
-- what was acknowledged at `disk` survives a power cut, what was acknowledged at `os` a killed process;
+- the newest committed record of a key is lost only if it is a tombstone whose retention has passed;
+- no record of an undecided transaction is removed; the last stable offset is that of the first such record;
+- every remaining record has the offset, timestamp, key and value with which it was appended, in order;
+- records acknowledged at `disk` survive a power cut, records acknowledged at `os` survive a killed process;
 - repeated cleaning reaches a fixed point within three cleanings.
 
 The same sequences, without stops and power cuts, run on a log whose segments are in memory. All code
@@ -53,14 +53,14 @@ class Appended:
     timestamp: int
     key: bytes
     value: bytes | None
-    producer_id: int = -1  # of its transaction
+    producer_id: int = -1  # of the record's transaction
 
 
 class StoredLogModel(RuleBasedStateMachine):
-    """A log, wherever its segments are stored.
+    """A log and its model, for every kind of segment store.
 
-    `appended`: everything given an offset and not taken back, in order. `durable`: how many of them are
-    at `disk`.
+    `appended` has the records with an offset that were not lost, in order. `durable` is the number of
+    them that are synced.
     """
 
     @initialize(
@@ -82,10 +82,10 @@ class StoredLogModel(RuleBasedStateMachine):
         self.appended: list[Appended] = []
         self.durable = 0
         self.first_dirty: int | None = None
-        self.aborted: set[int] = set()  # producer ids: each transaction has one of its own
+        self.aborted: set[int] = set()  # producer ids; each transaction has its own
         self.open: set[int] = set()
         self.next_producer = 1
-        self.clocks: dict[int, int] = {}  # offset of a tombstone to when the first round met it
+        self.clocks: dict[int, int] = {}  # offset of a tombstone -> time of the first round after it
         self.last_round_ms = 0
         self._create()
         self._begin()
@@ -99,7 +99,7 @@ class StoredLogModel(RuleBasedStateMachine):
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """A process starts on what is stored."""
+        """Open the stored log, as a new process does."""
         self.log = self._builder().codec_of(self.codec)
         self.log.first_dirty = self.first_dirty
         assert self.log.log
@@ -108,7 +108,7 @@ class StoredLogModel(RuleBasedStateMachine):
         if hasattr(self, "log"):
             self.log.abandon()
 
-    # ---- what a user does
+    # ---- the user's calls
 
     @rule(
         pairs=st.lists(st.tuples(KEYS, st.one_of(st.none(), VALUES)), min_size=1, max_size=6),
@@ -201,21 +201,21 @@ class StoredLogModel(RuleBasedStateMachine):
         self._begin()
 
     def _found(self) -> list[RawRecord]:
-        """Data records, also of aborted and undecided transactions."""
+        """Return the data records, also of aborted and undecided transactions."""
         return data_records(PartitionView.load(self.log.store))
 
     def _start_clocks(self) -> None:
-        """A round begins: no tombstone of now may go before its retention has passed from here on."""
+        """Record the start of a round: the retention of tombstones begins with the first round after them."""
         self.last_round_ms = self.clock.now_ms()
         for record in self.appended:
             if record.value is None:
                 self.clocks.setdefault(record.offset, self.last_round_ms)
 
     def _settle(self) -> None:
-        """A round syncs what it builds on."""
+        """Count the records that the round synced before it used them."""
         self.durable = max(self.durable, sum(r.offset < self.log.log.synced_to for r in self.appended))
 
-    # ---- what must hold
+    # ---- invariants
 
     @invariant()
     def the_last_word_is_there(self) -> None:
@@ -246,7 +246,7 @@ class StoredLogModel(RuleBasedStateMachine):
 
 
 class LogModel(StoredLogModel):
-    """A log in a directory, with processes that are stopped and power cuts."""
+    """A log in a directory, with stopped processes and power cuts."""
 
     def _create(self) -> None:
         self.top = tempfile.mkdtemp(prefix="lastword-model-")
@@ -273,7 +273,7 @@ class LogModel(StoredLogModel):
         seed=st.integers(0, 9),
     )
     def stop_within_a_cleaning(self, stop: int, torn: bool, cut: bool, due: bool, seed: int) -> None:
-        """Before any change of a file that a round makes; the machine goes on, or its power fails too."""
+        """Stop before a file change of a round; with `cut`, the power fails too."""
         self._start_clocks()
         self.files.stop_at, self.files.torn = len(self.files.changes) + stop, torn
         try:
@@ -292,9 +292,7 @@ class LogModel(StoredLogModel):
         pairs=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=4),
     )
     def stop_within_an_append(self, stop: int, torn: bool, pairs: list[tuple[bytes, bytes]]) -> None:
-        """Before a change that an append, or the roll that it brings, makes. Nobody was told that it is
-        there.
-        """
+        """Stop before a file change of an append or of the roll after it. The append was not acknowledged."""
         base = self.log.log.log_end
         self.clock.advance(1)
         now = self.clock.now_ms()
@@ -339,7 +337,7 @@ class LogModel(StoredLogModel):
             raise AssertionError("the cleaner passed what was durable")
 
     def _reopen_transactions(self, kept: list[Appended]) -> None:
-        """A power cut may have taken markers back: then their transactions are undecided again."""
+        """Reset transactions to undecided if the power cut lost their markers."""
         there = {record.producer_id for record in kept} - {-1}
         undecided = {p.producer_id for p in self.log.log.producers if p.transaction_start is not None}
         assert undecided <= there and self.open & there <= undecided
@@ -349,7 +347,7 @@ class LogModel(StoredLogModel):
 
 
 class MemoryLogModel(StoredLogModel):
-    """A log in a store without files: versions that are swapped."""
+    """A log in a segment store without files."""
 
     def _create(self) -> None:
         self.segments = MemorySegments(clock=self.clock)

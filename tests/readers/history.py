@@ -5,7 +5,7 @@ whole tree after every changing file operation; any number of readers then trave
 
 The oracle (`PartitionHistory`) is written by the calls of the writer, not by reading the files. Each call
 records the version before it and after it, and the resulting log start, stable offset and log end. A reader
-at a version inside a call may find the state before the call, the state after it, or one between.
+at a version inside a call may find the state before the call, the state after it, or a state between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Folder = dict[str, Node | None]
 Tree = dict[str, Folder]
 
 
-# ---------------------------------------------------------------- files with a memory
+# ---------------------------------------------------------------- files that keep every version
 
 
 class Content(NamedTuple):
@@ -48,9 +48,9 @@ class VersionedFiles(MemoryFiles):
     """A directory in memory that keeps its tree after each changing operation.
 
     Attributes:
-        trees: by version, the folders with the nodes in them; a folder that did not change is shared.
-        contents: by node, the versions at which its bytes changed, and the bytes since then.
-        reuse: give the inode number of a file that is gone to the next new one, as ext4 and xfs do.
+        trees: by version, the folders and their nodes; versions share a folder that did not change.
+        contents: by node, the versions at which its bytes changed, and the new bytes.
+        reuse: a new file gets the inode number of a removed file, as in ext4 and xfs.
     """
 
     def __init__(self, clock: ManualClock, *, reuse: bool = False) -> None:
@@ -100,12 +100,12 @@ class VersionedFiles(MemoryFiles):
         contents.append(Content(bytes(node.data), node.mtime_ms))
 
     def content(self, node: Node, version: int) -> Content:
-        """Return the bytes of a file at a version; before its creation, its first bytes."""
+        """Return the bytes of a file at a version; for a version before its creation, its first bytes."""
         versions, contents = self.contents[node]
         return contents[max(bisect_right(versions, version) - 1, 0)]
 
     def between_calls(self) -> None:
-        """Called by the writer after each of its calls."""
+        """Do nothing; the writer calls this after each of its calls, and subclasses override it."""
 
     def _gone(self, node: Node | None) -> None:
         if self.reuse and isinstance(node, Node) and not self._open.get(node):
@@ -198,11 +198,11 @@ class VersionedHandle(MemoryHandle):
         super().close()
 
 
-# ---------------------------------------------------------------- what was true when
+# ---------------------------------------------------------------- the oracle
 
 
 class Written(NamedTuple):
-    """One record as its writer gave it."""
+    """A record as the writer appended it."""
 
     offset: int
     timestamp: int
@@ -213,7 +213,7 @@ class Written(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The state after a call. `lineage` is the line of records of which the log is a prefix."""
+    """The offsets after a call. The log is a prefix of the `Lineage` with the number `lineage`."""
 
     log_start: int
     stable: int
@@ -222,7 +222,7 @@ class Ends(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """Records that one swap removed; it began after version `begin` and was complete at `end`."""
+    """Records that one swap removed; the swap began after version `begin` and was complete at `end`."""
 
     begin: int
     end: int
@@ -232,7 +232,7 @@ class Removal(NamedTuple):
 
 @dataclass
 class Lineage:
-    """Records by offset of a log that only grows. A truncation begins another line, as does a new topic."""
+    """The records, by offset, of a log that only grows. A truncation or a new topic begins a new lineage."""
 
     records: dict[int, Written] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
@@ -257,9 +257,9 @@ class Lineage:
 
 @dataclass
 class PartitionHistory:
-    """All that one partition was, by version.
+    """The states of one partition, by version.
 
-    `begins` and `ends_at` are the versions before and after each call; `ends` what it left.
+    `begins` and `ends_at` are the versions before and after each call; `ends` is the state after it.
     """
 
     name: str
@@ -269,7 +269,7 @@ class PartitionHistory:
     ends: list[Ends] = field(default_factory=lambda: [Ends(0, 0, 0, 0)])
     removals: list[Removal] = field(default_factory=list)
     first_dirty: list[int] = field(default_factory=lambda: [0])
-    gone: list[tuple[int, int]] = field(default_factory=list)  # versions between which it did not exist
+    gone: list[tuple[int, int]] = field(default_factory=list)  # first and last version without the partition
 
     def note(self, begin: int, end: int, ends: Ends, first_dirty: int) -> None:
         if (end, ends, first_dirty) != (self.ends_at[-1], self.ends[-1], self.first_dirty[-1]):
@@ -303,7 +303,7 @@ class PartitionHistory:
         )
 
     def cleaned_up_to(self, version: int) -> int:
-        """Up to which offset cleanings may have used records that are newer, at a version."""
+        """Return the offset up to which the records may have been cleaned at a version."""
         return max(self.first_dirty[: self.begun(version) + 1])
 
     def absent(self, first: int, last: int) -> bool:
@@ -336,7 +336,7 @@ class History:
 
 
 class Writer:
-    """Changes one topic and notes what each call did."""
+    """A writer of one topic, which records the effect of each call."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ class Writer:
         self.count = 0
         self.ongoing: dict[int, dict[int, list[int]]] = {n: {} for n in range(partitions)}
 
-    # ---- notes
+    # ---- records of the effects
 
     @contextmanager
     def call(self, label: str) -> Iterator[None]:
@@ -374,7 +374,7 @@ class Writer:
         self.files.between_calls()
 
     def begin(self, rng: random.Random) -> None:
-        """Open, create the topic and append for the first time."""
+        """Open the log directory, create the topic and append the first records."""
         self.open()
         self.create()
         for _ in range(8):
@@ -500,7 +500,7 @@ class Writer:
             self.logs.clean(TOPIC, strategy=strategy, due=due)
 
     def clean_sharded(self, number: int) -> None:
-        """Clean in steps, like Spark's executors; the owner of the log publishes."""
+        """Clean in steps, like Spark's executors; the owner of the log publishes the result."""
         from lastword.cleaner.distributed import job as jobs
         from lastword.cleaner.distributed import sharded
         from lastword.cleaner.engine.partition import prepare
@@ -556,12 +556,12 @@ class Writer:
         span = log.log_end - log.log_start
         if span < 4 or self.ongoing[number]:
             return
-        # Where a batch begins, as a follower of Kafka cuts.
+        # A follower of Kafka truncates at the base offset of a batch.
         bases = [header.base_offset for segment in log.segments for header in segment.headers()]
         offset = self.rng.choice([base for base in bases if base > log.log_start][-12:] or [log.log_end])
         if offset == log.log_end:
             return
-        # What a cleaning removed because of a record that is cut away now does not come back.
+        # A cleaning removed records because of newer records that are truncated now: they stay removed.
         before = partition.lineages[-1]
         gone = partition.removed_before(self.files.version, len(partition.lineages) - 1)
         partition.lineages.append(
@@ -622,7 +622,7 @@ def writer_of(
     root: str = ROOT,
     writer_class: type[Writer] | None = None,
 ) -> Writer:
-    """Return a writer with random settings; its seed determines its kind of life."""
+    """Return a writer with random settings; the seed determines which kinds of calls it makes."""
     kind = seed % 8
     settings = {
         "cleanup_policy": "compact,delete" if kind == 5 else "compact",
@@ -643,7 +643,7 @@ def writer_of(
 
 
 def steps_of(writer: Writer, rng: random.Random, steps: int, without: Sequence[str] = ()) -> None:
-    """Return random calls, except those in `without`."""
+    """Make random calls, except those in `without`."""
     seed = writer.history.seed
     kind = seed % 8
     weights = {
@@ -668,7 +668,7 @@ def steps_of(writer: Writer, rng: random.Random, steps: int, without: Sequence[s
 
 
 def make(seed: int, steps: int = 40) -> History:
-    """Make a random life of a topic, the same every time."""
+    """Return the history of random calls on a topic; the same seed gives the same history."""
     rng = random.Random(seed)
     writer = writer_of(rng, seed)
     with writer.watched():

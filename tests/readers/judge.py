@@ -1,4 +1,4 @@
-"""Decide whether a reader's result is allowed, by a dict of every moment during the read.
+"""Decide whether a reader's result is allowed, by comparison with a dict for each moment of the read.
 
 A *moment* of a partition is a sequence of records, an offset E and a log start: the newest committed record
 of every key below E, among those at or above the log start. While a read runs, E is at least the stable
@@ -28,7 +28,7 @@ from tests.readers.history import Ends, Lineage, PartitionHistory, Written
 
 
 class Violation(AssertionError):
-    """A result that no moment allows. `rule` names the broken rule."""
+    """A result that is not allowed at any moment of the read. `rule` is the name of the broken rule."""
 
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule}: {text}")
@@ -87,17 +87,18 @@ class Window:
         forgotten: bool = False,
         start: int | None = None,
     ) -> None:
-        """Is `shown` (offset, or with `values` value, per key) what one moment had?
+        """Check that `shown` is the state of one moment.
 
         Args:
-            end: the range ended at this offset, so only E = `end` is allowed.
-            forgotten: the mapping was filled before. Keys whose tombstone has left the log, or that are
-                below the log start by now, may be there still.
-            start: the range began here; nothing below counts.
+            shown: The offset of each key; with `values` the value of each key.
+            end: The range ended at this offset, so only E = `end` is allowed.
+            forgotten: The mapping was filled earlier. It may still have keys whose tombstone was removed
+                from the log, and keys that are below the log start now.
+            start: The range began at this offset; records below it do not count.
         """
         if not self.is_one_line:
-            # Beside a truncation a reader meets ends between the two, of a log from which a cleaning had
-            # removed records because of others that are cut away by then: no moment.
+            # During a truncation a reader may find an end between the two. The cleaning may have removed
+            # records because of newer records that are truncated, so the result equals no moment.
             self._check_written(shown, values)
             return
         nearest: tuple[int, str] | None = None
@@ -139,7 +140,7 @@ class Window:
     # ---- each record once
 
     def check_log(self, rows: Sequence[Row], *, start: int | None = None, end: int | None = None) -> None:
-        """Check that each surviving record of the range is returned once, ascending, as it was written."""
+        """Check that the rows are the surviving records of the range, each once, ascending and unchanged."""
         offsets = [row.offset for row in rows]
         for before, after in pairwise(offsets):
             if after <= before:
@@ -149,15 +150,15 @@ class Window:
         self.check_complete(set(offsets), max(offsets, default=-1), start=start, end=end)
 
     def check_row(self, row: Row, start: int | None = None, end: int | None = None) -> None:
-        """Check that this record existed and may be returned."""
+        """Check that the row is an existing record which may be returned."""
         if (start is not None and row.offset < start) or (end is not None and row.offset >= end):
             raise Violation("outside", f"offset {row.offset} is outside of [{start}, {end})")
         if row.offset < self.log_starts[0]:
             raise Violation("below the log start", f"offset {row.offset}, log start {self.log_starts[0]}")
         reasons = []
         for number, calls in self.lines.items():
-            # A record may be written again, just the same, at the same offset after a truncation: one line
-            # that allows it is enough.
+            # After a truncation an equal record may be written at the same offset, so it is enough if one
+            # lineage allows the row.
             reason = self._refused(row, number, max(self.end_of(ends) for ends in calls))
             if reason is None:
                 return
@@ -166,7 +167,7 @@ class Window:
         raise Violation(rule, text)
 
     def _refused(self, row: Row, number: int, end: int) -> tuple[str, str] | None:
-        """Return why a line does not allow a row, as the rule and a text."""
+        """Return the broken rule and a text, if a lineage does not allow a row."""
         lineage = self.partition.lineages[number]
         record = lineage.records.get(row.offset)
         if record is None:
@@ -182,7 +183,7 @@ class Window:
         return None
 
     def survivors(self) -> dict[int, Written]:
-        """Records that are in the log at the end of the read, in every line that it may have met."""
+        """Return the records in the log at the end of the read, in each lineage of the window."""
         found: dict[int, Written] | None = None
         for number in self.lines:
             lineage = self.partition.lineages[number]
@@ -222,7 +223,7 @@ class Window:
     def check_error(
         self, error: BaseException, *, start: int | None = None, end: int | None = None, as_of: bool = False
     ) -> None:
-        """May a read raise this here?"""
+        """Check that a read may raise this error during the window."""
         if self.partition.absent(self.first, self.last) and isinstance(
             error,
             (
@@ -237,7 +238,7 @@ class Window:
         if isinstance(error, (BusyError, SnapshotRefusedError)):
             return
         if isinstance(error, (CorruptBatchError, UnknownMagicError)) and not self.is_one_line:
-            return  # beside a truncation: the file was cut, and written again, while it was read
+            return  # the file was truncated, and appended to, while it was read
         if isinstance(error, OffsetOutOfRangeError):
             begins = self.log_starts[0] if start is None else start
             if self.log_starts[-1] > begins or not self.is_one_line:
@@ -271,7 +272,7 @@ def _difference(
     gone: frozenset[int],
     forgotten: bool,
 ) -> list[str]:
-    """How the shown offsets (or values) differ from a moment; empty: they do not."""
+    """Return the differences between the shown offsets (or values) and a moment; empty if there are none."""
     wrong = []
     records = lineage.records
     for key, offset in newest.items():

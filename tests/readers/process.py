@@ -1,7 +1,7 @@
 """Run readers in their own process, beside a writer on a real directory.
 
 Both processes record the system's monotonic clock, which is the same for all processes. These times replace
-the versions; the judge is the same.
+the versions; the judge is that of `judge.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ for number in itertools.count():
 
 
 class TimedFiles(OsFiles):
-    """The system's files; the version is the time."""
+    """The system's files, with the time as version."""
 
     def __init__(self, clock: object, *, reuse: bool = False) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def _data(text: str | None) -> bytes | None:
 
 
 class Process:
-    """One reader; `reads` is what it told."""
+    """A process with one reader; `reads` has the reads that it reported."""
 
     def __init__(self, directory: Path, seed: int, settings: dict[str, Any]) -> None:
         self._told = directory.parent / f"reads-{seed}"
@@ -94,7 +94,7 @@ class Process:
 
 
 def judge(writer: Writer, reads: list[list[Any]]) -> list[str]:
-    """Texts of the reads that no moment allows."""
+    """Return a text for each read that is not allowed at any moment."""
     wrong = []
     partition = writer.history.partitions[0]
     for kind, begin, end, rows, error in reads:
@@ -121,7 +121,7 @@ def judge(writer: Writer, reads: list[list[Any]]) -> list[str]:
 
 @contextmanager
 def writing(directory: Path, seed: int) -> Iterator[tuple[Writer, Callable[[int], None]]]:
-    """A writer on a real directory, and what lets it make so many more random calls."""
+    """Yield a writer on a real directory, and a function that makes a number of random calls."""
     rng = random.Random(seed)
     writer = writer_of(rng, seed, TimedFiles, str(directory))
     with writer.watched():
@@ -137,7 +137,7 @@ def writing(directory: Path, seed: int) -> Iterator[tuple[Writer, Callable[[int]
 
 
 def run(directory: Path, seed: int, seconds: float, readers: int = 1) -> tuple[int, list[str]]:
-    """How many reads there were while the writer worked for so long, and what was wrong with them."""
+    """Run a writer for `seconds` beside readers; return the number of reads and the violations."""
     with writing(directory, seed) as (writer, work):
         processes = [Process(directory, seed + n, writer.settings) for n in range(readers)]
         until = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Define readers of every kind, each on one journey: what it reads, and how its result is checked."""
+"""Define readers of every kind; each function reads on one journey and checks the result."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.readers.judge import Row, Violation, Window
 from tests.readers.travel import TravellingClock, TravellingFiles, pace_of, still
 
 SNAPSHOT = "restored.jsonl"
-BULK, PLAIN = 0, 1 << 30  # from how many bytes on kernels read: always, never
+BULK, PLAIN = 0, 1 << 30  # kernels read from this number of bytes on: always, never
 
 
 @dataclass
 class Journey:
-    """One interleaving: a reader, where it begins and how fast the writer goes on."""
+    """One interleaving: a reader, the version at which it begins, and the pace of the writer."""
 
     history: History
     files: TravellingFiles
@@ -46,7 +46,7 @@ class Journey:
         }
 
     def check_error(self, error: BaseException, *, first: int | None = None, **given: Any) -> None:
-        """An error is allowed if it is in one of the partitions."""
+        """Check that the error is allowed in at least one partition."""
         wrong: Violation | None = None
         for window in self.windows(first).values():
             try:
@@ -80,7 +80,7 @@ def arrow_rows(batches: Any) -> dict[int, list[Row]]:
 
 
 def check_rows(journey: Journey, rows: dict[int, list[Row]], *, view: str = "log", **given: Any) -> None:
-    """Rows of all partitions against the versions that the journey passed."""
+    """Check the rows of all partitions against the versions that the journey passed."""
     committed = given.pop("committed", True)
     for number, window in journey.windows(given.pop("first", None), committed=committed).items():
         shown = rows.get(number, [])
@@ -143,7 +143,7 @@ def read_keys(journey: Journey) -> None:
 
 
 def read_range(journey: Journey) -> None:
-    """Explicit offsets."""
+    """Read a range of explicit offsets."""
     rng = journey.rng
     ends = journey.windows()[0].calls[0]
     start = rng.randrange(ends.log_start, ends.stable + 1)
@@ -158,7 +158,7 @@ def read_range(journey: Journey) -> None:
 
 
 def read_as_of(journey: Journey) -> None:
-    """Read the newest values as of an earlier offset: as they were then, or refused."""
+    """Read the newest values as of an earlier offset; an OffsetOutOfRangeError is allowed."""
     rng = journey.rng
     ends = journey.windows()[0].calls[0]
     end = rng.randrange(ends.log_start, ends.stable + 1)
@@ -274,7 +274,7 @@ def restore_as_of(journey: Journey) -> None:
 
 
 def snapshot_and_tail(journey: Journey) -> None:
-    """A state that starts from a file restored some time before: as a full restore, or refused."""
+    """Load a state from an older restored file and the log: it must equal a full restore, or be refused."""
     files, rng = journey.files, journey.rng
     files.now = max(0, journey.first - rng.choice((rng.randrange(40), rng.randrange(400))))
     restored = files.now
@@ -283,17 +283,17 @@ def snapshot_and_tail(journey: Journey) -> None:
         with journey.open() as logs:
             logs.restore(TOPIC, to=SNAPSHOT)
     except LastwordError:
-        return  # the topic was not there yet
+        return  # the topic did not exist yet
     files.now, files._pace = journey.first, pace
     with journey.open() as logs:
         found = logs.state(TOPIC, snapshot=SNAPSHOT, key_serializer="bytes", value_serializer="bytes")
-        # A truncation in between may have taken the records that had removed some of the file's.
+        # A truncation in between may have removed records that superseded some of the file's.
         cut = any(not window.is_one_line for window in journey.windows(restored).values())
         _values(journey, found, restored if cut else None)
 
 
 def at_time(journey: Journey) -> None:
-    """From a time on: every survivor that is not older, and nothing before the first record of that age."""
+    """Read from a time on: every surviving record that is not older must be returned."""
     window = journey.windows()[0]
     records = window.partition.lineages[window.calls[0].lineage].records
     if not records:
@@ -346,7 +346,7 @@ def verify(journey: Journey) -> None:
 
 @contextmanager
 def _in_place_of_default(files: TravellingFiles) -> Iterator[None]:
-    """Spark's functions use the files of their process, and look there for the directory."""
+    """Replace the files of the process, because Spark's functions use those."""
     from lastword import files as storage
     from lastword.spark import bootstrap, splits, stream
 
@@ -375,7 +375,7 @@ def _spark(journey: Journey, view: str, **more: str) -> tuple[Any, Any, tuple[st
 def _tasks(
     journey: Journey, tasks: list[Any], options: Any, schema: Any, columns: Any
 ) -> dict[int, list[Row]]:
-    """Run tasks one after another, each some time after the plan."""
+    """Run tasks one after another; the log may change between the plan and each task."""
     from lastword.spark.read import read_batches
 
     rows: dict[int, list[Row]] = {}
@@ -400,13 +400,13 @@ def spark_batch(journey: Journey) -> None:
                 rows = _tasks(journey, tasks, options, schema, columns)
                 check_rows(journey, rows, view=view)
         except LastwordError as error:
-            # Its end is that of the plan: what was newest below it may have been cleaned by then.
+            # The end was fixed by the plan: a later cleaning may have removed the newest record below it.
             end = min((task.end for task in tasks), default=0)
             journey.check_error(error, end=end, as_of=view != "log")
 
 
 def spark_stream(journey: Journey) -> None:
-    """Micro-batches from the log start to where the log ends in the end; each planned, then read."""
+    """Read micro-batches from the log start to the last log end; each is planned, then read."""
     from lastword.spark.options import parse_read
     from lastword.spark.schema import full_schema
     from lastword.spark.stream import LogStreamReader
@@ -464,14 +464,14 @@ KINDS: dict[str, tuple[Callable[[Journey], None], int]] = {
     "spark": (spark_batch, 3),
     "stream": (spark_stream, 2),
 }
-"""By name: the reader, and how often it is taken."""
+"""By name: the reader, and its weight in the random choice."""
 
 _NAMES, _WEIGHTS = list(KINDS), [weight for _, weight in KINDS.values()]
 
 
 @dataclass
 class Outcome:
-    """One interleaving that was checked."""
+    """The result of an interleaving that was checked."""
 
     label: str
     kind: str
@@ -483,7 +483,7 @@ class Outcome:
 def interleave(
     history: History, files: TravellingFiles, number: int, kinds: list[str] | None = None
 ) -> Outcome:
-    """Run the interleaving with this number of a history; the same every time."""
+    """Run the interleaving of a history with this number; the same number gives the same interleaving."""
     rng = random.Random(history.seed * 1_000_003 + number)
     kind = rng.choice(kinds) if kinds else rng.choices(_NAMES, _WEIGHTS)[0]
     first = rng.randrange(history.last + 1)
@@ -518,7 +518,7 @@ def interleave(
 
 @contextmanager
 def _settings_read_once() -> Iterator[None]:
-    """Nothing here changes settings or the environment, and to read them takes a tenth of the time."""
+    """Read the settings once: they do not change here, and reading them takes a tenth of the time."""
     real, known = Settings.load, {}
 
     def load(paths: Any = (), config: Any = None, env: Any = None, arguments: Any = None) -> Settings:
@@ -544,7 +544,7 @@ def interleavings(
     *,
     told_from: int | None = None,
 ) -> Iterator[Outcome]:
-    """Yield the first `count` interleavings of a history. From `told_from` on `files` keeps operations."""
+    """Yield the first `count` interleavings of a history; `files` lists operations from `told_from` on."""
     files = files or TravellingFiles(history)
     with _settings_read_once():
         for number in range(count):

@@ -2,10 +2,10 @@
 
     python -m tests.readers.run --interleavings 1000000 --jobs 2
 
-makes a history for each seed and sends readers of every kind through it, until this many interleavings were
-checked. An interleaving is a history, a kind of reader, and the version at each of its file operations; equal
-ones count once. It exits with 1 if no moment allows a result; each such result is printed with the command
-that repeats it:
+The command makes a history for each seed and runs readers of every kind on it, until this many interleavings
+were checked. An interleaving is a history, a kind of reader, and the version at each of its file operations;
+equal interleavings count once. The command exits with 1 if a result is not allowed at any moment, and prints
+each such result with the command that repeats it:
 
     python -m tests.readers.run --seed 7 --number 130
 """
@@ -31,7 +31,7 @@ SHOWN = 3  # violations of one kind and rule that are printed in full
 
 @dataclass
 class Tally:
-    """Counts of one or more histories. `violations`: (kind, rule), and the text that is printed."""
+    """Counts of one or more histories. `violations` has kind of reader, rule, and the printed text."""
 
     judged: int = 0
     different: int = 0
@@ -50,7 +50,7 @@ class Tally:
 
 
 def told(seed: int, number: int, outcome: Outcome) -> str:
-    """The text of a violation, with the command that repeats it."""
+    """Return the text of a violation, with the command that repeats it."""
     assert outcome.violation is not None
     lines = [
         f"{outcome.violation}",
@@ -93,10 +93,10 @@ def tasks(
 
 
 def repeat(seed: int, number: int, kinds: list[str] | None) -> int:
-    """Repeat one interleaving, with the versions it passed and the whole error.
+    """Repeat one interleaving; print the versions that it passed and the whole error.
 
-    Those before it run first, as they did: what a process keeps (open handles, loaded kernels) decides which
-    file operations follow.
+    The interleavings before it run first, as in the first run, because the state of the process (open
+    handles, loaded kernels) determines the file operations.
     """
     history = make(seed)
     files = TravellingFiles(history)

@@ -1,7 +1,7 @@
-"""Run readers that share an open `LogDir` with the writer: threads of which exactly one runs.
+"""Run readers that share an open `LogDir` with the writer, in threads of which one runs at a time.
 
 Each file operation, and each wait for a lock, is a switch point: a seeded choice selects the next thread. So
-a run is repeatable, and a reader meets the writer's memory in the middle of a cleaning. The locks of the
+a run is repeatable, and a reader can read the writer's memory in the middle of a cleaning. The locks of the
 library are replaced by locks that switch instead of blocking.
 """
 
@@ -25,21 +25,21 @@ from tests.readers.judge import Violation, Window
 from tests.readers.readers import KINDS, PLAIN, Journey
 
 SHARED_KINDS = ("log", "newest", "keys", "arrow", "follow", "position", "state", "time", "offsets")
-"""Readers that share memory with a writer; the others have their files only."""
+"""The kinds of readers that share memory with a writer; the other kinds share only files."""
 
 
 WRITER = 0
 """Number of the writer's thread."""
 READER_SHARES = (0.1, 1, 6)
-"""How much likelier a reader goes on than the writer: slow readers are overtaken, fast ones see each step."""
+"""Weights of a reader, if the writer's is 1: slow readers are overtaken, fast readers see each step."""
 
 
 class Stopped(BaseException):
-    """Raised when the run is over: a remaining thread ends."""
+    """Raised in the remaining threads when the run is over, to end them."""
 
 
 class Baton:
-    """Lets one of several threads run at a time; `switch` chooses the next."""
+    """A scheduler that runs one of several threads at a time; `switch` chooses the next thread."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -53,7 +53,7 @@ class Baton:
         self.over = False
 
     def run(self, works: list[Callable[[], None]]) -> None:
-        """Run all works to their end, the first of them first."""
+        """Run each function in a thread, until all have ended; the first one starts."""
         threads = []
         for number, work in enumerate(works):
             self._go[number] = threading.Semaphore(0)
@@ -91,14 +91,14 @@ class Baton:
 
     @property
     def number(self) -> int | None:
-        """Of the thread that runs; None for one that is not scheduled here."""
+        """Return the number of the current thread; None if it is not scheduled here."""
         return getattr(self._mine, "number", None)
 
     def switch(self, *, to: int | None = None) -> None:
-        """Maybe another thread goes on; `to`: that one, for this one waits for it."""
+        """Continue with a randomly chosen thread, or with thread `to`, for which this thread waits."""
         number = self.number
         if number is None:
-            return  # a helper thread of a reader, which its reader waits for
+            return  # a helper thread, for which its reader waits
         if self.over and number != 0:
             raise Stopped
         if to is None and self.rng.random() < 0.5:
@@ -111,7 +111,7 @@ class Baton:
 
 
 class SwitchingLock:
-    """A reentrant lock that switches to another thread while one holds it."""
+    """A reentrant lock; a thread that waits for the lock switches to the thread that holds it."""
 
     def __init__(self, baton: Baton) -> None:
         self._baton = baton
@@ -158,7 +158,7 @@ class SwitchingCondition(SwitchingLock):
 
 @contextmanager
 def switching(baton: Baton) -> Iterator[None]:
-    """The modules of a log directory make locks that switch."""
+    """Replace the locks in the modules of a log directory by locks that switch."""
     names = (
         "partition.",
         "logdir.",
@@ -251,7 +251,7 @@ class SwitchingHandle(VersionedHandle):
 
 
 class SharedClock:
-    """The writer's clock. Who sleeps lets the others go on."""
+    """The writer's clock; a sleep switches to the writer."""
 
     def __init__(self, writer: Writer, baton: Baton) -> None:
         self._clock = writer.clock
@@ -270,7 +270,7 @@ class SharedClock:
 
 
 class _Kept:
-    """The writer's own `LogDir`, which a reader does not close."""
+    """The writer's own `LogDir`, which stays open when a reader ends."""
 
     def __init__(self, logs: LogDir) -> None:
         self._logs = logs
@@ -304,7 +304,7 @@ class SharedJourney(Journey):
 
 
 class SharedRun:
-    """One life of a topic with `readers` threads beside the writer."""
+    """Random calls of a writer on a topic, beside `readers` threads."""
 
     def __init__(self, seed: int, readers: int = 2) -> None:
         self.seed = seed
@@ -319,12 +319,12 @@ class SharedRun:
     writer: Writer
 
     def wait_for_the_call(self) -> None:
-        """What the writer's call did is noted when it ends."""
+        """Wait for the end of the writer's call, because its effect is recorded then."""
         while self.writer.in_call:
             self.baton.switch(to=WRITER)
 
     def run(self) -> SharedRun:
-        scan.PLAIN_BYTES_LOADED = PLAIN  # the other way has a thread of its own
+        scan.PLAIN_BYTES_LOADED = PLAIN  # kernels read in a thread of their own
         with switching(self.baton):
             rng = random.Random(self._seed)
             self.writer = writer_of(rng, self._seed, SwitchingFiles)
@@ -353,7 +353,7 @@ class SharedRun:
         rng = random.Random(self._seed * 1_000_003 + number)
         kinds = list(SHARED_KINDS)
         if "delete" in self.writer.settings["cleanup_policy"]:
-            kinds.remove("state")  # a writer is refused a state whose keys retention would delete
+            kinds.remove("state")  # a state of a writer is refused if retention would delete its keys
         while not self.baton.over:
             kind = rng.choice(kinds)
             journey = SharedJourney(self, rng)
@@ -371,7 +371,7 @@ class SharedRun:
 
 
 def run(seed: int) -> SharedRun:
-    """One run; the same every time."""
+    """Run a writer and its readers; the same seed gives the same run."""
     return SharedRun(seed).run()
 
 

@@ -1,8 +1,8 @@
-"""Readers of a log whose segments are in memory, interleaved with its writer and cleaner at each step.
+"""Run readers of a log with segments in memory, interleaved with its writer and cleaner at each step.
 
 The writer of `history.py` runs once on `MemorySegments`, which keeps every version. Then readers go through
-`PartitionView`, `scan`, `state.newest` and `lookups`, as all readers do, on a store that moves along the
-versions: at each load, opening of a segment, and check whether a segment is in place. The judge is the same.
+`PartitionView`, `scan`, `state.newest` and `lookups`, as all readers do. Their store moves along the versions
+at each load, opening of a segment, and check whether a segment is in place. The judge is that of `judge.py`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StoreWriter(Writer):
 
 
 def make(seed: int, steps: int = 60) -> History:
-    """Make a random life of a log, the same every time."""
+    """Return the history of random calls on a log; the same seed gives the same history."""
     rng = random.Random(seed)
 
     def store(clock: ManualClock, reuse: bool) -> MemorySegments:
@@ -105,7 +105,7 @@ def make(seed: int, steps: int = 60) -> History:
 
 
 class Traveller:
-    """A reader's position among the versions. Each step moves it on by the pace."""
+    """A reader's position among the versions. Each step advances it by the pace."""
 
     def __init__(self, history: History, first: int, pace: Callable[[int], int]) -> None:
         self.history = history
@@ -205,7 +205,7 @@ KINDS: dict[str, Callable[[Journey], None]] = {
 
 
 def interleavings(history: History, count: int) -> Iterator[Outcome]:
-    """Yield the first `count` interleavings of a history, the same every time."""
+    """Yield the first `count` interleavings of a history; each run gives the same interleavings."""
     before = scan.PLAIN_BYTES_LOADED
     try:
         for number in range(count):

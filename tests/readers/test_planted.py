@@ -1,4 +1,4 @@
-"""Plant faults on purpose: the judge must name each of them by the right rule."""
+"""Plant faults on purpose: the judge must report each fault by the right rule."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.slow
 
 EACH = 300
-"""Interleavings of each history; the first fault of the right kind ends it."""
+"""Interleavings of each history; the first violation of an expected rule ends the test."""
 
 
 def caught(kinds: Iterable[str], *rules: str, seeds: Iterable[int] = range(12)) -> None:
-    """One of these readers violates one of these rules now; without the fault none does (test_readers.py)."""
+    """Check that these readers violate one of the rules; without the fault none does (test_readers.py)."""
     met: set[str] = set()
     for seed in seeds:
         history = make(seed)
@@ -48,7 +48,7 @@ def caught(kinds: Iterable[str], *rules: str, seeds: Iterable[int] = range(12)) 
 
 
 def test_an_inode_that_is_not_compared(monkeypatch: Patch) -> None:
-    """Another file under the name of the segment that was listed."""
+    """The name of the listed segment belongs to another file now."""
 
     def handle(segment: Segment) -> Any:
         if segment._handle is None:
@@ -91,7 +91,7 @@ def test_a_log_start_that_is_not_read(monkeypatch: Patch) -> None:
 
 
 def test_an_end_that_is_kept_over_a_refresh(monkeypatch: Patch) -> None:
-    """The first finding: a newest value that moved above the end is missing."""
+    """The first defect that the harness found: a newest value that moved above the end is missing."""
     real = moment.Range._compute
 
     def once(range_: moment.Range) -> None:
@@ -104,7 +104,7 @@ def test_an_end_that_is_kept_over_a_refresh(monkeypatch: Patch) -> None:
 
 
 def test_files_that_are_not_held(monkeypatch: Patch) -> None:
-    """Newest values of some files from before a cleaning, and of some from after it."""
+    """The newest values are read from some files before a cleaning and from others after it."""
     monkeypatch.setattr(PartitionView, "held", lambda view, start: view)
     caught(("newest", "state", "restore"), "no moment")
 
@@ -173,7 +173,7 @@ def test_a_problem_that_is_reported_at_once(monkeypatch: Patch) -> None:
 
 
 def test_a_log_with_a_hole_while_a_swap_is_published(monkeypatch: Patch) -> None:
-    """Readers that take no lock meet the writer's memory between two steps."""
+    """Readers without the lock read the writer's memory between two steps of a swap."""
     real, real_view = PartitionLog.replace, PartitionLog.view
 
     def view_without_lock(log: Any) -> Any:
@@ -188,7 +188,7 @@ def test_a_log_with_a_hole_while_a_swap_is_published(monkeypatch: Patch) -> None
         local, (whole, appender) = log._local, log._local._live
         local._live = SegmentSet([s for s in whole if s.base_offset not in gone]), appender
         for _ in range(20):
-            log.files.listdir(log.directory)  # another thread may go on here
+            log.files.listdir(log.directory)  # a switch point
         local._live = whole, appender
         return real(log, old, new)
 

@@ -34,7 +34,7 @@ def test_interleavings(seed: int) -> None:
 
 
 def test_an_interleaving_is_repeated_exactly() -> None:
-    """In a history that is made again, by its number."""
+    """The history is made twice, and each interleaving is identified by its number."""
     told = []
     for _ in range(2):
         history = make(7)
@@ -44,7 +44,7 @@ def test_an_interleaving_is_repeated_exactly() -> None:
 
 
 def test_histories_have_what_readers_meet() -> None:
-    """Swaps, removed tombstones, trims, truncations, aborts, deletes, and inode numbers that are reused."""
+    """Swaps, removed tombstones, trims, truncations, aborts, deletes, and reused inode numbers."""
     met: collections.Counter[str] = collections.Counter()
     for seed in range(16):
         history = make(seed)
@@ -83,7 +83,7 @@ def test_histories_have_what_readers_meet() -> None:
 
 
 def test_the_files_that_a_reader_sees_are_the_writers() -> None:
-    """At the last version the journey shows the directory; at an earlier one what was there then."""
+    """At the last version the files equal the directory; at an earlier version, its earlier content."""
     history = make(3)
     files = TravellingFiles(history)
     files.start(history.last, lambda n: 0, files._rng)
@@ -128,7 +128,7 @@ def test_a_second_process(tmp_path: Path, seed: int) -> None:
 
 
 def test_the_judge_allows_a_moment_and_nothing_else() -> None:
-    """Of two states that follow each other, a mix is none."""
+    """A mix of two successive states is not allowed."""
     history = make(0)
     partition = history.partitions[0]
     lineage = partition.lineages[0]
@@ -151,7 +151,7 @@ def test_the_judge_allows_a_moment_and_nothing_else() -> None:
 
 
 def test_a_settled_range_is_overtaken_and_not_renewed() -> None:
-    """Found by the harness: `restore` raised FileVanishedError where its handles had been closed."""
+    """A defect found by the harness: `restore` raised FileVanishedError after its handles were closed."""
     history = make(0)
     files = TravellingFiles(history)
     files.start(history.last, lambda n: 0, files._rng)

@@ -1,4 +1,4 @@
-"""Readers of segments in memory, beside a writer and cleaners, by the code that reads a directory."""
+"""Readers of segments in memory, beside a writer and cleaners; the code is that for directories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EACH = 250
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [seed for seed in range(14) if seed % 8 != 6])  # 6: two partitions
+@pytest.mark.parametrize("seed", [seed for seed in range(14) if seed % 8 != 6])  # kind 6 has two partitions
 def test_interleavings(seed: int) -> None:
     history = make(seed)
     kinds: collections.Counter[str] = collections.Counter()

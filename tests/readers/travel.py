@@ -1,9 +1,9 @@
 """Provide `TravellingFiles`: a directory that changes between the file operations of its reader.
 
-It is at one version of a `History`. Before each operation of the reader it advances by the number of versions
-that its `Pace` gives, and answers from the tree at that version. An open file is its inode: it stays readable
-after its name is removed, and appended data appears in it. With `evicts`, handles are sometimes reopened by
-name, as in a process with too many open files.
+`TravellingFiles` is at one version of a `History`. Before each operation of the reader it advances by the
+number of versions that its `Pace` gives, and reads the tree at that version. A handle refers to an inode: the
+file stays readable after its name is removed, and appended data can be read. With `evicts`, handles are
+sometimes reopened by name, as in a process with too many open files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.crash.memory import ROOT, MemoryFiles, Node
 from tests.readers.history import Folder, History
 
 Pace = Callable[[int], int]
-"""How many versions to move on before the operation with this number."""
+"""The number of versions to advance before the operation with this number."""
 
-OTHER_INODE = 1 << 32  # added to a number that a file which is held open has already
+OTHER_INODE = 1 << 32  # added to an inode number that an open file has already
 
 
 def still(operation: int) -> int:
@@ -31,12 +31,12 @@ def still(operation: int) -> int:
 
 
 def paused(at: int, jump: int) -> Pace:
-    """Stand still, but before one operation move on by `jump` versions."""
+    """Advance by `jump` versions before one operation; before the others by none."""
     return lambda operation: jump if operation == at else 0
 
 
 def pace_of(rng: random.Random, versions: int) -> tuple[str, Pace]:
-    """A random pace for a history of so many versions."""
+    """Return a random pace, with its description."""
     kind = rng.randrange(5)
     if kind == 0:
         at, jump = rng.randrange(60), rng.randrange(1, 120)
@@ -56,7 +56,7 @@ def pace_of(rng: random.Random, versions: int) -> tuple[str, Pace]:
 
 
 class TravellingClock:
-    """The date of the version that is reached. A pause lets the writer go on by at least one operation."""
+    """The clock at the current version. A sleep advances by at least one version."""
 
     def __init__(self, files: TravellingFiles) -> None:
         self._files = files
@@ -78,11 +78,11 @@ class TravellingClock:
 
 
 class TravellingFiles(Files):
-    """One journey. A reader may write outside of the history's root, which is in memory and stands still.
+    """The files of one journey. A reader may write outside of the history's root, in memory.
 
     Attributes:
-        now: the version that was reached.
-        trace: identifies the versions at which operations were made.
+        now: the current version.
+        trace: a hash of the versions at which operations were made.
     """
 
     def __init__(self, history: History) -> None:
@@ -103,7 +103,7 @@ class TravellingFiles(Files):
         self._held: dict[int, list[Node]] = {}
 
     told: list[str] | None = None
-    """Gets a line for each operation, if it is a list."""
+    """A line for each operation, if this is a list."""
 
     def pause(self) -> None:
         self.now = min(self.now + 1 + self._rng.randrange(30), self.history.last)
@@ -117,13 +117,13 @@ class TravellingFiles(Files):
         if self.told is not None:
             self.told.append(f"{self.operations:4} version {self.now:5} {what}")
 
-    # ---- finding
+    # ---- lookup
 
     def _folder(self, path: str) -> Folder | None:
         return self._versions.trees[self.now].get(path)
 
     def node(self, path: str) -> Node | bool | None:
-        """The file, None for a directory, False for nothing."""
+        """Return the file at a path; None for a directory, False if there is neither."""
         tree = self._versions.trees[self.now]
         parent, _, name = path.rpartition("/")
         folder = tree.get(parent)
@@ -140,7 +140,7 @@ class TravellingFiles(Files):
         taken = bool(held) and node not in held  # type: ignore[operator]
         return FileFacts(len(data), mtime_ms, node.inode + (OTHER_INODE if taken else 0))
 
-    # ---- Files: looking
+    # ---- Files: reads
 
     def open_read(self, path: Any) -> Handle:
         full = os.fspath(path)
@@ -193,7 +193,7 @@ class TravellingFiles(Files):
     def offline(self, path: Any) -> LastwordError | None:
         return None
 
-    # ---- Files: changing, outside only
+    # ---- Files: changes, outside of the root only
 
     def _outside(self, path: Any) -> str:
         full = os.fspath(path)
@@ -232,7 +232,7 @@ class TravellingFiles(Files):
 
 
 def _side(path: str) -> str:
-    """Where a path outside of the history is in the side files."""
+    """Return the path in the side files for a path outside of the history."""
     name = path.rstrip("/").rpartition("/")[2]
     return f"{ROOT}/{name}" if name else ROOT
 
@@ -257,7 +257,7 @@ class TravellingHandle(Handle):
         return files._versions.content(self._node, files.now).data
 
     def _reopen(self) -> None:
-        """What `OsHandle` does with a descriptor that was closed to make room for others."""
+        """Reopen the file, as `OsHandle` does after its descriptor was closed to make room for others."""
         if not self._evicted and self._files._rng.random() < 0.3:
             self._evicted = True
             self._release()

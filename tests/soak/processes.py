@@ -21,7 +21,7 @@ LEASE = "slow-sink"
 
 @dataclass(frozen=True)
 class Plan:
-    """One soak. `map_bytes`: of key maps, one of which each writer gets."""
+    """The sizes of one soak. Each writer gets one of the key map sizes in `map_bytes`."""
 
     workload: Workload
     strategy: str
@@ -29,7 +29,7 @@ class Plan:
     segment_bytes: int
     delete_retention_ms: int
     map_bytes: tuple[int, ...]
-    patience_seconds: float  # before a writer is killed that is not waited for in a round
+    patience_seconds: float  # mean time to a kill that does not wait for a round
 
 
 def opened(root: str, plan: Plan, mode: Any, **more: Any) -> lastword.LogDir:
@@ -37,8 +37,10 @@ def opened(root: str, plan: Plan, mode: Any, **more: Any) -> lastword.LogDir:
 
 
 def write_on(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> None:
-    """Appends, and cleans in between or in the background. Lines: `open end`, `try first end`, `ack end`,
-    `round`, `cleaned`, `done`."""
+    """Append, and clean between appends or in the background.
+
+    Lines: `open end`, `try first end`, `ack end`, `round`, `cleaned`, `done`.
+    """
     rng = random.Random(seed)
     background = rng.random() < 0.3
     total = plan.workload.records
@@ -46,7 +48,7 @@ def write_on(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> N
         "log_cleaner_enable": background,
         "log_cleaner_backoff_ms": 50,
         "log_cleaner_dedupe_buffer_size": rng.choice(plan.map_bytes),
-        "file_delete_delay_ms": rng.choice((0, 200)),  # of this process; the topic's own is another
+        "file_delete_delay_ms": rng.choice((0, 200)),  # of this process; the topic has its own
     }
     with opened(root, plan, "a", **settings) as logs:
         topic = logs.create_topic(
@@ -74,8 +76,11 @@ def write_on(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> N
 
 
 def follow(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> None:
-    """Reads everything, more slowly than it is written, under a lease that it advances. `at position` as it
-    goes; at the end of the workload `state` and the digest of what it holds, or `wrong` and what."""
+    """Read everything, more slowly than the writers, under a lease that advances.
+
+    Lines: `at position` after each part; at the end `state` and the digest of the newest values, or `wrong`
+    and the problem.
+    """
     rng = random.Random(seed)
     held: dict[bytes, int] = {}
     position, last = 0, -1
@@ -85,7 +90,7 @@ def follow(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> Non
         with opened(root, plan, "r") as logs:
             topic = logs.topic(TOPIC)
             if lease is None:
-                topic.lease(LEASE)  # it holds nothing yet: whatever is gone, it need not hear of
+                topic.lease(LEASE)  # the sink is empty, so it needs no removed tombstone
                 lease = True
             for record in topic.read(position):
                 offset = record.offset
@@ -122,12 +127,12 @@ def digest(held: dict[bytes, int]) -> str:
 
 
 class Child:
-    """A fork that tells lines through a pipe."""
+    """A forked process that writes lines to a pipe."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         reading, writing = os.pipe()
         self.pid = os.fork()
-        if self.pid == 0:  # no way out of here but os._exit and the signal
+        if self.pid == 0:  # this branch ends only by os._exit or the signal
             code = 1
             try:
                 os.close(reading)
@@ -145,7 +150,7 @@ class Child:
         self.ended = False
 
     def lines(self, seconds: float) -> Iterator[str]:
-        """What it says within `seconds`, as it comes; ends early when the process does."""
+        """Yield the lines that arrive within `seconds`, or until the process ends."""
         deadline = time.monotonic() + seconds
         while not self.ended and (left := deadline - time.monotonic()) > 0:
             ready, _, _ = select.select([self.pipe], [], [], left)
@@ -160,7 +165,7 @@ class Child:
                 yield line.decode()
 
     def kill(self) -> list[str]:
-        """SIGKILL; what it had said before. A line that was cut off is not one."""
+        """Send SIGKILL; return the complete lines written before it."""
         os.kill(self.pid, signal.SIGKILL)
         return self.rest()
 

@@ -10,7 +10,7 @@ time, under a lease. The test compares
     offsets         every acknowledged record is below the log end, and the log end was attempted
     order           offsets rise, for every reader
     phantoms        key and value of each record are those written at its offset
-    tombstone age   none is removed before its time, no deleted key returns, and all are removed in the end
+    tombstone age   no tombstone is removed early, no deleted key returns, at the end no tombstone is left
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tests.fakes.hasty import HastyFiles
 from tests.soak.processes import TOPIC, Child, Plan, digest, follow, opened, write_on
 from tests.soak.workload import Workload, key_of
 
-FULL_CHECKS = 25  # of a soak, spread over its stops
+FULL_CHECKS = 25  # in one soak, spread over the stops of writers
 
 
 @dataclass
 class Oracle:
-    """What was begun and acknowledged, and the newest offset of each key number."""
+    """The ends of the attempted and of the acknowledged appends, and the newest offset of each key number."""
 
     plan: Plan
     newest: NDArray[np.int64] = field(init=False)
     deleted: NDArray[np.bool_] = field(init=False)
-    known: int = 0  # offsets that `newest` has
+    known: int = 0  # end of the offsets in `newest`
     acked: int = 0
     begun: int = 0
     began_ms: list[tuple[int, int]] = field(default_factory=list)  # (first offset, time before its append)
@@ -76,7 +76,7 @@ class Oracle:
             self.rounds += 1
 
     def take(self, end: int) -> None:
-        """The newest of each key up to `end`, which is known to be there."""
+        """Update the newest offset of each key with the records up to `end`, which are in the log."""
         for first in range(self.known, end, 1 << 20):
             last = min(first + (1 << 20), end)
             numbers, deletes = self.plan.workload.numbers(first, last)
@@ -85,7 +85,7 @@ class Oracle:
         self.known = max(self.known, end)
 
     def age_ms(self, offset: int, at_ms: int) -> int:
-        """An upper bound of how long ago a record was appended."""
+        """Return an upper bound of the age of a record."""
         place = bisect_right(self.began_ms, (offset, 1 << 62)) - 1
         return at_ms - self.began_ms[max(place, 0)][1]
 
@@ -103,7 +103,7 @@ def log_end(root: str) -> int:
 
 
 def check(root: str, oracle: Oracle) -> NDArray[np.int64]:
-    """Reads the whole log and compares it; its offsets."""
+    """Read the whole log and compare it with the oracle; return its offsets."""
     end = log_end(root)
     assert oracle.acked <= end <= oracle.begun, f"the log ends at {end}: {oracle.acked}..{oracle.begun}"
     oracle.take(end)
@@ -143,7 +143,7 @@ def key_numbers(workload: Workload, offsets: NDArray[np.int64]) -> NDArray[np.in
 
 
 def run_writer(root: str, oracle: Oracle, seed: int, rng: random.Random) -> bool:
-    """One writer from its start to its end or its death; True if it wrote the last record."""
+    """Run one writer until it ends or is killed; return whether it wrote the last record."""
     child = Child(write_on, root, oracle.plan, seed)
     mercy = rng.random() < 0.3
     in_round = rng.random() < 0.6
@@ -172,7 +172,7 @@ def run_writer(root: str, oracle: Oracle, seed: int, rng: random.Random) -> bool
 
 
 def soak(root: str, plan: Plan, seed: int, say: bool = False) -> Oracle:
-    """The whole of it below `root`; what is left to compare at the end is compared there."""
+    """Run a soak below `root`, with all comparisons; return the oracle."""
     from lastword.kernels.warming import warm
 
     warm()
@@ -206,7 +206,7 @@ def soak(root: str, plan: Plan, seed: int, say: bool = False) -> Oracle:
 
 
 def finish(root: str, oracle: Oracle) -> None:
-    """Nobody writes any more: what is superseded goes, and so do the tombstones, in their time."""
+    """Clean after the last writer, until all superseded records and all expired tombstones are removed."""
     plan = oracle.plan
     for _ in range(5):
         with opened(root, plan, "a", log_cleaner_enable=False) as logs:

@@ -1,4 +1,4 @@
-"""Check that the nightly run is the one of the Makefile and includes every longer proof."""
+"""Check that the nightly workflow runs `make nightly`, which includes every longer proof."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ _MIX_2 = 0x94D049BB133111EB
 
 @dataclass(frozen=True)
 class Workload:
-    """`keys` keys, of which a tenth gets most of the records; one record in ten is a delete."""
+    """A workload on `keys` keys. A tenth of them gets most records; one record in ten is a tombstone."""
 
     records: int
     keys: int
     seed: int
 
     def mixed(self, first: int, end: int) -> NDArray[np.uint64]:
-        """A hash of each offset in [first, end)."""
+        """Return a hash of each offset in [first, end)."""
         with np.errstate(over="ignore"):
             found = (np.arange(first, end, dtype=np.uint64) + np.uint64(self.seed + 1)) * np.uint64(_STEP)
             found = (found ^ (found >> np.uint64(30))) * np.uint64(_MIX_1)
@@ -31,7 +31,7 @@ class Workload:
             return found ^ (found >> np.uint64(31))
 
     def numbers(self, first: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Key number of each offset, and whether its record is a delete."""
+        """Return the key number of each offset, and whether its record is a tombstone."""
         mixed = self.mixed(first, end)
         hot = (mixed >> np.uint64(60)) < 12
         low = mixed & np.uint64((1 << 32) - 1)
@@ -50,7 +50,7 @@ class Workload:
     def wrong(
         self, offsets: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes | None]
     ) -> str | None:
-        """What is wrong with these records; None if nothing is."""
+        """Return the first difference between these records and the workload; None if there is none."""
         for offset, key, value in zip(offsets, keys, values, strict=True):
             number, gone = self._one(offset)
             expected = (key_of(number), None if gone else value_of(offset))

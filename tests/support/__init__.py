@@ -1,1 +1,1 @@
-"""Shared by several test packages and the benchmarks: a real Kafka, fetched and driven (`kafka.py`)."""
+"""Helpers of several test packages and the benchmarks, such as a real Kafka (`kafka.py`)."""

@@ -27,14 +27,14 @@ def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
 def clean(
     log: PartitionLog, config: TopicConfig, *, record_first_dirty: Callable[[int], None], **options: Any
 ) -> CleanRound | None:
-    """Clean the partition. `options`: those of `Request`, `CleanContext` and `clean_partition`."""
+    """Clean the partition. `options` are those of `Request`, `CleanContext` and `clean_partition`."""
     request = Request(**_taken(options, _REQUEST))
     context = CleanContext(log.files, log.clock, **_taken(options, _CONTEXT))
     return clean_partition(log, config, request, context, record_first_dirty=record_first_dirty, **options)
 
 
 def plan(view: PartitionView, config: TopicConfig, *, files: Files, clock: Clock, **options: Any) -> Plan:
-    """Plan the cleaning. `options` as for `clean`."""
+    """Plan the cleaning. `options` are those of `clean`."""
     request = Request(**_taken(options, _REQUEST))
     context = CleanContext(files, clock, dry=True, **_taken(options, _CONTEXT))
     return plan_partition(view, config, request, context, **options)

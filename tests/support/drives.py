@@ -1,4 +1,4 @@
-"""One partition as a drive of its own: its segments scanned, and one run of them rewritten."""
+"""Scan the segments of one partition as those of a drive, and rewrite one run of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastword.cleaner.policy.generational import SegmentRun
 
 
 def inspected(place: DrivePartition, now_ms: int) -> DriveAccount:
-    """Return the account of a drive with this partition, its new segments scanned."""
+    """Return the account of a drive with only this partition, after a scan of its new segments."""
     clock = place.log_dir.clock
     cleaner = DriveCleaner("d", [place], InlineExecutor(), space_target=1.5, clock=clock)
     account = cleaner.inspect(now_ms)
@@ -20,6 +20,6 @@ def inspected(place: DrivePartition, now_ms: int) -> DriveAccount:
 
 
 def rewritten(place: DrivePartition, run: SegmentRun) -> CleanRound | None:
-    """Return the result of cleaning this run."""
+    """Clean this run; return the result."""
     with place.log_dir.claim(*place.tp):
         return clean_one(place, CleanContext(place.log_dir.files, place.log_dir.clock), run=run)

@@ -1,9 +1,9 @@
-"""Finds or fetches the jars of one real Kafka, and compiles our small Java programs against them.
+"""Find or fetch the jars of one real Kafka, and compile our small Java programs against them.
 
-Jars come from Maven Central once, with Maven, into the user's cache; LASTWORD_KAFKA_LIB names a directory
-that has them already. `KafkaMissing` says in one sentence what is missing; a test then skips. With CI=true
-only an unreachable Maven Central may be a reason to skip; everything else there is a failure of the machine's
-setup.
+Maven fetches the jars once from Maven Central into the user's cache; LASTWORD_KAFKA_LIB names a directory
+that has them already. `KafkaMissing` names the missing part in one sentence, and the test is skipped. With
+CI=true only an unreachable Maven Central is a reason to skip; every other reason is a fault of the machine's
+setup and fails the test.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 
 KAFKA_VERSION = "4.3.1"
 HERE = Path(__file__).parent / "jvm"
-#: Maven's words when it could not reach a repository, as against one that lacks the jar or a pom that is
-#: wrong.
+#: Maven's messages if it cannot reach a repository. They differ from those for a missing jar or a wrong pom.
 UNREACHABLE = re.compile(
     r"Unknown host|UnknownHostException|Connection refused|timed out|Network is unreachable|No route to host"
     r"|Temporary failure in name resolution|Could not transfer|Connect to .* failed|status: 5\d\d|handshake",
@@ -28,7 +27,7 @@ UNREACHABLE = re.compile(
 
 
 class KafkaMissing(Exception):
-    """Kafka cannot be run here; the text says what to install. CI does not accept a `setup_fault`."""
+    """Kafka cannot run here; the text says what to install. In CI a `setup_fault` fails the test."""
 
     def __init__(self, reason: str, *, setup_fault: bool = True) -> None:
         super().__init__(reason)
@@ -41,7 +40,7 @@ def must_not_skip(missing: KafkaMissing) -> bool:
 
 @dataclass(frozen=True)
 class KafkaJars:
-    """A Java, and a directory with all the jars that a Kafka broker, its tools and its clients need."""
+    """A Java, and a directory with all jars of a Kafka broker, its tools and its clients."""
 
     java: str
     directory: Path
@@ -64,7 +63,7 @@ class KafkaJars:
         return f"{self.directory}/*"
 
     def compiled(self, sources: Path) -> str:
-        """A class path with the .java files of `sources` compiled; done again only when one changed."""
+        """Return a class path with the compiled `sources`; compile only if a .java file has changed."""
         files = sorted(sources.glob("*.java"))
         digest = hashlib.sha256()
         for path in files:
@@ -107,13 +106,13 @@ def cache_directory() -> Path:
 
 
 def complete(directory: Path) -> bool:
-    """Whether a fetch into `directory` ended: the newest jars of broker, tools and logger are all there."""
+    """Return whether a fetch into `directory` is complete: it has the jars of broker, tools and logger."""
     wanted = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-tools-{KAFKA_VERSION}.jar", "log4j-core-*.jar")
     return all(any(directory.glob(pattern)) for pattern in wanted)
 
 
 def fetch(target: Path) -> None:
-    """Let Maven put all the jars of pom.xml into `target`: all of them, or none."""
+    """Fetch the jars of pom.xml into `target` with Maven: all of them, or none."""
     maven = shutil.which("mvn")
     if not maven:
         raise KafkaMissing(f"no Maven to fetch Kafka {KAFKA_VERSION} with: apt-get install maven")

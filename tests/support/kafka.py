@@ -1,4 +1,4 @@
-"""One real Kafka broker on the loopback interface, its clients and its dump tool.
+"""A real Kafka broker on the loopback interface, its clients and its dump tool.
 
     jars = KafkaJars.find_or_fetch()
     with Tools(jars) as tools, Broker(tools, directory) as broker:
@@ -35,7 +35,7 @@ STARTED = "Kafka Server started"
 
 @dataclass(frozen=True)
 class KafkaRecord:
-    """A record of Kafka's clients; with a timestamp of None the client sets the time."""
+    """A record of Kafka's clients. If the timestamp is None, the client sets it."""
 
     key: bytes | None
     value: bytes | None
@@ -74,7 +74,7 @@ class Tools:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, do: str, **request: Any) -> Any:
-        """Send a request and wait for its answer; RuntimeError with Kafka's text if it fails."""
+        """Send a request and return its answer; raise RuntimeError with Kafka's text if it fails."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
         self._process.stdin.flush()
@@ -87,7 +87,7 @@ class Tools:
         return answer["ok"]
 
     def dump_log(self, files: Iterable[Path], *options: str) -> str:
-        """What DumpLogSegments prints. Without options: --deep-iteration, which reads every record."""
+        """Return the output of DumpLogSegments; by default --deep-iteration, which reads every record."""
         names = ",".join(str(path) for path in files)
         return self.ask("dump", arguments=[*(options or ("--deep-iteration",)), "--files", names])
 
@@ -105,9 +105,9 @@ class Tools:
         self.close()
 
 
-#: The lines that DumpLogSegments prints of a sound file. Its exit code never tells, and what it finds wrong
-#: goes to stderr in several forms, so every line of another kind counts as a complaint. Gaps between
-#: offsets are normal in a cleaned log.
+#: The lines that DumpLogSegments prints for a sound file. Its exit code never reports a fault, and it prints
+#: faults to stderr in several forms, so every other line counts as a fault. Gaps between offsets are normal
+#: in a cleaned log.
 SOUND = re.compile(
     r"|Dumping .*|Log starting offset: \d+"
     r"|baseOffset: .* isvalid: true|\| offset: .*"
@@ -118,9 +118,9 @@ SOUND = re.compile(
 )
 
 
-#: What it says of a batch whose records a cleaner removed, and which stays as its producer's last one, if the
-#: segment's largest timestamp is that batch's: it looks for a record that has it. Kafka's own cleaner leaves
-#: such batches too, so nothing is wrong.
+#: Its message for an emptied batch (its producer's last batch, whose records a cleaner removed) if the batch
+#: has the segment's largest timestamp: the tool searches for a record with that timestamp. Kafka's own
+#: cleaner leaves such batches too, so this is not a fault.
 EMPTIED = re.compile(
     r"Found timestamp mismatch in :.*\n  Index timestamp: \d+, log timestamp: -1\n"
     r"(?:  Index timestamp: \d+, log timestamp: -1\n)*"
@@ -128,7 +128,7 @@ EMPTIED = re.compile(
 
 
 def complaints(printed: str, *, emptied: bool = False) -> list[str]:
-    """Lines of DumpLogSegments that tell of a fault; `emptied`: overlook emptied batches of producers."""
+    """Return the lines of DumpLogSegments that report a fault; `emptied` ignores emptied batches."""
     text = EMPTIED.sub("", printed) if emptied else printed
     return [line for line in text.splitlines() if not SOUND.fullmatch(line)]
 
@@ -140,9 +140,9 @@ class Broker:
     tools: Tools
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
-    java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # starts soon
-    keeps_port: bool = False  # so that kept producers find it again
-    uid: int | None = None  # of the user that it runs as; needs root
+    java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # fast start
+    keeps_port: bool = False  # so that kept producers can reconnect
+    uid: int | None = None  # of the user that runs the broker; needs root
     _process: subprocess.Popen[bytes] | None = None
     _port: int = 0
     _controller: int = 0
@@ -153,7 +153,7 @@ class Broker:
 
     @property
     def home(self) -> Path:
-        """What is the broker's own: settings, KRaft metadata, its log."""
+        """Return the directory of the broker's other files: settings, KRaft metadata, its log."""
         return self.directory.with_name(self.directory.name + ".kafka")
 
     @property
@@ -162,7 +162,7 @@ class Broker:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self, *, seconds: float = 60) -> Broker:
-        """Start the broker and wait for it; RuntimeError with the end of its log if it ends before."""
+        """Start the broker and wait for it; if it ends early, raise RuntimeError with the end of its log."""
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
@@ -176,7 +176,7 @@ class Broker:
         log.unlink(missing_ok=True)
         command, classpath, logging = [], self.tools.jars.classpath, _logging(log, "info")
         if self.uid is not None:
-            lib = self.home / "lib"  # the cache of the user who runs the tests may be closed to others
+            lib = self.home / "lib"  # other users may not be able to read the cache
             if not lib.exists():
                 shutil.copytree(self.tools.jars.directory, lib)
                 shutil.copy(HERE / "log4j2.xml", lib)
@@ -206,7 +206,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Stop cleanly: logs closed, the marker written, the lock released."""
+        """Stop cleanly: the broker closes the logs, writes the marker and releases the lock."""
         self._end("terminate")
 
     def kill(self) -> None:
@@ -231,7 +231,7 @@ class Broker:
         return self._process.pid
 
     def create_topic(self, name: str, partitions: int = 1, **config: str) -> None:
-        """`config` in Python's spelling: cleanup_policy="compact"."""
+        """Create a topic; `config` is in Python's spelling: cleanup_policy="compact"."""
         self.create_topics({name: {"partitions": partitions, **config}})
 
     def create_topics(self, topics: dict[str, dict[str, Any]]) -> None:
@@ -251,11 +251,11 @@ class Broker:
         return self.tools.ask("describe", bootstrap=self.bootstrap, kind="TOPIC", name=topic)
 
     def commit(self, group: str, topic: str, offsets: dict[int, int]) -> None:
-        """Let a consumer group commit offsets."""
+        """Commit offsets of a consumer group."""
         self.tools.ask("commit", bootstrap=self.bootstrap, group=group, topic=topic, offsets=offsets)
 
     def produce(self, topic: str, batches: Sequence[Sequence[KafkaRecord]], **config: str) -> list[int]:
-        """Send each inner list as one batch; `config` is the producer's. Return the offsets."""
+        """Send each inner list as one batch, by a producer with `config`; return the offsets."""
         lines = [[_to_json(record) for record in batch] for batch in batches]
         settings = {k.replace("_", "."): str(v) for k, v in config.items()}
         return self.tools.ask(
@@ -263,24 +263,28 @@ class Broker:
         )
 
     def keep_producer(self, name: str, **config: str) -> None:
-        """A producer that stays, with its id and sequences, over stops of the broker."""
+        """Create a producer that keeps its id and sequences when the broker restarts."""
         settings = {k.replace("_", "."): str(v) for k, v in config.items()}
         self.tools.ask("keep", bootstrap=self.bootstrap, name=name, config=settings)
 
     def send(self, topic: str, *steps: tuple[str, str | Sequence[KafkaRecord]]) -> list[int]:
-        """What kept producers do: `("name", step)` with begin, commit, abort, close, or records for one
-        batch. Returns the offsets."""
+        """Run steps of kept producers; return the offsets.
+
+        A step is `("name", step)`: begin, commit, abort, close, or the records of one batch.
+        """
         lines = [[name, s if isinstance(s, str) else [_to_json(r) for r in s]] for name, s in steps]
         return self.tools.ask("send", topic=topic, steps=lines)
 
     def producers(self, topic: str, partition: int = 0) -> list[dict[str, int]]:
-        """What the broker remembers of a partition's producers, by id: id, epoch, sequence, timestamp,
-        coordinator, start (first offset of the open transaction)."""
+        """Return the broker's state of a partition's producers, in order of id.
+
+        Fields: id, epoch, sequence, timestamp, coordinator, start (first offset of the open transaction).
+        """
         found = self.tools.ask("producers", bootstrap=self.bootstrap, topic=topic, partition=partition)
         return sorted(found, key=lambda one: one["id"])
 
     def consume(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, Consumed]:
-        """Every partition of the topics, from its first record to the end it has now."""
+        """Read every partition of the topics, from its first record to its current end."""
         answer = self.tools.ask("consume", bootstrap=self.bootstrap, topics=topics, isolation=isolation)
         return {
             name: Consumed(one["start"], one["end"], tuple(_from_json(line, name) for line in one["records"]))
@@ -310,7 +314,7 @@ class Broker:
             "transaction.state.log.num.partitions": "1",
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
-            # a start waits until the broker before it is forgotten, also after a clean stop
+            # a start waits until the session of the previous broker expires, also after a clean stop
             "broker.heartbeat.interval.ms": "200",
             "broker.session.timeout.ms": "1500",
         }
@@ -326,9 +330,8 @@ class Broker:
 def adopt(directory: Path, partition: str, source: Path) -> None:
     """Replace a partition of the stopped broker of `directory` by the files of `source`.
 
-    The partition keeps its `partition.metadata`: a directory without the topic's id would be set aside as a
-    stray. Its lines in the checkpoints are removed, and the clean-shutdown marker, so the broker checks every
-    batch.
+    The partition keeps its `partition.metadata`: Kafka treats a directory without the topic's id as a stray.
+    Its lines in the checkpoints and the clean-shutdown marker are removed, so the broker checks every batch.
     """
     target = directory / partition
     with (directory / ".lock").open("w") as lock:

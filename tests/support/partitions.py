@@ -1,4 +1,4 @@
-"""A partition directory without a log directory: cleaned, and read record by record."""
+"""Clean a partition directory without a log directory, and read its records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clean_partition(
     due: bool = False,
     strategy: str = "kafka",
 ) -> CleanRound | None:
-    """Clean `directory` once. `recorded` gets the new first dirty offset."""
+    """Clean `directory` once; the new first dirty offset is appended to `recorded`."""
     log, _ = open_log(files, str(directory), config, clock, clean=clean_stop)
     with contextlib.closing(log):
         return clean(
