@@ -1,1 +1,1 @@
-"""Tests against one real Kafka broker, its clients and its tools. Where it can't be run they skip."""
+"""Tests with a real Kafka broker, its clients and its tools; skipped where the broker cannot run."""

@@ -1,4 +1,4 @@
-"""One JVM with Kafka's tools for the whole session; brokers are started by the tests, few and shared."""
+"""One JVM with Kafka's tools for the whole session; tests start the brokers, few and shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needs_jvm = "kafka_jars" in getattr(item, "fixturenames", ())
         if here in item.path.parents and needs_jvm:
             item.add_marker(pytest.mark.kafka)
-            item.add_marker(pytest.mark.xdist_group("kafka"))  # one worker, so that all share these fixtures
+            item.add_marker(pytest.mark.xdist_group("kafka"))  # one worker, so that these fixtures are shared
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""Partitions in every form that a writer leaves them in, with a model of what must be in them.
+"""Partitions in every form in which a writer leaves them, with a model of their content.
 
-python -m tests.kafka.forms DIRECTORY MILLISECONDS     writes all of them into topics `killed-<form>`, and
+python -m tests.kafka.forms DIRECTORY MILLISECONDS     writes all forms into topics `killed-<form>`, and
                                                        ends by SIGKILL in the middle of another append
 """
 
@@ -24,14 +24,15 @@ from tests.fakes.recording import RecordingFiles, Stopped
 from tests.transactions import end_transaction
 
 SETTINGS = {"segment_bytes": 2 << 10, "index_interval_bytes": 256}
-FIRST, SECOND, THIRD, FOURTH = range(900_001, 900_005)  # producer ids; the epoch of each is `EPOCHS`
+FIRST, SECOND, THIRD, FOURTH = range(900_001, 900_005)  # producer ids; `EPOCHS` has the epoch of each
 EPOCHS = {FIRST: 0, SECOND: 3, THIRD: 0, FOURTH: 1}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What was appended. `facts`: offset, timestamp, key, value and headers of each record; `commit`: of a
-    marker.
+    """A batch that was appended.
+
+    `facts` has the offset, timestamp, key, value and headers of each record; `commit` is set for a marker.
     """
 
     last_offset: int
@@ -46,7 +47,7 @@ class Batch:
 
 @dataclass
 class Writer:
-    """Appends to a log and knows what it should hold then."""
+    """A writer that appends to a log and keeps a model of its content."""
 
     log: PartitionLog
     now_ms: int
@@ -62,7 +63,7 @@ class Writer:
         codec: int = 0,
         epoch: int | None = None,
     ) -> tuple[bytes, list[tuple[Any, ...]]]:
-        """A batch that no log has assigned offsets yet, and its records without their offsets."""
+        """Return a batch without assigned offsets, and its records without their offsets."""
         builder = BatchBuilder(
             codec,
             producer_id=producer_id,
@@ -110,7 +111,7 @@ class Writer:
         return sum(b.count for b in self.batches if b.producer_id == producer_id and b.commit is None)
 
     def undecided(self) -> list[int]:
-        """Producer ids with an open transaction."""
+        """Return the producer ids with an open transaction."""
         open_: dict[int, None] = {}
         for batch in self.batches:
             if batch.transactional:
@@ -121,7 +122,7 @@ class Writer:
         return list(open_)
 
     def idempotent(self) -> list[int]:
-        """Producer ids that never had a transaction."""
+        """Return the producer ids that never had a transaction."""
         ids = {b.producer_id for b in self.batches if b.producer_id >= 0}
         return sorted(ids - {b.producer_id for b in self.batches if b.transactional})
 
@@ -175,7 +176,7 @@ def undecided(writer: Writer) -> None:
 
 
 def truncated(writer: Writer) -> None:
-    """Back to where a transaction is open again whose end had been written."""
+    """Truncate the log below the end marker of a transaction, so that the transaction is open again."""
     undecided(writer)
     markers = [batch for batch in writer.batches if batch.commit is not None and batch.producer_id == FIRST]
     writer.truncate(markers[-2].last_offset)
@@ -185,7 +186,7 @@ def truncated(writer: Writer) -> None:
 
 
 def epochs(writer: Writer) -> None:
-    """The second epoch begins inside a segment. A broker that starts again is above both."""
+    """Begin the second epoch inside a segment; a broker that starts again has a higher epoch."""
     for epoch in range(2):
         writer.log.epochs.assign(epoch, writer.log.log_end)
         for _ in range(15):
@@ -203,8 +204,9 @@ def open_directory(path: Path, files: Files = DEFAULT) -> LogDirectory:
 
 
 def write(directory: LogDirectory, stop: str, now_ms: int) -> dict[str, Writer]:
-    """All forms into topics `<stop>-<form>`, which are there; by topic. What was written first is synced and
-    checkpointed before the rest is written.
+    """Write all forms into the existing topics `<stop>-<form>`; return their writers by topic.
+
+    The first forms are synced and checkpointed before the other forms are written.
     """
     written = {}
     for number, (form, fill) in enumerate(FORMS.items()):
@@ -218,7 +220,7 @@ def write(directory: LogDirectory, stop: str, now_ms: int) -> dict[str, Writer]:
 
 @contextlib.contextmanager
 def elsewhere(path: Path, stop: str, now_ms: int) -> Iterator[dict[str, Writer]]:
-    """The same in another directory: what a writer must have written that cannot tell any more."""
+    """Yield the writers of the same forms in another directory, for a writer process that was killed."""
     with open_directory(path) as directory:
         for form in FORMS:
             directory.create_topic(f"{stop}-{form}")

@@ -1,4 +1,4 @@
-"""Reads topics with Spark, by Kafka's source or by ours, and prints what came. For a Python of its own.
+"""Reads topics with Spark, by Kafka's source or lastword's, and prints the rows; runs in its own Python.
 
 spark_job.py kafka BOOTSTRAP JARS_DIRECTORY   or   spark_job.py lastword DIRECTORY -; cases as a JSON list on
 stdin, each {"name", "stream", "options"}; one JSON line for each case on stdout.
@@ -58,7 +58,7 @@ def row(one: Any) -> list[Any]:
 
 
 def read(spark: Any, source: str, address: str, case: dict[str, Any]) -> dict[str, Any]:
-    """{"schema", "batches": rows of each micro-batch, sorted}; of a batch read there is one."""
+    """Return {"schema", "batches": sorted rows of each micro-batch}; a batch read has one batch."""
     reader = (spark.readStream if case["stream"] else spark.read).format(source).options(**case["options"])
     if source == "kafka":
         frame = reader.option("kafka.bootstrap.servers", address).load()

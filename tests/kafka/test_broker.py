@@ -1,6 +1,6 @@
-"""One directory, by turns a real broker's and ours: each goes on where the other has stopped.
+"""One directory used in turn by a real broker and lastword: each continues where the other stopped.
 
-The story is told once, in the fixture; each test looks at one part of it.
+The fixture runs all steps once; each test checks one part of the result.
 
     broker    creates the topics, writes `theirs` in all codecs, stops cleanly
     lastword  writes topics `ours-<codec>`, cleans these and `theirs`, closes
@@ -38,10 +38,10 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Story:
-    """What was seen on the way. Records by partition name, as each side read them."""
+    """The results of the steps; records by partition name, as each side read them."""
 
     directory: Path
-    closed: Path  # a copy, as lastword left it
+    closed: Path  # a copy, as lastword left the directory
     locked_out: LogDirLockedError | None = None
     read_beside_broker: dict[str, list[Any]] = field(default_factory=dict)
     broker_refused: str = ""
@@ -169,7 +169,7 @@ def test_we_read_on_what_the_broker_appended(partition: str, story: Story) -> No
 
 
 def test_the_broker_believes_our_clean_shutdown(story: Story) -> None:
-    """It recovers nothing, and misses none of the files that it would have to rebuild."""
+    """The broker recovers nothing, and lacks no file that it would have to rebuild."""
     assert (story.closed / ".kafka_cleanshutdown").exists()
     log = [line for line in story.broker_log.splitlines() if "__cluster_metadata" not in line]
     assert any("since clean shutdown file was found" in line for line in log)
@@ -179,7 +179,7 @@ def test_the_broker_believes_our_clean_shutdown(story: Story) -> None:
 
 
 def test_what_our_clean_shutdown_promises_holds(story: Story, tools: Tools) -> None:
-    """No torn tail, right indexes, and a producer snapshot at each log's end."""
+    """No torn tail, correct indexes, and a producer snapshot at the end of each log."""
     for partition in PARTITIONS:
         directory = story.closed / partition
         logs = partition_files(directory)

@@ -1,6 +1,7 @@
-"""Directories that Kafka wrote, cleaned by lastword, served by Kafka: also transactions, and messages of
-magic 0 and 1. Each case is cleaned until nothing changes any more, so markers and tombstones went through
-all their stages.
+"""Directories that Kafka wrote, cleaned by lastword and served by Kafka.
+
+They include transactions and messages of magic 0 and 1. Each case is cleaned until nothing changes any more,
+so that markers and tombstones passed through all their stages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROUNDS = 4
 OLD = re.compile(
     r"offset: \d+ position: \d+ \w+: -?\d+ size: \d+ magic: [01] compresscodec: \w+ .*isvalid: true"
 )
-"""How the tool prints a sound entry of magic 0 or 1."""
+"""The line that the tool prints for a sound entry of magic 0 or 1."""
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Cleaned:
     ours: list[RawRecord]
     hidden: set[int]  # offsets of aborted and undecided records
     stable: int | None  # first offset of an undecided transaction
-    printed: str  # by Kafka's dump tool
+    printed: str  # output of Kafka's dump tool
     served: dict[str, Consumed]  # by isolation level
 
 

@@ -1,4 +1,4 @@
-"""A real broker with two log.dirs and we, by turns: spread partitions, trimmed and expired logs, a moved one.
+"""A broker with two log.dirs and lastword in turn: spread partitions, trimmed, expired and moved logs.
 
 broker    creates the topics over both directories, writes, stops cleanly
 lastword  opens both as one, trims, expires, moves a partition, and dies without closing
@@ -94,7 +94,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         for number, (start, _) in logs.topic(name).bounds().items()
     }
     for directory in logs.dirs.directories:
-        directory.abandon()  # as a killed process: `.deleted` files and directories stay behind
+        directory.abandon()  # as after a killed process: `.deleted` files and directories remain
     with broker:
         told.served = broker.consume(*TOPICS)
         for name in TOPICS:

@@ -1,4 +1,4 @@
-"""Kafka's dump tool reads what lastword wrote and cleaned, in all codecs, and finds nothing wrong in it."""
+"""Kafka's dump tool reads logs that lastword wrote and cleaned, in all codecs, and reports no fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = 80
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The log directory as it lay there, closed, at each stage; one topic a codec."""
+    """Return the closed log directory at each stage; each topic has one codec."""
     root = tmp_path_factory.mktemp("dump")
     directory = root / "logs"
     with lastword.open(directory, "a", log_cleaner_enable=False) as logs:

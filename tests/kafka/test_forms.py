@@ -1,4 +1,4 @@
-"""A broker opens what we wrote in every form, serves it, and goes on where we stopped; and back again.
+"""A broker opens every form that lastword wrote, serves it and continues; then lastword opens it again.
 
 broker    creates the topics, stops
 lastword  writes each form (`forms`), closes
@@ -38,8 +38,10 @@ MORE = KafkaRecord(b"more", b"from the broker")
 
 @dataclass
 class Sent:
-    """What the broker said to one producer of ours: error code and base offset of its newest batch sent
-    again, of the next one, and the error codes of one that leaves a gap and of one with an older epoch.
+    """The broker's responses to one producer of lastword.
+
+    Error code and base offset of its newest batch sent again and of the next batch; error codes of a batch
+    after a gap in the sequence, and of a batch with an older epoch.
     """
 
     again: tuple[int, int]
@@ -106,7 +108,7 @@ def send(broker_wire: wire.Wire, topic: str, writer: Writer, pid: int) -> Sent:
 
 
 def take_back(story: Story) -> None:
-    """We open what the broker left; its producers, which were ours before, come to us again."""
+    """Open what the broker left; its producers, which lastword had before, append again."""
     with lastword.open(story.directory) as logs:
         for topic in TOPICS:
             story.read[topic] = {
@@ -140,7 +142,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Story:
     root = tmp_path_factory.mktemp("forms")
     broker = Broker(tools, root / "logs")
     told = Story(broker.directory)
-    now_ms = int(time.time() * 1000)  # a producer that was silent for a day is forgotten
+    now_ms = int(time.time() * 1000)  # a producer without batches for a day expires
     with broker:
         broker.create_topics({topic: {} for topic in TOPICS})
     with forms.open_directory(broker.directory) as directory:
@@ -201,7 +203,7 @@ def test_a_broker_serves_the_same_records(topic: str, isolation: str, story: Sto
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_its_producers_go_on(topic: str, story: Story) -> None:
-    """A batch that we kept is known when it comes again, the next one is taken, a gap is not."""
+    """The broker returns the old offset of a repeated batch, accepts the next batch, and refuses a gap."""
     writer = story.written[topic]
     assert story.sent[topic].keys() == set(writer.idempotent())
     end = writer.end
@@ -268,8 +270,10 @@ def test_epochs_stay_in_the_batches(stop: str, story: Story) -> None:
 
 
 def test_epochs_stay_in_the_checkpoint(story: Story) -> None:
-    """Where the topic has seen as many. A broker that starts replays a topic's epochs from the first one, so
-    in the first topic, which had only epoch 0 when we wrote, it drops ours and warns.
+    """The entries stay if the topic had as many epochs.
+
+    A broker that starts replays a topic's epochs from the first. The first topic had only epoch 0 when
+    lastword wrote, so the broker drops lastword's entries and warns.
     """
     writer = story.written["killed-epochs"]
     ours = [(0, 0), (1, writer.batches[30].facts[0][0])]

@@ -1,12 +1,12 @@
-"""Logs that were cleaned in parts go back to a real broker, whose own cleaner takes over; and come back.
+"""Logs that lastword cleaned in part go to a real broker, whose cleaner takes over; then back to lastword.
 
-    broker     makes the topics; an idempotent producer begins; stops
+    broker     creates the topics; an idempotent producer begins; stops
     lastword   random lives: appends, deletes, rounds over runs of segments, a lease, a job's commit; closes
-    broker     starts with our private files lying there; the producer goes on; its cleaner cleans, twice
-    lastword   what it had in its accounts is not believed any more; verifies, cleans, reads
+    broker     starts beside the private files; the producer goes on; Kafka's cleaner cleans, twice
+    lastword   does not use its old accounts; verifies, cleans, reads
 
-Beside them lie two logs that are the same to the byte: an old value in the first segment, its tombstone
-behind a run that was cleaned. One has the checkpoint that our rounds recorded, in the other it is too high.
+Two more logs are equal to the byte: an old value in the first segment, its tombstone behind a run that was
+cleaned. One has the checkpoint that the rounds recorded; in the other the checkpoint is too high.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def now_ms() -> int:
 
 @dataclass
 class Story:
-    """What was seen on the way. `newest`: what a dict says, by topic; None for a deleted key."""
+    """The results of the steps. `newest`: the newest values as a dict, by topic; None for a deleted key."""
 
     newest: dict[str, Newest] = field(default_factory=lambda: {name: {} for name in TOPICS})
     rounds: dict[str, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Story:
     private: set[str] = field(default_factory=set)
     producers: dict[str, Any] = field(default_factory=dict)
     found: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Consumed] = field(default_factory=dict)  # before Kafka's cleaner had its turn
+    given: dict[str, Consumed] = field(default_factory=dict)  # before the first cleaning by Kafka
     cleaned: dict[str, Consumed] = field(default_factory=dict)
     cleaned_to: dict[str, int] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def first_dirty(root: Path) -> dict[str, int]:
 def some_runs(
     place: DrivePartition, rng: random.Random | None, runs: int, span: tuple[int, int] | None = None
 ) -> int:
-    """Rewrite some runs of segments, not all of them; returns how many were."""
+    """Rewrite some of the runs of segments; return how many were rewritten."""
     done = 0
     for _ in range(runs):
         seen = inspected(place, place.log_dir.clock.now_ms())
@@ -102,7 +102,7 @@ def some_runs(
 
 
 def live_on(logs: Any, name: str, newest: Newest, rng: random.Random, clock: ManualClock) -> int:
-    """One random life: returns how many runs were rewritten."""
+    """Run one random life; return how many runs were rewritten."""
     topic, log = logs.topic(name), logs.dirs.log(name, 0)
     place = DrivePartition.of(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))
     done = 0
@@ -123,7 +123,7 @@ def live_on(logs: Any, name: str, newest: Newest, rng: random.Random, clock: Man
 
 
 def held_back(logs: Any, name: str, newest: Newest) -> None:
-    """`gone` in the first segment, its tombstone in the third; the second and the third are rewritten."""
+    """Append `gone` in the first segment and its tombstone in the third; rewrite the second and the third."""
     topic, log = logs.topic(name), logs.dirs.log(name, 0)
     parts: list[list[tuple[bytes, bytes | None]]] = [
         [(b"gone", b"old"), *((b"a%d" % n, b"v") for n in range(20))],
@@ -145,7 +145,7 @@ def held_back(logs: Any, name: str, newest: Newest) -> None:
 
 
 def ours(root: Path, told: Story) -> None:
-    """What lastword does with the directory."""
+    """Run lastword's part on the directory."""
     clock = ManualClock(now_ms() - 120 * MINUTE)
     with lastword.open(root, "a", clock=clock) as logs:
         for name in TOPICS:
@@ -156,7 +156,7 @@ def ours(root: Path, told: Story) -> None:
             mine = [(b"mine", b"%d" % seed)]
             logs.topic(name).extend(mine, producer="mine", sequence=0)
             told.newest[name].update(mine)
-        logs.topic("life0").lease("replica")  # of a reader that begins with nothing
+        logs.topic("life0").lease("replica")  # the lease of a reader that begins with an empty state
         for name in ("known", "high"):
             held_back(logs, name, told.newest[name])
         for name in TOPICS:
@@ -178,7 +178,7 @@ def ours(root: Path, told: Story) -> None:
 
 
 def job_commits(root: Path, told: Story) -> None:
-    """A job that holds no lock leaves a note of its name in the root; what it staged becomes a segment."""
+    """Commit a job without the lock: a note of its name in the root; its staged file becomes a segment."""
     builder = BatchBuilder(0)
     builder.append(now_ms(), b"job", b"1")
     writer = staging.StagedWriter(DEFAULT, str(root), "life1", 0, "j", 0, 0)
@@ -270,7 +270,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 def test_the_logs_were_cleaned_in_parts(story: Story) -> None:
-    """Otherwise nothing below says anything: dead records and blocked tombstones are left."""
+    """Otherwise the tests below prove nothing: dead records and blocked tombstones are left."""
     assert all(story.rounds[name] >= 2 for name in LIVES)
     assert all(story.parts[name][0] > 0 for name in LIVES)
     assert story.parts["known"][1] > 0 and sum(story.parts[name][1] > 0 for name in LIVES) >= 3
@@ -301,8 +301,10 @@ def test_its_cleaner_brings_no_deleted_key_back(name: str, story: Story) -> None
 
 
 def test_the_checkpoint_is_never_above_a_killer_whose_victim_is_on_disk(story: Story) -> None:
-    """With it at the end of what was cleaned, Kafka's cleaner takes the tombstone for old enough and never
-    learns of the value below: the same bytes, and the deleted key is back."""
+    """If the checkpoint were the end of the cleaned part, the deleted key would be back, from equal bytes.
+
+    Kafka's cleaner would take the tombstone for old enough and never read the value below.
+    """
     tombstones = [one.offset for one in story.given["known-0"].records if one.key == b"gone"]
     assert story.first_dirty["known"] <= tombstones[-1]
     assert story.cleaned["known-0"].newest().get(b"gone") is None

@@ -37,7 +37,7 @@ def test_the_schemas_are_those_of_the_jars(kafka_jars: KafkaJars) -> None:
 
 @pytest.mark.parametrize("topic", DECODERS)
 def test_kafkas_own_tool_decodes_the_same(topic: str, tools: Tools, tmp_path: Path) -> None:
-    """DumpLogSegments prints JSON: each field that it prints has the value that we give it."""
+    """Each field in the JSON of DumpLogSegments has the value that lastword decodes."""
     root = case("dir-clean").unpack(tmp_path)
     compared = 0
     for path in partition_files(root):
@@ -56,7 +56,7 @@ def _payloads(printed: str) -> dict[int, str]:
 
 
 def _compare(text: str, record) -> int:
-    """Return how many values were compared. Kafka prints defaults too; ours has the fields that are there."""
+    """Return how many values were compared; Kafka also prints defaults, lastword only fields that are set."""
     theirs: dict[str, object] = {}
     for part in re.findall(r"(?:key|payload): (\{.*?\})(?= payload: |$)", text):
         _flatten(json.loads(part), theirs)
@@ -99,7 +99,7 @@ def test_settings_and_groups_of_a_broker(tools: Tools, tmp_path: Path) -> None:
         broker.alter("TOPIC", "users", delete_retention_ms="1234")
         broker.alter("TOPIC", "events", retention_ms=None, cleanup_policy="compact,delete")
         broker.alter("BROKER", "", log_retention_ms="7200000")
-        for number in range(40):  # so that a snapshot is written, and the log continues behind it
+        for number in range(40):  # so that the broker writes a snapshot, and the log continues after it
             broker.alter("TOPIC", "plain", file_delete_delay_ms=str(60000 + number))
         told = {topic: broker.settings_of(topic) for topic in (*topic_settings, "__consumer_offsets")}
         _wait_until(lambda: _settings(directory, "plain") == _checked(told["plain"]))
@@ -111,15 +111,13 @@ def test_settings_and_groups_of_a_broker(tools: Tools, tmp_path: Path) -> None:
         assert _settings(directory, topic) == _checked(expected), topic
 
     with lastword.open(directory) as logs:
-        assert (
-            logs.topic("plain").config.cleanup_policy is None
-        )  # the broker's own default is not in its logs
+        assert logs.topic("plain").config.cleanup_policy is None  # the logs do not have the broker's default
         assert {plan.topic: plan.action for plan in logs.plan()}["plain"] == "keep"
     with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
-        (result,) = logs.clean("users")  # no policy had to be set here
+        (result,) = logs.clean("users")  # this topic needs no explicit policy
         assert (result.records_read, result.records_kept) == (20, 1)
         logs.clean("__consumer_offsets")
-        logs.set_config("users", delete_retention_ms="99s")  # what was said here wins
+        logs.set_config("users", delete_retention_ms="99s")  # the explicit setting wins
         assert logs.topic("users").config.delete_retention_ms == 99_000
     with broker:
         assert broker.consume("users")["users-0"].newest() == {b"ada": b"19"}
@@ -137,7 +135,7 @@ def test_settings_and_groups_of_a_broker(tools: Tools, tmp_path: Path) -> None:
 
 
 def _settings(directory: Path, topic: str) -> dict[str, object]:
-    """Settings that come from the cluster's metadata."""
+    """Return the settings that come from the cluster's metadata."""
     with lastword.open(directory) as logs:
         if topic not in {t.name for t in logs.topics()}:
             return {}

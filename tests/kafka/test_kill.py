@@ -1,7 +1,7 @@
-"""A broker that starts after our cleaner was killed, at any step, keeps the newest record of every key.
+"""A broker that starts after lastword's cleaner was killed at any step keeps each key's newest record.
 
-The cleaner is stopped before each of the calls by which a round changes the directory. What is left each
-time becomes one partition of one topic, so that a single start of the broker judges all steps.
+The cleaner is stopped before each of the calls by which a round changes the directory. The files left by
+each stop become one partition of one topic, so that one start of the broker tests all steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONFIG = TopicConfig(
 
 @dataclass
 class Stops:
-    """What was there before, what the round would leave, and what the broker serves after each stop."""
+    """The records before the round and after it, and the records that the broker serves after each stop."""
 
     before: list[RawRecord]
     after: list[RawRecord]
@@ -71,7 +71,7 @@ def stops(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Stops:
     left = []
     for step, call in enumerate(recording.changes):
         if call.name == "unlink" and recording.changes[step - 1].name == "unlink":
-            continue  # nobody reads these files any more: the first stands for all
+            continue  # these files are not read any more: the first stop stands for all
         copy = root / f"stop-{step}" / f"{TOPIC}-0"
         shutil.copytree(source, copy)
         with pytest.raises(Stopped):

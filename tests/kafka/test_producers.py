@@ -1,9 +1,10 @@
-"""A broker's producers, idempotent and transactional, go on with their old ids after we wrote, cleaned and
-closed the directory; and what they left undecided stays undecided.
+"""A broker's producers continue with their ids after lastword wrote, cleaned and closed the directory.
+
+The producers are idempotent and transactional; their undecided records stay undecided.
 
     broker     three producers: plain batches, a commit, an abort, a transaction left open; stops
     lastword   finds the same producers; appends with a producer of its own, cleans, stops cleanly
-    broker     remembers the same; the producers go on; the open transaction is committed; is killed
+    broker     finds the same producers; they go on; the open transaction is committed; is killed
     lastword   recovers, appends, is killed in turn
     broker     recovers, a producer goes on; stops
 """
@@ -26,7 +27,7 @@ TX = {"transaction_timeout_ms": "600000"}
 
 
 def batch(name: str, *numbers: int) -> list[KafkaRecord]:
-    # Timestamps of now: a broker forgets producers whose records are a day old.
+    # Current timestamps: a broker expires producers whose records are a day old.
     now_ms = int(time.time() * 1000)
     return [KafkaRecord(b"%s-%d" % (name.encode(), n % 7), b"%d" % n * 30, now_ms) for n in numbers]
 
@@ -150,7 +151,7 @@ def test_an_open_transaction_stays_undecided(story: Story) -> None:
 
 
 def test_the_broker_knows_the_same_after_us(story: Story) -> None:
-    """From the snapshot beside our clean-shutdown marker, ours among them."""
+    """The broker loads the snapshot beside lastword's clean-shutdown marker, with lastword's producers."""
     assert story.freed > 0
     assert story.found["closed"][:-1] == story.told["first"]
     assert story.found["closed"][-1]["id"] >= FIRST_NAMED_ID

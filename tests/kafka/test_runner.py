@@ -1,4 +1,4 @@
-"""The runner itself: what it puts into a broker comes out again, and the dump tool's faults are seen."""
+"""The runner itself: records sent to a broker are read back, and faults of the dump tool are detected."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_dump_tool_complains_of_a_wrong_index(tools: Tools, tmp_path: Path) 
 def test_the_dump_tool_complains_of_batches_that_kafka_s_own_cleaner_emptied(
     tools: Tools, tmp_path: Path
 ) -> None:
-    """So this one complaint, and no other, is overlooked where such batches are."""
+    """So this complaint, and no other, is ignored for logs with such batches."""
     case = loader.case("tx-rolled-by-time")
     partition = case.unpack(tmp_path, "round1-after") / "round1-after" / "tx-rolled-by-time-0"
     printed = tools.dump_log(loader.partition_files(partition, ".timeindex"))

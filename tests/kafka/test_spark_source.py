@@ -1,7 +1,7 @@
-"""Spark's own Kafka source and ours read the same topics and give the same rows, option by option.
+"""Spark's Kafka source and lastword's read the same topics and give the same rows, option by option.
 
-Kafka's source is there for PySpark 4.2 at the newest, ours runs on the PySpark that is installed: each in a
-process of its own, against one real broker, whose directory ours reads while it runs.
+Kafka's source exists for PySpark 4.2 at the newest; lastword's runs on the PySpark that is installed. Each
+runs in its own process with one real broker; lastword's source reads the broker's directory while it runs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ BATCHES = [found for found in SAME if not found["stream"]]
 ALWAYS = {"every record", "two topics", "transactions, uncommitted", "transactions, committed"}
 SAME = [
     *(one for at, one in enumerate(BATCHES) if one["name"] in ALWAYS or at % stride(2) == 0),
-    *STREAMS[5 % stride(4) :: stride(4)],  # always the sixth one: small batches
+    *STREAMS[5 % stride(4) :: stride(4)],  # always the sixth stream: small batches
 ]
 
 REFUSED = [
@@ -112,7 +112,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
-    """{source: {case: what it printed}}"""
+    """Yield {source: {case: its printed result}}."""
     try:
         rival = Rival.find_or_install()
     except KafkaMissing as missing:
@@ -188,7 +188,7 @@ def test_both_refuse(answers: dict[str, dict[str, Any]], name: str) -> None:
 
 @pytest.mark.slow
 def test_the_cases_have_rows(answers: dict[str, dict[str, Any]]) -> None:
-    """A source that gives nothing would pass every comparison."""
+    """A source that returns no rows would pass every comparison."""
     rows = {name: sum(map(len, one.get("batches", []))) for name, one in answers["lastword"].items()}
     assert rows["every record"] == 280 and rows["two topics"] == 280 + 75
     assert rows["transactions, committed"] == 20 and rows["transactions, uncommitted"] == 30

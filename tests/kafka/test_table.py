@@ -1,30 +1,31 @@
-"""What we do where somebody else put a partition's files: row by row the situations that were tried with a
-real broker (4.3.1), each after a clean stop (the marker is there) and without one.
+"""What lastword does with files of a partition from another source, compared with a real broker (4.3.1).
 
-    situation                                     a broker                   we
-    all files of another topic                    takes them                 the same
+Each situation was tried after a clean stop (the marker is there) and without one.
+
+    situation                                     a broker                   lastword
+    all files of another topic                    uses them                  the same
     .log files only                               rebuilds the rest          the same
-    no epochs, no snapshots, no checkpoint lines  takes it                   the same
-    partition.metadata missing                    sets it aside, serves      serve it
+    no epochs, no snapshots, no checkpoint lines  uses it                    the same
+    partition.metadata missing                    sets it aside, serves      serves it
                                                   an empty partition
-    partition.metadata of another topic           the same                   serve it
+    partition.metadata of another topic           the same                   serves it
     partition.metadata with two ids in one topic  sets one aside             an error, nothing is changed
-    directory of a topic never created            sets it aside              serve it, remove nothing from it
-    epochs above the topic's own                  drops the entries          keep them
+    directory of a topic never created            sets it aside              serves it, removes nothing
+    epochs above the topic's own                  drops the entries          keeps them
     first segment not at 0                        log start = its base       the same
-    gaps, empty segments and batches, 3·10⁹       takes it                   the same
+    gaps, empty segments and batches, 3·10⁹       serves it                  the same
     magic 0 and 1                                 serves it, appends magic 2 the same
-    high watermark missing, too low, beyond       becomes the log end        not looked at
-    recovery point beyond the end                 takes it                   the same
+    high watermark missing, too low, beyond       becomes the log end        not read
+    recovery point beyond the end                 accepts it                 the same
     first dirty beyond the end                    cleans from the log start  the same
-    log start inside a segment                    honours it                 the same
-    zeroed index of 4096 bytes, marker            reads sequentially         find each offset, too; build
-                                                                             that of the active segment again
+    log start inside a segment                    uses it                    the same
+    zeroed index of 4096 bytes, marker            reads sequentially         also finds each offset; builds
+                                                                             the active segment's index again
                                  no marker        builds it again            the same
     bytes of no batch at the end, no marker       cuts them                  the same
-                                 marker           appends behind them: lost  cut them, and tell
+                                 marker           appends behind them: lost  cuts and reports them
     open transaction, no snapshot, no marker      rebuilds                   the same
-                                 marker           forgets the transaction    rebuild
+                                 marker           loses the transaction      rebuilds
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CLOCK = ManualClock(1_700_001_000_000)
 MARKER = ".kafka_cleanshutdown"
 CHECKPOINTS = ("recovery-point", "replication", "log-start", "cleaner")
 ISOLATIONS = ("read_committed", "read_uncommitted")
-GARBAGE = bytes(range(1, 88))  # 87 bytes of no batch
+GARBAGE = bytes(range(1, 88))  # 87 bytes that are no batch
 
 
 @pytest.fixture(params=["marker", "no marker"])
@@ -58,8 +59,9 @@ def clean(request: pytest.FixtureRequest) -> bool:
 
 @dataclass
 class Place:
-    """A log directory with one topic, `t`, of one partition; `records` are what must be served of it, by
-    isolation level. `end`: its log end.
+    """A log directory with one topic, `t`, of one partition.
+
+    `records` are the records that must be served, by isolation level; `end` is the log end.
     """
 
     root: Path
@@ -95,7 +97,7 @@ def place(
     clean: bool,
     topic: bool = True,
 ) -> Place:
-    """Files of a golden case in the place of a topic that we made, as the last stop was clean or not."""
+    """Put files of a golden case in the place of topic `t`, after a clean stop or without one."""
     if topic:
         with lastword.open(root, "a", clock=CLOCK) as logs:
             logs.create_topic("t")
@@ -137,8 +139,10 @@ def read(logs: lastword.LogDir, isolation: str) -> list[tuple[Any, ...]]:
 
 
 def serves_all(there: Place, *, reported: str = "", **settings: Any) -> tuple[Any, ...]:
-    """Everything is there for readers beside a broker and for writers; an append comes right behind it, and
-    both survive clean stops and recoveries. Returns what opening told. `reported`: what `verify` finds wrong.
+    """Check that readers beside a broker and writers read all records, and that an append follows them.
+
+    Both must survive clean stops and recoveries. `reported` is the text of a problem that `verify` must find.
+    Return the repairs that opening reported.
     """
     with there.open("r") as logs:
         assert {isolation: read(logs, isolation) for isolation in ISOLATIONS} == there.records
@@ -168,7 +172,7 @@ def is_there_with_more(there: Place, reported: str, **settings: Any) -> None:
                 assert [p.code for p in logs.verify().problems] == [reported] * bool(reported)
 
 
-# ---------------------------------------------------------------- whose files
+# ---------------------------------------------------------------- files from elsewhere
 
 
 def test_all_files_of_another_topic(clean: bool, tmp_path: Path) -> None:
@@ -192,12 +196,12 @@ def test_log_files_only(case: str, clean: bool, tmp_path: Path) -> None:
 def test_no_epochs_no_snapshots_no_checkpoint_lines(clean: bool, tmp_path: Path) -> None:
     there = place(tmp_path / "logs", "v2-mixed", clean=clean)
     there.remove(".snapshot", "leader-epoch-checkpoint")
-    # After a clean stop no batch is walked, so the epochs begin with the next append; `verify` says so.
+    # After a clean stop no batch is walked, so the epochs begin with the next append; `verify` reports it.
     serves_all(there, reported="bad-epochs" if clean else "")
 
 
 def test_partition_metadata_missing(clean: bool, tmp_path: Path) -> None:
-    """A broker would set the directory aside and begin an empty partition; no client is told."""
+    """A broker would set the directory aside and begin an empty partition; no client gets an error."""
     there = place(tmp_path / "logs", "v2-mixed", clean=clean)
     (there.partition / "partition.metadata").unlink()
     serves_all(there)
@@ -212,7 +216,7 @@ def test_partition_metadata_with_another_id(clean: bool, tmp_path: Path) -> None
 
 
 def test_partition_metadata_of_two_topics_in_one(tmp_path: Path) -> None:
-    """Nobody can say which of them is wrong: the one that differs is refused, and nothing is changed."""
+    """It is not clear which id is wrong: the differing partition is refused, and nothing is changed."""
     with lastword.open(tmp_path / "logs", "a", clock=CLOCK) as logs:
         topic = logs.create_topic("t", partitions=2)
         for number in range(2):
@@ -234,7 +238,7 @@ def test_directory_of_a_topic_never_created(clean: bool, tmp_path: Path) -> None
     with there.open() as logs:
         assert [topic.name for topic in logs.topics()] == ["t"]
         assert logs.topic("t").config.cleanup_policy is None
-        assert logs.clean() == []  # nobody said that records may go
+        assert logs.clean() == []  # no policy allows the removal of records
 
 
 # ---------------------------------------------------------------- offsets and formats
@@ -337,7 +341,7 @@ def test_log_start_inside_a_segment(clean: bool, tmp_path: Path) -> None:
         list(logs.topic("t").read(start=there.start - 1))
 
 
-# ---------------------------------------------------------------- broken promises
+# ---------------------------------------------------------------- damage with and without the marker
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["closed", "active"])
@@ -350,7 +354,7 @@ def test_zeroed_index_of_4096_bytes(which: int, clean: bool, tmp_path: Path) -> 
     interval = int(loader.case("v2-none").config.get("index.interval.bytes", 4096))
     with there.open("r") as looked, there.open(index_interval_bytes=interval) as opened:
         for logs in (looked, opened):
-            for offset in range(0, there.end, 7):  # each a look-up, not a sequential read
+            for offset in range(0, there.end, 7):  # each by an index entry, not a sequential read
                 wanted = [fact[0] for fact in there.records["read_uncommitted"] if fact[0] >= offset][:1]
                 records = logs.topic("t").read(start=offset, end=min(offset + 9, there.end))
                 assert [r.offset for r in records][:1] == wanted
@@ -359,7 +363,7 @@ def test_zeroed_index_of_4096_bytes(which: int, clean: bool, tmp_path: Path) -> 
 
 
 def test_bytes_of_no_batch_at_the_end(clean: bool, tmp_path: Path) -> None:
-    """Where a broker believes the marker it appends behind them, and what it acknowledged cannot be read."""
+    """A broker that relies on the marker appends behind them, and acknowledged records cannot be read."""
     there = place(tmp_path / "logs", "v2-mixed", clean=clean)
     log = there.files(".log")[-1]
     sound = log.read_bytes()
@@ -370,7 +374,7 @@ def test_bytes_of_no_batch_at_the_end(clean: bool, tmp_path: Path) -> None:
 
 
 def test_open_transaction_at_the_end_without_snapshot(clean: bool, tmp_path: Path) -> None:
-    """Where a broker believes the marker it forgets the transaction, and committed reads get its records."""
+    """A broker that relies on the marker loses the transaction, and committed reads return its records."""
     there = place(tmp_path / "logs", "tx-delete", clean=clean)
     assert len(there.records["read_committed"]) == 323 < len(there.records["read_uncommitted"])
     there.remove(".snapshot")

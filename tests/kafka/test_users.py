@@ -1,4 +1,4 @@
-"""A broker runs as one user, and the administrator's commands as root: the broker starts again and serves."""
+"""The broker runs as one user, the administrator's commands as root: the broker starts again and serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records for the interop tests: few keys written often, with all that a record may carry."""
+"""Records for the interop tests: few keys written often, with every part that a record may have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START_MS = 1_700_000_000_000
 
 
 def updates(count: int, keys: int, seed: int) -> list[KafkaRecord]:
-    """`count` updates of `keys` keys with tombstones, headers and empty values, timestamps out of order."""
+    """Return `count` updates of `keys` keys: tombstones, headers, empty values, timestamps out of order."""
     choice = random.Random(seed)
     records = []
     for i in range(count):
@@ -32,7 +32,7 @@ def updates(count: int, keys: int, seed: int) -> list[KafkaRecord]:
 
 
 def batches(records: Sequence[KafkaRecord]) -> Iterator[Sequence[KafkaRecord]]:
-    """The records in batches of changing sizes."""
+    """Yield the records in batches of changing sizes."""
     sizes = (1, 13, 40, 3, 90, 8)
     start = i = 0
     while start < len(records):
@@ -42,7 +42,7 @@ def batches(records: Sequence[KafkaRecord]) -> Iterator[Sequence[KafkaRecord]]:
 
 
 def append_all(topic: lastword.Topic[bytes, bytes], records: Sequence[KafkaRecord]) -> None:
-    """Appends batch by batch to partition 0, with their timestamps and headers."""
+    """Append batch by batch to partition 0, with timestamps and headers."""
     for batch in batches(records):
         topic.extend(
             lastword.Record(
@@ -61,15 +61,15 @@ def append_all(topic: lastword.Topic[bytes, bytes], records: Sequence[KafkaRecor
 
 
 def facts(records: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Offset, timestamp, key, value and headers of records of either side, to be compared."""
+    """Return offset, timestamp, key, value and headers of each record, to compare both sides."""
     return [(r.offset, r.timestamp, r.key, r.value, tuple(r.headers)) for r in records]
 
 
 def newest(records: Iterable[Any]) -> dict[bytes, tuple[Any, ...]]:
-    """Of each key the facts of its newest record, tombstones included."""
+    """Return the facts of each key's newest record, tombstones included."""
     return {fact[2]: fact for fact in facts(records)}
 
 
 def living(records: Iterable[Any]) -> dict[bytes, bytes]:
-    """The newest value of each key that was not deleted."""
+    """Return the newest value of each key that was not deleted."""
     return {key: fact[3] for key, fact in newest(records).items() if fact[3] is not None}

@@ -1,5 +1,7 @@
-"""Requests to a broker that Kafka's clients don't send: a ready batch with any producer's id, epoch and
-sequence, and the marker that ends a transaction whatever its coordinator knows.
+"""Requests to a broker that Kafka's clients do not send.
+
+They are a ready batch with any producer's id, epoch and sequence, and the marker that ends a transaction
+independently of the coordinator's state.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Wire:
         self._socket.close()
 
     def produce(self, topic: str, batch: bytes) -> tuple[int, int]:
-        """Error code and base offset, acks=all."""
+        """Send a batch with acks=all; return the error code and the base offset."""
         name = topic.encode()
         body = struct.pack(">hhii", -1, -1, 10_000, 1)
         body += struct.pack(">h", len(name)) + name
@@ -41,7 +43,7 @@ class Wire:
         return error, base_offset
 
     def end_transaction(self, topic: str, producer_id: int, epoch: int, commit: bool) -> int:
-        """Error code of the partition."""
+        """Send the end marker of a transaction; return the error code of the partition."""
         name = topic.encode()
         body = b"\x02" + struct.pack(">qh?", producer_id, epoch, commit)  # arrays: length + 1
         body += b"\x02" + bytes([len(name) + 1]) + name + b"\x02" + struct.pack(">i", 0) + b"\0"

@@ -1,8 +1,8 @@
-"""lastword on executors of their own: python cluster_all.py MASTER HOME [STEP ...]
+"""lastword on executors in their own processes: python cluster_all.py MASTER HOME [STEP ...]
 
-Writes and cleans while executors are ended by SIGKILL, with retries and speculative copies; looks at what is
-left. `sped_up` needs two hosts: Spark starts no copy beside the first attempt, and none at all on `local[*]`.
-`absent` and `unshared` are about executors that lack the package, or the directory.
+Write and clean while SIGKILL ends executors, with retries and speculative copies, and check the result.
+`sped_up` needs two hosts: Spark starts no copy on the host of the first attempt, and none on `local[*]`.
+In `absent` the executors lack the package; in `unshared` they lack the directory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(master: str, home: Path, steps: list[str]) -> None:
 
 
 def executors(spark: Any) -> list[int]:
-    """Process ids of this application's executors."""
+    """Return the process ids of this application's executors."""
     wanted = spark.sparkContext.applicationId
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -78,7 +78,7 @@ def values(root: Path, topic: str) -> list[str]:
 
 
 def nothing_staged(root: Path) -> None:
-    """A copy that lost may still be at its end."""
+    """Check that no staged file is left; a speculative copy that lost may still be ending."""
     deadline = time.monotonic() + 30
     while left := [str(one) for one in root.rglob("*") if one.name.startswith(("staging-", "open-"))]:
         assert time.monotonic() < deadline, left
@@ -87,14 +87,14 @@ def nothing_staged(root: Path) -> None:
 
 
 def odd(name: str, function: Any) -> Any:
-    """A column of strings, by a function that does what an executor should survive."""
+    """Return a column of strings that `function` computes; it kills or delays an executor."""
     from pyspark.sql import functions as F
 
     return F.udf(function, "string")("id").alias(name)
 
 
 def wrote(spark: Any, root: Path) -> None:
-    """By executors, read by executors: the package is where it must be."""
+    """Write and read on executors: they find the package."""
     save(spark.range(0, 1000, 1, 4).selectExpr("string(id) key", "string(id) value"), root, "plain")
     frame = spark.read.format("lastword").options(subscribe="plain", view="latest").load(str(root))
     assert frame.count() == 1000
@@ -103,7 +103,7 @@ def wrote(spark: Any, root: Path) -> None:
 def killed_in_write(spark: Any, root: Path) -> None:
     mark = str(root.parent / "killed-in-write")
 
-    def deadly(number):  # the last row of one task: all others of it are on their way to the sink
+    def deadly(number):  # the last row of a task: its other rows are being written by the sink
         import os
         import signal
         from pathlib import Path
@@ -113,7 +113,7 @@ def killed_in_write(spark: Any, root: Path) -> None:
                 os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return f"value-{number}"
-            daemon = Path(f"/proc/{os.getppid()}/stat").read_text()  # this worker's parent; its is the JVM
+            daemon = Path(f"/proc/{os.getppid()}/stat").read_text()  # the worker's parent, a child of the JVM
             os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
         return f"value-{number}"
 
@@ -126,7 +126,7 @@ def killed_in_write(spark: Any, root: Path) -> None:
 
 
 def nothing_left_after_weeks(root: Path, topic: str) -> None:
-    """What a killed attempt staged goes with the job's end; nothing here needs age."""
+    """Check that the end of the job removed what a killed attempt staged; no file had to reach an age."""
     nothing_staged(root)
     with lastword.open(root) as logs:
         assert logs.verify(topic).ok
@@ -179,8 +179,10 @@ def looked(spark: Any, root: Path) -> None:
 
 
 def killed_in_rewrite(spark: Any, root: Path) -> None:
-    """Every executor dies when the first rewritten file appears, of a partition by one task and of one that
-    is shared out; others are started, and the result is that of a cleaning here."""
+    """Kill every executor when the first rewritten file appears, and compare the log with a local cleaning.
+
+    One partition is cleaned by one task, the other by several tasks. Spark starts other executors.
+    """
     import shutil
 
     create(root, "c", 2, segment_bytes="1MiB")
@@ -203,7 +205,7 @@ def killed_in_rewrite(spark: Any, root: Path) -> None:
                            for one in (logs, other))  # fmt: skip
         assert found == expected
         assert logs.verify("c").ok
-    # What a killed attempt had built goes when the partition is cleaned the next time.
+    # The next cleaning of the partition removes what a killed attempt built.
     append(root, "c", 0, [numbered(60_000, 100, 5000)])
     append(root, "c", 1, [numbered(60_000, 100, 5000)])
     lastword.spark.clean(spark, str(root), "c")
@@ -223,7 +225,7 @@ def kill_when_rewriting(spark: Any, partition: Path, died: list[int]) -> None:
 
 
 def absent(spark: Any, root: Path) -> None:
-    """Executors whose Python has no lastword: every way in says so, with the remedy."""
+    """Check that each operation raises an error with its remedy if the executors' Python lacks lastword."""
     from lastword.errors import MissingError
 
     create(root, "t")
@@ -244,12 +246,12 @@ def absent(spark: Any, root: Path) -> None:
 
 
 def unshared(spark: Any, root: Path) -> None:
-    """A directory that only the driver sees: /proc/self/cwd is another one in each process."""
+    """Use a directory that only the driver sees: /proc/self/cwd is a different one in each process."""
     from lastword.errors import NotSharedError
 
     create(root, "only", 1)
     append(root, "only", 0, [numbered(0, 10, 5)])
-    seen = "/proc/self/cwd/data"  # the driver and its processes were started in its parent
+    seen = "/proc/self/cwd/data"  # the driver and its processes were started in the parent of this directory
     ways = {
         "read": lambda: spark.read.format("lastword").options(subscribe="only").load(seen).count(),
         "write": lambda: save(

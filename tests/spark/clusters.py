@@ -1,4 +1,4 @@
-"""Spark with executors of its own on this machine: `local-cluster`; a standalone master with workers.
+"""Spark with executors in their own processes on this machine: `local-cluster`, or a master with workers.
 
 `make clusters` runs every step of `cluster_all.py` on both.
 """
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 def farm(home: Path) -> Path:
-    """A SPARK_HOME of links: executors of a local cluster leave their `work` in it, not in the package."""
+    """Make a SPARK_HOME of links: executors of a local cluster write `work` there, not into the package."""
     import pyspark
 
     made = home / "spark"
@@ -32,7 +32,7 @@ def farm(home: Path) -> Path:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """For a Spark driver. PYTHONPATH has only what these tests are made of: the package is installed."""
+    """Return the environment of a Spark driver; PYTHONPATH has only these tests: the package is installed."""
     from lastword.spark.bootstrap import find_java, usable_home
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lastword"
@@ -48,7 +48,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def script(name: str, *arguments: str, home: Path, seconds: int = 600, **more: str) -> list[str]:
-    """Run a script of this folder to its end; the lines that it printed."""
+    """Run a script of this folder to its end; return the words that it printed."""
     command = [sys.executable, str(HERE / name), *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=home,
@@ -66,15 +66,17 @@ def script(name: str, *arguments: str, home: Path, seconds: int = 600, **more: s
 
 @contextmanager
 def standalone(home: Path, **more: str) -> Iterator[str]:
-    """A master and two workers with a core each, by `spark-class`; gives its address. `more`: environment
-    of executors."""
+    """Start a master and two workers with one core each by `spark-class`; yield the master's address.
+
+    `more` is added to the environment of the executors.
+    """
     port = free_port()
     made = farm(home)
     quiet = environment(home, SPARK_HOME=str(made), SPARK_WORKER_DIR=str(home / "work"), **more)
     del quiet["PYTHONPATH"], quiet["PYSPARK_PYTHON"], quiet["PYSPARK_DRIVER_PYTHON"]
     address = f"spark://127.0.0.1:{port}"
     daemon = "org.apache.spark.deploy"
-    # Two hosts, in Spark's eyes: it starts no speculative copy on the host where the first attempt runs.
+    # Two hosts for Spark: it starts no speculative copy on the host of the first attempt.
     workers = [
         [f"{daemon}.worker.Worker", "-c", "1", "-m", "1200m", "--host", host, "--webui-port", "0", address]
         for host in ("127.0.0.1", "127.0.0.2")
@@ -119,7 +121,7 @@ def free_port() -> int:
 
 
 def python_without(home: Path) -> Path:
-    """A Python that lacks lastword where LASTWORD_ABSENT is set, as it is for executors."""
+    """Make a Python that lacks lastword where LASTWORD_ABSENT is set, as it is for executors."""
     import pyspark
 
     bare = home / "bare"

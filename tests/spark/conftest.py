@@ -1,5 +1,4 @@
-"""One Spark session for the whole run, made when the first test asks for it; and logs to read without a
-JVM."""
+"""One Spark session for the whole run, made when the first test needs it, and logs to read without a JVM."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from lastword.spark.schema import full_schema
 from lastword.spark.source import LogReader
 
 FOR_TESTS = {
-    "spark.master": "local[2,2]",  # two cores; a failing task is tried twice, so retries can be tested
+    "spark.master": "local[2,2]",  # two cores; a failed task is tried once more, so that retries are tested
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # starts a third faster
     "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",  # nothing here needs more, and each costs a task
+    "spark.sql.shuffle.partitions": "2",  # these tests need no more partitions, and each costs a task
     "spark.sql.adaptive.enabled": "false",  # plans stay as they are written
     "spark.sql.catalogImplementation": "in-memory",
 }
@@ -31,18 +30,18 @@ Row = tuple[Any, ...]  # timestamp, key, value, headers
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The session. Its own Python finds `pyspark_lastword`, so the format is known without a word."""
+    """Yield the session; its Python finds `pyspark_lastword`, so the format needs no registration."""
     from lastword.spark import session
 
     conf = dict(FOR_TESTS)
     made = session(conf.pop("spark.master"), **conf)
-    made.sparkContext.setLogLevel("OFF")  # tests that fail tasks on purpose would fill the screen
+    made.sparkContext.setLogLevel("OFF")  # tests in which tasks fail on purpose would fill the screen
     yield made
     made.stop()
 
 
 def descriptions(spark: Any) -> set[str]:
-    """The descriptions of all jobs of the session, as Spark's UI lists them."""
+    """Return the descriptions of all jobs of the session, as Spark's UI lists them."""
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     given = [jobs.apply(number).description() for number in range(jobs.size())]
     return {text.get() for text in given if text.isDefined()}
@@ -51,7 +50,7 @@ def descriptions(spark: Any) -> set[str]:
 def append(
     root: Path, topic: str, partition: int, batches: Sequence[Sequence[Row]], *, codec: int = 0
 ) -> None:
-    """Appends each inner list as one batch; the topic must be there."""
+    """Append each inner list as one batch; the topic must exist."""
     with LogDirectory.open(str(root), "a") as directory:
         log = directory.log(topic, partition)
         for rows in batches:
@@ -68,8 +67,10 @@ def create(root: Path, topic: str, partitions: int = 1, **settings: Any) -> None
 
 
 def numbered(first: int, count: int, keys: int) -> list[Row]:
-    """`count` records of `keys` keys in turn; each value says which record it is; one in seven is a
-    tombstone."""
+    """Return `count` records of `keys` keys in turn; each value has the number of its record.
+
+    One record in seven is a tombstone.
+    """
     rows: list[Row] = []
     for number in range(first, first + count):
         value = None if number % 7 == 3 else b"value-%d" % number
@@ -78,7 +79,7 @@ def numbered(first: int, count: int, keys: int) -> list[Row]:
 
 
 def read_directly(root: Path, **options: str) -> list[dict[str, Any]]:
-    """What the source yields, task after task, without Spark."""
+    """Return the rows of the source, task after task, without Spark."""
     given = {"path": str(root), "subscribe": "t"}
     if "assign" in options:
         del given["subscribe"]

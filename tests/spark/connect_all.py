@@ -1,6 +1,6 @@
-"""Everything of lastword on Spark Connect, in one process: python connect_all.py HOME
+"""All of lastword on Spark Connect in one process: python connect_all.py HOME
 
-A client without a SparkContext, and a server that it starts. Each answer is that of the library.
+A client without a SparkContext, and a server that the client starts. Each result equals the library's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(home: Path) -> None:
 
 
 def batch(spark: Any, root: Path) -> None:
-    lastword.spark.register(spark)  # also known by itself: see `stream`, which loads it by name only
+    lastword.spark.register(spark)  # not required: `stream` loads the source by its name only
     reader = spark.read.format("lastword").option("subscribe", "t")
     assert reader.load(str(root)).count() == 800
     assert reader.schema("offset long").option("keys", '["key-3"]').load(str(root)).columns == ["offset"]
@@ -58,7 +58,7 @@ def batch(spark: Any, root: Path) -> None:
     latest = spark.read.format("lastword").options(subscribe="t", view="latest").load(str(root))
     assert {(r.partition, bytes(r.key)): bytes(r.value) for r in latest.collect()} == newest
     rows = [(f"key-{n}", f"value-{n}") for n in range(50)]
-    for _ in range(2):  # the same name: the second one adds nothing
+    for _ in range(2):  # the second write has the same name and adds nothing
         frame = spark.createDataFrame(rows, "key string, value string")
         sink = frame.write.format("lastword").mode("append").options(topic="w", producer="p", sequence="1")
         sink.save(str(root))
@@ -68,7 +68,7 @@ def batch(spark: Any, root: Path) -> None:
 
 
 def stream(spark: Any, root: Path) -> None:
-    for more in (0, 30):  # a restart from the checkpoint
+    for more in (0, 30):  # the second query restarts from the checkpoint
         if more:
             append(root, "t", 0, [numbered(1000, more, 40)])
         source = spark.readStream.format("lastword").options(subscribe="t", startingOffsets="earliest")
@@ -93,7 +93,7 @@ def updated(spark: Any, root: Path) -> None:
     counts = source.load(str(root)).groupBy("key").count().selectExpr("key", "CAST(count AS STRING) AS value")
     for mode in ("update", "complete"):
         checkpoint = root.parent / mode
-        for _ in range(2):  # the second time the same batch is run again, as after a crash
+        for _ in range(2):  # the second query repeats the same batch, as after a crash
             query = lastword.spark.update_stream(
                 counts, root, mode, checkpoint=checkpoint, mode=mode, trigger={"availableNow": True}
             )
@@ -141,7 +141,7 @@ def cleaned(spark: Any, root: Path) -> None:
     planned += plain(lastword.spark.plan(spark, str(root), "t", 1, task_bytes=1))
     assert [row["action"] for row in planned] == ["clean", "clean"]
     rounds = plain(lastword.spark.clean(spark, str(root), "t", 0))
-    rounds += plain(lastword.spark.clean(spark, str(root), "t", 1, task_bytes=1))  # shared out over tasks
+    rounds += plain(lastword.spark.clean(spark, str(root), "t", 1, task_bytes=1))  # by several tasks
     assert [row["written_bytes"] for row in rounds] == [row["write_bytes"] for row in planned]
     with lastword.open(root) as logs:
         assert {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")} == newest

@@ -1,10 +1,10 @@
-"""`make kills-spark N=50`: drivers ended by SIGKILL at every step, and each time everything is there once.
+"""Kill drivers by SIGKILL at every step, and check that each record is there once: `make kills-spark N=50`.
 
-A driver's part of the work is Python and needs no JVM: of the sink, what stages and commits a micro-batch
-(the process beside Spark's driver); of the distributed clean, what chooses, shares out and swaps. Here it
-runs in a fork whose storage sends SIGKILL to its own process before the n-th change, or in the middle of it.
-Then it is started again, as Spark or its user would, and the result must be that of an undisturbed one.
-`--whole`: whole Spark drivers, with their JVMs, killed at random moments.
+A driver's part of the work is Python and needs no JVM. In the sink, the process beside Spark's driver
+stages and commits a micro-batch. In the distributed clean, the driver chooses, shares out and swaps.
+Here this part runs in a fork whose storage sends SIGKILL to its own process before the n-th change, or in
+the middle of that change. Then the fork is started again, as Spark or its user would do, and the result
+must equal that of an undisturbed run. `--whole` kills whole Spark drivers with their JVMs at random moments.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ HANDLE_CHANGES = ("append", "pwrite", "truncate", "fsync")
 
 
 def die_at(number: int, torn: bool) -> None:
-    """From here on, this process is killed before its storage's change of this number, from 1; `torn`: if
-    that is an append, half of its bytes are written first.
+    """Let the storage kill this process before its change of this number, counted from 1.
+
+    `torn`: if the change is an append, write half of its bytes first.
     """
     done = 0
 
@@ -64,7 +65,7 @@ def die_at(number: int, torn: bool) -> None:
 
 
 def forked(work: Callable[[], None], kill_at: int | None = None, torn: bool = False) -> int:
-    """The child's process id; it does the work, or dies at that change."""
+    """Fork; return the process id of the child, which runs `work` or dies at change `kill_at`."""
     child = os.fork()
     if child:
         return child
@@ -81,7 +82,7 @@ def forked(work: Callable[[], None], kill_at: int | None = None, torn: bool = Fa
 
 
 def killed(child: int) -> bool:
-    """Wait for its end: was it by SIGKILL? Any other end but a good one is a failure of the test."""
+    """Wait for the child's end; return whether SIGKILL ended it. Any other failure fails the test."""
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL
@@ -94,7 +95,7 @@ def killed(child: int) -> bool:
 
 
 class Context:
-    """What Spark tells a task of a streaming query."""
+    """The properties that Spark gives a task of a streaming query."""
 
     def __init__(self, batch: int, task: int, attempt: int) -> None:
         self.said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": str(batch)}
@@ -115,8 +116,10 @@ def rows_of(batch: int, task: int) -> list[tuple[bytes, bytes]]:
 
 
 def drive(root: Path, notes: Path) -> None:
-    """A streaming query's driver: the batches that its notes lack. Each is staged by two tasks, one of them
-    by two attempts, and committed."""
+    """Run a streaming query's driver: commit the batches that its notes lack.
+
+    Two tasks stage each batch, one of them with two attempts.
+    """
     from pyspark import TaskContext
 
     from lastword.spark.options import parse_write
@@ -134,13 +137,13 @@ def drive(root: Path, notes: Path) -> None:
                 [pa.array(keys, pa.binary()), pa.array(values, pa.binary())], ["key", "value"]
             )
             messages.append(writer.write(iter([frame])))
-        writer.commit(messages[::2], batch)  # the attempt in the middle lost
+        writer.commit(messages[::2], batch)  # the attempt in the middle was not the one that Spark accepted
         notes.with_suffix(".new").write_text(str(batch + 1))
         notes.with_suffix(".new").replace(notes)
 
 
 def hold(root: Path, ready: int) -> None:
-    """Another process, that has the directory open to append and takes commits in."""
+    """Open the directory to append in another process, which takes commits in."""
     with open_to_append(str(root)) as directory:
         watch = Watch(directory, every_seconds=0.005)
         os.write(ready, b"1")
@@ -149,12 +152,13 @@ def hold(root: Path, ready: int) -> None:
 
 
 def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
-    """One query of BATCHES batches, with a kill at that change; False if there was none left to die at.
+    """Run one query of BATCHES batches with a kill at change `kill_at`; return whether a process died.
 
-    who   `driver`; `driver beside`: while another process holds the lock; `holder`: that other process
+    `who` names the process that is killed. `driver beside` is a driver while another process holds the
+    lock; `holder` is that other process.
     """
     root, notes = home / "data", home / "notes"
-    # Of every second one, what a task stages is large beside a segment, and becomes one.
+    # In every second run, a task stages more than a segment's size, which becomes a segment.
     create(root, "t", 2, segment_bytes="4KiB" if kill_at % 2 else "1GiB")
     holder = None
     if who != "driver":
@@ -172,7 +176,7 @@ def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
             os.waitpid(holder, 0)
         elif who == "holder":
             died = True
-    open_to_append(str(root)).close()  # finishes a commit that was begun
+    open_to_append(str(root)).close()  # finishes a commit that had begun
     expected = [row for batch in range(BATCHES) for task in (0, 1) for row in rows_of(batch, task)]
     with lastword.open(root) as logs:
         found = [(r.key, r.value) for r in logs.topic("t").read()]
@@ -186,7 +190,7 @@ def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
 
 
 def nothing_is_left(root: Path) -> list[str]:
-    """What stays of dead drivers, when everything is weeks old and one more commit has come in."""
+    """Return what dead drivers left, after all files got weeks old and one more commit was taken in."""
     then = time.time() - WEEKS_MS / 1000
     for path in [*root.glob("lastword.*"), *root.glob("t-*/lastword/**/*")]:
         os.utime(path, (then, then))
@@ -212,7 +216,7 @@ def nothing_is_left(root: Path) -> list[str]:
 
 
 def clean_here(root: Path, task_bytes: int) -> None:
-    """`lastword.spark.clean` with its tasks run one after another in this process."""
+    """Run `lastword.spark.clean` with its tasks one after the other in this process."""
     import pickle
 
     import lastword.spark.schema
@@ -244,7 +248,7 @@ def records(root: Path) -> list[tuple[Any, ...]]:
 
 
 def files_of(root: Path) -> set[str]:
-    """Names without what differs from run to run."""
+    """Return the file names without the parts that differ from run to run."""
     return {
         str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and ".log" not in path.name
     }
@@ -271,7 +275,7 @@ def one_clean_kill(
 
 
 def one_whole_run(home: Path, kills: int, rng: random.Random) -> int:
-    """A Spark driver that writes and cleans in turn, killed with its JVM so many times, then let be."""
+    """Run a Spark driver that writes and cleans in turn; kill it and its JVM `kills` times; let it finish."""
     root, notes = home / "data", home / "notes"
     create(root, "t", 2, segment_bytes="8KiB")
     command = [sys.executable, str(HERE / "kills_driver.py"), str(root), str(notes)]
@@ -305,7 +309,7 @@ def one_whole_run(home: Path, kills: int, rng: random.Random) -> int:
 
 
 def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None] = print) -> dict[str, int]:
-    """So many kills spread over all steps, and some of whole drivers; how many of each kind there were."""
+    """Kill at `kills` steps, spread over all, and kill `whole` whole drivers; return the count by kind."""
     from lastword.kernels.warming import warm
 
     warm()
@@ -331,14 +335,14 @@ def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None
     while sum(counts.values()) < kills:
         name, one = kinds[tries % len(kinds)]
         place = Path(tempfile.mkdtemp(dir=home))
-        spread = (rng_start + tries // len(kinds) * 0.618034) % 1  # evenly, however many there will be
+        spread = (rng_start + tries // len(kinds) * 0.618034) % 1  # spread evenly, for any number of kills
         kill_at = 1 + int(spread * steps[name])
         tries += 1
         try:
             if one(place, kill_at, rng.random() < 0.5):
                 counts[name] += 1
             else:
-                steps[name] = min(steps[name], kill_at - 1)  # it has less to do than an undisturbed one
+                steps[name] = min(steps[name], kill_at - 1)  # fewer changes than undisturbed
         except BaseException:
             say(f"{name}: killed at change {kill_at} of {steps[name]}; its directory is {place}")
             raise
@@ -352,7 +356,7 @@ def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None
 
 
 def steps_of(home: Path, name: str, template: Path) -> int:
-    """How many changes the storage sees in an undisturbed run."""
+    """Return how many changes the storage makes in an undisturbed run."""
     place = Path(tempfile.mkdtemp(dir=home))
     if name.startswith("clean"):
         root = Path(shutil.copytree(template, place / "data"))

@@ -1,7 +1,7 @@
 """A whole Spark driver that writes and cleans in turn, until it is killed: python kills_driver.py ROOT NOTES
 
-Each batch has a name of its own (producer, sequence), and is noted when it is in the log, so the last one
-comes again after a kill. Run to its end, everything has been written once and cleaned.
+Each batch has its own name (producer, sequence). The driver notes the batch after the write, so after a
+kill the last batch may be written again. At the end each batch is in the log once, and the log is clean.
 """
 
 from __future__ import annotations

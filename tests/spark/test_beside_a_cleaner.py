@@ -1,4 +1,4 @@
-"""Spark reads beside a writer and cleaners, judged by every moment: see `tests/readers`."""
+"""Spark reads beside a writer and cleaners, checked at every moment: see `tests/readers`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.readers.judge import Row, Window
 @pytest.mark.slow
 @pytest.mark.spark
 def test_batch_and_stream(tmp_path: Path, spark: Any) -> None:
-    """DataFrames of a log that is cleaned between plan and collect, each collected twice; and a stream."""
+    """DataFrames of a log that is cleaned between plan and collect, each collected twice, and a stream."""
     seen: dict[int, Row] = {}
     with process.writing(tmp_path / "data", 10) as (writer, work):
         partition = writer.history.partitions[0]
@@ -46,7 +46,7 @@ def test_batch_and_stream(tmp_path: Path, spark: Any) -> None:
             for view in frames:
                 try:
                     found = frames[view].collect()
-                except Exception as error:  # of newest values: cleaned past the end of the plan
+                except Exception as error:  # a view of newest values: the cleaning passed the end of the plan
                     assert view != "log" and "load it again" in str(error)
                     begin = writer.files.version
                     frames[view] = loaded(view)

@@ -1,4 +1,4 @@
-"""The cleaner on Spark beside the library's on a copy of the same log: plans, rounds, records, accounts."""
+"""The cleaner on Spark beside the library's on a copy of the log: plans, rounds, records, accounts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_THE_FILE = {"inode", "mtime_ms", "tail_crc", "oldest_dead_ms"}
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Topic t, 2 partitions of 1200 and 300 records in many segments, one in seven a tombstone."""
+    """Make topic t: 2 partitions of 1200 and 300 records in many segments, every seventh a tombstone."""
     root = tmp_path / "log"
     create(root, "t", 2, segment_bytes="4KiB", index_interval_bytes=200)
     append(root, "t", 0, [numbered(n, 20, 130) for n in range(0, 1200, 20)])
@@ -45,7 +45,7 @@ def copied(root: Path, to: Path) -> Path:
 
 
 def values(found: Any) -> list[dict[str, Any]]:
-    """Rows of Spark or values of the library, without what differs by the moment."""
+    """Return Spark's rows or the library's values as dicts, without the fields that depend on the time."""
     rows = [
         row.asDict(recursive=True) if hasattr(row, "asDict") else dataclasses.asdict(row) for row in found
     ]
@@ -53,7 +53,7 @@ def values(found: Any) -> list[dict[str, Any]]:
         for name in OF_THE_MOMENT:
             row.pop(name, None)
         if row.get("certificate"):
-            del row["certificate"]["key_offset_digest"]  # of keys with a secret salt, another for each round
+            del row["certificate"]["key_offset_digest"]  # each round hashes keys with another salt
         if "reasons" in row:
             row["reasons"] = [tuple(one.values()) for one in row["reasons"]]
     return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
@@ -113,8 +113,10 @@ def test_the_same_plans_rounds_and_files(
 def test_each_engine_goes_on_from_the_accounts_of_the_other(
     spark: SparkSession, root: Path, tmp_path: Path
 ) -> None:
-    """Spark cleans, then the library, then Spark; beside it the library alone. That a round reads only what
-    is new and what it rewrites shows that it believed the accounts."""
+    """Spark cleans, then the library, then Spark; the library alone cleans a copy.
+
+    A round that reads only the new bytes and what it rewrites has used the accounts.
+    """
     other = copied(root, tmp_path / "other")
 
     def by_spark(root: Path) -> list[dict[str, Any]]:
@@ -143,12 +145,12 @@ def test_what_is_due_is_the_same(
     partition: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The cost of one more file enters the choice and is measured by the wall clock: both get its upper bound.
+    # The choice includes the cost of one more file, measured by the wall clock: both get its upper bound.
     monkeypatch.setattr(Ledgers, "file_cost_bytes", float(1 << 30))
     other = copied(root, tmp_path / "other")
     append(root, "t", 1, [numbered(5000, 20, 40)])
     append(other, "t", 1, [numbered(5000, 20, 40)])
-    for _ in range(2):  # the second time nothing is due any more
+    for _ in range(2):  # in the second pass nothing is due
         planned = values(here(other, lambda logs: logs.plan("t", partition, due=True), "r"))
         assert values(lastword.spark.plan(spark, str(root), "t", partition, due=True).collect()) == planned
         done = values(here(other, lambda logs: logs.clean("t", partition, due=True)))
@@ -168,7 +170,7 @@ def removed(rounds: list[dict[str, Any]]) -> dict[int, int]:
 
 
 def test_a_map_too_small_for_the_keys(spark: SparkSession, root: Path, tmp_path: Path) -> None:
-    """A sample of the keys chooses then, and the log is resolved as a whole, in passes."""
+    """The cleaner chooses by a sample of the keys, and resolves the whole log in passes."""
     settings = (root / "lastword.toml").read_text()
     (root / "lastword.toml").write_text(f'"log.cleaner.dedupe.buffer.size" = "64KiB"\n{settings}')
     append(root, "t", 0, [numbered(n, 100, 9000) for n in range(2000, 12000, 100)])
@@ -200,7 +202,7 @@ def test_a_cleaning_says_what_runs_and_how_far_it_is(spark: SparkSession, root: 
 def test_a_cleaning_that_is_interrupted_leaves_nothing(
     spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ctrl-C when the outputs of both tasks are there and none is published."""
+    """Ctrl-C when the outputs of both tasks exist and none is published."""
     before, tracker = records(root), spark.sparkContext.statusTracker()
     deadline = time.monotonic() + 120
 
@@ -226,8 +228,7 @@ def test_a_cleaning_that_is_interrupted_leaves_nothing(
 
 
 def test_answers_come_while_others_run(spark: SparkSession, tmp_path: Path) -> None:
-    """The first task ends only after the second one's answer was here, and the third value is made when both
-    run."""
+    """The first task ends only after the second result arrived; the third value is made while both run."""
     made: list[int] = []
 
     def values() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Executors that are processes of their own: what they must have, and what is left when they are killed."""
+"""Executors in their own processes: what they need, and what is left after their kill."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
 def test_executors_die_in_write_and_rewrite_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
-    steps = ["killed_in_write", "killed_in_rewrite"]  # the others: `make clusters`
+    steps = ["killed_in_write", "killed_in_rewrite"]  # `make clusters` runs the others
     master, made = "local-cluster[2,1,1024]", clusters.farm(tmp_path)
     done = clusters.script(
         "cluster_all.py", master, str(tmp_path), *steps, home=tmp_path, SPARK_HOME=str(made)

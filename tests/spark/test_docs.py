@@ -1,4 +1,4 @@
-"""docs/spark.md: it has every option and function, its examples are taken, and its Python runs as printed."""
+"""docs/spark.md has every option and function, its examples are accepted, and its Python runs as printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLES = {"Reading": READ, "Streams": STREAM, "Writing": WRITE}
 
 
 def rows_of(heading: str) -> dict[str, list[str]]:
-    """Option -> its examples, of the table with examples below a heading."""
+    """Return option -> examples, from the table with examples below a heading."""
     part = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     table = part.split("| option | for example |")[1].split("\n\n")[0]
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
@@ -46,7 +46,7 @@ def test_every_example_is_taken(heading: str) -> None:
 
 
 def test_every_function_is_there() -> None:
-    """They run in test_inspect.py and test_clean.py."""
+    """Their calls run in test_inspect.py and test_clean.py."""
     functions = BLOCKS[-1]
     compile(functions, "docs/spark.md", "exec")
     called = set(re.findall(r"lastword\.spark\.(\w+)\(", functions))

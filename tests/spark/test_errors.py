@@ -1,4 +1,4 @@
-"""What a user of Spark sees of an error: the sentence, not the way to it."""
+"""The text of an error for a user of Spark: one sentence, without internal frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.spark.conftest import append, create, numbered
 
 
 def lines_of(call: Callable[[], Any]) -> list[str]:
-    """What Spark prints of the error: as Python prints it, of frames below the call."""
+    """Return the lines that Spark prints of the error: Python's traceback, from the frames below the call."""
     with pytest.raises(LastwordError) as caught:
         call()
     error = caught.value
@@ -74,7 +74,7 @@ def test_other_errors_keep_every_frame() -> None:
 
 
 def test_a_stream_that_cannot_be_says_so_when_it_is_asked_for_anything(tmp_path: Path) -> None:
-    """Raised by `streamReader` it would end in an error of PySpark's about a variable of its own."""
+    """If `streamReader` raised this error, PySpark would fail with an error about its own variable."""
     create(tmp_path, "t")
     append(tmp_path, "t", 0, [numbered(0, 3, 3)])
     source = LastwordDataSource({"path": str(tmp_path), "subscribe": "t", "endingoffsets": "latest"})

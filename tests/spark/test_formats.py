@@ -1,4 +1,4 @@
-"""Old formats and transactions through the source: what Kafka shows under both isolation levels."""
+"""Old formats and transactions through the source: the records that Kafka gives at both isolation levels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.golden.loader import case, names, value_matches
 from tests.golden.test_formats import partitions
 from tests.spark.conftest import read_directly
 
-pytestmark = pytest.mark.slow  # every case that Kafka wrote; `make check` has a minute
+pytestmark = pytest.mark.slow  # every case that Kafka wrote would take too long: `make check` has one minute
 
 LEGACY = [*names("v0-*"), *names("v1-*"), *names("upgrade-*")]
 TRANSACTIONAL = names("tx-*")

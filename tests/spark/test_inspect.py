@@ -1,4 +1,4 @@
-"""Duplication, audit, verify, restore and expire on Spark: the same answers as the library gives."""
+"""Duplication, audit, verify, restore and expire on Spark: the results equal the library's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.mkdir()
     create(path, "t", 3, segment_bytes="4KiB")
     for partition in range(3):
-        own = b"%d-" % partition  # a key lies in one partition, as a partitioner has it
+        own = b"%d-" % partition  # each key is in one partition, as a partitioner would place it
         batches = [numbered(100 * n + partition, 100, 40) for n in range(4)]
         append(
             path, "t", partition, [[(at, own + key, *rest) for at, key, *rest in rows] for rows in batches]
@@ -51,7 +51,7 @@ def test_duplication(spark: Any, root: Path, exact: bool, monkeypatch: pytest.Mo
 
 
 def test_audit_of_one_partition_by_a_frame_that_does_not_say_partitions(spark: Any, tmp_path: Path) -> None:
-    """Keys of other partitions are no phantoms; one that nobody logged is, where it would lie."""
+    """A key of another partition is no phantom; a key that was never logged is one in its own partition."""
     with lastword.open(tmp_path / "data", "a") as logs:
         topic = logs.create_topic("t", 3, cleanup_policy="compact")
         placed = {b"%d" % n: topic.append(b"%d" % n, b"x").offset for n in range(30)} | {b"eve": 7}
@@ -91,7 +91,7 @@ def test_audit(spark: Any, root: Path) -> None:
         newest = {(r.partition, r.key): r.offset for r in topic.read(view="changes")}
         table: dict[tuple[int, bytes], int] = {}
         for number, (place, offset) in enumerate(sorted(newest.items())):
-            if number % 5 != 0:  # every fifth is missing
+            if number % 5 != 0:  # every fifth key is missing
                 table[place] = offset - (number % 7 == 0) + (number % 11 == 0)
         table[1, b"nobody"] = 3
         rows = [(partition, bytearray(key), offset) for (partition, key), offset in table.items()]
@@ -109,7 +109,7 @@ def test_audit(spark: Any, root: Path) -> None:
 
 
 def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> None:
-    """A partition may be unknown in some rows, or one that the topic does not have; a key may not."""
+    """The partition may be null in some rows, or not exist in the topic; the key may not be null."""
     import shutil
 
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
@@ -131,7 +131,7 @@ def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> N
 
 
 def test_audit_of_keys_delivered_with_and_without_a_partition(spark: Any, tmp_path: Path) -> None:
-    """Every way in which a key may be logged and delivered twice: one logic, two engines."""
+    """Every combination of a key logged twice and delivered twice: one logic, two engines."""
     import itertools
 
     import pyarrow as pa
@@ -226,7 +226,7 @@ def test_how_far_a_query_is_behind(spark: Any, tmp_path: Path) -> None:
     "verb", ["plan", "clean", "duplication", "audit", "verify", "restore", "expire", "lag"]
 )
 def test_a_directory_that_holds_no_log(verb: str, tmp_path: Path) -> None:
-    """Nothing is asked of Spark, and none is made there: a verb with a slip in its path does nothing."""
+    """A call with a wrong path makes no directory and does not call Spark."""
     given = {"audit": {"delivered": None}, "lag": {"query": None}}.get(verb, {})
     ask = getattr(lastword.spark, verb)
     with pytest.raises(NotALogDirError, match="does not exist"):

@@ -1,4 +1,4 @@
-"""Choosing a Java by its release file, without starting one."""
+"""The choice of a Java by its release file, without starting it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def java_home(path: Path, release: str) -> Path:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Java but the ones a test makes."""
+    """Hide every Java but those that a test makes."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("sys.path", [])
@@ -103,7 +103,7 @@ def test_names_and_values_of_settings() -> None:
 
 
 def python(path: Path, says: str) -> Path:
-    """A Python of another environment."""
+    """Make a Python of another environment."""
     path.parent.mkdir()
     path.write_text(f'#!/bin/sh\necho "{says}"\n')
     path.chmod(0o755)
@@ -111,7 +111,7 @@ def python(path: Path, says: str) -> Path:
 
 
 def running(monkeypatch: pytest.MonkeyPatch, python: Path | str) -> None:
-    """A session whose tasks run this Python."""
+    """Pretend that the session's tasks run this Python."""
     context = SimpleNamespace(pythonExec=str(python))
     monkeypatch.setitem(
         sys.modules,

@@ -1,4 +1,4 @@
-"""Drivers ended by SIGKILL: some of `make kills-spark`, and a whole pipeline."""
+"""Drivers ended by SIGKILL: a part of `make kills-spark`, and a whole pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_driver_killed_at_any_step_leaves_everything_once(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_kill_that_writes_a_batch_twice_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test itself: without the memory of writers, the batch that comes again is in the log twice."""
+    """A check of the test: without the writers' last sequences, the repeated batch is in the log twice."""
     from lastword.ingest.staging import Writers
 
     monkeypatch.setattr(Writers, "last", lambda self, writer: -1)
@@ -59,7 +59,7 @@ def test_a_killed_pipeline_restores_from_its_log_and_ends_with_the_same_table(
     example.fill(tmp_path / "killed/data", rows)
     data, disk = tmp_path / "killed/data", tmp_path / "killed/disk"
     example.run_and_kill(data, disk, 550, 2, at_once=True, clean_every=2)
-    for note in ("2", ".2.crc"):  # it may have come so far: then as if it had not, so this batch comes again
+    for note in ("2", ".2.crc"):  # if the query noted this commit: without the note Spark repeats the batch
         (tmp_path / "killed/checkpoint/commits" / note).unlink(missing_ok=True)
     shutil.rmtree(disk)
     example.run_and_kill(data, disk, 550, None, at_once=False, clean_every=2)

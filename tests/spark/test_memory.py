@@ -1,4 +1,4 @@
-"""What a task takes does not grow with the log: a log many times as large as its bounds, in one process."""
+"""The memory of a task does not grow with the log: one process reads a log many times its bounds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("short_lived_jvms")
 def test_executors_of_a_gibibyte_each_step_checked() -> None:
-    """`make memory-spark` at its smallest: half a million records, each read, cleaned and restored."""
+    """`make memory-spark` at its smallest size: half a million records, each read, cleaned and restored."""
     command = [sys.executable, "-m", "bench.spark_memory", "--size", "64MiB"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

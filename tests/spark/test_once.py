@@ -1,4 +1,4 @@
-"""What makes a batch come in once: names that no other batch has. Without a JVM."""
+"""How a batch is written once: by a name that no other batch has. Without a JVM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = StructType([StructField("key", BinaryType()), StructField("value", Bin
 
 
 class Context:
-    """A task of a streaming query's batch."""
+    """The task context of a batch of a streaming query."""
 
     def __init__(self, query: str, batch: int) -> None:
         self._properties = {QUERY: query, BATCH: str(batch)}
@@ -42,7 +42,7 @@ def frame(*keys: str) -> Any:
 
 
 def write(root: Path, topic: str, key: str, *, batch: int | None = None, **options: str) -> None:
-    """One write, as Spark makes it; with `batch` as one of a stream."""
+    """Write one batch as Spark does; with `batch`, as a batch of a stream."""
     stream = batch is not None
     job = prepare(
         parse_write({"path": str(root), "topic": topic, **options}, stream=stream),
@@ -63,7 +63,7 @@ def keys(root: Path, topic: str) -> list[bytes]:
 
 
 def test_a_name_and_a_number_hold_for_one_topic(tmp_path: Path) -> None:
-    """`foreachBatch` that writes two topics gives both the same, for it has one batch number."""
+    """A `foreachBatch` that writes two topics has one batch number for both."""
     for _ in range(2):
         for topic in ("a", "b"):
             write(tmp_path, topic, topic, producer="job", sequence="7")
@@ -71,7 +71,7 @@ def test_a_name_and_a_number_hold_for_one_topic(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_is_recreated_has_no_batch_yet(tmp_path: Path) -> None:
-    """Or the job that fills it again would write nothing, without a word."""
+    """Otherwise a job that fills the topic again would silently write nothing."""
     write(tmp_path, "a", "first", producer="job", sequence="7")
     with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
         logs.delete_topic("a")
@@ -83,7 +83,7 @@ def test_a_batch_that_adds_nothing_is_told(tmp_path: Path, caplog: pytest.LogCap
     for sequence in ("7", "8"):
         write(tmp_path, "a", "first", producer="job", sequence=sequence)
     assert not caplog.records
-    write(tmp_path, "a", "second", producer="job", sequence="3")  # as after a checkpoint was lost
+    write(tmp_path, "a", "second", producer="job", sequence="3")  # as after a lost checkpoint
     assert keys(tmp_path, "a") == [b"first"] * 2
     assert [one.levelname for one in caplog.records] == ["WARNING"]
     assert "batch 3 of a/" in caplog.text and "adds nothing" in caplog.text
@@ -102,7 +102,7 @@ def test_a_copied_checkpoint_is_the_same_query_in_another_topic(
 def test_a_batch_write_within_a_stream_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In `foreachBatch` a task has the stream's properties, and its write is none of a stream."""
+    """In `foreachBatch` a task has the stream's properties, but its write is a batch write."""
     monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context("q", 3)))
     write(tmp_path, "a", "a")
     assert keys(tmp_path, "a") == [b"a"]

@@ -1,4 +1,4 @@
-"""Options as text: every one parsed, every mistake told at once, the nearest name for an unknown one."""
+"""Options as text: each is parsed, all mistakes are reported together, with the nearest names."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_isolation_level_of_kafkas_client_counts(caplog: pytest.LogCaptureFi
 
 def test_a_table_of_the_catalog_is_refused_naming_a_view() -> None:
     named = {"location": "/x", "provider": "lastword", "owner": "me", "option.subscribe": "t"}
-    for parse, options in ((parse_read, named), (parse_read, {}), (parse_write, {})):  # made, read, written
+    for parse, options in ((parse_read, named), (parse_read, {}), (parse_write, {})):  # create, read, write
         with pytest.raises(SparkOptionError, match=r"table of its catalog .* CREATE TEMPORARY VIEW"):
             parse(options)
 

@@ -1,4 +1,4 @@
-"""The source without Spark: readers and tasks called as Spark calls them."""
+"""The source without Spark: readers and tasks are called as Spark calls them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ T0 = 1_700_000_000_000
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Topic t. Partition 0: 300 records of 20 keys, batches of 10, several segments; 1: 30 records."""
+    """Make topic t: partition 0 has 300 records of 20 keys in batches of 10, several segments; 1 has 30."""
     root = tmp_path / "log"
     create(root, "t", 2, segment_bytes="2KiB", index_interval_bytes=100)
     append(root, "t", 0, [numbered(n, 10, 20) for n in range(0, 300, 10)])
@@ -197,8 +197,10 @@ def test_nothing_is_as_young_as_the_start_and_the_end_is_given(root: Path) -> No
 
 @pytest.mark.parametrize("view", ["log", "latest", "changes"])
 def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: str) -> None:
-    """Its records below the log start, or all of them, are gone: told, or passed over; never those of
-    another topic."""
+    """The records below the log start, or the whole topic, are gone: an error, or the records are skipped.
+
+    Records of a recreated topic are never returned.
+    """
     import lastword
 
     options = {"path": str(root), "assign": '{"t":[0]}', "view": view}
@@ -275,7 +277,7 @@ def test_a_schema_that_no_record_has(schema: dict[str, str], said: str) -> None:
 
 
 def test_a_column_that_may_be_null_is_not_promised_otherwise(root: Path) -> None:
-    """Spark would trust it, and fail on a tombstone with words of its own."""
+    """Spark would rely on it, and fail on a tombstone with its own error."""
     schema = StructType().add("value", "binary", False)
     with pytest.raises(SparkOptionError, match="'value' may be null"):
         LogReader(parse_read({"path": str(root), "subscribe": "t"}), schema)
@@ -325,7 +327,7 @@ def test_newest_of_a_past_that_was_cleaned_away_is_refused(root: Path, view: str
     whole = read_directly(root, **past)
     assert len(whole) == {"latest": 18, "changes": 20}[view]
     with LogDirectory.open(str(root), "a") as directory:
-        directory.set_first_dirty("t", 0, 300)  # as a cleaning that found nothing to remove leaves it
+        directory.set_first_dirty("t", 0, 300)  # as a cleaning does that finds nothing to remove
     assert read_directly(root, **past) == whole
     cleaned(root)
     with pytest.raises(OffsetOutOfRangeError, match="end at 300 or later"):
@@ -335,7 +337,7 @@ def test_newest_of_a_past_that_was_cleaned_away_is_refused(root: Path, view: str
 
 @pytest.mark.parametrize("view", ["latest", "changes"])
 def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -> None:
-    """A DataFrame that was collected twice, with a cleaning between, had no rows the second time."""
+    """The second collect of a DataFrame, after a cleaning, returned no rows."""
     options = parse_read({"path": str(root), "subscribe": "t", "view": view})
     reader = LogReader(options, full_schema(False))
     tasks = reader.partitions()
@@ -349,7 +351,7 @@ def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -
     cleaned(root)
     with pytest.raises(ReadOvertakenError, match="load it again"):
         rows(tasks[0])
-    assert rows(tasks[1]) == first[1]  # nothing was appended there: its end is that of the log
+    assert rows(tasks[1]) == first[1]  # nothing was appended there: the plan's end is the log end
     assert all(rows(task) for task in reader.partitions())
 
 
@@ -357,10 +359,13 @@ def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -
 def test_a_cleaning_while_the_end_is_computed_moves_it(
     root: Path, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of "latest" was kept when the files were listed again for the last stable offset, and refused
-    as an end that the cleaning had passed."""
+    """An end of "latest" that a cleaning passes during its computation is computed again.
+
+    The reader listed the files again for the last stable offset, but kept the old end, and refused that end
+    as passed by the cleaning.
+    """
     for snapshot_file in (root / "t-0").glob("*.snapshot"):
-        snapshot_file.unlink()  # so the last stable offset is looked for in every segment
+        snapshot_file.unlink()  # so the last stable offset is computed from every segment
     reader = LogReader(
         parse_read({"path": str(root), "assign": '{"t":[0]}', "view": view}), full_schema(False)
     )
@@ -383,7 +388,7 @@ def test_a_cleaning_while_the_end_is_computed_moves_it(
 
 @pytest.mark.parametrize("view", ["latest", "changes"])
 def test_a_task_interrupted_by_a_cleaning_gives_all_keys_or_raises(root: Path, view: str) -> None:
-    """Before each of its file operations in turn."""
+    """A cleaning runs before each of the task's file operations in turn."""
     options = parse_read({"path": str(root), "assign": '{"t":[0]}', "view": view})
     reader = LogReader(options, full_schema(False))
     (task,) = reader.partitions()
@@ -421,7 +426,7 @@ def test_a_task_interrupted_by_a_cleaning_gives_all_keys_or_raises(root: Path, v
 
 
 def test_a_stream_of_changes_loses_no_key_to_a_cleaning(root: Path) -> None:
-    """What a cleaning takes from one micro-batch is in a later one."""
+    """A record that a cleaning removes from one micro-batch has a newer value in a later one."""
     options = parse_read({"path": str(root), "assign": '{"t":[0]}', "view": "changes"}, stream=True)
     stream = LogStreamReader(options, full_schema(False))
     bounds = [{"t": {"0": offset}} for offset in (0, 100, 200, 300)]
@@ -451,7 +456,7 @@ def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None
 
 
 def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the accounts know is not resolved again, and what came after them counts."""
+    """Segments with exact accounts are not resolved again, and later records are included."""
     import lastword
     from lastword.spark import read
 
@@ -477,8 +482,10 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
 def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round is published, and its accounts are saved, after the task opened its files. The file that took
-    the place of the first one ends with the same bytes."""
+    """A round is published, and its accounts are saved, after the task opened its files.
+
+    The new file of the first segment ends with the same bytes as the old one.
+    """
     import lastword
     from lastword.spark import read
 
@@ -501,8 +508,10 @@ def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it
 @pytest.mark.parametrize("view", ["log", "changes", "latest"])
 @pytest.mark.parametrize("began", [False, True])
 def test_files_that_a_cleaning_swapped_are_found_again(root: Path, view: str, began: bool) -> None:
-    """After the read was planned, or after its task gave out the first rows. Only superseded records may
-    have gone, and none comes twice."""
+    """The cleaning runs after the read was planned, or after its task returned the first rows.
+
+    Only superseded records may be missing, and no record is returned twice.
+    """
     import lastword
 
     newest = newest_by_hand(read_directly(root))

@@ -20,7 +20,7 @@ class Told:
 
 
 def test_a_whole_number_in_a_float_field_is_a_float() -> None:
-    """A round that rewrites nothing says 0 seconds, and Spark refused the row."""
+    """A round that rewrites nothing has an integer 0 as its seconds, and Spark refused the row."""
     row = row_of(Told(0, 1, Phases(1, 0, 2)))
     assert row == (0.0, 1.0, (1.0, 0.0, 2.0))
     assert {type(value) for value in (*row[:2], *row[2])} == {float}

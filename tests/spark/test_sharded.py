@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Topic t: a partition of 2400 records in many segments, and a small one."""
+    """Make topic t: a partition of 2400 records in many segments, and a small one."""
     root = tmp_path / "log"
     create(root, "t", 2, segment_bytes="8KiB", index_interval_bytes=200)
     append(root, "t", 0, [numbered(n, 40, 130) for n in range(0, 2400, 40)])
@@ -99,7 +99,7 @@ def rewrite_dies(now_ms: int, directory: str, number: int) -> None:
 
 
 def once(directory: str, step: str, found: Any) -> Any:
-    """The first attempt has done all that there was to do, and fails."""
+    """Fail the first attempt after it did all its work."""
     try:
         os.close(os.open(Path(directory).parents[2] / f"{step}.died", os.O_CREAT | os.O_EXCL))
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Source, sink and cleaner in a Spark session: what only Spark can show. One session serves all tests."""
+"""Source, sink and cleaner in one Spark session that all tests share: what only Spark can show."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def save(frame: DataFrame, root: Path, **options: Any) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Topic t, 2 partitions of 400 and 100 records, many segments."""
+    """Make topic t: 2 partitions of 400 and 100 records, in many segments."""
     root = tmp_path / "log"
     create(root, "t", 2, segment_bytes="4KiB", index_interval_bytes=200)
     append(root, "t", 0, [numbered(n, 20, 30) for n in range(0, 400, 20)])
@@ -60,7 +60,7 @@ def test_it_can_be_registered_by_hand(spark: SparkSession, root: Path) -> None:
 
 
 def test_several_threads_write(spark: SparkSession, tmp_path: Path) -> None:
-    """Also the topic that none of them finds there."""
+    """The topic does not exist, so the threads also create it."""
     frame = spark.createDataFrame([("a", "b")], "key string, value string").coalesce(1)
 
     def write(number: int) -> None:
@@ -130,7 +130,7 @@ def test_latest_is_what_a_group_by_finds(spark: SparkSession, root: Path) -> Non
 
 
 def test_a_task_that_fails_once_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:
-    def fails_first(number):  # with type hints PySpark guesses at another kind of function, and warns
+    def fails_first(number):  # with type hints PySpark infers another kind of function, and warns
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -1,4 +1,4 @@
-"""Cutting offset ranges: everything is covered once, and the bounds hold where points allow it."""
+"""The split of offset ranges: each offset is in one range; the bounds hold where split points allow it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def parts(sizes: list[int], records: int = 10) -> list[tuple[LogPartition, int]]
 
 
 def tasks_of(sizes: list[int], records: int = 10, **options: str) -> list[list[int]]:
-    """The partitions of each task."""
+    """Return the partitions of each task."""
     read = parse_read({"path": "/d", "subscribe": "t", **options})
     return [[part.partition for part in parts_of(task)] for task in share_tasks(parts(sizes, records), read)]
 

@@ -71,14 +71,14 @@ def test_a_stream_starts_at_the_end_unless_it_is_told_otherwise(root: Path) -> N
 def test_a_stream_from_the_end_loses_nothing_that_comes_before_its_first_batch_is_committed(
     root: Path,
 ) -> None:
-    """Spark keeps where the first batch ends, not where it begins: it asks for that anew."""
+    """Spark stores the end of the first batch, not its start: a restart asks for the start again."""
     one = reader(root)
     start = one.initialOffset()
     append(root, "t", 0, [numbered(10, 3, 4)])
     assert one.initialOffset() == start
     end = one.latestOffset(start, ALL)
     assert rows(one, start, end) == []
-    append(root, "t", 0, [numbered(13, 3, 4)])  # and the driver dies
+    append(root, "t", 0, [numbered(13, 3, 4)])  # then the driver dies
     again = reader(root)
     assert rows(again, again.initialOffset(), end) == []
     assert [row["offset"] for row in rows(again, end, again.latestOffset(end, ALL))] == list(range(10, 16))
@@ -160,7 +160,10 @@ def test_bytes_bound_a_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("happens", ["cleaned", "trimmed", "deleted"])
 def test_what_happens_while_a_batch_is_planned(tmp_path: Path, happens: str) -> None:
-    """Between the look at the directory and the look into its files: no error but of what is lost."""
+    """The change happens after the directory was listed and before its files are read.
+
+    An error is raised only for lost records.
+    """
     create(tmp_path, "t", 1, segment_bytes="1KiB", index_interval_bytes=100)
     append(tmp_path, "t", 0, [numbered(n, 1, 10) for n in range(60)])
     one = reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="1KiB")
@@ -214,14 +217,14 @@ def test_too_little_waits_but_not_for_ever(root: Path) -> None:
     start = one.initialOffset()
     limit = one.getDefaultReadLimit()
     first = one.latestOffset(start, limit)
-    assert places(first) == {"t": {"0": 10, "1": 5}}  # the first batch never waits
+    assert places(first) == {"t": {"0": 10, "1": 5}}  # the first batch does not wait for the minimum
     append(root, "t", 0, [numbered(10, 3, 4)])
     now[0] = 30.0
     assert one.latestOffset(first, limit) == first
     now[0] = 61.0
     assert places(one.latestOffset(first, limit)) == {"t": {"0": 13, "1": 5}}
     append(root, "t", 1, [numbered(10, 30, 4)])
-    assert places(one.latestOffset(first, limit))["t"]["1"] == 35  # enough has come
+    assert places(one.latestOffset(first, limit))["t"]["1"] == 35  # the minimum is reached
 
 
 def test_available_now_ends_where_the_log_ended(root: Path) -> None:
@@ -239,7 +242,7 @@ def test_a_restart_plans_the_unfinished_batch_from_its_offsets(root: Path) -> No
     start = one.initialOffset()
     end = one.latestOffset(start, ALL)
     append(root, "t", 0, [numbered(10, 3, 4)])
-    assert len(rows(reader(root), start, end)) == 15  # a new process asks for partitions first
+    assert len(rows(reader(root), start, end)) == 15  # a new process calls `partitions` first
 
 
 def test_new_partitions_are_read_from_their_beginning(tmp_path: Path) -> None:
@@ -291,7 +294,7 @@ class TestLoss:
         assert lenient.latestOffset(start, ALL)["t"] == {"0": 50, "1": 0}
 
     def test_a_topic_that_was_recreated_is_read_from_its_beginning(self, root: Path) -> None:
-        """Also where it has as many records as the old one had, and with a batch in between that is lost."""
+        """The new topic may have as many records as the old one; a lost batch may be planned between them."""
         first = reader(root, startingOffsets="earliest")
         start = first.initialOffset()
         end = first.latestOffset(start, ALL)
@@ -330,11 +333,11 @@ class TestLoss:
         end = one.latestOffset(start, ALL)
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.clean("t")
-        assert len(rows(one, start, end)) == 7  # four keys and three
+        assert len(rows(one, start, end)) == 7  # four keys in partition 0, three in partition 1
 
 
 def test_changes_are_the_newest_of_each_key_in_a_batch(root: Path) -> None:
-    append(root, "t", 0, [numbered(10, 1, 4)])  # deletes key-2
+    append(root, "t", 0, [numbered(10, 1, 4)])  # the record is a tombstone of key-2
     one = reader(root, startingOffsets="earliest", view="changes")
     start = one.initialOffset()
     found = rows(one, start, one.latestOffset(start, ALL))
@@ -359,7 +362,7 @@ def test_a_lease_moves_with_the_commits(root: Path) -> None:
 
 
 def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root: Path) -> None:
-    """Not after it, when the sink has the rows and lacks the tombstones."""
+    """The error comes before the batch, not when the sink has rows and lacks tombstones."""
     one = reader(root, startingOffsets="earliest", lease="query")
     start = one.initialOffset()
     end = one.latestOffset(start, ALL)
@@ -425,7 +428,7 @@ def test_a_lease_of_a_query_that_passes_over_loss(root: Path) -> None:
 
 
 def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None:
-    """A query that read uncommitted records, and then reads committed ones only, does not go back."""
+    """A query that read uncommitted records, and restarts with committed ones only, does not go back."""
     one = reader(root, failOnDataLoss="false")
     start = one.initialOffset()
     real = one._list

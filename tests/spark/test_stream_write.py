@@ -1,4 +1,4 @@
-"""The streaming sink on Spark: once for each micro-batch, whoever holds the lock."""
+"""The streaming sink on Spark: each micro-batch is written once, whichever process holds the lock."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def test_it_writes_while_another_process_appends_and_cleans(spark: Any, tmp_path
 
 
 def undone(checkpoint: Path) -> None:
-    """As if the driver had died between its last commit and Spark's note of that: the batch comes again."""
+    """Remove the newest note of a commit, as if the driver had died before it: Spark repeats the batch."""
     newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     newest.unlink()
     (checkpoint / "commits" / f".{newest.name}.crc").unlink(missing_ok=True)
 
 
 def counted(spark: Any, root: Path, where: str = "true") -> Any:
-    """A streaming count of the records of each key of topic t."""
+    """Return a streaming count of the records of each key of topic t."""
     stream = spark.readStream.format("lastword").schema("key binary").option("subscribe", "t")
     stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "60").load(str(root))
     return stream.groupBy("key").count().where(where).selectExpr("key", "CAST(count AS STRING) AS value")

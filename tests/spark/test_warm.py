@@ -1,4 +1,4 @@
-"""Planning a read loads no kernels where they lie compiled."""
+"""The plan of a read loads no kernels if they are compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker of Spark keeps from task to task."""
+"""What a Spark worker keeps from task to task."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from lastword.spark.tasks import TaskCall
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(bootstrap, "_frozen_modules", 0)
-    gc.unfreeze()  # another test may have frozen what this one counts
+    gc.unfreeze()  # another test may have frozen objects that this test counts
     yield
     gc.unfreeze()
 
 
 def start_task() -> int:
-    """What is out of the collector's sight when a worker has unpacked a task."""
+    """Unpack a task as a worker does; return the count of objects that the collector skips."""
     cloudpickle.loads(cloudpickle.dumps(TaskCall(len, ())))
     return gc.get_freeze_count()
 
@@ -40,6 +40,6 @@ def test_the_collector_passes_over_what_was_there_before_a_task(
     kept = start_task()
     assert kept > before + 10_000
     made = [[] for _ in range(1000)]
-    assert start_task() < kept + len(made)  # once: what tasks make is collected as ever
+    assert start_task() < kept + len(made)  # frozen once: objects that tasks make are collected as usual
     monkeypatch.setitem(sys.modules, "a_module_that_was_loaded_meanwhile", ModuleType("new"))
     assert start_task() >= kept + len(made)

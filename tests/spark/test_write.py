@@ -1,4 +1,4 @@
-"""The sink without Spark: attempts, commits and aborts called as Spark calls them, in every order it may."""
+"""The sink without Spark: attempts, commits and aborts in every order in which Spark may call them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Halfway(Exception):
 
 
 def columns(**types: Any) -> StructType:
-    """A schema; `add` changes the one it is called on, so each test makes its own."""
+    """Make a schema; `add` changes its own schema, so each test makes a new one."""
     schema = StructType()
     for name, kind in types.items():
         schema = schema.add(name, kind)
@@ -71,7 +71,7 @@ def writer(root: Path, schema: StructType = KEY_VALUE, **options: str) -> LogWri
 
 
 def attempt(made: LogWriter, task: tuple[int, int], *batches: pa.RecordBatch) -> StagedMessage:
-    """One attempt (Spark partition, attempt number) of a task, run to its end."""
+    """Run one attempt (Spark partition, attempt number) of a task to its end."""
     job = made.job
     rows = TaskRows(job.options, job.columns, job.target, job.name, task)
     for one in batches:
@@ -212,7 +212,7 @@ def test_a_commit_that_stopped_goes_on_where_it_was(
     with pytest.raises(Halfway):
         made.commit(list(messages))
     monkeypatch.setattr(PartitionLog, "append_batches", real)
-    between = writer(tmp_path)  # somebody else comes in between
+    between = writer(tmp_path)  # another writer commits between the two attempts
     between.commit([attempt(between, (0, 0), batch((b"between", b"")))])
     made.commit(list(messages))
     keys = [key for key in keys_of(tmp_path) if key != b"between"]
@@ -266,7 +266,7 @@ def test_headers_timestamps_and_text(tmp_path: Path) -> None:
 
 
 def test_a_time_far_ahead_beside_one_that_is_not_given(tmp_path: Path) -> None:
-    """Microseconds that a float cannot hold."""
+    """The microseconds exceed the precision of a float."""
     ms = [253_402_300_799_999 - 7 * n for n in range(100)]
     rows = pa.RecordBatch.from_arrays(
         [
@@ -397,11 +397,11 @@ def test_a_topic_of_brokers_is_not_written(tmp_path: Path) -> None:
 
 
 def test_a_task_that_waits_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its staged files are older than an hour, and it waits for its next rows."""
+    """The staged files are older than an hour while the task waits for its next rows."""
     monkeypatch.setattr(staging, "ALIVE_EVERY_SECONDS", 0.02)
     monkeypatch.setattr(
         "lastword.spark.write.PACK_BYTES", 1
-    )  # the first rows are staged before the second ones are there
+    )  # the first rows are staged before the second ones exist
     one = writer(tmp_path, KEY_VALUE)
 
     def waits() -> Iterator[pa.RecordBatch]:
@@ -453,7 +453,7 @@ def test_a_topic_that_is_there_must_be_as_the_options_say(tmp_path: Path) -> Non
 
 
 def test_a_topic_of_which_some_partitions_lie_elsewhere(tmp_path: Path) -> None:
-    """As in one of a broker's directories."""
+    """As in one of the directories of a broker."""
     create(tmp_path, "t", 3)
     shutil.rmtree(tmp_path / "t-1")
     with pytest.raises(SparkOptionError, match="partitions 1 of topic t, which has 3, are not in"):
@@ -461,7 +461,7 @@ def test_a_topic_of_which_some_partitions_lie_elsewhere(tmp_path: Path) -> None:
 
 
 def test_beside_a_broker_a_commit_is_taken_back(tmp_path: Path) -> None:
-    """Who holds the lock and does not look at the inbox: nothing is written, and the job fails."""
+    """The process that holds the lock does not read the inbox: nothing is written, and the job fails."""
     made = writer(tmp_path, commitTimeout="200ms")
     message = attempt(made, (0, 0), batch((b"a", b"")))
     with LogDirectory.open(str(tmp_path), "a"), pytest.raises(BusyError, match="nothing was written"):
