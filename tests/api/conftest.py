@@ -1,4 +1,4 @@
-"""Log directories for the tests of what users hold."""
+"""Log directories for the tests of the public API."""
 
 import hashlib
 from pathlib import Path
@@ -23,7 +23,7 @@ def logs(tmp_path, clock):
 
 
 def tree_digest(path):
-    """Names, kinds and contents of everything below a path; of nothing, if there is nothing."""
+    """Return a digest of the names, kinds and contents of everything below a path, which may not exist."""
     digest = hashlib.sha256()
     for one in sorted(Path(path).rglob("*")):
         digest.update(str(one.relative_to(path)).encode() + (b"/" if one.is_dir() else b""))

@@ -1,4 +1,4 @@
-"""A reader in a process of its own, without a lock: told a directory and a topic, it answers with records."""
+"""A reader in its own process, without a lock: it gets a directory and a topic and returns the records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for line in sys.stdin:
 
 
 class OtherProcess:
-    """`read(directory, topic)` gives [[offset, key, value], ...] as the other process saw it."""
+    """A reader process; `read(directory, topic)` returns its records as [[offset, key, value], ...]."""
 
     def __enter__(self) -> OtherProcess:
         self._process = subprocess.Popen(

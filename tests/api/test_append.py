@@ -1,4 +1,4 @@
-"""Appending: one record, many, from anything; refused as a whole or not at all."""
+"""Appending: one record or many, from every accepted type; a call is refused as a whole or not at all."""
 
 import os
 from datetime import UTC, datetime
@@ -234,7 +234,7 @@ def test_a_full_drive_leaves_the_log_as_it_was(tmp_path):
 
 
 def test_the_level_of_a_codec_is_used(logs):
-    """Every way in: one record, pairs, a table."""
+    """For every way to append: one record, pairs, a table."""
     value = bytes(range(256)) * 40 + b"lastword" * 500
     sizes = {}
     for level in (1, 9):
@@ -273,7 +273,7 @@ SINGLE_CALLS = [
 def test_one_call_a_record_leaves_the_same_bytes_the_short_way(
     tmp_path, clock, monkeypatch, settings, directories
 ):
-    """The short way of single records, and the way that all others take."""
+    """Single records appended the short way, and the general way that all other calls use."""
 
     def appended(name):
         paths = [tmp_path / f"{name}{number}" for number in range(directories)]

@@ -1,4 +1,4 @@
-"""Arrow out and Arrow in: what a reader gives, extend takes."""
+"""Arrow out and Arrow in: `extend` accepts the data that a reader returns."""
 
 import pyarrow as pa
 import pytest
@@ -45,7 +45,7 @@ def test_round_trip(logs, many, key, value):
     topic.extend((keys(n), None if n % 5 == 0 else values(n)) for n in range(many))
     copy = logs.create_topic("copy", 3, key_serializer=key, value_serializer=value)
     reader = topic.read()
-    assert copy.extend(reader) == many  # a Reader is taken by its Arrow stream
+    assert copy.extend(reader) == many  # `extend` reads a Reader by its Arrow stream
     assert reader.position == {n: end for n, (_, end) in topic.bounds().items()}
 
     def rows(of):

@@ -1,4 +1,4 @@
-"""`logs.cleaner`: what it cleans by itself, what it leaves alone, and what goes on beside it."""
+"""`logs.cleaner`: what the background thread cleans and leaves alone, and what other calls do meanwhile."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def logs(tmp_path, clock):
 
 
 def filled(logs, name="users", count=40, keys=4, value_bytes=100, **config):
-    """A topic of many small segments, most of them garbage."""
+    """Make a topic of many small segments, most of their bytes garbage."""
     config = {
         "cleanup_policy": "compact",
         "segment_bytes": 2000,
@@ -68,7 +68,7 @@ def newest(topic):
 
 
 def turn(logs):
-    """One background round, here and now."""
+    """Run one background round in this thread."""
     return logs.cleaner._scheduler.turn()
 
 
@@ -105,7 +105,7 @@ def test_it_runs_where_a_directory_is_open_to_append(tmp_path):
 
 
 def test_looking_imports_nothing_heavy(tmp_path):
-    """Many looks over a compacted topic in which nothing is due, and an open of a moment."""
+    """Many checks of a compacted topic in which nothing is due, in a directory that is open for a moment."""
     code = f"""
 import sys, time, lastword
 with lastword.open({str(tmp_path / "data")!r}, "a", log_cleaner_backoff_ms=1) as logs:
@@ -230,8 +230,11 @@ def test_all_partitions_of_several_directories_by_drive(tmp_path, clock):
 
 
 def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_goes(logs, clock):
-    """Until the drive holds its target: half as much again as its live data. Logs without garbage lend their
-    room, and are read once and never rewritten."""
+    """Runs are cleaned until the drive is within its target: half as much again as its live data.
+
+    The target covers the whole drive, so logs without garbage leave more room for the others. They are read
+    once and never rewritten.
+    """
     settings = {"lastword_strategy": "generational", "min_cleanable_dirty_ratio": 0.9}
     hot = filled(logs, count=150, keys=4, **settings)
     once = filled(logs, "once", count=60, keys=1000, **settings)
@@ -244,7 +247,7 @@ def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_g
     assert set(seen[2:]) == {
         ("RunTask", "users"),
         ("ScanTask", "users"),
-    }  # the new files are looked at: no read
+    }  # the scan of the new files reads no bytes
     done = cleaner.history()
     assert len(done) == seen.count(("RunTask", "users")) and {one.round.strategy for one in done} == {
         "generational"
@@ -265,7 +268,7 @@ def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_g
     assert not turn(logs)
     logs.cleaner.resume("users", 0)
     task = cleaner._scheduler.pick()
-    assert type(task).__name__ == "ScanTask"  # only what was closed since
+    assert type(task).__name__ == "ScanTask"  # only the segments that were closed since
     used = cleaner.status().drives[0].used_bytes
     cleaner._scheduler.run(task)
     assert cleaner.status().drives[0].used_bytes - used < 10_000
@@ -298,7 +301,7 @@ def test_what_cannot_be_cleaned_does_not_hold_up_the_others(tmp_path, clock, wro
         failed.clear()
 
 
-# ---------------------------------------------------------------- what can be said to it
+# ---------------------------------------------------------------- control by the user
 
 
 def test_a_paused_partition_is_left_alone_and_pauses_are_counted(logs):
@@ -309,7 +312,7 @@ def test_a_paused_partition_is_left_alone_and_pauses_are_counted(logs):
     assert (shown.topic, shown.partition, shown.state, shown.pauses) == ("users", 0, "paused", 2)
     logs.cleaner.resume("users", 0)
     assert not turn(logs)
-    assert logs.clean("users")  # what is asked for by name is done
+    assert logs.clean("users")  # a paused topic is cleaned when it is named
     logs.cleaner.resume("users", 0)
     with pytest.raises(UsageError, match="cannot resume"):
         logs.cleaner.resume("users", 0)
@@ -374,12 +377,12 @@ def test_a_topic_that_is_gone_leaves_no_pause_to_the_next_of_its_name(logs):
     assert turn(logs)
 
 
-# ---------------------------------------------------------------- beside a round that runs
+# ---------------------------------------------------------------- calls during a round
 
 
 @pytest.fixture(params=["kafka", "generational"])
 def slow(tmp_path, request):
-    """A directory whose background round (or the scan before it) is under way, and takes minutes."""
+    """Yield a directory whose background round (or the scan before it) is running, and takes minutes."""
     with lastword.open(
         tmp_path / "data",
         "a",
@@ -397,7 +400,7 @@ def slow(tmp_path, request):
 
 
 def abandoned(logs):
-    """Did it end before its end? (A scan that is given up is not in the history.)"""
+    """Return whether the first round was aborted; an aborted scan is not in the history."""
     return [done.result for done in logs.cleaner.history()][:1] in (["aborted"], [])
 
 
@@ -472,7 +475,7 @@ def test_a_budget_that_is_lifted_lets_it_end(slow):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_a_process_that_forgets_to_close_leaves_nothing_behind(tmp_path, strategy):
-    """It ends while a round sleeps for its budget."""
+    """The process ends while a round sleeps for its budget."""
     with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
         before = newest(filled(logs, lastword_strategy=strategy))
     code = f"""
@@ -495,8 +498,11 @@ print(logs.cleaner.status().drives[0].running)
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_everything_at_once(tmp_path, strategy):
-    """Two writers, a reader, a janitor who trims, expires, cleans and moves, and one who makes and deletes
-    topics, for three seconds beside eager background threads. Nothing fails, nothing is lost."""
+    """For three seconds beside eager background threads, nothing fails and nothing is lost.
+
+    Two writers and a reader run beside a thread that trims, expires, cleans and moves, and one that creates
+    and deletes topics.
+    """
     paths = [tmp_path / "one", tmp_path / "two"]
     failed, over = [], threading.Event()
     wrote = {}
@@ -530,7 +536,7 @@ def test_everything_at_once(tmp_path, strategy):
                 key, value = b"%d-%d" % (partition, round_ % 50), b"%d" % round_ + b"." * 100
                 try:
                     topic.append(key, value, partition=partition)
-                except BusyError:  # it was moved meanwhile
+                except BusyError:  # the partition is being moved
                     return
                 wrote[key] = value
 
@@ -569,7 +575,7 @@ def test_everything_at_once(tmp_path, strategy):
         def cleaned():
             return [done for done in logs.cleaner.history() if (done.topic, done.result) == ("users", "ok")]
 
-        if strategy == "kafka":  # by accounts the drive is within its target whenever the janitor was there
+        if strategy == "kafka":  # by accounts, each manual cleaning brings the drive within its target
             until(lambda: over.is_set() or cleaned(), seconds=30)
         over.set()
         for worker in workers:
@@ -643,7 +649,7 @@ def test_a_partition_that_cannot_be_looked_at_is_told_once(logs, clock, caplog, 
 
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_what_is_overdue_overtakes_a_round_of_its_drive(logs, clock, strategy):
-    """And is what comes next; a round that is overdue itself is not overtaken."""
+    """The overdue partition is the next one; a round that is itself overdue is not overtaken."""
     filled(logs, "large")
     work = logs.cleaner._scheduler.work
     (drive,) = work.drives()
@@ -655,7 +661,7 @@ def test_what_is_overdue_overtakes_a_round_of_its_drive(logs, clock, strategy):
         work.forget()
         assert work.next(drive, held).run(lambda: False).result == "scanned"
         assert not work.overtakes(under_way, held)
-    clock.advance(2 * HOUR)  # by that the active segment is closed, and its records are in no account
+    clock.advance(2 * HOUR)  # the active segment is closed by then, and no account has its records
     done = []
     while work.overtakes(under_way, held):
         found = work.next(drive, held)
@@ -674,7 +680,7 @@ def test_what_is_overdue_overtakes_a_round_of_its_drive(logs, clock, strategy):
             st.sampled_from(["kafka", "generational"]),
             st.integers(0, 60),  # records
             st.integers(1, 20),  # keys
-            st.integers(0, 4),  # of so many records one is a tombstone; 0: none is
+            st.integers(0, 4),  # n: every (n + 1)-th record is a tombstone; 0: none
             st.sampled_from([HOUR, 1 << 62]),  # max.compaction.lag.ms
         ),
         min_size=1,
@@ -683,7 +689,7 @@ def test_what_is_overdue_overtakes_a_round_of_its_drive(logs, clock, strategy):
     hours=st.integers(0, 60),
 )
 def test_while_nothing_changes_the_background_goes_quiet(tmp_path_factory, topics, hours):
-    """No round is chosen again and again: what was done is not done once more, whatever was found due."""
+    """No round is chosen again and again: a round that was done does not become due by itself."""
     clock = ManualClock(BEGIN_MS)
     with lastword.open(tmp_path_factory.mktemp("quiet"), "a", clock=clock, files=UNSYNCED) as logs:
         for number, (strategy, records, keys, tombstones, lag_ms) in enumerate(topics):
@@ -709,7 +715,7 @@ def test_while_nothing_changes_the_background_goes_quiet(tmp_path_factory, topic
             return done
 
         turns()
-        for _ in range(8):  # back-offs of two minutes end, and no clock of a tombstone does
+        for _ in range(8):  # the back-offs of two minutes end, but no delete horizon passes
             clock.advance(15_000)
             turns()
         quiet = 0

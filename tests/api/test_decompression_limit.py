@@ -1,7 +1,7 @@
 """Batches that grow when they are decompressed, in every codec and magic, read by every verb.
 
-A child process reads a log with one such batch by each verb. It reports each verb's error, and how much its
-resident memory grew at most (`VmHWM`): decompressors allocate outside Python's own allocator.
+A child process reads a log with one such batch by each verb. It reports each verb's error and the largest
+growth of its resident memory (`VmHWM`), because decompressors allocate outside Python's allocator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def batch(magic: int, codec: int, offset: int, value: bytes) -> bytes:
 
 
 def write_log(root: Path, magic: int, codec: int, large: int) -> None:
-    """A closed segment of two batches, the second with a value of `large` zeros, and a segment behind it."""
+    """Write a closed segment of two batches, the second with a value of `large` zeros, and a next segment."""
     with lastword.open(root, "a") as logs:
         logs.create_topic("t", cleanup_policy="compact")
     directory = root / "t-0"
@@ -104,11 +104,11 @@ def resident_bytes(field: str) -> int:
 
 
 def run_verbs(root: str) -> dict[str, tuple[int, str]]:
-    """What each verb added to the resident memory at its peak, and its error."""
+    """Return, for each verb, the bytes added to the resident memory at its peak, and its error."""
     results = {}
     for name, verb in VERBS.items():
         gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins again from here
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
         before, text = resident_bytes("VmRSS"), ""
         try:
             verb(root)

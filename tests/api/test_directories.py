@@ -57,7 +57,7 @@ def test_the_setting_log_dirs_opens_them_together(roots: list[str], tmp_path: Pa
             assert logs.paths[0] == root and sorted(logs.paths) == sorted(roots)
             assert {record.key: record.value for record in logs.topic("users").read()} == pairs
     with opened([roots[0]], "r", config=tmp_path / "other.toml") as logs:
-        assert logs.paths == [roots[0]]  # a list is these and no others
+        assert logs.paths == [roots[0]]  # an explicit list names all the directories
     copy = shutil.copytree(roots[0], tmp_path / "copy")
     with pytest.raises(UsageError, match=r"copy is not in log\.dirs"):
         opened(copy, config=tmp_path / "other.toml")
@@ -68,7 +68,7 @@ def test_the_setting_log_dirs_opens_them_together(roots: list[str], tmp_path: Pa
 
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_a_file_in_the_directory_widens_no_call(roots: list[str], mode: str) -> None:
-    """Whoever may write into a log directory must not choose what else is opened, or cleaned."""
+    """A user who may write into a log directory must not choose other directories to be opened or cleaned."""
     with opened(roots[1]) as logs:
         logs.create_topic("victim")
     with opened(roots[0]) as logs:
@@ -84,7 +84,7 @@ def test_a_file_in_the_directory_widens_no_call(roots: list[str], mode: str) -> 
     with opened(roots[:1], mode) as logs:
         assert logs.paths == roots[:1]
     file.write_text(f"log.dirs = {roots[:1]}\n{kept}")
-    with opened(roots[0], mode) as logs:  # itself alone
+    with opened(roots[0], mode) as logs:  # the list names only the directory itself
         assert logs.paths == roots[:1]
 
 
@@ -136,7 +136,7 @@ def test_a_state_over_several_directories(roots: list[str]) -> None:
 
 class TestOneThatFails:
     def broken(self, path: str):  # type: ignore[no-untyped-def]
-        """As OsFiles, but that directory cannot be listed any more."""
+        """Return files like OsFiles that cannot list this directory."""
 
         class Files(type(UNSYNCED)):  # type: ignore[misc]
             def listdir(self, at):  # type: ignore[no-untyped-def]
@@ -154,7 +154,7 @@ class TestOneThatFails:
             assert list(logs.offline) == [roots[1]]
             assert DIR_OFFLINE.value(os.path.realpath(roots[1])) == 1
             users = logs.topic("users")
-            assert users.partitions == 6  # not fewer: keys would go to other partitions
+            assert users.partitions == 6  # not fewer: keys would be assigned to other partitions
             seen: dict[bytes, bytes] = {}
             for partition in range(6):
                 if partition in (1, 4):
@@ -185,7 +185,7 @@ class TestOneThatFails:
         files = FailingFiles(UNSYNCED, "EIO on fsync", 0)
 
         class OneRoot(FailingFiles):
-            """What fails stays in the directory that it happened in."""
+            """A failure stays in the directory in which it happened."""
 
             def offline(self, path):  # type: ignore[no-untyped-def]
                 return self._offline if str(path).startswith(roots[0]) else None
@@ -238,7 +238,7 @@ class TestOneThatFails:
     def test_a_lock_is_no_failure(self, roots: list[str]) -> None:
         with opened(roots[1]), pytest.raises(LogDirLockedError):
             opened(roots)
-        with opened(roots):  # and nothing stays locked behind it
+        with opened(roots):  # and no lock is left
             pass
 
 
@@ -346,7 +346,7 @@ class TestExpire:
             assert bare.bounds() == {0: (0, 1)}
 
     def test_while_it_is_cleaned_appended_and_read(self, tmp_path: Path) -> None:
-        """Whoever rewrites or removes waits for the other; a reader gets every record above the start."""
+        """A rewrite and a removal wait for each other; a reader gets every record above the log start."""
         import threading
 
         with opened(tmp_path / "d") as logs:
@@ -373,7 +373,7 @@ class TestExpire:
                 try:
                     offsets = [r.offset for r in users.read()]
                 except OffsetOutOfRangeError:
-                    return  # what it was reading went
+                    return  # records that it was reading were removed
                 assert offsets == sorted(offsets)
 
             threads = [forever(logs.clean), forever(logs.expire), forever(read)]

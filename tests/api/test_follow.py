@@ -1,4 +1,4 @@
-"""`read(follow=True)`: what is there and then what comes, whoever appends, rolls, trims and cleans."""
+"""`read(follow=True)`: existing records, then new ones, beside appends, rolls, trims and cleanings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW = 1_700_000_000_000
 
 
 class Busy(ManualClock):
-    """A clock in whose sleeps other things happen, one each."""
+    """A clock that runs one action in each sleep."""
 
     def __init__(self) -> None:
         super().__init__(NOW)
@@ -45,7 +45,7 @@ def clock() -> Busy:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[lastword.LogDir]:
-    """Another process would do the same: nothing but files connects it with `reader`."""
+    """The writer's directory, connected with `reader` only by files, as in another process."""
     files = HastyFiles()
     clock = ManualClock(NOW)
     with lastword.open(tmp_path / "d", "a", clock=clock, files=files, log_cleaner_enable=False) as logs:
@@ -55,7 +55,7 @@ def writer(tmp_path: Path) -> Iterator[lastword.LogDir]:
 
 @pytest.fixture(params=["r", "a"])
 def reader(request: pytest.FixtureRequest, writer: lastword.LogDir, clock: Busy) -> Iterator[lastword.LogDir]:
-    """The topic seen without a lock, and by the process that writes it."""
+    """The directory opened without a lock, and as the process that writes it."""
     if request.param == "a":
         writer.dirs.clock = clock
         yield writer
@@ -98,7 +98,7 @@ def test_a_quiet_log_is_polled_every_4_ms(reader, clock):
 
 
 def test_polls_that_take_long_are_rarer(reader, clock, monkeypatch):
-    """50 times as long as a poll, at most 0.1 s; one slow poll among fast ones makes no long pause."""
+    """The pause is 50 times the poll's time, at most 0.1 s; one slow poll causes no long pause."""
     costs_ms = [0] * 20
     real = LatestView.get
 
@@ -134,7 +134,7 @@ def test_from_the_end_on(reader, writer, clock):
 
 
 def test_through_rolls_and_cleanings(reader, writer, clock):
-    """The files change under it, what it gives out does not."""
+    """The files of the log change; the records that the reader returns do not."""
     topic = writer.topic("a")
     rounds = [put(writer, *range(n, n + 12)) for n in range(0, 96, 12)]
     for number in (3, 5, 7):
@@ -253,7 +253,7 @@ def test_a_quiet_partition_costs_two_looks(writer, tmp_path):
 
 
 def test_stability_goes_on_as_if_it_began_anew(tmp_path):
-    """After any growth it says what a whole replay says."""
+    """After any growth, the result equals that of a whole replay."""
     from lastword.partition.snapshots import Snapshots
     from lastword.partition.view import PartitionView
     from lastword.records.batch import BatchBuilder
@@ -298,7 +298,7 @@ def test_a_quiet_log_of_ones_own_is_not_listed_again(writer, clock, monkeypatch)
 
 
 def test_a_partition_that_the_topic_gets_meanwhile_is_read_from_its_beginning(writer, clock):
-    """A broker adds partitions; one that was named is followed alone."""
+    """A broker adds partitions; a reader of a named partition follows only that partition."""
     put(writer, 1)()
 
     def grow() -> None:

@@ -1,4 +1,4 @@
-"""Calls of a named producer: what is repeated appends only what is missing, whatever happened in between."""
+"""Calls of a named producer: a repeated call appends only the missing records, after any failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def topic_of(logs: lastword.LogDir) -> lastword.Topic[Any, Any]:
 
 
 def call(number: int, size: int = 12) -> list[tuple[bytes | None, bytes]]:
-    """The records of a call: some with keys, some without, all different."""
+    """Return the records of a call: some with keys, some without, all different."""
     return [
         (None if i % 4 == 3 else b"k%d" % (i * 7 % 5), b"%d/%d %s" % (number, i, b"." * 40))
         for i in range(size)
@@ -51,7 +51,7 @@ def values(topic: lastword.Topic[Any, Any]) -> dict[int, list[bytes]]:
 
 
 def check_whole(topic: lastword.Topic[Any, Any], calls: int) -> None:
-    """Every record of the calls once, and those of a partition in the order of the calls."""
+    """Check that each record of the calls is there once, and each partition in the order of the calls."""
     found = values(topic)
     expected = [value for number in range(calls) for _, value in call(number)]
     assert Counter(v for part in found.values() for v in part) == Counter(expected)
@@ -61,7 +61,7 @@ def check_whole(topic: lastword.Topic[Any, Any], calls: int) -> None:
 
 
 def go_on(topic: lastword.Topic[Any, Any], calls: int, **kwargs: Any) -> None:
-    """As a loader does after a crash."""
+    """Repeat and continue the calls as a loader does after a crash."""
     last = topic.last_sequence("loader")
     for number in range(0 if last is None else last + 1, calls):
         topic.extend(call(number), producer="loader", sequence=number, **kwargs)
@@ -135,7 +135,7 @@ def test_half_a_producer_is_refused(tmp_path: Path, asked: dict[str, Any]) -> No
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the watch dies with it
 def test_a_kill_before_any_step(tmp_path: Path) -> None:
-    """Also between two partitions of one call. Going on from `last_sequence` gives every record once."""
+    """Also between two partitions of one call. Continuing from `last_sequence` gives every record once."""
     files = RecordingFiles(UNSYNCED)
     with make(tmp_path / "count", files=files) as logs:
         before = len(files.changes)
@@ -190,7 +190,7 @@ def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
 
 
 class FullOnce(UnsyncedFiles):
-    """No room for the n-th write to a log."""
+    """Files without space for the n-th write to a log."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def test_a_call_that_failed_in_the_middle_is_repeated(tmp_path: Path, at: int) -
 
 
 def half_a_call(logs: lastword.LogDir, number: int) -> None:
-    """The records for partition 0 and 1 are in the log, those for 2 are not."""
+    """Append the records for partitions 0 and 1 of a call, and fail before those for 2."""
     topic = topic_of(logs)
     real = producers.Share.append
 
@@ -248,7 +248,7 @@ def half_a_call(logs: lastword.LogDir, number: int) -> None:
 
 
 def test_another_call_in_the_place_of_one_that_failed_is_refused(tmp_path: Path) -> None:
-    """Its first records would be taken for those that are in the log."""
+    """Otherwise its first records would be taken for those that are in the log."""
     with make(tmp_path / "d") as logs:
         topic = topic_of(logs)
         go_on(topic, 1)
@@ -278,7 +278,7 @@ def test_what_is_missing_is_found_however_the_call_is_packed(tmp_path: Path, way
 
 
 def test_records_without_a_key_go_where_they_went_before(tmp_path: Path) -> None:
-    """Whichever way a call is packed: otherwise a repeated one would write them again elsewhere."""
+    """The partition does not depend on the type of the call, or a repeated call would write records again."""
     many = [(None, b"%06d" % n) for n in range(3000)]
     places = []
     for way in ("few", "columns", "arrow"):
@@ -327,7 +327,7 @@ def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_forgot_the_producer(tmp_path: Path) -> None:
-    """After a day of silence it drops a producer from its snapshots; the journal still knows."""
+    """After a day without batches a broker drops a producer from its snapshots; the journal keeps it."""
     with make(tmp_path / "d") as logs:
         go_on(topic_of(logs), 2)
     for number in range(PARTITIONS):
@@ -407,7 +407,7 @@ def test_several_threads_and_producers(tmp_path: Path) -> None:
 
 
 class SlowFiles(UnsyncedFiles):
-    """A drive that takes its time, and counts as drives do."""
+    """Files of a drive whose fsync takes time and is counted."""
 
     def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Any:
         handle = super().open_append(path, create=create, exclusive=exclusive)
@@ -456,7 +456,7 @@ def _made_calls(logs: lastword.LogDir) -> None:
 
 
 def _repeated(tree: dict[str, bytes | None]) -> list[bytes] | LastwordError:
-    """All values after each call was made once more, and after a call of nobody; or why it was refused."""
+    """Return all values after each call was repeated and one unnamed call was made, or the refusal."""
     refused: LastwordError | None = None
     with lastword.open(ROOT, "a", files=MemoryFiles(tree), log_cleaner_enable=False) as logs:
         topic = topic_of(logs)
@@ -515,7 +515,7 @@ def test_every_bit_of_the_journal(old_format: bool) -> None:
 
 
 def test_a_journal_cut_at_every_length_is_torn_or_damaged() -> None:
-    """What a crash can leave opens, and the log says how far the calls came."""
+    """A journal as a crash leaves it opens, and the log has the last sequence of each producer."""
     tree, path, data = _journaled()
     whole = _repeated(tree)
     last = data[:-1].rindex(b"\n") + 1

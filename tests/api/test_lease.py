@@ -1,4 +1,4 @@
-"""Leases as users hold them: in both modes, over all partitions, lapsing by the clock."""
+"""Leases in the public API: in both modes, over all partitions, lapsing by the clock."""
 
 import pytest
 

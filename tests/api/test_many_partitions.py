@@ -1,4 +1,4 @@
-"""Looking at a directory is linear in its partitions: counted in calls on the storage, not in seconds."""
+"""Reading a directory is linear in its partitions: counted in calls on the storage, not in seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def directories(request, tmp_path_factory):
 
 
 def calls_of(path, work, monkeypatch):
-    """The calls on the storage that `work` makes, those of opening too, and how many list the root."""
+    """Return the number of storage calls of `work`, with those of opening, and how many list the root."""
     files = RecordingFiles(DEFAULT)
     with monkeypatch.context() as patched:
         patched.setattr(storage, "DEFAULT", files)
@@ -93,7 +93,7 @@ def with_logs(call):
 
 
 def commit_to_each(path):
-    """A sink's commit without Spark: a staged file for each partition."""
+    """Commit as the sink does, without Spark: a staged file for each partition."""
     files, staged = storage.DEFAULT, []
     for number in range(int(path.name)):
         writer = StagedWriter(files, str(path), "users", number, "job", 0, 0)
@@ -123,7 +123,7 @@ CHANGES = {
 
 @pytest.mark.slow
 def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path, monkeypatch):
-    """One after another on the same directory. A file of the root is written as often for many as for few."""
+    """The verbs run in turn on one directory; root files are written equally often for few and many."""
     few, many = ({}, {})
     for count, seen in ((FEW, few), (MANY, many)):
         for name, work in CHANGES.items():
@@ -161,7 +161,7 @@ def test_the_checkpoint_of_a_cleaning_is_seen_before_it_is_written(tmp_path):
             directory.set_first_dirty("users", 0, 1)
             assert directory.first_dirty("users", 0) == 1
             assert directory.checkpoints.first_dirty.read() == {}
-            directory.set_first_dirty("users", 0, 2)  # two cleanings of one partition: the first is written
+            directory.set_first_dirty("users", 0, 2)  # a second cleaning: the first is written
             assert directory.checkpoints.first_dirty.read() == {("users", 0): 1}
             directory.truncate("users", 0, 1)
             assert directory.first_dirty("users", 0) == 0

@@ -1,4 +1,4 @@
-"""MessagePack against the examples of its specification, and against itself."""
+"""MessagePack compared with the examples of its specification, and with itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastword.api.serializers import msgpack_dumps as dumps
 from lastword.api.serializers import msgpack_loads as loads
 from lastword.errors import SerializerError
 
-#: Each type byte of the specification, with the edges of what it holds.
+#: Each type byte of the specification, with the limits of its range.
 FORMS = [
     (None, "c0"),
     (False, "c2"),

@@ -1,4 +1,4 @@
-"""What appending, reading and restoring count."""
+"""The metrics of appending, reading and restoring."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_sizes_and_quarantine_are_measured_when_somebody_looks(logs):
 
 
 def test_counters_of_cleanings_show_at_0_before_anything_happened(logs):
-    """A rule such as increase(certificate_failures_total) sees nothing where a counter begins at 1."""
+    """The rule increase(certificate_failures_total) misses the first failure if its counter begins at 1."""
     root = os.path.realpath(logs.paths[0])
     shown = {metric.name: dict(metric.samples()) for metric in metrics.metrics()}
     for name in ("certificate_failures_total", "cleaner_read_bytes_total", "cleaner_freed_bytes_total"):

@@ -1,4 +1,4 @@
-"""What somebody new gets wrong: each is a UsageError that says what to do, and nothing is changed."""
+"""Mistakes of new users: each is a UsageError that says what to do, and nothing is changed."""
 
 import os
 import re
@@ -74,14 +74,14 @@ def test_a_url_is_no_directory_to_make(tmp_path, monkeypatch, path):
 
 
 def test_a_forked_child_appends_nothing(users):
-    """It does not hold the lock, and its parent would write over what it appended."""
+    """The child does not hold the lock, and its parent would overwrite the child's records."""
     users.append(b"ada", b"1")
     child = os.fork()
     if child == 0:
         try:
             users.append(b"ada", b"2")
         except UsageError as error:
-            users.dirs.close()  # as at the end of a `with`: nothing of the parent's is touched
+            users.dirs.close()  # as at the end of a `with`: the parent's files are not touched
             os._exit(0 if "parent of this forked process" in error.message else 2)
         except BaseException:
             os._exit(3)

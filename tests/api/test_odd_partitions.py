@@ -1,6 +1,6 @@
 """One odd partition is reported and hides no other: verbs x kinds of oddness, in Python and as commands.
 
-Odd is what has a partition's name and is no readable directory, or whose log is no readable regular file.
+A partition is odd if its name is valid but it is no readable directory, or its log no readable regular file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG = f"{0:020d}.log"
 
 
 class Forbidding(OsFiles):
-    """Refuses what the system refuses somebody without the permission: root could read it all."""
+    """Files that refuse what the system refuses a user without permission: root could read everything."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def partitions_of(results):
 
 
 def every(call):
-    """A verb over all partitions: the others have results, the odd one an error."""
+    """Return a check of a verb over all partitions: the others have results, the odd one an error."""
 
     def check(logs):
         results, error = collect(lambda: call(logs, None, None))
@@ -157,7 +157,7 @@ def audit(logs):
 def restore(logs):
     to = Path(logs.paths[0]).parent / "out.jsonl"
     _, error = collect(lambda: logs.restore("t", to=to))
-    assert not to.exists()  # a file without the odd partition's keys would pass for the whole topic
+    assert not to.exists()  # a file without the odd partition's keys would look complete
     assert [one.keys for one in logs.restore("t", 0, to=to)] == [1]
     assert [one.keys for one in logs.restore("other", to=to)] == [1]
     return error
@@ -211,7 +211,7 @@ WRITING = {
         collect(lambda: [logs.topic(t).append(b"k", b"v", partition=n) for t, n in OTHERS]) and "appended"
     ),
 }
-"""Each returns what says that the odd partition was reported: an error, or a word."""
+"""Each returns the report of the odd partition: an error, or a string."""
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])

@@ -1,7 +1,7 @@
-"""Reads that a cleaning overtakes: one moment, or an error (`partition.moment`).
+"""Reads beside a cleaning: the state of one moment, or an error (`partition.moment`).
 
-A reader in mode "r" runs on files that stop it before its n-th call. There a writer gives every
-key a newer value and cleans. What the reader shows must be the state before that or the state after it.
+A reader in mode "r" runs on files that stop it before its n-th call. At that point a writer gives every key a
+newer value and cleans. The reader must return the state before that or the state after it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def opened(path: Path, mode: str = "a", **more: Any) -> Any:
 
 
 def overwrite(path: Path, round_: int, strategy: str = "generational") -> State:
-    """Give every key a newer value, delete one, and clean all that is closed; return the state."""
+    """Give every key a newer value, delete one key, clean all closed segments; return the state."""
     with opened(path) as logs:
         topic = logs.topic("users")
         for key in KEYS:
@@ -47,14 +47,14 @@ def overwrite(path: Path, round_: int, strategy: str = "generational") -> State:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four rounds in closed segments, nothing cleaned."""
+    """Make a log with four rounds in closed segments that were never cleaned."""
     path = tmp_path_factory.mktemp("one-moment") / "data"
     with opened(path) as logs:
         topic = logs.create_topic(
             "users", key_serializer="str", value_serializer="json", cleanup_policy="compact"
         )
         for round_ in range(4):
-            for key in ONCE[3 * round_ : 3 * round_ + 3]:  # these stay, in every segment
+            for key in ONCE[3 * round_ : 3 * round_ + 3]:  # these keys are written once, in every segment
                 topic.append(key, round_)
             for key in KEYS:
                 topic.append(key, [round_, key, "x" * 60])
@@ -108,7 +108,7 @@ READS: list[Callable[[Any, Path], State]] = [latest, changes, keys, arrow, state
 
 
 def decode(monkeypatch: pytest.MonkeyPatch, bulk: bool) -> None:
-    """Read with kernels, or in plain Python."""
+    """Choose kernels or plain Python for reads."""
     for name in ("PLAIN_BYTES", "PLAIN_BYTES_LOADED"):
         monkeypatch.setattr(scan, name, 1 if bulk else 1 << 20)
 
@@ -131,9 +131,9 @@ class Interrupted:
 def interleavings(
     template: Path, root: Path, action: Callable[[Path], None], read: Callable[[Any, Path], Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield what `read` returns or raises, interrupted before one of its file operations after the other.
+    """Yield what `read` returns or raises, interrupted before each of its file operations in turn.
 
-    The test command interrupts it before each third operation.
+    The test command interrupts it before every third operation.
     """
     number = 0
     while True:
@@ -191,7 +191,7 @@ def test_newest_values_are_of_one_moment(
 def test_an_earlier_end_is_answered_exactly_or_refused(
     read: str, bulk: bool, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rule for all: the log is whole below the end, or the end is not below what a cleaning used."""
+    """One rule for all reads: the log is whole below the end, or the end is not below a cleaning's."""
     decode(monkeypatch, bulk)
 
     def as_of(logs: Any, path: Path) -> State:
@@ -218,7 +218,7 @@ def test_an_earlier_end_is_answered_exactly_or_refused(
 def test_a_log_read_never_goes_back(
     form: str, bulk: bool, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding 3: a rewrite merges batches across the offset that was reached."""
+    """Finding 3: a rewrite merges batches across the offset that the reader reached."""
     decode(monkeypatch, bulk)
 
     def offsets(logs: Any, path: Path) -> list[int]:
@@ -246,9 +246,9 @@ def test_a_log_read_never_goes_back(
 def test_a_state_read_during_a_truncation_is_read_again_by_refresh(
     start: int, template: Path, tmp_path: Path
 ) -> None:
-    """Two readers, one before each operation of the truncation and one after it; then the log grows again.
+    """One reader opens before each operation of the truncation and one after it; then the log grows again.
 
-    A reader of the first kind may have records that are removed next, although the cut is noted already.
+    The first may have records that are removed next, although the cut is already noted.
     """
     number = 0
     while True:
@@ -260,7 +260,7 @@ def test_a_state_read_during_a_truncation_is_read_again_by_refresh(
             logs = opened(path, "r")
             try:
                 readers.append((logs, logs.state("users")))
-            except lastword.errors.LastwordError:  # beside a truncation a read may be refused
+            except lastword.errors.LastwordError:  # a read beside a truncation may be refused
                 logs.close()
 
         armed = Interrupted(number, look)

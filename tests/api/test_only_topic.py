@@ -1,4 +1,4 @@
-"""A verb that works on one topic takes the only one there is; of several it names those to choose from."""
+"""A verb that works on one topic uses the only topic; with several topics, its error names them."""
 
 import pytest
 

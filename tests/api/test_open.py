@@ -204,7 +204,7 @@ def test_recovery_says_nothing_of_a_stop_in_mode_r(tmp_path):
 
 
 def test_a_second_open_in_one_process_names_the_first(tmp_path, monkeypatch):
-    """A notebook's cell that is run twice."""
+    """As in a notebook whose cell runs twice."""
     monkeypatch.chdir(tmp_path)
     with lastword.open("data", "a") as logs:
         with pytest.raises(errors.LogDirLockedError) as caught:
@@ -219,7 +219,7 @@ def test_a_second_open_in_one_process_names_the_first(tmp_path, monkeypatch):
 
 
 def test_what_was_let_go_of_without_a_close_warns_and_can_be_opened_again(tmp_path):
-    """Also with its background threads, which hold no reference to it."""
+    """The background threads hold no reference to the directory."""
     logs = lastword.open(tmp_path / "data", "a")
     logs.state("users")["ada"] = 1
     with pytest.warns(ResourceWarning, match=r"LogDir\(.*opened at .*test_open\.py:\d+, was not closed"):
@@ -230,7 +230,7 @@ def test_what_was_let_go_of_without_a_close_warns_and_can_be_opened_again(tmp_pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         del logs
-        lastword.open(tmp_path / "data").topics()  # "r" holds nothing that a close frees
+        lastword.open(tmp_path / "data").topics()  # mode "r" holds nothing that a close would free
         gc.collect()
 
 

@@ -1,6 +1,6 @@
-"""Another process reads, without a lock, at every step of a cleaning, and after a stop at every step.
+"""Another process reads without a lock, at every step of a cleaning and after a stop at every step.
 
-It finds the old log or the new one for each group, never a hole.
+It finds the old or the new segments of each group, never a hole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rows = list[list]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several segments of updates and deletes, cleanly closed."""
+    """Write several segments of updates and deletes, and close the log cleanly."""
     root = tmp_path_factory.mktemp("written") / "data"
     with lastword.open(root, "a") as logs:
         topic = logs.create_topic("users", cleanup_policy="compact", segment_bytes="1KiB")
@@ -35,7 +35,7 @@ def newest(rows: Rows) -> dict[str, list]:
 
 
 def check(seen: Rows, old: Rows, label: str) -> None:
-    """What a reader may see: old records, unchanged and in order, the newest of every key among them."""
+    """Check that a reader got old records, unchanged and in order, with the newest record of every key."""
     by_offset = {row[0]: row for row in old}
     offsets = [row[0] for row in seen]
     assert offsets == sorted(set(offsets)), label
@@ -62,7 +62,7 @@ def test_at_every_step(written: Path, tmp_path: Path) -> None:
         with lastword.open(directory, "a", files=Watched(DEFAULT)) as logs:
             logs.clean("users")
         assert len(other.read(str(directory), "users")) < len(old)
-    # Each group appears at once, so the log shrinks in as many steps as groups were swapped, and never grows.
+    # Each swap shows its whole group, so the log shrinks in one step for each group, and never grows.
     assert sizes == sorted(sizes, reverse=True) and 2 <= len(set(sizes)) <= 6
 
 

@@ -1,4 +1,4 @@
-"""Pairs that go into columns as they are, and those that do not: the same records, refused for the same."""
+"""Pairs that become columns directly, and pairs that do not: equal records, equal refusals."""
 
 from __future__ import annotations
 

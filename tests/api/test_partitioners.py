@@ -1,4 +1,4 @@
-"""Partitioners: the hash of Kafka's Java client, librdkafka's, and what a callable may answer."""
+"""Partitioners: the hash of Kafka's Java client, librdkafka's, and the results that a callable may return."""
 
 import pyarrow as pa
 import pytest
@@ -29,7 +29,7 @@ from lastword.errors import UsageError
 )
 def test_murmur2_answers_as_the_java_client(key, signed):
     assert murmur2(key) == signed & 0xFFFFFFFF
-    # The sign bit is cleared; negating instead would give another partition.
+    # The sign bit is cleared; a negation instead would give another partition.
     assert by_murmur2(key, 7) == (signed & 0x7FFFFFFF) % 7
 
 

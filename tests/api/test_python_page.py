@@ -19,7 +19,7 @@ def test_every_public_name_is_there():
 
 
 def test_the_guide_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
-    """Its blocks in their order; a comment behind a print says what is printed."""
+    """The blocks run in order; a comment after a print has the expected output."""
     monkeypatch.chdir(tmp_path)
     session = {}
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE, re.M | re.S)

@@ -1,4 +1,4 @@
-"""Figures from the garbage accounts: the same as counted where they are exact, marked where they are not."""
+"""Figures from the garbage accounts: equal to counted ones where they are exact, else marked."""
 
 import lastword
 from lastword.api import inspections
@@ -16,7 +16,7 @@ def filled(logs, count=3000, **config):
 
 
 def counted(topic, monkeypatch):
-    """Both, with every record looked at."""
+    """Return `describe` and `segments`, computed from every record."""
     with monkeypatch.context() as patch:
         patch.setattr(inspections, "_accounted", lambda *_: None)
         return topic.describe(), topic.segments()
@@ -30,7 +30,7 @@ def test_accounts_of_the_whole_log_say_what_counting_says(tmp_path, monkeypatch)
     with opened(tmp_path) as logs:
         topic = filled(logs)
         logs.dirs.log("t", 0).roll()
-        logs.clean(due=True)  # within its target or not, the accounts are up to date
+        logs.clean(due=True)  # the accounts are up to date, whether or not the drive is within its target
         wanted = counted(topic, monkeypatch)
         assert wanted[0][0].records > 0
         monkeypatch.setattr(inspections, "_resolved", no_record)

@@ -1,4 +1,4 @@
-"""Reading: bounds, views, keys, positions; the plain way and the kernels' way agree."""
+"""Reading: bounds, views, keys, positions; plain Python and kernels give equal results."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -16,8 +16,7 @@ from tests.api.conftest import BEGIN_MS
 
 @pytest.fixture
 def topic(logs, clock):
-    """Two partitions; offsets 0-5 in the first, seconds 0 to 5; one tombstone; a log without its
-    superseded records."""
+    """Make a topic with two partitions; the first has offsets 0-5 at seconds 0 to 5, one a tombstone."""
     topic = logs.create_topic("t", 2, key_serializer="str", value_serializer="str", cleanup_policy="compact")
     for second, (key, value) in enumerate(
         [("a", "1"), ("b", "1"), ("a", "2"), ("c", "1"), ("b", None), ("a", "3")]

@@ -1,4 +1,4 @@
-"""The Python blocks of the README and of two task pages run, and print what they say they print."""
+"""The Python blocks of the README and of two task pages run, and print the output that they show."""
 
 import io
 import re
@@ -47,7 +47,7 @@ def test_five_minutes(tmp_path, monkeypatch):
 
 
 def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
-    """In their order, in one session; those of Spark in the next test. Then those of the task pages."""
+    """The blocks run in order in one session, then those of the task pages; the next test runs Spark's."""
     monkeypatch.chdir(tmp_path)
     session = {}
     blocks = [block for block in BLOCKS if not of_spark(block)] + TASK_BLOCKS
@@ -65,7 +65,7 @@ def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
 def test_every_block_of_spark_runs_as_it_is_printed(tmp_path):
-    """In a process of its own: the blocks make the session, and its Java keeps its first directory."""
+    """In its own process: the blocks make the Spark session, and its Java keeps its first directory."""
     pytest.importorskip("pyspark")
     program = "\n".join([BLOCKS[0], *filter(of_spark, BLOCKS)])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Many records at once: the same `Record`s as one by one, as frozen, and still given out one by one."""
+"""Many records in one call: the `Record`s equal those read singly, are frozen, and are returned singly."""
 
 from __future__ import annotations
 

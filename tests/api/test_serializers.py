@@ -1,4 +1,4 @@
-"""Serializers: Kafka's byte forms, both directions, and what each refuses."""
+"""Serializers: Kafka's byte forms in both directions, and the values that each refuses."""
 
 import json
 import math

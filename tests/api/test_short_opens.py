@@ -1,4 +1,4 @@
-"""A directory that is open for a moment: it loads little, and is not cleaned behind its owner's back."""
+"""A directory that is open for a moment loads few modules, and the background thread does not clean it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import lastword
 
 
 def test_a_new_topic_does_not_wake_the_background(tmp_path: Path) -> None:
-    """It looked at once, and what had just been written was gone before the first back-off."""
+    """The background thread started a cleaning before its first back-off, and removed new records."""
     for number in range(8):
         with lastword.open(tmp_path / str(number), "a") as logs:
             topic = logs.create_topic("t", cleanup_policy="compact")
@@ -40,7 +40,7 @@ NEEDED_LATER = (
     "pyarrow",
     "tomlkit",
 )
-"""What the first append, read or cleaning loads, not the opening."""
+"""Modules that the first append, read or cleaning loads, not the opening."""
 PROGRAM = """
 import json, sys
 import lastword
@@ -52,7 +52,7 @@ with lastword.open(sys.argv[1], "a", log_cleaner_enable=sys.argv[2] == "True") a
 
 @pytest.mark.parametrize(("cleaner", "most"), [(False, 86), (True, 100)])
 def test_the_first_open_loads_few_modules(tmp_path: Path, cleaner: bool, most: int) -> None:
-    """A module takes about 1 ms, so the count stands for the time, which no test can measure well."""
+    """A module takes about 1 ms, so the count stands for the time, which a test cannot measure well."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "data"), str(cleaner)],
         capture_output=True,

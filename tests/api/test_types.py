@@ -1,4 +1,4 @@
-"""What a type checker knows of the package: a user's program passes and runs, and every mistake is found."""
+"""The types of the package: mypy accepts a correct program, and reports every mistake in a wrong one."""
 
 import re
 import runpy
@@ -69,7 +69,7 @@ KEYS = ("str", "bytes", "int32", "int64")
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
-    """Line of the program -> what mypy says of it. One run for all: it takes seconds."""
+    """Return line of the program -> mypy's output for it; one run for all, because a run takes seconds."""
     types = [
         f'reveal_type(logs.{call}("x", key_serializer="{key}", value_serializer="{value}"))'
         for call in ("state", "topic", "create_topic")

@@ -1,4 +1,4 @@
-"""What a type checker makes of a user's program: `make check` runs mypy over it, a test runs it."""
+"""A user's program for the type checker: `make check` runs mypy over it, and a test runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastword import LogDir, Record, State, Topic
 
 
 class User:
-    """A value of a user's own."""
+    """A class of a user's program."""
 
     def __init__(self, city: str) -> None:
         self.city = city
@@ -45,4 +45,4 @@ def run(path: str) -> None:
         assert_type(logs.create_topic("raw", 2, cleanup_policy="compact"), Topic[bytes, bytes])
         assert_type(logs.create_topic("docs", key_serializer="str", value_serializer="json"), Topic[str, Any])
         assert_type(logs.topic("totals", key_serializer="str", value_serializer="int64"), Topic[str, int])
-        assert_type(logs.topic("totals"), Topic[Any, Any])  # as it was saved, which no type checker sees
+        assert_type(logs.topic("totals"), Topic[Any, Any])  # as saved on disk, unknown to a type checker

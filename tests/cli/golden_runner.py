@@ -30,7 +30,7 @@ from lastword.parse import parse_duration_ms
 
 BEGIN_MS = 1_795_168_800_000  # 2026-11-20 10:00:00Z
 
-# What differs from run to run by its nature: times of the machine, process ids, salted digests.
+# Parts that differ from run to run: times of the machine, process ids, salted digests.
 MASKS = (
     (re.compile(r'"(seconds|map|rewrite|swap)":[0-9.e-]+'), r'"\1":_'),
     (re.compile(r'"(key_offset_digest|content_digest)":"[0-9a-f]{16}"'), r'"\1":"_"'),
@@ -109,7 +109,7 @@ def execute(block: Block, clock: ManualClock) -> list[str]:
         sys.stdin = stdin
         CONTEXT.clock = None
     told = [line for line in err.getvalue().splitlines() if not line.startswith("compiling kernels")]
-    lines = out.getvalue().splitlines() + [f"! {line}" for line in told]  # a cold cache is no matter
+    lines = out.getvalue().splitlines() + [f"! {line}" for line in told]  # a cold cache is of no importance
     if code:
         lines.append(f"[exit {code}]")
     return [_masked(line) for line in lines]

@@ -133,7 +133,7 @@ def test_a_directory_that_may_not_be_written(data, capsys):
 
 
 def test_a_read_only_drive(data, capsys, monkeypatch):
-    """The same on a drive mounted read-only, simulated by the fake."""
+    """As above on a drive mounted read-only, simulated by files that refuse writes."""
     from lastword import files
     from lastword.errors import NotPermittedError
     from tests.fakes.recording import RecordingFiles

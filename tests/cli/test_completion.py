@@ -73,10 +73,10 @@ def test_help_of_a_command(capsys):
 
 
 def test_help_loads_no_more_than_before():
-    """Counts modules, not seconds. Completion imports only `lastword.cli`."""
+    """Count modules, not seconds. Completion imports only `lastword.cli`."""
     code = (
         "import sys; from lastword.cli import main; main.run(['--help']); "
         "print(sum(name.split('.')[0] == 'lastword' for name in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stderr.splitlines()[-1]) <= 175  # 159 before there were completion and `warm`
+    assert int(done.stderr.splitlines()[-1]) <= 175  # 159 before completion and `warm` existed

@@ -1,4 +1,4 @@
-"""`lastword config`: typed values in JSON, durations as people type them."""
+"""Check `lastword config`: typed values in JSON, durations as people type them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Check `lastword demo`: it names the value that Kafka's rule loses; our strategies lose none."""
+"""Check `lastword demo`: it names the value that Kafka's rule loses; lastword's strategies lose none."""
 
 from __future__ import annotations
 

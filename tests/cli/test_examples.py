@@ -26,14 +26,14 @@ HELPED = {
     for name, command in typer.main.get_command(main.app).commands.items()
     if name != "warm"
 }
-STAYS = ("--every", "lastword demo", "lastword bench")  # run for long, each in a test of its own
+STAYS = ("--every", "lastword demo", "lastword bench")  # these run for long; each has its own test
 PLACES = {"/srv/kafka": "data", "/backup/data": "backup"}
 MAKES = {"create": "data", "append": "copy"}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the directory that the examples name: topics, a consumer's tables, a replica."""
+    """Make the directory that the examples use: topics, a consumer's tables, a replica."""
     root = tmp_path_factory.mktemp("examples")
     clock = ManualClock(int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000))
     forms = {"key_serializer": "str", "value_serializer": "json"}
@@ -111,7 +111,7 @@ def test_pages(page: str, fewest: int, here: Path) -> None:
 
 
 def test_what_explain_says_on_the_page(here: Path) -> None:
-    """Reproduces the output of the page with its own example and times."""
+    """The page's own example and times give the page's output."""
     text = (ROOT / "docs/kafka.md").read_text(encoding="utf-8")
     shown = re.search(r"^\$ lastword explain data users --key bob\n((?:offset.*\n)+.*\n)", text, re.M)
     assert shown

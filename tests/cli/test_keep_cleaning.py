@@ -39,7 +39,7 @@ def data(tmp_path):
 
 @contextmanager
 def running(*arguments):
-    # Its complaints go to a file: a full pipe that nobody empties would stop it.
+    # The complaints are written to a file: a full pipe that is never read would stop the process.
     with tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
             [sys.executable, "-m", "lastword", "clean", *map(str, arguments)],
@@ -79,7 +79,7 @@ def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
 
         found = lines(process, both)
         assert all(one["complete"] for one in found if one["type"] == "round")
-        told = json.loads(said(process).splitlines()[0])  # port 0 takes a free one
+        told = json.loads(said(process).splitlines()[0])  # port 0 chooses a free port
         assert told["type"] == "metrics" and told["address"].startswith("http://127.0.0.1:")
         with urllib.request.urlopen(told["address"], timeout=10) as answer:
             text = answer.read().decode()
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):
         while "\n" not in said(process):
             assert process.poll() is None
             time.sleep(0.01)
-        with pytest.raises(subprocess.TimeoutExpired):  # 500 bytes a second: it takes half a minute
+        with pytest.raises(subprocess.TimeoutExpired):  # at 500 bytes a second it takes half a minute
             process.wait(1.5)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):
 
 
 def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
-    """On a busy machine the wait may end before the signal is handled; and nothing is due."""
+    """On a busy machine the wait may end before the signal is handled, while nothing is due."""
     with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
         logs.create_topic("users", cleanup_policy="compact")
 
@@ -172,7 +172,7 @@ def test_what_is_no_address(text):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::1"])
 def test_metrics_of_other_interfaces(host):
-    """Another container reaches them at an address of this machine other than the loopback's."""
+    """Another container reads the metrics at an address other than the loopback's."""
     if host == "::1" and not has_ipv6():
         pytest.skip("this machine has no IPv6 loopback")
     with exporter(host, 0) as url:

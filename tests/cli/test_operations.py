@@ -84,7 +84,7 @@ def test_commands_of_the_page_can_be_typed(line):
 
 
 def _parses(arguments: list[str]) -> None:
-    """Run the command on a missing directory: it is refused for that, and not for its words."""
+    """Run the command on a missing directory: the refusal names the directory, not the options."""
     done = subprocess.run(
         [sys.executable, "-m", "lastword", *arguments],
         capture_output=True,
@@ -97,10 +97,10 @@ def _parses(arguments: list[str]) -> None:
 
 @pytest.mark.slow
 def test_the_image_builds(tmp_path):
-    """Run the steps of the Dockerfile one after the other, in a separate environment, without an engine.
+    """The steps of the Dockerfile run in order, in a separate environment, without a container engine.
 
-    The base image and the creation of the user are left out. Packages installed for this test are used where
-    they fit.
+    The base image and the creation of the user are left out. Packages installed for this test are used if
+    their versions are right.
     """
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
@@ -126,7 +126,7 @@ def test_the_image_builds(tmp_path):
             name, _, value = text.partition("=")
             variables[name] = value
         elif text == "lastword warm" and stride(2) > 1:
-            done.append("lastword")  # what it does is tested by test_warm.py; it takes 20 s
+            done.append("lastword")  # test_warm.py tests its effect; it takes 20 s
         elif "useradd" not in text:
             text = text.replace("rm -rf /src", f"rm -rf {tmp_path}/src")
             run = subprocess.run(

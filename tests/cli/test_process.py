@@ -81,7 +81,7 @@ def test_ctrl_c_ends_with_130_and_keeps_what_is_there(data):
     process.stdin.write('{"key": "late", "value": "x"}\n')
     process.stdin.flush()
     marker = data / ".kafka_cleanshutdown"
-    for _ in range(1000):  # the writer takes the marker away when it has the lock
+    for _ in range(1000):  # the writer removes the marker when it has the lock
         if not marker.exists():
             break
         time.sleep(0.02)
@@ -161,7 +161,7 @@ def test_text_is_utf_8_whatever_the_locale(data, encoding):
 
 def test_a_full_drive_under_stdout_is_no_bug_of_ours(data):
     with Path("/dev/full").open("w") as full:
-        for more in ([], ["--json"]):  # the one is told when it is flushed at the end
+        for more in ([], ["--json"]):  # without --json the final flush fails
             done = subprocess.run(
                 [*COMMAND, "ls", str(data), *more], stdout=full, stderr=subprocess.PIPE, text=True
             )
@@ -245,7 +245,7 @@ def test_bench(capsys):
 
 @pytest.mark.slow
 def test_follow_shows_what_comes_until_ctrl_c(data):
-    """Beside a process that appends; at the end it prints the position to continue from."""
+    """Beside a process that appends; at the end the command prints the position to continue from."""
     command = [*COMMAND, "read", str(data), "users", "--last", "1", "--follow", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert json.loads(process.stdout.readline())["offset"] == 4999
@@ -263,7 +263,7 @@ def test_follow_shows_what_comes_until_ctrl_c(data):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_files_are_no_bug_of_ours(data, closed):
-    warm()  # or it is said that they are compiled
+    warm()  # otherwise stderr announces the compilation
     line = f'exec "$@" {closed}'
     done = subprocess.run(["sh", "-c", line, "sh", *COMMAND, "ls", str(data)], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done

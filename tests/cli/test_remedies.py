@@ -26,7 +26,7 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 QUOTED = re.compile(r"`(lastword [^`]+)`")
 BARE = re.compile(r"(?:fix: |To clean it now: |To have it cleaned: |, then: |, or )(lastword [^`;]+)$")
 STAYS = ("--every",)
-# Words that stand for something of the user's own.
+# Placeholders for a value of the user.
 STAND_FOR = {
     "TOPIC": "users",
     "KEY": "k",
@@ -37,7 +37,7 @@ STAND_FOR = {
     "OTHER": "out.jsonl",
 }
 FIRST = ("restore the file", "check the path", "stop that process")
-"""What is to be done before the command: it must be understood, and may end as before without it."""
+"""Steps before the remedy's command; without them it must be accepted, and may fail as before."""
 
 PYTHON = re.compile(
     r"\bNone\b|=True|=False|lastword\.\w+\(|\blogs\.|create_topic|\bview=|[a-z]_serializer=|\bDIR\b"
@@ -45,7 +45,7 @@ PYTHON = re.compile(
 IN_WORDS = [
     r'"os" survives a kill, "disk" a power cut',
     r"add Z or an offset such as \+02:00",
-    r"--\S.*",  # an option, or what to give it
+    r"--\S.*",  # an option, or its value
     r"(give|omit|name|use|one of|check|append to|answer|correct|add|choose|split|wait|raise|lower|set) .*",
     r"(a|an|the) .*",
     r"at .*",
@@ -136,7 +136,7 @@ def test_remedies_work_where_they_are_shown(script, tmp_path, monkeypatch):
                 if remedy is not None and any(first in remedy[1] for first in FIRST):
                     assert "--help" not in told and "unknown" not in told and code != 70, shown
                     continue
-                if "needs a confirmation" in told:  # it asks, as it should
+                if "needs a confirmation" in told:  # it asks for confirmation, as it should
                     continue
                 assert code not in (2, 70), shown
                 assert not before or before not in told, shown

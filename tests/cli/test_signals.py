@@ -75,7 +75,7 @@ def wait_for(condition, running):
 
 
 def ended_well(running, number, root):
-    """Check the exit code, one sentence and no traceback; the marker exists and nothing is left over."""
+    """Check the exit code, one sentence and no traceback; the marker exists and no temporary file is left."""
     _, told = running.communicate(timeout=60)
     assert running.returncode == 128 + number, told
     assert "stopped at a safe point; finished work stays" in told
@@ -89,7 +89,7 @@ def ended_well(running, number, root):
 
 
 PLACES = [
-    ("unlink", MARKER, ("clean", "DIR", "users")),  # while it opens the directory
+    ("unlink", MARKER, ("clean", "DIR", "users")),  # while the process opens the directory
     ("rename", "rewrite-", ("clean", "DIR", "users")),  # in the middle of a swap
     ("fsync_dir", "users-0", ("clean", "DIR", "users")),
     ("unlink", MARKER, ("expire", "DIR")),
@@ -141,7 +141,7 @@ def test_append_keeps_what_it_took_in(data, number):
 @each_signal
 def test_clean_every_ends_cleanly(data, number):
     with process("-m", "lastword", "clean", data, "--every", "50ms") as running:
-        assert running.stdout.readline()  # a round, or what retention removed
+        assert running.stdout.readline()  # a round, or the removals by retention
         running.send_signal(number)
         _, told = running.communicate(timeout=60)
         assert running.returncode == (0 if number == signal.SIGTERM else 128 + number), told
@@ -168,7 +168,7 @@ def test_the_second_signal_ends_at_once(data, tmp_path, number):
         wait_for(told.exists, running)
         running.send_signal(number)
         time.sleep(0.2)
-        running.send_signal(number)  # the same hang-up once more, as from the shell
+        running.send_signal(number)  # the second hang-up, as from the shell
         time.sleep(signals.SAME_SECONDS + 0.2)
         assert running.poll() is None
         running.send_signal(number)

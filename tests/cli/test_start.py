@@ -8,7 +8,7 @@ import time
 import pytest
 
 HEAVY = ("numba", "pyarrow", "pyspark")
-# Runs each command line in one process and tells what has been imported after it.
+# Run each command line in one process and print the modules that were imported after it.
 PROBE = f"""
 import json, sys
 from lastword.cli.main import run
@@ -58,7 +58,7 @@ def test_the_probe_would_notice(tmp_path):
 
 
 def test_importing_lastword_costs_little_more_than_python():
-    """Measured beside NumPy's import in the same run, because machines and their load differ."""
+    """Compared with NumPy's import in the same run, because machines and their load differ."""
     code = (
         "import sys; import {0}; assert not [n for n in ('numba', 'pyarrow', 'pyspark') if n in sys.modules]"
     )

@@ -89,7 +89,7 @@ def test_tables_fit_80_columns(data, words, monkeypatch, capsys):
     whole = capsys.readouterr().out.splitlines()
     titles = [text for text in whole if text.split()[0].isupper()]
     assert "…" not in "".join(whole)
-    if titles:  # a wide terminal, and whatever is no terminal, show every column
+    if titles:  # a wide terminal, and output that is no terminal, show every column
         assert shown(monkeypatch, 400, line)[1] == whole
 
 

@@ -79,7 +79,7 @@ JSON = st.recursive(
 def test_json_is_shown_as_json_and_can_be_typed(value):
     try:
         data = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:  # a lone surrogate: the serializer refuses it, too
+    except UnicodeEncodeError:  # the serializer also refuses a lone surrogate
         return
     text = field_text(data, "json", key_text)
     assert text.isprintable() and json.loads(text) == value
@@ -108,7 +108,7 @@ def test_what_json_prints_is_what_append_takes(data, serializer):
 def test_json_values_stand_as_themselves():
     assert field_json(b'{"a":1}', "json") == {"a": 1}
     assert field_json(b"null", "json") == {"base64": "bnVsbA=="}  # a null would be a tombstone
-    assert field_json(b'{ "a": 1 }', "json") == {"base64": "eyAiYSI6IDEgfQ=="}  # blanks would get lost
+    assert field_json(b'{ "a": 1 }', "json") == {"base64": "eyAiYSI6IDEgfQ=="}  # blanks would be lost
     assert field_json(b'{"base64":"AA=="}', "json") == {"base64": "eyJiYXNlNjQiOiJBQT09In0="}
     assert field_json(b"\0\0\0\x07", "int32") == 7
 

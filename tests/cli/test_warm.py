@@ -62,7 +62,7 @@ def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
         main.run(["ls", str(here / "data"), *more])
         captured = capsys.readouterr()
         assert captured.err.count("compiling kernels (once") == announced and "compiling" not in captured.out
-    kernels.log.info(kernels.COMPILING)  # nobody listens between commands
+    kernels.log.info(kernels.COMPILING)  # no process listens between commands
     assert capsys.readouterr().err == ""
 
 
@@ -85,7 +85,7 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
 
     cold = run("ls", "data")
     assert cold.stderr.count("compiling kernels (once") == 1
-    assert "compiling" in run("warm").stderr  # the rest of them
+    assert "compiling" in run("warm").stderr  # the other kernels
     again = run("warm", "--json")
     assert again.stderr == "" and json.loads(again.stdout)["files"] > 20
     (folder,) = (here / "cache").iterdir()

@@ -1,4 +1,4 @@
-"""Small logs for the tests of partition and logdir: one record a batch unless said otherwise."""
+"""Small logs for the tests of partition and logdir: one record in each batch unless stated otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pair = tuple[int, bytes | None, bytes | None]
 
 
 def batch(*pairs: tuple[bytes | None, bytes | None], timestamp: int = NOW, producer_id: int = -1) -> bytes:
-    """A ready batch with offsets from 0."""
+    """Return a ready batch with offsets from 0."""
     if producer_id >= 0:
         builder = BatchBuilder(producer_id=producer_id, producer_epoch=0, base_sequence=0)
     else:
@@ -32,12 +32,12 @@ def batch(*pairs: tuple[bytes | None, bytes | None], timestamp: int = NOW, produ
 
 
 def one(number: int) -> bytes:
-    """The batch that `fill` appends as number `number`."""
+    """Return the batch that `fill` appends as number `number`."""
     return batch((b"k%d" % (number % 5), b"value-%04d" % number + b"." * 20), timestamp=NOW + 1000 * number)
 
 
 def pair(number: int) -> Pair:
-    """The record in it."""
+    """Return the record of batch `number`."""
     return number, b"k%d" % (number % 5), b"value-%04d" % number + b"." * 20
 
 
@@ -74,7 +74,7 @@ def opened(
 
 
 def records(log: PartitionLog | PartitionView) -> list[Pair]:
-    """Everything in the log, in the order in which it is read."""
+    """Return all records of the log in reading order."""
     found = []
     for segment, header, data in log.batches(log.log_start):
         found += [(r.offset, r.key, r.value) for r in read_records(data, header, segment.file, position=0)]
@@ -86,8 +86,9 @@ def newest(found: list[Pair]) -> dict[bytes | None, Pair]:
 
 
 def compacted(log: PartitionLog, sources: list[Segment], token: str = "x") -> Segment:
-    """A finished output for `sources`: what the newest records of the whole log leave of them; the last batch
-    stays, if need be empty.
+    """Write a finished output for `sources` with the newest records of the whole log.
+
+    The last batch stays, empty if necessary.
     """
     kept = {offset for offset, _, _ in newest(records(log)).values()}
     directory = os.path.join(log.directory, names.PRIVATE, f"rewrite-{token}")
@@ -113,7 +114,7 @@ def compacted(log: PartitionLog, sources: list[Segment], token: str = "x") -> Se
 
 
 def leftovers(directory: str) -> list[str]:
-    """Names that no directory has after recovery."""
+    """Return the file names that must not exist after recovery."""
     return [
         name
         for name in DEFAULT.listdir(directory)
@@ -122,7 +123,7 @@ def leftovers(directory: str) -> list[str]:
 
 
 def indexes_fit(log: PartitionLog) -> bool:
-    """Are all index files what a rebuild would make of the logs?"""
+    """Return whether all index files equal what a rebuild would make of the logs."""
     for segment in log.segments:
         interval = log.config.index_interval_bytes
         built = inspect(

@@ -1,4 +1,4 @@
-"""Ready batches as one table and one by one, and single records the short way: the same files and answers."""
+"""Ready batches as one table and one by one, and single records the short way: equal files and results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONFIGS = st.builds(
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[tuple[int, list[bytes]]]:
-    """Calls as (ms that pass before, batches)."""
+    """Generate calls as (ms that pass before the call, batches)."""
     found = []
     for _ in range(draw(st.integers(1, 4))):
         batches = []
@@ -80,7 +80,7 @@ def told(
     clean: bool,
     ready: Callable[[list[bytes]], Sequence[Any]] = list,
 ) -> tuple[list[Any], Any]:
-    """What each call said, and every file after it: at the end also after closing."""
+    """Return the result of each call with all files after it, and all files at the end."""
     root = tempfile.mkdtemp()
     try:
         clock = ManualClock(NOW)
@@ -122,7 +122,7 @@ def _both_ways(config: TopicConfig, made: list[tuple[int, list[bytes]]], clean: 
 
 
 def test_many_batches_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No batch of a large call is looked at by itself."""
+    """No batch of a large call is checked alone."""
     log, _ = opened(make(tmp_path))
     monkeypatch.setattr(appending.Pending, "add", None)
     done = log.append_batches([batch((b"k%d" % n, b"v" * 50)) for n in range(40)])
@@ -146,7 +146,7 @@ def test_damage_on_the_way_is_refused(tmp_path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_full_drive_leaves_the_segments_that_were_filled_before(tmp_path: Path, number: int) -> None:
-    """Both ways stop at the same place, with whole batches, and go on from there."""
+    """Both ways stop at the same place, with whole batches, and continue from there."""
     ready = [batch((b"k%d" % n, b"v" * 100)) for n in range(12)]
     ends = []
     for name in ("table", "plain"):
@@ -295,7 +295,7 @@ def test_nearly_all_single_records_take_the_short_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["closed", "abandoned", "retired", "failed"])
 def test_the_short_way_ends_with_the_log(tmp_path: Path, how: str) -> None:
-    """Nothing is written; the general way raises the reason."""
+    """The short way writes nothing; the general way raises the reason."""
     twin = Twin(str(tmp_path), TopicConfig(), short=True)
     log = twin.log
     for _ in range(3):
@@ -319,7 +319,7 @@ def test_the_short_way_ends_with_the_log(tmp_path: Path, how: str) -> None:
 
 
 def test_threads_append_single_records(tmp_path: Path) -> None:
-    """Each offset is assigned once, in the order of the file, beside syncs and rolls."""
+    """Each offset is assigned once, in file order, beside syncs and rolls."""
     config = TopicConfig(segment_bytes=5000, index_interval_bytes=300)
     log, _ = opened(make(tmp_path), files=HastyFiles(), config=config)
     offsets: list[tuple[int, bytes]] = []
@@ -355,7 +355,7 @@ def test_a_single_record_outside_of_the_limits_is_left_to_the_general_way(tmp_pa
 
 
 def test_a_short_way_that_misses_index_entries_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison of both ways can fail."""
+    """A check of the test: the comparison of both ways can fail."""
     monkeypatch.setattr(SegmentAppender, "last_unindexed_position", 1 << 40)
     steps = [("single", b"k", b"v" * 50, 0, 1 << 20)] * 30
     config = TopicConfig(index_interval_bytes=150)

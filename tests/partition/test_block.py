@@ -1,4 +1,4 @@
-"""Batches of a file in blocks: all of them, in their order, and each byte that changed is found."""
+"""Batches of a file in blocks: all batches in order, and each changed byte is found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(sizes: list[int]) -> list[bytes]:
 @ANY_TMP
 @given(st.lists(st.sampled_from([0, 1, 100, 400]), max_size=12), st.integers(1, 700))
 def test_all_batches_in_their_order(tmp_path: Path, sizes: list[int], block_bytes: int) -> None:
-    """Also those that are larger than a block. Slices are what a list would give."""
+    """Batches may be larger than a block. A slice equals the slice of a list."""
     (tmp_path / "f").write_bytes(b"".join(made(sizes)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staged_batches, "BLOCK_BYTES", block_bytes)
@@ -54,7 +54,7 @@ def test_a_file_that_ends_within_a_batch(tmp_path: Path, cut: int) -> None:
 
 @WITHOUT_KERNELS
 def test_each_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
-    """From the attributes on: what lies before is no part of the checksum."""
+    """The bytes from the attributes on: the checksum does not cover the bytes before."""
     if not loaded:
         monkeypatch.delitem(sys.modules, "lastword.kernels")
     data = b"".join(made([3, 0, 7, 1, 2]))

@@ -28,7 +28,7 @@ def pairs(found: LeaderEpochs) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("assigned", "left"),
     [
-        ([(2, 6), (1, 9)], [(1, 9)]),  # an older epoch that comes later takes the place of the newer
+        ([(2, 6), (1, 9)], [(1, 9)]),  # an older epoch that is assigned later replaces the newer
         ([(2, 6), (3, 5)], [(3, 5)]),
         ([(1, 5), (2, 6), (3, 6)], [(1, 5), (3, 6)]),
         ([(1, 5), (3, 7), (2, 7)], [(1, 5), (2, 7)]),

@@ -1,4 +1,4 @@
-"""A roll that fails after the old segment was finished: the log goes on in it as if nothing had been."""
+"""A roll that fails after the old segment was finished: the log continues in that segment."""
 
 from __future__ import annotations
 

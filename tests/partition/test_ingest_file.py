@@ -1,4 +1,4 @@
-"""A file of ready batches that becomes a segment: what it makes, what is not made so, and what fails."""
+"""A file of ready batches that becomes a segment: the result, the files that are refused, and failures."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ def staged(directory: str, *batches: bytes, name: str = "00000-0.batches") -> st
 
 
 def begun(tmp_path: Path, config: TopicConfig = LARGE, files: Files = UNSYNCED) -> PartitionLog:
-    """A log with three records."""
+    """Open a log with three records."""
     log, _ = opened(make(tmp_path), config=config, files=files)
     fill(log, 3)
     return log
 
 
 def test_it_is_the_log_that_appending_makes(tmp_path: Path) -> None:
-    """Batch by batch: the same offsets, and indexes by the same rule; before and after it is opened again."""
+    """The log equals one to which the batches were appended, before and after it is opened again.
+
+    Offsets are equal, and indexes follow the same rule.
+    """
     log = begun(tmp_path)
     file = staged(log.directory, *map(one, range(3, 20)))
     assert log.ingest_file(file) and not Path(file).exists()
@@ -132,8 +135,10 @@ def test_which_files_are_worth_it(settings: dict, size_bytes: int, expected: boo
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_fails(tmp_path: Path, kind: str) -> None:
-    """Whichever it is: the log goes on with what it had, or is offline until it is opened again; and then all
-    of the file is in it, or all of it where it was."""
+    """After any failure the log keeps its content, or is offline until it is opened again.
+
+    Then the whole file is in the log, or the whole file is in its old place.
+    """
     hits = 0
     for number in range(200):
         directory = make(tmp_path / str(number))

@@ -1,4 +1,4 @@
-"""Leases: what a reader may rely on, and what the cleaner is told."""
+"""Leases: what they guarantee a reader, and what the cleaner reads of them."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_it_lapses_by_the_clock_and_stays_listed(tmp_path):
     later = leases.load(DEFAULT, str(tmp_path), NOW + DAY + 1)
     assert later.floor == leases.NO_FLOOR
     assert [one.name for one in later.lapsed] == ["a"]
-    go_on(tmp_path, "a", 6, now_ms=NOW + 2 * DAY)  # nothing was dropped in the meantime
+    go_on(tmp_path, "a", 6, now_ms=NOW + 2 * DAY)  # no tombstone was dropped meanwhile
     assert leases.load(DEFAULT, str(tmp_path), NOW + 2 * DAY).floor == 6
 
 
@@ -74,7 +74,7 @@ def test_below_what_was_dropped_it_is_refused_and_nothing_is_left(tmp_path):
     assert '"earliest"' in caught.value.remedy and "restore" in caught.value.remedy
     assert leases.load(DEFAULT, str(tmp_path), NOW) == leases.Leases()
     assert take(tmp_path, "a", 101).position == 101
-    assert take(tmp_path, "fresh").position == 0  # it holds nothing that a tombstone could have ended
+    assert take(tmp_path, "fresh").position == 0  # it has no records that a tombstone deletes
     assert go_on(tmp_path, "fresh", 50).position == 50
 
 
@@ -85,9 +85,9 @@ def test_a_lapsed_lease_comes_back_only_if_nothing_above_it_went(tmp_path):
         go_on(tmp_path, "a", 6, now_ms=NOW + 2 * DAY)
     with pytest.raises(LeaseRefusedError):
         take(tmp_path, "a", now_ms=NOW + 2 * DAY)
-    with pytest.raises(LeaseRefusedError):  # it read on from 5, and missed what was dropped there
+    with pytest.raises(LeaseRefusedError):  # the reader continued from 5 and missed the drops
         go_on(tmp_path, "a", 101, now_ms=NOW + 2 * DAY)
-    assert take(tmp_path, "a", 101, now_ms=NOW + 2 * DAY).position == 101  # restored, as of 101
+    assert take(tmp_path, "a", 101, now_ms=NOW + 2 * DAY).position == 101  # restored from the state at 101
 
 
 def test_a_live_lease_goes_forward_but_not_back_below_what_was_dropped(tmp_path):
@@ -149,7 +149,7 @@ def test_a_damaged_note_refuses_all_but_new_readers(tmp_path):
 
 
 def test_a_drop_noted_while_a_lease_is_taken_refuses_it(tmp_path, monkeypatch):
-    """The cleaner notes before it looks at the leases, the reader writes before it looks at the note."""
+    """The cleaner notes a drop, then reads the leases; the reader writes its lease, then reads the note."""
     write = leases.write
 
     def meanwhile(files, directory, one, **more):
@@ -170,7 +170,7 @@ def test_the_note_only_rises(tmp_path):
 
 
 def test_a_power_cut_leaves_a_whole_lease(tmp_path):
-    """What was returned from is there, and a lease is never half-written."""
+    """Every lease whose call returned exists, and no lease is half-written."""
     root = tmp_path / "log"
     root.mkdir()
     files = ForgetfulFiles(root)
@@ -205,11 +205,11 @@ def test_a_power_cut_leaves_a_whole_lease(tmp_path):
     )
 )
 def test_a_tombstone_never_goes_while_an_accepted_reader_has_not_met_it(tmp_path_factory, steps):
-    """Readers come and go; a cleaner drops below the floor. No accepted reader ever missed a drop."""
+    """Readers register and release; a cleaner drops below the floor; no accepted reader misses a drop."""
     directory = str(tmp_path_factory.mktemp("leases"))
     now = NOW
-    accepted: dict[str, int] = {}  # position of a reader that the lease said yes to
-    known: dict[str, set[int]] = {}  # dropped while it stood at or below: what it would miss
+    accepted: dict[str, int] = {}  # position of each reader that has a lease
+    known: dict[str, set[int]] = {}  # offsets dropped at or above the reader's position: it would miss them
     for what, name, number in steps:
         if what == "wait":
             now += number * DAY
@@ -230,8 +230,8 @@ def test_a_tombstone_never_goes_while_an_accepted_reader_has_not_met_it(tmp_path
                     done = leases.advance(DEFAULT, directory, name, number, **arguments)
             except LastwordError:
                 continue
-            # It was let through at this position: nothing may be gone that it says it has yet to meet,
-            # and nothing between where it last stood and here.
+            # The reader was accepted at this position: no offset that it has yet to read may be gone,
+            # and no offset between its last position and this one.
             before = accepted.get(name)
             if what == "advance" and before is not None and number >= before:
                 assert not [offset for offset in known[name] if offset >= before]
@@ -262,10 +262,10 @@ def test_a_cut_takes_leases_back_and_their_readers_are_told(tmp_path):
         ("ahead", 50, 90),
         ("behind", 40, None),
     ]
-    for name in ("ahead", "behind"):  # it may have read what was cut, or not what came instead
+    for name in ("ahead", "behind"):  # either may miss what was appended there since
         with pytest.raises(LeaseRefusedError, match="the log was cut at 50 since"):
             go_on(directory, name, 95)
-    assert go_on(directory, "ahead", 50).cut_from == 90  # lives on, and still has to say that it went back
+    assert go_on(directory, "ahead", 50).cut_from == 90  # live, but must be taken again after the cut
     with pytest.raises(LeaseRefusedError, match="cut at 50"):
         go_on(directory, "ahead", 51)
     assert leases.read(DEFAULT, directory, "ahead").cut_from == 90  # nothing was changed
@@ -288,7 +288,7 @@ def test_a_log_that_is_found_shorter_than_a_lease_says_was_cut(tmp_path):
 
 @pytest.fixture
 def beside_a_broker(tmp_path):
-    """A partition, and what a broker's cleaner writes when it has cleaned up to an offset."""
+    """Make a partition, and a function that writes a broker's cleaner checkpoint up to an offset."""
 
     def cleaned_to(offset):
         (tmp_path / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
@@ -307,7 +307,7 @@ def test_a_new_lease_below_what_a_broker_cleaned_is_refused(beside_a_broker):
         take(directory, "new", 49)
     take(directory, "new", 50)
     take(directory, "holds-nothing")
-    removal_log.note_cleaned(DEFAULT, directory, 50, 70)  # a round of ours writes over what the broker left
+    removal_log.note_cleaned(DEFAULT, directory, 50, 70)  # overwrites the broker's checkpoint
     cleaned_to(70)
     with pytest.raises(LeaseRefusedError, match="cleaned up to 50"):
         take(directory, "other", 49)
@@ -315,12 +315,12 @@ def test_a_new_lease_below_what_a_broker_cleaned_is_refused(beside_a_broker):
 
 
 def test_a_reader_that_stood_below_when_a_broker_had_the_log_is_told(beside_a_broker):
-    """What it did to leases that were there before is known when the log has come back."""
+    """When the log is found after a broker had it, leases below the broker's checkpoint are refused."""
     directory, cleaned_to = beside_a_broker
     take(directory, "low", 10)
     take(directory, "high", 60)
     cleaned_to(50)
-    take(directory, "since")  # begins with nothing, and knows how far the broker had come
+    take(directory, "since")  # begins with an empty state; the lease records the broker's checkpoint
     go_on(directory, "since", 20)
     leases.log_found(DEFAULT, directory, 1000, 50)
     for back in (go_on, take):
@@ -332,7 +332,7 @@ def test_a_reader_that_stood_below_when_a_broker_had_the_log_is_told(beside_a_br
 
 
 def test_each_of_64_truncations_is_kept_by_itself(tmp_path):
-    """A truncation writes two notes. Readers that met later cuts are not judged by older, lower ones."""
+    """A truncation writes two notes. Readers that passed later cuts are not refused for older, lower cuts."""
     directory = str(tmp_path)
     for cut in range(64):
         for _ in range(2):

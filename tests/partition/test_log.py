@@ -1,4 +1,4 @@
-"""Appending, rolling, syncing and reading by one process."""
+"""Appending, rolling, syncing and reading in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
 
 class SlowFiles(UnsyncedFiles):
-    """A drive that takes a while to sync."""
+    """A drive whose sync takes time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,9 +172,11 @@ class TestRolling:
             assert all(Path(s.stored.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
 
     def test_a_segment_of_many_lives_has_room_for_its_rebuilt_index(self, tmp_path: Path) -> None:
-        """Opening goes on where the last entry lies, so a rebuild finds no more entries than were made. A
-        broker forgets the rest of the interval at each stop: its own segment may then be too full to rebuild,
-        and it refuses to start ("append to a full index")."""
+        """Opening continues from the last index entry, so a rebuild finds no more entries than were made.
+
+        A broker restarts the index interval at each stop. Its segment may then be too full to rebuild, and
+        the broker refuses to start ("append to a full index").
+        """
         config = TopicConfig(segment_index_bytes=64, index_interval_bytes=100)
         directory = make(tmp_path)
         for _ in range(20):
@@ -286,7 +288,7 @@ class TestRefusals:
         assert log.log_end == 0 and log.active.size == 0
 
     def test_a_full_drive_leaves_the_log_as_it_was(self, tmp_path: Path) -> None:
-        """At each write in turn, the indexes' too."""
+        """The drive is full at each write in turn, including writes of the indexes."""
         for number in range(1, 40):
             seen = []
 
@@ -337,7 +339,7 @@ def test_log_append_time(tmp_path: Path) -> None:
 def test_leader_epochs(tmp_path: Path) -> None:
     directory = make(tmp_path)
     (Path(directory) / names.LEADER_EPOCHS).write_text("0\n2\n0 0\n4 0\n")
-    log, _ = opened(directory, files=UNSYNCED)  # epochs whose offsets do not rise count as none
+    log, _ = opened(directory, files=UNSYNCED)  # epochs whose offsets do not rise are ignored
     fill(log, 1)
     assert (Path(directory) / names.LEADER_EPOCHS).read_text() == "0\n1\n0 0\n"
     log.close()
@@ -352,7 +354,7 @@ def test_leader_epochs(tmp_path: Path) -> None:
 
 
 def test_appending_and_reading_threads(tmp_path: Path) -> None:
-    """Readers beside a writer, here and as another process would: always a prefix, never less than before."""
+    """Readers beside a writer, in this process and as in another: always a prefix, never a shorter one."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     done = threading.Event()
     problems: list[BaseException] = []

@@ -1,5 +1,6 @@
-"""Appending, rolling, syncing and closing, cut at every change and at every image that a power cut could
-leave.
+"""Appending, rolling, syncing and closing, stopped at every change.
+
+Each test also checks every image that a power cut could leave.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.support.exhaustive import stride
 
 
 def acked(marks: list[str]) -> tuple[int, int]:
-    """(records acknowledged at os, at disk) before a moment."""
+    """Return the counts of records acknowledged at os and at disk before a moment."""
     levels = {"os": 0, "disk": 0}
     for mark in marks:
         level, count = mark.split()
@@ -30,11 +31,10 @@ def acked(marks: list[str]) -> tuple[int, int]:
 
 
 def check_prefix(directory: str, least: int, label: str, *, holes: bool = False) -> None:
-    """What is left is a beginning of what was appended, with at least `least` records, for readers and for
-    recovery.
+    """Check that readers and a recovery find a prefix of the appended records, at least `least` records.
 
-    `holes`: unsynced bytes may be missing in front of others that are there. A reader then meets damage with
-    sound batches behind it: it must say so, not end silently. Recovery cuts there.
+    With `holes`, unsynced bytes may be missing before others that exist. A reader then meets damage before
+    sound batches: it must raise an error, not end silently. Recovery cuts there.
     """
     view = PartitionView.load(DirectorySegments(UNSYNCED, directory))
     try:
@@ -130,7 +130,7 @@ def test_a_stop_with_a_torn_write(tmp_path: Path) -> None:
 
 
 def test_a_hole_in_what_was_never_synced_ends_the_log(tmp_path: Path) -> None:
-    """Pages may reach the drive in any order: an unsynced middle is lost, what follows made it."""
+    """Pages may reach the drive in any order: an unsynced page is lost, and a later page is written."""
     directory = make(tmp_path)
     log, _ = opened(directory)
     fill(log, 2)

@@ -1,4 +1,4 @@
-"""Many offsets at once, against a plain walk over the same files: gaps, codecs, damage in index and log."""
+"""Many offsets in one call, compared with a walk over the files: gaps, codecs, damage in index and log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = 1_750_000_000_000
 def write_log(
     directory: Path, chance: random.Random, *, segments: int = 3, value: int = 60, interval: int = 4096
 ) -> dict[int, RawRecord]:
-    """Segments with gaps in and between batches, some of them compressed or control batches; the records."""
+    """Write segments with gaps in and between batches, compressed and control batches; return the records."""
     directory.mkdir(parents=True)
     offset, all_records = chance.randrange(50), {}
     for number in range(segments):
@@ -115,7 +115,7 @@ def test_a_wrong_index_costs_time_only(tmp_path: Path, seed: int) -> None:
 def test_a_single_offset_needs_one_read_or_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: int
 ) -> None:
-    """Small batches share a stretch of the index; most large ones have an entry each."""
+    """Several small batches share an index entry; most large batches have their own."""
     there = write_log(tmp_path / "a-0", random.Random(4), value=value)
     files = RecordingFiles(DEFAULT)
     view = PartitionView.load(DirectorySegments(files, str(tmp_path / "a-0")))

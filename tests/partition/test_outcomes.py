@@ -1,4 +1,4 @@
-"""Committed reads: where they learn what was aborted, and what a rewrite or damage meanwhile may not do."""
+"""Committed reads: where they read the aborted transactions, and what a rewrite or damage must not change."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nothing_is_looked_up_without_a_transaction(directory: Path, monkeypatch
 
 
 def test_the_walk_ends_once_everything_asked_for_is_decided(directory: Path) -> None:
-    """A task that reads the beginning of a log does not walk to its end."""
+    """A task that reads the start of a log does not walk to its end."""
     met = []
 
     def batches(view: PartitionView):  # type: ignore[no-untyped-def]
@@ -110,14 +110,14 @@ def test_the_walk_ends_once_everything_asked_for_is_decided(directory: Path) -> 
             yield batch
 
     found = scan_batches(batches(PartitionView.load(DirectorySegments(DEFAULT, str(directory)))), until=3)
-    assert met == [1, 3, 4, 6]  # the first at or above the end after which nothing older is open
+    assert met == [1, 3, 4, 6]  # the first batch at or above the end after which no older transaction is open
     assert [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in found.aborted] == [
         (5, 1, 4)
     ]
 
 
 def test_a_rewrite_between_reading_and_asking(view: PartitionView, directory: Path) -> None:
-    """Old files that are still open are not judged by what the rewrite left of index and markers."""
+    """Old files that are still open are not judged by the index and markers that the rewrite left."""
     records = scan.records(view, 0, view.stable_offset, plain=True)
     assert next(records).offset == 0
     for segment in view.segments:
@@ -144,7 +144,7 @@ def test_a_damaged_marker_decides_nothing(directory: Path, bit: int, monkeypatch
         for by_kernels in (True, False):
             _walk_by_kernels(by_kernels, monkeypatch)
             for plain in (True, False):
-                shown, epoch = [], start + 12 <= at < start + 16  # which no checksum covers, and nobody minds
+                shown, epoch = [], start + 12 <= at < start + 16  # no checksum covers the epoch: no error
                 try:
                     for record in scan.records(view, 0, 10, plain=plain):
                         shown.append(record.offset)

@@ -1,4 +1,4 @@
-"""Producers, transactions and snapshots of an open log, and what opening makes of them."""
+"""Producers, transactions and snapshots of an open log, and their recovery when the log is opened."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of(
     transactional: bool = False,
     timestamp: int = NOW,
 ) -> bytes:
-    """A ready batch of a producer."""
+    """Return a ready batch of a producer."""
     builder = BatchBuilder(
         producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, transactional=transactional
     )
@@ -63,7 +63,7 @@ def open_again(log: PartitionLog, *, clean: bool = False, **kwargs: Any) -> Part
 
 
 def aborted(log: PartitionLog) -> dict[int, list[AbortedTransaction]]:
-    """Entries of all transaction indexes, by base offset."""
+    """Return the entries of all transaction indexes, by base offset."""
     found = {}
     for path in sorted(Path(log.directory).glob("*.txnindex")):
         entries = indexes.decode_aborted(path.read_bytes(), path.name)
@@ -73,7 +73,7 @@ def aborted(log: PartitionLog) -> dict[int, list[AbortedTransaction]]:
 
 
 def told(producers: list[Producer]) -> list[bytes]:
-    """What a snapshot would hold of each, by producer id."""
+    """Return what a snapshot would hold of each producer, by producer id."""
     return [encode([producer]) for producer in sorted(producers, key=lambda p: p.producer_id)]
 
 
@@ -101,7 +101,7 @@ def test_a_duplicate_of_the_last_five_is_answered_and_not_appended(tmp_path: Pat
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     places = [log.append_batch(of(9, number * 2, 2, timestamp=NOW + number)) for number in range(7)]
     assert [log.append_batch(of(9, number * 2, 2)) for number in range(2, 7)] == places[2:]
-    with pytest.raises(SequenceGapError):  # older than the last five
+    with pytest.raises(SequenceGapError):  # older than the producer's last five batches
         log.append_batch(of(9, 2, 2))
     mixed = log.append_batches([of(9, 12, 2), of(9, 14), of(8, 0), of(9, 14), of(9, 15)])
     assert [(a.base_offset, a.last_offset) for a in mixed] == [
@@ -113,9 +113,9 @@ def test_a_duplicate_of_the_last_five_is_answered_and_not_appended(tmp_path: Pat
     ]
     assert log.log_end == 17
     log = open_again(log)
-    assert log.append_batch(of(9, 12, 2))[:2] == (12, 13)  # replay remembers five, too
+    assert log.append_batch(of(9, 12, 2))[:2] == (12, 13)  # recovery also restores the last five
     log = open_again(log, clean=True)
-    assert log.append_batch(of(9, 15))[:2] == (16, 16)  # a snapshot the newest one
+    assert log.append_batch(of(9, 15))[:2] == (16, 16)  # a snapshot has only the newest
     with pytest.raises(SequenceGapError):
         log.append_batch(of(9, 12, 2))
 
@@ -229,8 +229,6 @@ def test_the_entry_lies_with_its_marker(tmp_path: Path) -> None:
 def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
     """6U.294: If the transaction index cannot be written, the log end has advanced and the last stable offset
     has not; recovery repairs the index.
-
-    The log end has advanced, the last stable offset has not; opening again repairs the index.
     """
 
     class NoTxnIndex(UnsyncedFiles):
@@ -297,8 +295,11 @@ def test_6U_295_the_recovery_point_waits_for_the_snapshot(tmp_path: Path) -> Non
 
 
 def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
-    """After a clean stop a broker without a snapshot takes the state for empty and gives undecided records to
-    readers."""
+    """An open transaction is kept even if every snapshot is lost.
+
+    After a clean stop, a broker without a snapshot takes the state for empty and gives undecided records to
+    readers.
+    """
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     log.append_batch(of(5, 0, transactional=True))
     fill(log, 20)
@@ -310,7 +311,7 @@ def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
     assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset == 0
     log = open_again(log, clean=True)
     assert log.stable_offset == 0
-    Snapshots(UNSYNCED, log.directory).write(log.log_end, ())  # somebody's who knew nothing
+    Snapshots(UNSYNCED, log.directory).write(log.log_end, ())  # from a writer without producer state
     log = open_again(log)
     assert log.stable_offset == 0
 
@@ -331,11 +332,11 @@ def test_6T_256_258_snapshots_that_tell_of_another_story(tmp_path: Path) -> None
     Path(log.active.file).write_bytes(Path(log.active.file).read_bytes()[:-3])
     log, recovery = opened(log.directory, files=UNSYNCED)
     assert log.log_end == 19 and recovery.cut_bytes
-    assert store.offsets() == bases  # the largest one lay above the log end
+    assert store.offsets() == bases  # the largest snapshot was above the log end
     assert log.close()
     assert store.offsets() == [*bases, 19]
     log, _ = opened(log.directory, files=UNSYNCED, clean=True)
-    assert store.offsets() == [*bases, 19]  # a clean stop's stays
+    assert store.offsets() == [*bases, 19]  # the snapshot of a clean stop stays
 
 
 def test_6W_316_a_damaged_snapshot_is_removed_and_the_one_before_it_used(tmp_path: Path) -> None:
@@ -424,7 +425,7 @@ def test_6T_259_coordinator_epochs_may_go_back_in_the_data(tmp_path: Path) -> No
     """6T.259: Coordinator epochs that decrease in the data do not fail recovery."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     end_transaction(log, 1, 0, commit=True, coordinator_epoch=10)
-    log._producers = ProducerState(1)  # as a broker that had lost its state would go on
+    log._producers = ProducerState(1)  # as a broker that lost its state would continue
     end_transaction(log, 1, 0, commit=True, coordinator_epoch=4)
     log = open_again(log)
     assert log.log_end == 2
@@ -469,7 +470,7 @@ def test_6W_319_idle_producers_are_forgotten_at_a_roll_and_at_opening(tmp_path: 
     fill(log, 1)
     clock.advance(600_000)
     log.roll()
-    assert [p.producer_id for p in log.producers] == [2, named]  # one has a transaction, one a name
+    assert [p.producer_id for p in log.producers] == [2, named]  # in a transaction; with a name
     log = open_again(log, clean=True, clock=clock)
     assert [p.producer_id for p in log.producers] == [2, named]
 
@@ -488,7 +489,7 @@ def moves(draw: st.DrawFn) -> list[tuple[str, int, int]]:
 @settings(max_examples=60, deadline=None)
 @given(moves())
 def test_a_log_agrees_with_a_simple_model(tmp_path_factory: pytest.TempPathFactory, played: Any) -> None:
-    """The model keeps lists of what was acknowledged and walks them for every question."""
+    """The model keeps lists of the acknowledged batches and walks them for every question."""
     root = tmp_path_factory.mktemp("model")
     log, _ = opened(make(root), files=UNSYNCED, config=SMALL)
     appended: list[tuple[str, int, int, int, int]] = []  # kind, producer, first offset, last offset, sequence
@@ -567,7 +568,7 @@ def _checkpoint(path: Path) -> dict[str, int]:
     [("dir-clean", "data", "data"), ("dir-killed", "killed", "recovered"), ("dir-torn", "died", "recovered")],
 )
 def test_snapshots_after_recovery_are_kafkas(case: str, before: str, after: str, tmp_path: Path) -> None:
-    """Our opening and closing of a broker's directory leaves the producers that Kafka's leaves."""
+    """When lastword opens and closes a broker's directory, the producers equal those that Kafka leaves."""
     root = loader.case(case).unpack(tmp_path, before) / before
     recovered = loader.case(case).unpack(tmp_path / "kafka", after) / after
     clean = (root / names.CLEAN_SHUTDOWN).exists()

@@ -15,7 +15,7 @@ from tests.build import LogBuilder
 
 
 def test_a_segment_rewritten_before_the_read_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guessing how much is to be read opened a file that was gone, and the read failed."""
+    """The estimate of the bytes to read opened a file that was gone, and the read failed."""
     monkeypatch.setattr(scan, "PLAIN_BYTES_LOADED", 10)
     monkeypatch.setattr(scan, "PLAIN_BYTES", 10)
     log = LogBuilder(tmp_path, file_delete_delay_ms=0)
@@ -30,7 +30,7 @@ def test_a_segment_rewritten_before_the_read_began(tmp_path: Path, monkeypatch: 
 
 
 class Swept(OsFiles):
-    """Somebody opens the log to write just before a file is renamed, and removes what looks left over."""
+    """Files where a writer opens the log just before a rename, and removes files that look left over."""
 
     def __init__(self, log: LogBuilder, times: int) -> None:
         super().__init__()

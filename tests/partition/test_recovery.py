@@ -1,6 +1,4 @@
-"""What opening does with damage: what is cut, what is refused, what is rebuilt, what other writers left
-behind.
-"""
+"""Opening a damaged log: the bytes that are cut, refused or rebuilt, and the files of other writers."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ from tests.partition.nosync import UNSYNCED
 
 
 def filled(path: Path, count: int, *, sync: bool = False) -> str:
-    """A directory with `count` records, left as a killed writer leaves it."""
+    """Make a directory with `count` records, left as by a killed writer."""
     directory = make(path)
     log, _ = opened(directory, files=UNSYNCED)
     fill(log, count)
@@ -81,8 +79,9 @@ def test_a_torn_tail_of_every_length_is_cut(tmp_path: Path, synced: bool) -> Non
 
 
 def test_a_batch_whose_end_is_zeros_is_cut(tmp_path: Path) -> None:
-    """Sizes may reach the drive before bytes. Cut behind the length, the batch looks like a message of magic
-    0.
+    """A file size may reach the drive before the bytes: then the end of a batch is zeros.
+
+    Cut behind the length, the batch looks like a message of magic 0.
     """
     directory = filled(tmp_path, 3)
     path = log_file(directory, 0)
@@ -99,7 +98,7 @@ def test_a_batch_whose_end_is_zeros_is_cut(tmp_path: Path) -> None:
     "tail", [bytes(5), bytes(100_000), b"\xff" * 300, os.urandom(200), b"\x00" * 16 + b"\x02"]
 )
 def test_bytes_of_no_batch_are_cut_after_a_clean_stop_too(tmp_path: Path, tail: bytes) -> None:
-    """Kafka believes the marker, and then loses the next append behind them."""
+    """Kafka relies on the marker, and loses the next append behind these bytes."""
     directory = make(tmp_path)
     log, _ = opened(directory)
     fill(log, 4)
@@ -112,9 +111,7 @@ def test_bytes_of_no_batch_are_cut_after_a_clean_stop_too(tmp_path: Path, tail: 
 
 
 def test_every_bit_of_the_last_batch(tmp_path: Path) -> None:
-    """A flipped bit in the last batch: it goes, or (in the leader epoch, which no checksum covers) it stays
-    as it was.
-    """
+    """A batch with a flipped bit is cut; a flip in the leader epoch stays: no checksum covers that field."""
     directory = filled(tmp_path, 3)
     path = log_file(directory, 0)
     good = Path(path).read_bytes()
@@ -132,7 +129,7 @@ def test_every_bit_of_the_last_batch(tmp_path: Path) -> None:
         log.abandon()
         if start + 12 <= position < start + 16:
             assert found == [pair(n) for n in range(3)]
-        elif found != [pair(0), pair(1)]:  # a base offset that still rises cannot be told from a gap
+        elif found != [pair(0), pair(1)]:  # a base offset that is still higher looks like a gap
             assert position < start + 8 and found[:2] == [pair(0), pair(1)]
         Path(path).write_bytes(good)
 
@@ -151,8 +148,10 @@ def test_damage_below_what_was_synced_takes_the_partition_offline(tmp_path: Path
 
 @pytest.mark.parametrize("broker", [True, False])
 def test_a_gap_behind_the_synced_mark(tmp_path: Path, broker: bool) -> None:
-    """Without a broker a gap is a wrong base offset: appends of ours leave none. A broker that follows a
-    leader copies the gaps of a compacted log, and begins no epoch."""
+    """Without a broker a gap is a wrong base offset, because lastword's appends leave no gap.
+
+    A broker that follows a leader copies the gaps of a compacted log, and begins no epoch.
+    """
     directory = filled(tmp_path / "t-0", 5, sync=True)
     append_bytes(log_file(directory, 0), at_offset(batch((b"k", b"v")), 9))
     if broker:
@@ -175,9 +174,7 @@ def test_damage_in_a_closed_segment_is_not_cut_when_later_ones_were_synced(tmp_p
 
 
 def test_damage_in_a_foreign_log_above_its_recovery_point_is_cut_with_all_behind_it(tmp_path: Path) -> None:
-    """A broker syncs in the background: after a power cut a closed segment may be torn while the next one is
-    there.
-    """
+    """A broker syncs late: after a power cut a closed segment may be torn although the next one exists."""
     directory = filled(tmp_path, 20)
     (Path(directory) / names.PRIVATE / names.SYNCED).unlink()
     overwrite(log_file(directory, 7), 2 * len(one(0)) + 70, b"\xee")
@@ -206,7 +203,7 @@ def test_offsets_that_do_not_rise_end_the_log_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_old_formats_are_recovered_like_new_ones(tmp_path: Path, magic: int) -> None:
-    """Sound entries stay, compressed ones too, with index entries for them; a torn one at the end goes."""
+    """Sound entries stay, compressed ones too, with index entries; a torn entry at the end is cut."""
     directory = filled(tmp_path, 2)
     path = log_file(directory, 0)
     pairs = [
@@ -236,7 +233,7 @@ def test_a_damaged_old_message_is_damage_like_any_other(tmp_path: Path, magic: i
     with pytest.raises(CorruptBatchError) as caught:
         list(scan.records(PartitionView.load(DirectorySegments(UNSYNCED, directory)), 0, 3))
     assert (caught.value.position, caught.value.offset) == (size, 2)
-    log, recovery = opened(directory, files=UNSYNCED)  # nothing of it was acknowledged at "disk"
+    log, recovery = opened(directory, files=UNSYNCED)  # none of these records was acknowledged at "disk"
     assert (log.log_end, recovery.cut_bytes) == (2, 2 * len(entry))
 
 
@@ -274,7 +271,7 @@ def test_an_index_without_a_log_goes(tmp_path: Path) -> None:
 
 
 def test_a_swap_of_kafka_with_a_stale_cleaned_below_is_finished(tmp_path: Path) -> None:
-    """Kafka would undo it, although its sources are on their way out already, and lose their range."""
+    """Kafka would undo the swap although its sources are partly deleted, and lose their range."""
     directory = make(tmp_path)
     log, _ = opened(directory, files=UNSYNCED)
     fill(log, 38)

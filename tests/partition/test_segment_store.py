@@ -1,4 +1,4 @@
-"""A directory and a store in memory, side by side: the same calls leave the same bytes in every segment."""
+"""A directory and a store in memory, side by side: equal calls leave equal bytes in every segment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXTENSIONS = (".log", ".index", ".timeindex", ".txnindex")
 
 
 def segments_of(log: LogBuilder) -> dict[str, bytes]:
-    """Every file of a segment that has bytes."""
+    """Return every file of a segment that has bytes."""
     return {name: data for name, data in log.tree().items() if name.endswith(EXTENSIONS) and data}
 
 

@@ -1,4 +1,4 @@
-"""Large segments are walked by several threads after a kill, with the outcome of one thread."""
+"""Several threads walk large segments after a kill, with the same result as one thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def killed(root: Path) -> LogBuilder:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Walks everything by kernels, side by side; the threads that did."""
+    """Make every walk use kernels and several threads; return the ids of the threads."""
     seen: set[int] = set()
     inspect = recovery.inspect
 

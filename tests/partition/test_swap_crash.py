@@ -1,4 +1,4 @@
-"""Publishing a rewrite, cut at every change and at every image that a power cut could leave."""
+"""The swap of a rewrite, stopped at every change, with every image that a power cut could leave."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.partition.nosync import UNSYNCED
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with five segments, cleanly closed."""
+    """Make a directory with five segments, closed cleanly."""
     root = tmp_path_factory.mktemp("before")
     log, _ = opened(make(root))
     fill(log, 38)
@@ -28,7 +28,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ready(before: Path, target: Path, files: object = UNSYNCED) -> tuple[PartitionLog, list, object]:
-    """A copy of it, opened, with an output for its second to fourth segment."""
+    """Open a copy of the directory, with an output for its second to fourth segment."""
     shutil.copytree(before, target, dirs_exist_ok=True)
     if callable(files):
         files = files(target)
@@ -48,7 +48,7 @@ def both_states(before: Path, target: Path) -> tuple[list, list]:
 
 
 def check_recovers(directory: str, old: list, new: list, label: str) -> list:
-    """A reader and then a recovery find the old or the new state; the reader no other than the recovery."""
+    """Check that a reader finds the old or the new state, and that a recovery then finds the same state."""
     seen = records(PartitionView.load(DirectorySegments(DEFAULT, directory)))
     assert seen in (old, new), label
     log, _ = opened(directory, files=UNSYNCED)
@@ -106,7 +106,7 @@ def test_every_power_cut_leaves_old_or_new(before: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_every_stop_of_the_recovery_too(before: Path, tmp_path: Path) -> None:
-    """Stop a swap, stop its recovery, recover."""
+    """Stop a swap, stop its recovery, then recover."""
     old, new = both_states(before, tmp_path / "states")
     for stop in range(1, 40, 3):
         target = tmp_path / f"s{stop}"
@@ -136,7 +136,7 @@ def test_every_stop_of_the_recovery_too(before: Path, tmp_path: Path) -> None:
 
 
 def test_a_reader_without_a_lock_at_every_step(before: Path, tmp_path: Path) -> None:
-    """After each change another view is loaded and read; and one from before reads on at each step."""
+    """After each change a new view is loaded and read, and a view from before continues its read."""
     old, new = both_states(before, tmp_path / "states")
     log, sources, output = ready(before, tmp_path / "work")
     held = PartitionView.load(DirectorySegments(DEFAULT, log.directory))

@@ -1,4 +1,4 @@
-"""What keeps a tombstone or a marker: the same reasons for one and for arrays of them."""
+"""The reasons to keep a tombstone or a marker: equal for one record and for arrays of records."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ NOW = 1000
 
 
 def expected(offset, horizon_ms, has_horizon, has_older, last_of_producer, ends_file, floor):
-    """The first reason, spelled out."""
+    """Return the first reason, from rules in plain Python."""
     if has_older:
         return OLDER_RECORD
     if last_of_producer:

@@ -1,4 +1,4 @@
-"""Cutting the end off a log."""
+"""Truncation of a log from its end."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_after_a_failure_nothing_is_taken_until_the_log_is_opened_again(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", [3, 8, 14, 18])
 def test_a_power_cut_leaves_a_beginning(tmp_path: Path, offset: int) -> None:
-    """At any moment of a truncation and of what is appended then: never a hole, never an old story."""
+    """At any moment of a truncation and of the appends after it: never a hole, never a mix of old and new."""
     directory = make(tmp_path / "work")
     files = ForgetfulFiles(tmp_path / "work")
     log, _ = opened(directory, files=files)

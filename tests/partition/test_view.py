@@ -1,4 +1,4 @@
-"""What a reader without a lock sees of a directory that others write to."""
+"""A reader without a lock in a directory that others write to."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def build(root: Path) -> None:
 
 
 def verify(root: Path) -> set[str]:
-    """The files that are named: by problems, or by the error that refuses to open."""
+    """Return the files that are named by problems, or by the error of the refused opening."""
     paths = re.compile(re.escape(str(root)) + r"[^\s:,;']*")
     try:
         with lastword.open(root) as logs:
@@ -107,7 +107,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(root: Path, rng: random.Random) -> Iterator[Mutant]:
-    """Endless: files in turn, so that small ones get as many as large ones."""
+    """Yield mutants without end; the files take turns, so that small files get as many as large ones."""
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     while True:
         for path in paths:
@@ -129,7 +129,7 @@ def mutants(root: Path, rng: random.Random) -> Iterator[Mutant]:
 
 
 def excused(mutant: Mutant) -> str | None:
-    """Why this mutant may stay unnamed; None: it may not."""
+    """Return why this mutant may stay unnamed, or None."""
     name, after = mutant.path.name, mutant.after
     if name in (names.LOCK, names.CLEAN_SHUTDOWN) or name.startswith((staging.COMMITTED, staging.OPEN)):
         return "only that the file is there counts; its absence is a valid state"
@@ -202,7 +202,7 @@ def _flipped_offset(mutant: Mutant) -> int:
 
 
 def _last_offset(mutant: Mutant) -> int:
-    """The last offset of the mutant's segment, relative to its base."""
+    """Return the last offset of the mutant's segment, relative to its base offset."""
     log = mutant.path.with_suffix(names.LOG)
     base = int(log.stem)
     with lastword.open(log.parent.parent) as logs:
@@ -226,7 +226,7 @@ def _first_difference(mutant: Mutant) -> int:
 
 
 def run(count: int, seed: int, directory: Path) -> tuple[Counter[str], list[Mutant]]:
-    """Judge `count` mutants; (how many were named or excused, and why, those that were neither)."""
+    """Judge `count` mutants; return the counts of named and excused ones by reason, and the others."""
     root = directory / "data"
     build(root)
     rng = random.Random(seed)
@@ -254,7 +254,7 @@ def run(count: int, seed: int, directory: Path) -> tuple[Counter[str], list[Muta
 
 
 def _is_named(mutant: Mutant, named: set[str]) -> bool:
-    """By its own name; or, of a small file of a segment, by the segment's."""
+    """Return whether the file is named; a small file of a segment may be named by the segment's log."""
     own = str(mutant.path)
     stem = own.partition(".")[0] if names.parse_segment_file(mutant.path.name) else own
     return any(name == own or (stem != own and name.startswith(stem)) for name in named) or (

@@ -1,4 +1,4 @@
-"""Per key, delivered against logged."""
+"""Delivered state compared with the log, key by key."""
 
 import pyarrow as pa
 import pytest
@@ -68,7 +68,7 @@ def test_one_partition(users):
 
 
 def test_a_key_in_two_partitions_counts_in_each_where_another_offset_was_delivered(users):
-    """As on Spark: the partition that was looked at first does not take it from the other."""
+    """As on Spark: the partition that is checked first does not take the key from the other."""
     users.append("ada", b"5", partition=1)
     assert named(users.audit(delivered={"ada": 3, "bob": 0})) == [("phantom", b"ada", 1, 3)]
 
@@ -81,7 +81,7 @@ def test_a_key_delivered_with_and_without_its_partition_counts_by_the_newest(use
 
 
 def test_one_partition_of_a_delivered_side_that_has_all(logs, users, tmp_path):  # noqa: F811
-    """What it says of other partitions is not asked, and no phantom."""
+    """Rows of other partitions are not compared, and are no phantoms."""
     logs.restore("users", to=tmp_path / "users.arrow")
     for number in users.bounds():
         for delivered in (tmp_path / "users.arrow", logs, users):
@@ -145,7 +145,7 @@ def test_against_the_table_in_words(tmp_path_factory, logged, delivered):
 
 
 def test_one_partition_of_a_table_that_does_not_say_partitions(tmp_path, clock):  # noqa: F811
-    """A key of another partition is no phantom of this one; one that nobody logged is, where it would lie."""
+    """A key of another partition is no phantom; a key that was never logged is one in its own partition."""
     with lastword.open(tmp_path / "data", "a", clock=clock) as logs:  # noqa: F811
         topic = logs.create_topic("users", 2, key_serializer="str", cleanup_policy="compact")
         placed = {f"user-{n}": topic.append(f"user-{n}", b"x") for n in range(20)}

@@ -1,4 +1,4 @@
-"""Every file of a log directory, decoded; damage is an entry, and what is behind it still comes."""
+"""Every file of a log directory is decoded; damage is an entry, and the entries behind it follow."""
 
 from pathlib import Path
 
@@ -51,12 +51,12 @@ def test_the_files_beside_it(partition):
 
 
 def test_what_kafka_wrote(tmp_path):
-    """Every file of two directories of real Kafka, transactions and idempotent producers among them."""
+    """Every file of two directories of real Kafka, with transactions and idempotent producers."""
     kinds = set()
     for name in ("dir-clean", "tx-delete"):
         root = case(name).unpack(tmp_path / name)
         for path in sorted(root.rglob("*")):
-            # KRaft's own metadata is no log of records, and the lock is empty.
+            # KRaft's metadata is no log of records, and the lock is empty.
             kraft = path.parent.name == "__cluster_metadata-0" or path.name == "bootstrap.checkpoint"
             if path.is_file() and not kraft and path.name != ".lock":
                 found = list(dump(path))
@@ -80,11 +80,11 @@ def test_a_flipped_bit_in_every_place_of_a_batch(partition):
         inside = position - victim.position
         if inside in range(8) or inside in range(
             12, 16
-        ):  # base offset, leader epoch: Kafka's checksum leaves them out
+        ):  # base offset, leader epoch: Kafka's checksum does not cover them
             continue
         problems = [entry for entry in entries if isinstance(entry, Problem)]
         assert problems and problems[0].position == victim.position, inside
-        # What lies behind comes, unless the damage made the batch swallow it: then it comes after a search.
+        # The batches behind follow, unless the damaged batch covers them: then they are found by a search.
         assert [entry for entry in entries if isinstance(entry, Batch)][-len(after) + 1 :] == after[1:], (
             inside
         )
@@ -133,7 +133,7 @@ def test_what_is_no_file_of_a_log(tmp_path):
 
 
 def test_every_file_of_a_directory_is_decoded_or_named(tmp_path):
-    """One argument that is private stopped all others: `lastword dump data/users-0/*`."""
+    """One private file among the arguments stopped all others: `lastword dump data/users-0/*`."""
     from tests.tools.mutants import build
 
     build(tmp_path / "d")

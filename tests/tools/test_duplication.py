@@ -1,4 +1,4 @@
-"""`duplication`: exact against a dictionary, estimated within its own error."""
+"""`duplication`: exact results compared with a dictionary, estimates within their own error."""
 
 import random
 
@@ -24,7 +24,7 @@ def logs(tmp_path):
 
 
 def filled(logs, seed, *, partitions=3, records=400, keys=60, name="t"):
-    """A topic with keys in several partitions, tombstones, records without a key, several segments."""
+    """Make a topic: keys in several partitions, tombstones, records without a key, several segments."""
     rng = random.Random(seed)
     topic = logs.create_topic(name, partitions)
     for n in range(records):
@@ -37,7 +37,7 @@ def filled(logs, seed, *, partitions=3, records=400, keys=60, name="t"):
 
 
 def by_dictionary(topic):
-    """(records, keyless, tombstones, distinct, superseded, split) of each partition, and of the topic."""
+    """Return (records, keyless, tombstones, distinct, superseded, split) of each partition and the topic."""
     seen = {}
     rows = {}
     for number in range(topic.partitions):
@@ -180,7 +180,7 @@ def test_looking_changes_nothing_and_tells_its_progress(logs, tmp_path):
 
 
 def test_sketches_made_elsewhere_give_the_same_rows(logs):
-    """As tasks would: each segment by itself, as bytes, merged by partition."""
+    """As tasks do: one sketch for each segment, as bytes, merged by partition."""
     topic = filled(logs, 6)
     made = {}
     for number in range(topic.partitions):

@@ -1,4 +1,4 @@
-"""`explain`: each record of a key, the rule that keeps or frees it, and whether it tells the truth."""
+"""`explain`: each record of a key with the rule that keeps or frees it, and whether the result is true."""
 
 import pytest
 from hypothesis import given, settings
@@ -48,7 +48,7 @@ def rules(explanation):
 
 @pytest.mark.parametrize("walk", [tool._plain, tool._bulk])
 def test_no_version_is_told_twice_though_batches_were_joined_behind_the_walk(logs, walk):
-    """What was walked and what was not may lie in one batch by now."""
+    """A batch may by then have records that were walked and records that were not."""
     topic = made(logs, lastword_strategy="generational")
     for number in range(60):
         topic.append(f"k{number}", b"v" * 40)
@@ -208,8 +208,10 @@ def test_looking_changes_nothing_and_takes_no_lock(logs, tmp_path):
 
 
 def test_looking_at_damage_quarantines_nothing(logs, tmp_path):
-    """Rounds set a damaged partition aside, durably; who only looks changes nothing, and is told of it only
-    where it was asked for."""
+    """A reader changes nothing, and raises the error of a damaged partition only in calls that cover it.
+
+    Rounds set a damaged partition aside, durably.
+    """
     for name in ("sound", "torn"):
         topic = made(logs, name, lastword_strategy="generational")
         topic.extend([("a", b"1"), ("a", b"2")])
@@ -229,7 +231,7 @@ def test_looking_at_damage_quarantines_nothing(logs, tmp_path):
 
 
 def test_the_space_target_is_judged_over_the_whole_drive(logs):
-    """As the scheduler judges: the garbage of the other topics counts too."""
+    """As in the scheduler, the garbage of the other topics counts too."""
     for name in ("one", "two"):
         topic = made(logs, name, lastword_strategy="generational")
         topic.extend([("a", bytes(500))] * 8)
@@ -267,7 +269,7 @@ STEPS = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(history=STEPS)
 def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
-    """A due round with nothing else in its way: what should go with the next round goes, all else stays."""
+    """The next round is due and nothing blocks it: it removes exactly the records predicted for it."""
     clock = ManualClock(BEGIN_MS)
     path = tmp_path_factory.mktemp("explain") / "data"
     with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:
@@ -295,7 +297,7 @@ def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
 
 
 def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
-    """The clock of the accounts counts there, which starts when the last older copy has gone."""
+    """The accounts' clock starts when the last older record of the key has gone."""
     topic = made(logs, lastword_strategy="generational", delete_retention_ms="3h")
     topic.append("a", b"1")
     topic.delete("a")
@@ -314,7 +316,7 @@ def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
 @settings(max_examples=12, deadline=None)
 @given(history=STEPS)
 def test_what_goes_was_free_to_go_by_its_own_word(tmp_path_factory, history):
-    """Whatever a round takes under the generational strategy, no record of it was said to stay for longer."""
+    """A round of strategy `generational` removes no record that was predicted to stay longer."""
     clock = ManualClock(BEGIN_MS)
     path = tmp_path_factory.mktemp("explain") / "data"
     with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:

@@ -92,7 +92,7 @@ def test_fragments(result: dict[str, Any], house: Path) -> None:
 
 
 def test_private_reaches(result: dict[str, Any], house: Path) -> None:
-    """`_own` is the module's own, and `_replace` belongs to named tuples."""
+    """`_own` belongs to the module, and `_replace` is part of named tuples."""
     assert places(result["private_reaches"], house) == [
         "one.py:18 self._board",
         "sub/four.py:7 house.two._hidden",

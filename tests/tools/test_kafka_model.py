@@ -1,4 +1,4 @@
-"""The model of Kafka's rule leaves what Kafka left, record for record, also where that is a loss."""
+"""The model of Kafka's rule leaves the records that Kafka left, also where Kafka loses a value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(offset: int, key: bytes | None, value: bytes | None = b"v") -> RawRec
 
 
 def segment(*records: RawRecord, mtime_ms: int = T) -> ModelSegment:
-    """Each record a batch of its own."""
+    """Return a segment with each record as its own batch."""
     return ModelSegment(records[0].offset, tuple(ModelBatch((one,), one.offset) for one in records), mtime_ms)
 
 
@@ -42,7 +42,7 @@ def offsets(segments: tuple[ModelSegment, ...]) -> list[int]:
 
 
 def model_of(name: str, stage: str, target: Path) -> tuple[tuple[ModelSegment, ...], int, int | None]:
-    """The partition of a golden case, where a round that takes closed segments ends, its checkpoint."""
+    """Return the partition of a golden case, the end of a round over closed segments, and its checkpoint."""
     root = loader.case(name).unpack(target, stage) / stage
     view = PartitionView.load(DirectorySegments(DEFAULT, str(root / f"{name}-0")))
     bases = [one.base_offset for one in view.segments]
@@ -98,9 +98,9 @@ def test_the_model_loses_the_value_that_kafka_lost(number: int, tmp_path: Path) 
 def test_a_full_map_takes_more_rounds_each_from_offset_0() -> None:
     """6B.11: With a map of one key, each pass removes what it can and advances by at least one offset.
 
-    Here: Our own cleaner takes more passes over the log, and still one rewrite.
+    Here: The cleaner of lastword takes more passes over the log, but still one rewrite.
 
-    Keys 0, 1, 0, 1, 0 and a map for one key: a record more goes with each round.
+    Keys 0, 1, 0, 1, 0 and a map for one key: each round removes one more record.
     """
     log = (segment(*(record(n, b"%d" % (n % 2)) for n in range(5))),)
     cleaner = KafkaCleaner(map_bytes=2 * 24, load_factor=0.75)
@@ -133,7 +133,7 @@ def test_a_tombstone_goes_when_its_time_has_passed() -> None:
 
 
 def test_the_clock_of_a_tombstone_behind_the_map_starts_too() -> None:
-    """Kafka's fault: the older value is still there, and when the map comes to it both go at once."""
+    """Kafka's fault: the older value is still there; when the map reaches it, both are removed together."""
     log = (segment(record(0, b"a"), record(1, b"b"), record(2, b"c"), record(3, b"a", None)),)
     cleaner = KafkaCleaner(2 * 24, 0.75)
     after, done = cleaner.clean_once(log, 4, first_dirty=0, now_ms=T, delete_retention_ms=100)

@@ -1,4 +1,4 @@
-"""Keys of one MD5 are found, whatever the memory; keys of different MD5 never are."""
+"""Keys of one MD5 are found with any memory size; keys of different MD5 are never reported."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_prefix_shared_by_chance_is_no_collision(tmp_path: Path, monkeypatch: 
 
 
 def test_a_key_of_an_open_transaction_met_outside_it_is_one_key(tmp_path: Path) -> None:
-    """Both of its records are alive, for the transaction is undecided."""
+    """Both records of the key are live, because the transaction is undecided."""
     log = LogBuilder(tmp_path).put("a", 1)
     Producer(log).put(("a", 2), (KEYS[0], 1))
     Producer(log, 8).put((KEYS[1], 1)).abort()

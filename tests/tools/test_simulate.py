@@ -1,5 +1,7 @@
-"""The simulator: it says what a plain calculation says, uses the cleaner's own choice, and gives the figures
-that theory and record-level simulations of the policy give."""
+"""The simulator: its results equal a plain calculation, and it uses the cleaner's own choice of runs.
+
+Its figures equal those of theory and of record-level simulations of the policy.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -53,7 +55,7 @@ def rows(keys, sizes=None, tombstones=(), times=None):
     )
 
 
-# ---------------------------------------------------------------- who kills whom
+# ---------------------------------------------------------------- superseding records
 
 
 @given(st.lists(st.integers(0, 5), max_size=40))
@@ -123,7 +125,7 @@ def test_a_large_log_is_sampled_by_whole_keys(tmp_path):
         size = sum(segment.size for segment in segments)
     assert found.share == 0.25 and 3000 < len(found) < 8000
     assert found.size_bytes.sum() == pytest.approx(size, rel=0.05)
-    records = np.sort(np.bincount(found.key))[:-1]  # one more key may stand for what is missing
+    records = np.sort(np.bincount(found.key))[:-1]  # an extra key may stand for the missing records
     assert set(records.tolist()) == {5}  # each key with all its records
 
 
@@ -180,7 +182,7 @@ def test_segments_close_by_size_and_by_time():
 
 
 class Naive:
-    """The same partition with sets and dicts."""
+    """A partition as sets and dicts."""
 
     def __init__(self, trace):
         self.trace = trace
@@ -297,7 +299,7 @@ def test_the_same_twice():
 
 
 def test_every_byte_is_accounted_for():
-    """Appended less freed lies on the disk, under every strategy."""
+    """Appended minus freed bytes are on the disk, under every strategy."""
     for strategy in ("generational", "kafka", "broker"):
         trace = traffic("deletes", 1000, 2500, seed=3).trace()
         trace = replace(trace, loaded=0)
@@ -392,7 +394,7 @@ def test_written_bytes_at_the_default_target(kind, skew, written):
 
 @pytest.mark.slow
 def test_uniform_updates_cost_what_theory_says():
-    """1/S = (1-u)/(-ln u), w = u/(1-u): keeping order costs nothing there."""
+    """1/S = (1-u)/(-ln u), w = u/(1-u): at uniform updates, keeping the order costs nothing."""
     for target, written in ((1.25, 1.69), (2.0, 0.255)):
         found = cost("uniform", updates=8, space_target=target, min_cleanable_dirty_ratio=0.9)
         assert found.write_amplification == pytest.approx(written, rel=0.1)
@@ -422,7 +424,7 @@ def test_inserts_and_keys_that_expire_cost_nothing():
     assert cost("insert-only").written_bytes == 0
     expiring = cost("ttl")
     assert expiring.written_bytes == 0 and expiring.space_amplification_peak < 1.7
-    assert cost("insert-only", "kafka").written_bytes == 0  # ours; Kafka's own rewrites all of it
+    assert cost("insert-only", "kafka").written_bytes == 0  # Kafka's cleaner rewrites all of it
     assert cost("insert-only", "broker").write_amplification > 1.2
     assert cost("ttl", "broker").write_amplification > 0.9
 
@@ -462,7 +464,7 @@ def test_the_picture_is_well_formed():
     shown = "".join(root.itertext())
     assert "today <now>" in shown and "a & b" in shown
     lines = root.findall(".//{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 5  # size and written of each, and what is live
+    assert len(lines) == 5  # size and written bytes of each, and the live bytes
     for line in lines:
         for point in line.get("points").split():
             x, y = map(float, point.split(","))

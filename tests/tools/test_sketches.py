@@ -1,4 +1,4 @@
-"""Sketches are values: they merge in any order, cross processes as bytes, and err as little as they say."""
+"""Sketches are values: they merge in any order, cross processes as bytes, and keep their stated error."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Each invariant, broken by hand, is found; what is sound is not complained about."""
+"""Each invariant, broken by hand, is found; sound logs have no problems."""
 
 import struct
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_cut_file_after_a_clean_stop_is_no_torn_tail(data):
 
 
 def test_a_torn_tail_is_repaired_by_opening(data):
-    """As a kill leaves it: no marker of a clean stop, and nothing says that the last batch was synced."""
+    """As after a kill: no marker of a clean stop, and no record that the last batch was synced."""
     for name in (names.CLEAN_SHUTDOWN, names.RECOVERY_POINTS):
         (data / name).unlink()
     (data / "t-0" / names.PRIVATE / names.SYNCED).unlink()
@@ -150,7 +150,7 @@ def test_a_damaged_snapshot(data):
 
 
 def repair(root):
-    """Do what the problems say: all are repairable; what they name goes, then it is opened to append."""
+    """Follow the remedies of the problems: remove the files that they name, then open the log to append."""
     with lastword.open(root) as logs:
         found = logs.verify().problems
     assert found and all(one.repairable for one in found)
@@ -165,7 +165,7 @@ def repair(root):
 @pytest.mark.parametrize("place", [0, 1, -1])
 @pytest.mark.parametrize("extension", [".index", ".timeindex", ".snapshot"])
 def test_small_files_are_repaired_as_the_problem_says(data, extension, place, damage):
-    """Of closed segments too, which opening does not look at by itself."""
+    """Also for closed segments, which opening does not check."""
     path = files(data, extension)[place]
     content = path.read_bytes()
     damaged = {"overwritten": b"\xff" * len(content), "cut": content[:-3], "longer": content + b"xyz"}
@@ -231,7 +231,7 @@ def test_what_kafka_wrote_is_sound(tmp_path, name):
 
 
 class Beside(OsFiles):
-    """Another process changes the log right before the first file operation for which `when` holds."""
+    """Files that let `change` change the log just before the first operation for which `when` holds."""
 
     def __init__(self, when, change):
         super().__init__()
@@ -252,7 +252,7 @@ class Beside(OsFiles):
 
 
 class Writing(SystemClock):
-    """The writer goes on while `verify` pauses."""
+    """A clock in whose pauses the writer of the log continues."""
 
     def __init__(self, work=lambda: None):
         self.work, self.pauses = work, 0
@@ -272,7 +272,7 @@ def verified(data, files, clock):
 
 @pytest.mark.parametrize("change", ["roll and clean", "trim", "append and roll", "truncate"])
 def test_a_writer_beside_it_raises_no_alarm(data, change):
-    """The index of a segment is looked up when the segment is another one by now, or is gone."""
+    """The index of a segment is read after the segment was replaced or removed."""
     with lastword.open(data, "a", file_delete_delay_ms=0, **SETTINGS) as logs:
         topic = logs.topic("t")
 
