@@ -1,8 +1,8 @@
-"""Two drives in simulated time: the real scheduler and the real budgets over work that only moves bytes.
+"""Two drives in simulated time: the real scheduler and the real budgets; the work only moves bytes.
 
 Three ways to clean the same partitions with two threads:
 
-    own budgets      what lastword does: each drive has its budget, a free thread goes to the idle drive
+    own budgets      lastword: each drive has its budget, a free thread takes work of the idle drive
     one throttle     the same order, and one limit for both drives together, the sum of the two
     Kafka's choice   one limit for both together, and the dirtiest partition next, on either drive
 """
@@ -25,12 +25,12 @@ WINDOW_SECONDS = 2.0
 
 @dataclass
 class Usage:
-    """Bytes used over time, and figures of them."""
+    """Bytes used over time, with figures computed from them."""
 
     events: list[tuple[float, int]] = field(default_factory=list)
 
     def most_in_a_window(self, seconds: float = WINDOW_SECONDS) -> int:
-        """The most bytes that any stretch of so many seconds held, both its ends included."""
+        """Return the most bytes of any interval of `seconds`, including both its ends."""
         most = total = first = 0
         for at, size in self.events:
             total += size
@@ -41,7 +41,7 @@ class Usage:
         return most
 
     def least_in_a_window(self, until: float, seconds: float = WINDOW_SECONDS) -> int:
-        """The least bytes of any stretch that begins at a tenth of a second and ends before `until`."""
+        """Return the least bytes of any interval; intervals begin every 0.1 s and end before `until`."""
         steps = range(int(max(0.0, until - seconds) * 10))
         return min(
             (sum(n for at, n in self.events if s / 10 <= at < s / 10 + seconds) for s in steps), default=0
@@ -54,8 +54,8 @@ class Usage:
 @dataclass(frozen=True)
 class Drive:
     name: str
-    budget: int  # bytes per second that it may be used for
-    disk: int  # bytes per second that it could do
+    budget: int  # limit for cleaning, in bytes per second
+    disk: int  # throughput of the drive, in bytes per second
     parts: tuple[tuple[float, int], ...]  # dirty ratio and bytes to move, of each partition
 
 
@@ -65,8 +65,11 @@ FAST = Drive("fast", 60 * MB, 400 * MB, ((0.9, 150 * MB), (0.85, 120 * MB), (0.8
 
 @dataclass(frozen=True)
 class Outcome:
-    """Shares of the drive's budget: used_ratio until its work was done, least_ratio and peak_ratio in the two
-    seconds until then that used least and most of it. seconds: when its last partition was clean."""
+    """Shares of a drive's budget that its work used.
+
+    used_ratio: until the work was done. least_ratio, peak_ratio: in the two seconds until then that used the
+    least and the most. seconds: the time at which the last partition was clean.
+    """
 
     drive: str
     used_ratio: float
@@ -84,7 +87,7 @@ class _Task:
 
     def run(self, stop: Stop) -> Done:
         self.work.move(self.partition, stop)
-        return Done(*self.partition, self.drive, "expired")  # moved, and not to be looked at again
+        return Done(*self.partition, self.drive, "expired")  # moved; the scheduler does not check it again
 
 
 class _Work:
@@ -124,7 +127,7 @@ class _Work:
                 usage.events.append((self.clock.monotonic(), piece))
                 self.clock.sleep(piece / drive.disk)
                 chunk -= piece
-            self.clock.sleep(0.002)  # what is read is looked at
+            self.clock.sleep(0.002)  # time to process the bytes read
         del self.left[tp]
 
     def overtakes(self, task: object, held: Collection[TopicPartition]) -> bool:

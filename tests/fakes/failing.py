@@ -54,9 +54,9 @@ KINDS: dict[str, tuple[frozenset[str], Callable[[Call], LastwordError]]] = {
 
 
 class FailingFiles(RecordingFiles):
-    """The `number`-th call that the kind can hit fails, counted from `arm`; with `sticky` all later ones too.
+    """`Files` whose `number`-th call of a kind fails, counted from `arm`; with `sticky` all later calls too.
 
-    After a failed sync every change of the same directory is refused, as `OsFiles` does it.
+    After a failed sync, every change of its directory is refused, as in `OsFiles`.
     """
 
     def __init__(self, inner: Files, kind: str, number: int, *, sticky: bool = False) -> None:

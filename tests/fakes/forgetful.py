@@ -1,16 +1,16 @@
 """`ForgetfulFiles`: the directories that a power cut may leave.
 
-It works on a real directory and keeps a journal of every change with its bytes and the inode it went to.
-`image` replays the journal up to a moment and leaves out what was not synced by then, as a policy says:
+It works on a real directory and keeps a journal of every change with its bytes and inode. `image` replays the
+journal up to a moment and leaves out changes that were not synced by then, as a policy says:
 
 * *Data* of a file is safe once its handle was synced. Before, any part may be missing: all of it, a suffix,
-  the inside of the last write (torn), or the bytes while the size is there already (zeros; where a write
-  went over bytes that were there, those).
+  the inside of the last write (torn), or the bytes while the file already has its size (zeros; a write over
+  existing bytes leaves those).
 * *Names* are safe once their directory was synced: creations, renames, removals, directories made. Syncing a
   file does not save its name. A rename inside one directory happens or not, as a whole. A rename into another
-  directory may leave the file under both names, but not under none. What is left out takes later changes of
-  the same names with it, because no filesystem reverses their order.
-* A file is its inode: synced bytes stay with it through renames, and vanish only with its last name.
+  directory may leave the file under both names, but not under none. A change that is left out takes later
+  changes of its names with it, because no filesystem reverses their order.
+* A file is its inode: synced bytes stay with it through renames, and disappear only with its last name.
 
 That is at least as cruel as ext4, xfs or btrfs, and more than LevelDB's test filesystem, which keeps
 directory operations.
@@ -47,9 +47,9 @@ class Op(NamedTuple):
     kind: str  # write truncate mtime fsync | names fsync_dir | mark
     inode: int
     path: str
-    position: int = 0  # of a write; size of a truncation; of an fsync: how much of the journal it covers
+    position: int = 0  # offset of a write; size after a truncation; length of the journal that a sync covers
     data: bytes = b""
-    names: tuple[tuple[int, str, int | None], ...] = ()  # (directory, name, inode or None) set together
+    names: tuple[tuple[int, str, int | None], ...] = ()  # (directory, name, inode or None), all set together
     part_of: int = -1  # this removal follows the entry with that number and cannot precede it
 
 
@@ -83,17 +83,17 @@ Policy = Callable[[Pending, list[Op]], Survivors]
 
 
 def keep_all(pending: Pending, journal: list[Op]) -> Survivors:
-    """A killed process: the system continues and writes everything."""
+    """Keep everything: the process is killed, and the system continues and writes all changes."""
     return Survivors(set(pending.all))
 
 
 def forget_all(pending: Pending, journal: list[Op]) -> Survivors:
-    """A power cut at the worst moment."""
+    """Keep no pending change: a power cut at the worst moment."""
     return Survivors()
 
 
 def names_only(pending: Pending, journal: list[Op]) -> Survivors:
-    """Metadata is durable, data is not: files exist, but are short."""
+    """Keep metadata, not data: files exist, but are short."""
     return Survivors(set(pending.names))
 
 
@@ -102,12 +102,12 @@ def data_only(pending: Pending, journal: list[Op]) -> Survivors:
 
 
 def zero_filled(pending: Pending, journal: list[Op]) -> Survivors:
-    """Names and sizes are durable; the bytes are zeros."""
+    """Keep names and sizes; the bytes are zeros."""
     return Survivors(set(pending.all), zeros=set(pending.data))
 
 
 def leave_out(number: int) -> Policy:
-    """All changes survive except one, and those that depend on it."""
+    """Return a policy that keeps all changes except one, and those that depend on it."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         return Survivors({n for n in pending.all if n != number})
@@ -116,7 +116,7 @@ def leave_out(number: int) -> Policy:
 
 
 def keep_only(number: int) -> Policy:
-    """Only one change survives."""
+    """Return a policy that keeps only one change."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         return Survivors({number})
@@ -125,7 +125,7 @@ def keep_only(number: int) -> Policy:
 
 
 def torn(number: int, size: int) -> Policy:
-    """All changes survive, but only the first bytes of this write."""
+    """Return a policy that keeps all changes, but only the first bytes of this write."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         return Survivors(set(pending.all), cut={number: size})
@@ -134,7 +134,7 @@ def torn(number: int, size: int) -> Policy:
 
 
 def seeded(seed: int) -> Policy:
-    """A random subset survives, with random damage to its writes."""
+    """Return a policy that keeps a random subset, with random damage to its writes."""
 
     def policy(pending: Pending, journal: list[Op]) -> Survivors:
         rng = random.Random(seed)
@@ -176,7 +176,7 @@ class Image:
         return total.digest()
 
     def write(self, target: str | os.PathLike[str]) -> str:
-        """Make the tree in `target`, which must be empty or absent. Returns its path."""
+        """Make the tree in `target`, which must be empty or absent; return its path."""
         target = os.fspath(target)
         os.makedirs(target, exist_ok=True)
         for path, content in sorted(self.tree.items()):
@@ -193,7 +193,7 @@ class Image:
 
 
 class ForgetfulFiles(Files):
-    """Files below `root`. Existing files are safe. Changes made past this object are not tracked."""
+    """`Files` below `root`. Existing files are safe. Changes made past this object are not tracked."""
 
     def __init__(self, root: str | os.PathLike[str], inner: Files | None = None) -> None:
         self.root = os.path.abspath(root)
@@ -206,7 +206,7 @@ class ForgetfulFiles(Files):
         self._now = {n: dict(node) for n, node in self._start.items() if isinstance(node, dict)}
         self._next = max(self._start) + 1
 
-    # ---- the model as it is now: directories by number, names in them
+    # ---- the current tree: directories by number, names in them
 
     def _adopt_tree(self, path: str, number: int) -> None:
         directory = self._start[number]
@@ -239,7 +239,7 @@ class ForgetfulFiles(Files):
         return number
 
     def _place(self, path: Any) -> tuple[int, str]:
-        """(directory, name) of a path whose parent exists."""
+        """Return (directory, name) of a path whose parent exists."""
         *above, name = self._parts(path)
         parent = self._find(os.path.join(self.root, *above))
         if parent is None:
@@ -266,7 +266,7 @@ class ForgetfulFiles(Files):
         with self._mutex:
             self._log(Op("mark", -1, note))
 
-    # ---- Files: looking
+    # ---- Files: reads
 
     def open_read(self, path: Any) -> Handle:
         return self.inner.open_read(path)
@@ -289,7 +289,7 @@ class ForgetfulFiles(Files):
     def offline(self, path: Any) -> LastwordError | None:
         return self.inner.offline(path)
 
-    # ---- Files: changing
+    # ---- Files: changes
 
     def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
         with self._mutex:
@@ -303,7 +303,7 @@ class ForgetfulFiles(Files):
             return lock
 
     def _known(self, path: Any) -> int:
-        """The inode of a file that is there, which this call may have made."""
+        """Return the inode of an existing file, which this call may have made."""
         inode = self._find(path)
         if inode is None:
             inode = self._new()
@@ -371,7 +371,7 @@ class ForgetfulFiles(Files):
             assert inode is not None
             self._log(Op("mtime", inode, self._relative(path), ms))
 
-    # ---- crashing
+    # ---- crashes
 
     def pending(self, upto: int) -> Pending:
         """Return the changes that are not safe after the first `upto` entries of the journal."""
@@ -429,9 +429,11 @@ class ForgetfulFiles(Files):
         return image
 
     def _drag_along(self, pending: Pending, lost: set[int]) -> None:
-        """Add to `lost` what cannot survive without something in it: later changes of the same names, the
-        second half of a rename, and later writes to the same file (a file grows in order; holes are the
-        policies' business)."""
+        """Add to `lost` the changes that cannot survive without another lost change.
+
+        These are later changes of the same names, the second half of a rename, and later writes to the same
+        file (a file grows in order; the policies decide about holes).
+        """
         names: set[tuple[int, str]] = set()
         for number in pending.names:
             op = self.journal[number]
@@ -472,8 +474,11 @@ class ForgetfulFiles(Files):
         return image
 
     def policies(self, upto: int, seeds: Iterable[int] = ()) -> Iterator[tuple[str, Policy]]:
-        """Ways to forget at this moment: all, nothing, names or data only, zeros, each entry alone left out,
-        each entry alone kept, each last write torn, and random subsets."""
+        """Yield the policies for this moment.
+
+        They keep all, nothing, names only, data only, or zeros; leave out each entry alone; keep each entry
+        alone; tear each last write; or keep a random subset.
+        """
         yield "keep_all", keep_all
         pending = self.pending(upto)
         everything = pending.all
@@ -497,8 +502,10 @@ class ForgetfulFiles(Files):
     def images(
         self, moments: Iterable[int] | None = None, seeds: Iterable[int] = (), start: int = 0
     ) -> Iterator[Image]:
-        """Every image of every moment (by default after each entry from `start` on), each distinct (tree,
-        marks) once."""
+        """Yield every image of every moment (by default after each entry from `start` on).
+
+        Each distinct (tree, marks) is yielded once.
+        """
         seen = set()
         seeds = list(seeds)
         for upto in range(start, len(self.journal) + 1) if moments is None else moments:
@@ -510,7 +517,7 @@ class ForgetfulFiles(Files):
                     yield image
 
     def story(self) -> str:
-        """The journal as text, for a failing test."""
+        """Return the journal as text, for a failing test."""
         lines = []
         for number, op in enumerate(self.journal):
             sizes = f"{op.position or ''} {len(op.data) or ''}"
@@ -527,7 +534,7 @@ def _apply(content: bytearray, op: Op, number: int, survivors: Survivors, unsafe
         return
     data = bytearray(op.data)
     if unsafe:
-        # A file that grew has zeros where nothing arrived; what was written over has its old bytes there.
+        # A file that grew has zeros where no bytes were written; an overwritten part has its old bytes.
         old = content[op.position : op.position + len(data)].ljust(len(data), b"\0")
         if op.inode in survivors.zeros:
             data[:] = old
@@ -576,7 +583,7 @@ class ForgetfulHandle(Handle):
 
     def fsync(self) -> None:
         with self._files._mutex:
-            covers = len(self._files.journal)  # what another thread writes meanwhile may have missed it
+            covers = len(self._files.journal)  # another thread may write bytes that the sync does not cover
         self._inner.fsync()
         with self._files._mutex:
             self._files._log(Op("fsync", self._inode, self._name, covers))

@@ -1,6 +1,6 @@
 """`HastyFiles`: real files without syncs, for tests that would do many.
 
-`ForgetfulFiles` tests what a sync promises. It can wrap `HastyFiles`, and keeps its own journal.
+`ForgetfulFiles` tests the guarantees of a sync. It can wrap `HastyFiles`, and keeps its own journal.
 """
 
 from __future__ import annotations

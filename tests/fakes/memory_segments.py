@@ -1,11 +1,11 @@
-"""Provide `MemorySegments`: a `SegmentStore` without a file system.
+"""`MemorySegments`: a `SegmentStore` without a file system.
 
-The log is a tuple of immutable facts about contents. Every change, an append too, makes another tuple, which
-is set by compare-and-swap; nothing is renamed. A content that left the log is readable through handles that
-are open, and gone for all others. All versions are kept for tests that read at an earlier one (`at`).
+The log is a tuple of immutable facts about contents. Every change, also an append, makes a new tuple, which
+is set by compare-and-swap; nothing is renamed. A content that left the log can still be read through open
+handles, and by no other handle. All versions are kept for tests that read at an earlier one (`at`).
 
 Notes beside the segments (leases, snapshots, accounts) are in `NoteFiles`, which refuses every file of a
-segment: so a test that passes shows that no segment was read or written around the store.
+segment: so a test that passes shows that no segment was read or written except through the store.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _check_note(path: Any) -> None:
 
 @dataclass(eq=False)
 class Content:
-    """The bytes of one segment, by extension. A log only grows; a change of its bytes is another content."""
+    """The bytes of one segment, by extension. A log only grows; a change of its bytes makes a new content."""
 
     number: int
     base_offset: int
@@ -66,7 +66,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Listed:
-    """A content as one version of the log has it."""
+    """A content as listed in one version of the log."""
 
     content: Content
     size: int
@@ -85,7 +85,7 @@ class State:
 
 
 class MemorySegment:
-    """A `StoredSegment`: a content, in the version of the log that `now` returns. None: it is private."""
+    """A `StoredSegment`: a content in the version of the log that `now` returns. None: it is private."""
 
     def __init__(
         self, store: MemorySegments, content: Content, now: Callable[[], State] | None, mtime_ms: int = 0
@@ -140,7 +140,7 @@ class MemorySegment:
 
 
 class MemoryHandle(Handle):
-    """The log or an index of a content; a log that grows makes another version."""
+    """The log or an index of a content; a log that grows makes a new version."""
 
     def __init__(self, store: MemorySegments, segment: MemorySegment, extension: str) -> None:
         self.path = segment.path(extension)
@@ -192,7 +192,7 @@ class MemorySegments:
     """A `SegmentStore` in memory.
 
     Attributes:
-        states: All versions, the last one being that of now.
+        states: All versions; the last one is the current version.
         labels: The change that made each version.
     """
 
@@ -216,10 +216,10 @@ class MemorySegments:
         return len(self.states) - 1
 
     def between_calls(self) -> None:
-        """As `VersionedFiles.between_calls`."""
+        """Do the same as `VersionedFiles.between_calls`."""
 
     def _swap(self, old: State, new: State, label: str) -> None:
-        """Compare and swap."""
+        """Compare and swap the version of the log."""
         assert self.now is old, "another version came first"
         self.states.append(new)
         self.labels.append(label)
@@ -241,7 +241,7 @@ class MemorySegments:
             self._swap(state, replace(state, listed=changed), "append")
 
     def raise_log_start(self, offset: int) -> None:
-        """Note a log start; what the checkpoint of a directory does."""
+        """Note a log start, as the checkpoint of a directory does."""
         self._swap(self.now, replace(self.now, log_start=offset), "log start")
 
     def at(self, now: Callable[[], State]) -> SegmentStore:
@@ -312,10 +312,10 @@ class MemorySegments:
         return MemorySegment(self, (contents or [self._content(base_offset)])[0], self._current)
 
     def sync(self, segment: Segment) -> None:
-        """Memory needs no sync."""
+        """Do nothing: memory needs no sync."""
 
     def sync_names(self) -> None:
-        """Memory needs no sync."""
+        """Do nothing: memory needs no sync."""
 
     # ---- build in private
 
@@ -341,7 +341,7 @@ class MemorySegments:
 
     @property
     def outputs(self) -> list[str]:
-        """Locations of private segments that were not discarded."""
+        """Return the locations of private segments that were not discarded."""
         return sorted(self._private)
 
     # ---- change the set
@@ -405,7 +405,7 @@ class EarlierSegments:
         self._now = now
 
     def load(self) -> LogVersion:
-        state = self._now()  # all of it of one version
+        state = self._now()  # all from one version
         version = self._store.load_at(lambda: state)
         segments = [
             Segment(
@@ -458,7 +458,7 @@ class MemoryLogBuilder(LogBuilder):
         return self._log
 
     def tree(self) -> dict[str, bytes]:
-        """The log and the indexes of each segment."""
+        """Return the log and the indexes of each segment."""
         return {
             names.segment_file(one.content.base_offset, extension): bytes(data)
             for one in self._store.now.listed

@@ -4,10 +4,9 @@
     with pytest.raises(Stopped):
         work(files)                   # six changes are done; the seventh and all later ones are not
 
-A change is whatever could leave a trace after a crash: creating, writing, truncating, syncing, renaming,
+A change is any call that could leave a trace after a crash: creating, writing, truncating, syncing, renaming,
 removing. `Stopped` is no `Exception`, so that no handler of the code under test continues after it; a later
-call raises it again. Locks taken here are freed when it stops, as the system does for a killed
-process.
+call raises it again. The stop frees the locks that were taken here, as the system does for a killed process.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    name: str  # of the method: "append", "fsync", "rename", ...
+    name: str  # name of the method: "append", "fsync", "rename", ...
     path: str
     detail: Any = None  # bytes written, target of a rename, size of a truncation
     changes: bool = True
@@ -34,11 +33,12 @@ class Stopped(BaseException):
 
 
 class RecordingFiles(Files):
-    """Wraps another `Files`. Attributes: `calls` (all), `changes` (only those that leave a trace), `stopped`.
+    """Wrapper of another `Files` that records calls.
 
+    `calls` lists all calls, `changes` only those that leave a trace; `stopped` is set after the stop.
     `stop_at`: number, from 0, of the change before which everything stops; with `torn`, half of its bytes are
-    still written if it is an append. `fail`: is asked before each call; the error that it returns is raised
-    instead of the call.
+    still written if it is an append. `fail`: called before each call; if it returns an error, that error is
+    raised instead of the call.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RecordingFiles(Files):
         return sum(call.name == name for call in self.calls)
 
     def stop(self) -> None:
-        """Die now: no call works any more, locks are free."""
+        """Stop as a killed process: every later call fails, locks are freed."""
         self.stopped = True
         for lock in self._locks:
             lock.release()
@@ -89,7 +89,7 @@ class RecordingFiles(Files):
             raise error
         return action()
 
-    # ---- looking
+    # ---- reads
 
     def open_read(self, path: Any) -> Handle:
         call = Call("open_read", str(path), changes=False)
@@ -113,7 +113,7 @@ class RecordingFiles(Files):
     def offline(self, path: Any) -> LastwordError | None:
         return self.do(Call("offline", str(path), changes=False), lambda: self.inner.offline(path))
 
-    # ---- changing
+    # ---- changes
 
     def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
         creates = (create or exclusive) and self.inner.stat(path) is None
@@ -191,4 +191,4 @@ class RecordingHandle(Handle):
         return self._files.do(Call("stat", self.path, changes=False), self._inner.stat)
 
     def close(self) -> None:
-        self._inner.close()  # a dead process's files are closed for it
+        self._inner.close()  # the system closes the files of a dead process

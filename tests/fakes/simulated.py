@@ -45,7 +45,7 @@ class SimulatedClock:
         return event.is_set()
 
     def _pass(self) -> None:
-        """Go on to the next moment at which somebody wakes, if all sleep that have not woken for now."""
+        """Advance to the next moment at which a thread wakes, if all threads sleep."""
         if self._awake == 0 and self._wakes and min(self._wakes) > self._now:
             self._now = min(self._wakes)
             self._moved.notify_all()

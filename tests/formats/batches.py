@@ -1,4 +1,4 @@
-"""Headers of batches as the state trackers see them, without bytes."""
+"""Batch headers for the tests of the state trackers, without bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def data(
     timestamp: int = T,
     kept: int | None = None,
 ) -> BatchHeader:
-    """A data batch of `count` offsets, of which the cleaner left `kept` records (all by default)."""
+    """Return the header of a data batch of `count` offsets; the cleaner kept `kept` (default: all)."""
     return BatchHeader(
         position=0,
         size=100,
@@ -41,7 +41,7 @@ def data(
 def control(
     producer_id: int, offset: int, *, epoch: int = 0, timestamp: int = T, kept: int = 1
 ) -> BatchHeader:
-    """A marker's batch; `kept` 0: an emptied one."""
+    """Return the header of a marker's batch; with `kept` 0, of an emptied batch."""
     return BatchHeader(
         position=0,
         size=78 if kept else 61,

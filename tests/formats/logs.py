@@ -1,4 +1,4 @@
-"""Walks whole log files of any magic with the plain readers: what the tests of this folder stand on."""
+"""Helpers that read whole log files of any magic with the plain readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_header(data: bytes, position: int, file: str) -> BatchHeader:
 
 
 def headers(data: bytes, file: str) -> Iterator[BatchHeader]:
-    """Headers of every batch; each checksum is verified."""
+    """Yield the header of every batch; verify each checksum."""
     position = 0
     while position < len(data):
         header = read_header(data, position, file)
@@ -33,7 +33,10 @@ def records(data: bytes, file: str) -> Iterator[tuple[BatchHeader, RawRecord]]:
 
 
 def partition(directory: Path) -> Iterator[tuple[BatchHeader, ControlRecord | None, Path]]:
-    """Batches of a partition directory in order, with the record of each control batch and the file."""
+    """Yield the batches of a partition in order.
+
+    Each item has the header, the record if it is a control batch, and the file.
+    """
     for path in sorted(directory.glob("*.log")):
         data = path.read_bytes()
         for header in headers(data, path.name):

@@ -1,4 +1,4 @@
-"""One way into batches of every magic."""
+"""Tests of the common functions for batches of every magic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old formats, read from the logs that Kafka 2.8 wrote, record by record what Kafka read."""
+"""Old formats in the logs that Kafka 2.8 wrote: our reader returns every record that Kafka read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_records_and_headers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("v")])
 def test_writing_what_was_read_gives_the_same_entries(name: str, tmp_path: Path) -> None:
-    """Uncompressed messages byte for byte; wrappers but for the compressor's choices."""
+    """Uncompressed messages are equal byte for byte; wrappers except for choices of the compressor."""
     case = loader.case(name)
     for path in loader.partition_files(case.unpack(tmp_path)):
         data = path.read_bytes()
@@ -92,8 +92,10 @@ def test_writing_what_was_read_gives_the_same_entries(name: str, tmp_path: Path)
     ["compact-v0-none-dr0", "compact-v0-gzip-retain", "compact-v1-none-dr0", "compact-v1-lz4-dr0"],
 )
 def test_cleaning_keeps_what_kafka_kept(case_name: str, tmp_path: Path) -> None:
-    """Filtering `before` by the offsets that Kafka kept gives the entries of `after`; uncompressed ones
-    byte for byte."""
+    """Filtering `before` by the offsets that Kafka kept gives the entries of `after`.
+
+    Uncompressed entries are equal byte for byte.
+    """
     case = loader.case(case_name)
     root = case.unpack(tmp_path)
     for number in (1, 2, 3):

@@ -1,5 +1,4 @@
-"""What Kafka's cleaner did with transactions, round by round, against what `MarkerTracker` says may be
-done."""
+"""Comparison of `MarkerTracker` with the transactions that Kafka's cleaner removed, round by round."""
 
 from __future__ import annotations
 
@@ -25,8 +24,11 @@ def partition_of(root: Path) -> Path:
 
 
 def rests_on(producer: Producer, header: BatchHeader) -> bool:
-    """Is this the last data batch of a producer, or, where it has no data left, a marker of its epoch? (A
-    snapshot does not say which marker was the newest.)"""
+    """Return whether the entry of a producer depends on a batch.
+
+    It does if it is the producer's last data batch or, for a producer without data, a marker of its epoch: a
+    snapshot does not say which marker was the newest.
+    """
     if producer.batches:
         return header.last_offset == producer.batches[-1].last_offset
     return header.control and header.producer_epoch == producer.epoch
@@ -81,7 +83,7 @@ def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tm
 
 
 def test_a_pass_from_the_middle_keeps_markers_whose_data_it_cannot_have_met(tmp_path: Path) -> None:
-    """The rule that a round of a few segments adds: what lies below its start was not met."""
+    """A round over a few segments keeps markers whose data can be below its first segment."""
     case = loader.case("tx-compact-dr0")
     before = partition_of(case.unpack(tmp_path, "round2-before") / "round2-before")
     batches = [(header, marker) for header, marker, _ in logs.partition(before)]

@@ -1,5 +1,7 @@
-"""Transactions in the logs that Kafka wrote: outcomes, index entries and snapshots equal to what Kafka had on
-disk."""
+"""Transactions in the logs that Kafka wrote.
+
+Outcomes, index entries and snapshots are equal to those that Kafka had on disk.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def comparable(line: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "stage"), ALL)
 def test_snapshot_files(name: str, stage: str, tmp_path: Path) -> None:
-    """What a snapshot file holds, and that writing it again changes nothing but the order of its entries."""
+    """A snapshot file has the expected producers; writing it again changes only the order of its entries."""
     directory = unpacked(name, stage, tmp_path)
     listed = listed_snapshots(name, stage)
     assert sorted(listed) == sorted(path.name for path in directory.glob("*.snapshot"))
@@ -118,8 +120,7 @@ def test_replay_gives_every_snapshot_and_index_entry(name: str, stage: str, tmp_
 
 @pytest.mark.parametrize(("name", "stage"), ALL)
 def test_replay_from_any_snapshot_leads_to_the_last_one(name: str, stage: str, tmp_path: Path) -> None:
-    """As a start-up does it: load, replay what is behind; also in cleaned logs, where older batches are
-    gone."""
+    """A start-up loads a snapshot and replays later batches, also in cleaned logs without old batches."""
     directory = unpacked(name, stage, tmp_path)
     batches = list(logs.partition(directory))
     log_end = batches[-1][0].next_offset
@@ -133,7 +134,7 @@ def test_replay_from_any_snapshot_leads_to_the_last_one(name: str, stage: str, t
         for header, marker, _ in batches:
             if header.base_offset >= offset:
                 state.update(header, marker)
-        # Kafka forgets idle producers when it loads a snapshot (after a day; these data have old timestamps).
+        # Kafka drops idle producers when it loads a snapshot (after a day; these data have old timestamps).
         idle = {p.producer_id for p in state.producers if p.is_expired(now_ms, 86_400_000)}
         found = {p.producer_id: as_listed(p) for p in state.producers}
         assert {k: v for k, v in found.items() if k in expected or k not in idle} == expected
@@ -160,8 +161,7 @@ def test_index_files(name: str, stage: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "stage"), ALL)
 def test_both_ways_to_an_outcome_agree(name: str, stage: str, tmp_path: Path) -> None:
-    """Decisions from Kafka's index files and from a scan of the batches; and the outcome in the keyed
-    workload's own values."""
+    """Outcomes from index files and from a scan of the batches equal those in the workload's values."""
     directory = unpacked(name, stage, tmp_path)
     batches = [(header, marker) for header, marker, _ in logs.partition(directory)]
     scanned = scan(batches)

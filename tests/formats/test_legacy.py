@@ -1,5 +1,7 @@
-"""Magic 0 and 1: golden bytes, the wrapper's rules, damage. Docstrings state the properties
-of sections 6M and 6N."""
+"""Magic 0 and 1: golden bytes, the wrapper's rules, damage.
+
+Docstrings state the properties of sections 6M and 6N.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ WRAPPERS = {
     "3200000000",
 }
 
-# Three records at 50 … 52, and what Kafka's cleaner wrote when the first of them went.
+# Three records at 50 … 52, and the bytes that Kafka's cleaner wrote when it removed the first of them.
 V1_GZIP_THREE = bytes.fromhex(
     "000000000000003400000063591834bc01010000018bcfe56802ffffffff0000004d1f8b08000000000000ff636080038902"
     "d6ea34462083b1fbfcd30c90086322883084ca83a424d689b56f82ab013392408411540d13484df77aa606b81a9008633288"
@@ -97,7 +99,7 @@ def records_of(data: bytes) -> list[RawRecord]:
 def record(
     offset: int, key: bytes | None, value: bytes | None, timestamp: int = -1, kind: int | None = None
 ) -> RawRecord:
-    """`kind` None: without a timestamp none (magic 0), else create time."""
+    """Return a record; `kind` None: create time, or no timestamp (magic 0) if `timestamp` is negative."""
     if kind is None:
         kind = 0 if timestamp >= 0 else -1
     return RawRecord(offset, timestamp, kind, key, value)
@@ -117,7 +119,7 @@ def wrapper(
     timestamp: int = -1,
     log_append: bool = False,
 ) -> bytes:
-    """A wrapper with any content: what no builder would write."""
+    """Return a wrapper with any content, also content that no builder writes."""
     payload = compress(codec, b"".join(entries))
     return formats.build_message(magic, offset, None, payload, timestamp, log_append=log_append, codec=codec)
 
@@ -292,7 +294,7 @@ def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at(
 
 
 def test_lz4_of_magic_0_with_a_content_size_in_its_frame_header() -> None:
-    """FLG 68: eight more bytes that the checksum covers, and Kafka skips."""
+    """Flag byte 68 adds a content size of eight bytes; the checksum covers it, and Kafka skips it."""
     entries = inner(0, 4)
     frame = bytearray(compress(3, entries))
     sized = b"".join((frame[:4], b"\x68\x40", struct.pack("<Q", len(entries)), b"\x99", frame[7:]))

@@ -1,4 +1,4 @@
-"""Old formats through the kernels: chunk rows whose plain records are those that the plain reader gives."""
+"""Old formats in the kernels: the records of the chunk rows are equal to those of the plain reader."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slack(data: bytes) -> np.ndarray:
 
 
 def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain_bytes: int = 0) -> Chunk:
-    """What `records.chunk` does with these rows, for data of magic 0 and 1 only."""
+    """Return the chunk that `records.chunk` makes of these rows, for data of magic 0 and 1 only."""
     raw = slack(data)
     table = np.full((len(data) // 26 + 1, fields.FIELDS), -7, np.int64)
     row, position, _, status = walk_batches(raw, 0, len(data), 0, 0, True, table, 0)
@@ -93,7 +93,7 @@ times = st.integers(-1, T) | st.integers(-(2**63), 2**63 - 1)
 
 @st.composite
 def entries(draw: st.DrawFn) -> bytes:
-    """A log of magic 0 and 1, messages and wrappers, gaps in its offsets."""
+    """Draw a log of magic 0 and 1, with messages, wrappers and gaps in its offsets."""
     offset = draw(st.integers(0, 5))
     data = b""
     for _ in range(draw(st.integers(1, 5))):
@@ -162,7 +162,7 @@ def test_crc32_of_any_length(data: bytes) -> None:
 
 @st.composite
 def inner_bytes(draw: st.DrawFn) -> bytes:
-    """Inner entries, mostly sound, some with a byte changed and the checksum made right again, some cut."""
+    """Draw inner entries: most are sound, some are cut, some have a changed byte and a right checksum."""
     data = b""
     offset = draw(st.integers(0, 3))
     for _ in range(draw(st.integers(0, 4))):
@@ -208,7 +208,7 @@ def test_wrapper_kernels_and_their_twin(
         assert (row[fields.RECORDS_POSITION], row[fields.RECORDS_END]) == (0, done)
     else:
         found = STATUS[status]
-    # A malformed message may be met before or after the next entry's damage: both refuse.
+    # The kernel may find a malformed message before or after damage of the next entry: both are refused.
     assert found == expected or (isinstance(found, str) and isinstance(expected, str))
 
 
@@ -235,7 +235,7 @@ def test_falling_offsets_are_refused() -> None:
 
 
 def test_a_wrapper_that_reaches_into_its_neighbours_is_refused() -> None:
-    """Its first offset shows only inside; its last one too, if it is an old one with offset 0."""
+    """The first offset of a wrapper is only inside it; so is the last offset of an old one with offset 0."""
     one = formats.build_message(1, 3, b"k", b"v", T)
     wide = formats.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
     with pytest.raises(CorruptBatchError, match="3 to 4 overlap"):

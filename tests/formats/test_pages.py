@@ -1,4 +1,4 @@
-"""docs/formats.md and its pages: every kind of private file is there, and the examples are what is read."""
+"""docs/formats.md and its pages describe every kind of private file, with examples that can be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRAMES = re.findall(r"^(lastword (\S+) (\d+) [0-9a-f]{8}\n\{.*\}\n)", "\n".join(
 
 
 def kinds() -> dict[str, int]:
-    """Return kind and version of every frame that the source defines."""
+    """Return the kind and version of every frame that the source defines."""
     result: dict[str, int] = {}
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -32,7 +32,7 @@ PID = 7
 def append(
     state: ProducerState, header: BatchHeader, marker: ControlRecord | None = None
 ) -> SequencedBatch | list[AbortedTransaction]:
-    """What a leader does with one batch: the earlier batch for a duplicate, else the new index entries."""
+    """Apply a batch as a leader; return the earlier batch for a duplicate, else the new index entries."""
     pending = state.begin()
     earlier = pending.add(header, marker)
     return state.apply(pending) if earlier is None else earlier
@@ -183,7 +183,7 @@ def test_6W_314_markers_of_older_epochs_and_coordinators() -> None:
             append(each, control(PID, 2, epoch=5), commit(7))
         assert error.value.kafka_code == 52
         append(each, control(PID, 2, epoch=5), commit(8))
-    assert state.update(control(PID, 3, epoch=5), commit(1)) is None  # in the log already: not judged
+    assert state.update(control(PID, 3, epoch=5), commit(1)) is None  # already in the log: not checked
 
 
 def test_6W_319_expiry_spares_open_transactions() -> None:
@@ -238,7 +238,7 @@ def test_6W_322_markers_without_data_complete_nothing() -> None:
 def test_6W_323_an_emptied_marker_opens_nothing_and_keeps_its_epoch() -> None:
     """6W.323: An empty control batch leaves no transaction open and does not fail.
 
-    Kafka's replay forgets the epoch here, and lets a zombie of an older one write.
+    Kafka's replay forgets the epoch here, and lets a zombie of an older epoch write.
     """
     state = ProducerState()
     assert state.update(control(PID, 23, epoch=5, kept=0)) is None
@@ -334,7 +334,7 @@ steps = st.lists(
 def test_a_leader_and_a_replay_agree_from_wherever_it_starts(
     moves: list[tuple[str, int, int]], choices: st.DataObject
 ) -> None:
-    """Apply as leader; then rebuild from the state at any point by replay: same state, same index entries."""
+    """Applying as leader, and a replay from the state at any point, give equal states and index entries."""
     leader = ProducerState()
     log: list[tuple[BatchHeader, ControlRecord | None, list[AbortedTransaction]]] = []
     states = [list(leader.producers)]

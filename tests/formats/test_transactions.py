@@ -1,4 +1,7 @@
-"""Outcomes of transactions and what keeps markers. Docstrings state the properties of section 6F."""
+"""Outcomes of transactions, and the rules that keep markers.
+
+Docstrings state the properties of section 6F.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def test_6M_137_markers_are_read_and_emptied_ones_are_none() -> None:
 
 
 def test_an_aborted_range_binds_no_batch_outside_it() -> None:
-    """Starting to read behind the marker, the entry touches nothing; nor does another producer's."""
+    """The entry applies to no batch behind its marker, and to no batch of another producer."""
     decisions = Decisions([AbortedTransaction(1, 10, 20, 21)])
     inside = data(1, 10, 0, count=10, transactional=True)
     assert decisions.of_header(inside) is BatchOutcome.ABORTED
@@ -77,7 +80,7 @@ def test_what_a_reader_without_a_scan_calls_undecided() -> None:
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    """A log of three producers, with gaps, emptied batches and markers."""
+    """Draw a log of three producers, with gaps, emptied batches and markers."""
     log: Log = []
     offset = draw(st.integers(0, 3))
     inside = dict.fromkeys((1, 2, 3), False)
@@ -103,7 +106,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 def naive_outcomes(log: Log) -> list[BatchOutcome]:
-    """For each batch, the next marker of its producer."""
+    """Return the outcome of each batch by the next marker of its producer."""
     outcomes = []
     for n, (header, _) in enumerate(log):
         if header.control:
@@ -161,7 +164,10 @@ def test_entries_collected_for_a_range_decide_it_from_any_start(log: Log, start:
 
 
 def passed(log: Log, *, start: int = 0, log_start: int = 0) -> tuple[list[int], list[AbortedTransaction]]:
-    """(offsets of the markers that may go, index entries kept) of a pass over the batches from `start` on."""
+    """Pass over the batches from `start` on.
+
+    Returns (offsets of the markers that may be removed, index entries that are kept).
+    """
     tracker = MarkerTracker(scan(log).aborted, pass_start=start, log_start=log_start)
     gone = []
     for header, marker in log:
@@ -213,7 +219,7 @@ def test_6F_47_the_index_entry_goes_before_its_marker() -> None:
     """6F.47: Data goes first, then the entries of the transaction index, then, after the retention, the abort
     markers.
 
-    Data gone, marker there: the pass keeps no entry, though one still lies in the index file.
+    The data is removed and the marker is present: the pass keeps no entry, though the index file has one.
     """
     tracker = MarkerTracker([AbortedTransaction(2, 2, 3, 4)], pass_start=0, log_start=0)
     assert tracker.control(control(2, 3), abort())
@@ -224,7 +230,7 @@ def test_6F_57_emptied_markers_may_go_and_other_control_records_never() -> None:
     """6F.57: The marker of a producer without data may be emptied after its horizon, and is cleaned again
     without an error.
 
-    Here: The last marker of a producer is kept whole: an emptied one would lose its epoch.
+    Here: The last marker of a producer is kept whole: an emptied marker would lose its epoch.
     """
     tracker = MarkerTracker([], pass_start=0, log_start=0)
     assert tracker.control(control(1, 3, kept=0), None)
@@ -236,7 +242,7 @@ def test_6F_58_a_marker_belongs_to_its_own_transaction_only() -> None:
     """6F.58: If the sequences of a producer start at 0 in each transaction, older empty batches and markers
     still go; only the last batch is kept empty.
 
-    Data behind the first marker is the second one's.
+    Data behind the first marker belongs to the second marker.
     """
     log: Log = [
         (control(1, 1), commit()),
@@ -278,8 +284,10 @@ def test_no_pass_lets_a_marker_go_whose_batches_are_there(log: Log, start: int) 
 
 @given(logs())
 def test_passes_reach_a_rest(log: Log) -> None:
-    """Aborted data goes at once, markers a pass later; then nothing changes any more, and no outcome ever
-    did."""
+    """The first pass removes aborted data, the next one the markers; later passes change nothing.
+
+    No pass changes an outcome.
+    """
     wanted = {h.base_offset: outcome for (h, _), outcome in zip(log, naive_outcomes(log), strict=True)}
     stable = min(scan(log).undecided.values(), default=1 << 40)
     for _ in range(4):

@@ -43,7 +43,10 @@ def filled(directory: Path, entries: list[AbortedTransaction] = FIVE) -> Transac
 def collected(
     entries: list[AbortedTransaction], fetch: int, upper: int
 ) -> tuple[list[AbortedTransaction], bool]:
-    """What a broker takes from one index for a read of [fetch, upper), and whether it is complete."""
+    """Return the entries that a broker takes from one index for a read of [fetch, upper).
+
+    Also returns whether these are all entries of the range.
+    """
     needed = []
     for entry in entries:
         if entry.last_offset >= fetch and entry.first_offset < upper:
@@ -147,7 +150,7 @@ def test_6R_212_collect(fetch: int, upper: int, found: list[int], complete: bool
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_whatever_was_aborted_in_a_range_is_collected(fetch: int, upper: int) -> None:
-    """Nothing that overlaps [fetch, upper) is missed by stopping early."""
+    """A lookup that stops early misses no transaction that overlaps [fetch, upper)."""
     overlapping = [e for e in FIVE if e.last_offset >= fetch and e.first_offset < upper]
     assert collected(FIVE, fetch, upper)[0] == overlapping
 

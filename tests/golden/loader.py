@@ -1,7 +1,7 @@
-"""Opens the golden cases of `data/`: what Kafka's own classes read, and the files they read it from.
+"""Loader of the golden cases in `data/`: files, and the records that Kafka's own classes read from them.
 
-A stage of a case is one log directory. Records, batches and index entries come as the dicts of the JSON
-lines, with byte strings already decoded, so that a test compares bytes with bytes.
+A stage of a case is one log directory. Records, batches and index entries are returned as the dicts of the
+JSON lines, with byte strings already decoded, so that a test compares bytes with bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def names(pattern: str = "*") -> list[str]:
-    """Names of the cases that match a glob, sorted."""
+    """Return the names of the cases that match a glob, sorted."""
     return sorted(path.parent.name for path in DATA.glob(f"{pattern}/case.json"))
 
 
@@ -30,7 +30,7 @@ def case(name: str) -> Case:
 
 
 def partition_files(directory: Path, suffix: str = ".log") -> list[Path]:
-    """Files of one kind below a log or partition directory, ordered by partition and base offset."""
+    """Return the files of one kind below a log or partition directory, by partition and base offset."""
     return sorted(directory.rglob(f"*{suffix}"))
 
 
@@ -44,12 +44,12 @@ class Case:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """case.json: kafka, codecs, config, stages, files, summary."""
+        """Return case.json: kafka, codecs, config, stages, files, summary."""
         return json.loads((self.directory / "case.json").read_text(encoding="utf-8"))
 
     @property
     def config(self) -> dict[str, str]:
-        """The topic's settings in Kafka's spelling."""
+        """Return the topic's settings in Kafka's spelling."""
         return self.facts["config"]
 
     @property
@@ -57,7 +57,7 @@ class Case:
         return sorted(self.facts["stages"])
 
     def expected(self, stage: str) -> list[dict[str, Any]]:
-        """Records in file order, with bytes as bytes. Of a value over 4 KiB only a digest is there."""
+        """Return the records in file order, with bytes as bytes; of a value over 4 KiB only a digest."""
         return [_record(line) for line in self._lines(stage, "expected")]
 
     def batches(self, stage: str) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ class Case:
         return list(self._lines(stage, "indexes"))
 
     def unpack(self, target: Path, *stages: str) -> Path:
-        """Extracts the archive, or some stages of it, into `target`, which it returns; mtimes are kept."""
+        """Extract the archive, or some stages of it, into `target`; keep mtimes; return `target`."""
         with tarfile.open(self.directory / "data.tar.gz") as archive:
             members = [m for m in archive if not stages or m.name.removeprefix("./").split("/")[0] in stages]
             archive.extractall(target, members=members, filter="data")
@@ -80,7 +80,7 @@ class Case:
 
 
 def value_matches(expected: dict[str, Any], value: bytes | None) -> bool:
-    """Compares a value with a line of `expected`, whichever way the line holds it."""
+    """Compare a value with a line of `expected`, which holds the value or its digest."""
     if "value_sha256" in expected:
         return (
             value is not None

@@ -1,10 +1,10 @@
-"""Cleaning what Kafka's cleaner cleaned: the newest record of every key stays, and as much garbage goes as
-there.
+"""Cleaning of the directories that Kafka's cleaner cleaned.
 
-Each round begins with the directory as Kafka had it before its own round, with its checkpoint, at the moment
-of its own round, and is compared with what Kafka left. Every case is cleaned by each strategy: "now", which
-closes the active segment too, and by strategy `kafka` also "due", which takes the segments that Kafka took.
-Messages of magic 0, 1 and 2, with and without transactions.
+The newest record of every key stays, and at least the garbage that Kafka removed goes. Each round begins with
+the directory as Kafka had it before its own round, with its checkpoint, at the time of its own round, and is
+compared with the directory that Kafka left. Every case is cleaned by each strategy: "now", which closes the
+active segment too, and by strategy `kafka` also "due", which takes the segments that Kafka took. Messages of
+magic 0, 1 and 2, with and without transactions.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ ROUNDS = [
 MD5_CASE = "md5-collision"
 FOREVER_MS = 1 << 62
 TOMBSTONES_BY_FILE_TIME = ("tx-compact-kafka28-dr0", "compact-upgrade-dr0")
-"""Kafka 2.8.2 knows no delete horizon: it lets tombstones of magic 2 go by the time of their file."""
+"""Kafka 2.8.2 has no delete horizon: it removes tombstones of magic 2 by the time of their file."""
 NOTHING_SUPERSEDED = {("tx-rolled-by-time", n) for n in (1, 2)} | {("compact-insert-only", n) for n in (2, 3)}
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """A round of ours: Kafka's data records before and after its own, and ours after."""
+    """A round of lastword: Kafka's data records before and after its own round, and ours after it."""
 
     now_ms: int
     before: list[dict[str, Any]]
@@ -116,7 +116,7 @@ def data_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def moment(case: loader.Case, number: int) -> int:
-    """When Kafka's round ran: what a horizon that it set counts from; else the end of that run."""
+    """Return the time of Kafka's round, from which it computed its horizons; else the end of that run."""
     before = set(horizons(case.name, f"round{number}-before").values())
     new = set(horizons(case.name, f"round{number}-after").values()) - before
     if new:
@@ -127,7 +127,7 @@ def moment(case: loader.Case, number: int) -> int:
 def aborted_and_undecided(
     lines: list[dict[str, Any]], indexes: list[dict[str, Any]]
 ) -> tuple[set[int], set[int]]:
-    """Offsets of aborted and of undecided records; by Kafka's transaction indexes and by the markers."""
+    """Return the offsets of aborted and of undecided records, by Kafka's indexes and by the markers."""
     entries = [line for line in indexes if line["file"].endswith(".txnindex")]
     aborted, open_ = set(), defaultdict(set)
     for line in lines:
@@ -152,7 +152,7 @@ def config(case: loader.Case) -> TopicConfig:
         index_interval_bytes=int(case.config["index.interval.bytes"]),
         delete_retention_ms=int(case.config["delete.retention.ms"]),
         min_cleanable_dirty_ratio=float(case.config["min.cleanable.dirty.ratio"]),
-        segment_ms=FOREVER_MS,  # nothing rolls but what the test rolls
+        segment_ms=FOREVER_MS,  # only the test rolls segments
         file_delete_delay_ms=0,
     )
 
@@ -177,7 +177,7 @@ def live(view: dict[bytes, bytes | None]) -> dict[bytes, bytes]:
 
 
 def horizons(name: str, stage: str) -> dict[int, int]:
-    """Delete horizon by base offset of the batch, as Kafka's rounds up to then set them."""
+    """Return the delete horizons that Kafka's rounds had set by then, by base offset of the batch."""
     batches = loader.case(name).batches(stage)
     return {line["baseOffset"]: line["deleteHorizonMs"] for line in batches if "deleteHorizonMs" in line}
 
@@ -187,9 +187,11 @@ every_round = pytest.mark.parametrize(("name", "number", "how"), ROUNDS)
 
 @every_round
 def test_the_newest_record_of_every_key_is_kept(name: str, number: int, how: str, cleaned: Any) -> None:
-    """A tombstone alone may go, once it has had its time: the horizon that an earlier round gave it, or in
-    old formats that of its file. By garbage accounts its time begins when no older record of its key is left
-    in the log, which may be at once."""
+    """Only a tombstone may go, and only after its time.
+
+    This time is the horizon that an earlier round set, in old formats the time of its file. By garbage
+    accounts its time begins when the log has no older record of its key, which may be immediately.
+    """
     done = cleaned(name, number, how)
     clocks = horizons(name, f"round{number}-before")
     there = {record.offset: record for record in done.ours}
@@ -209,7 +211,7 @@ def test_the_newest_record_of_every_key_is_kept(name: str, number: int, how: str
 
 @every_round
 def test_both_views_are_those_that_kafka_left(name: str, number: int, how: str, cleaned: Any) -> None:
-    """The newest value of each key: of committed records, and, over the same segments, of all."""
+    """The newest value of each key is equal: over committed records and, for equal segments, over all."""
     done = cleaned(name, number, how)
     hidden = done.aborted | done.undecided
     mine = newest_values((r.offset, r.key, r.value) for r in done.ours if r.offset not in hidden)
@@ -253,7 +255,7 @@ def test_every_record_that_is_kept_is_unchanged_at_its_offset(
 
 @every_round
 def test_nothing_stays_that_kafka_dropped(name: str, number: int, how: str, cleaned: Any) -> None:
-    """Superseded records and aborted ones."""
+    """A round removes the superseded and the aborted records that Kafka removed."""
     done = cleaned(name, number, how)
     last = {key: line["offset"] for key, line in newest(done.committed).items()}
     superseded = {line["offset"] for line in done.committed if line["offset"] < last[line["key"]]}
@@ -271,8 +273,11 @@ def test_nothing_stays_that_kafka_dropped(name: str, number: int, how: str, clea
 
 @every_round
 def test_tombstones_go_when_kafka_lets_them_go(name: str, number: int, how: str, cleaned: Any) -> None:
-    """Of the keys whose newest record is a tombstone. By garbage accounts one goes a round later if this one
-    had to take an older record of its key first."""
+    """The test covers keys whose newest record is a tombstone.
+
+    By garbage accounts, a tombstone goes a round later if this round first had to remove an older record of
+    its key.
+    """
     done = cleaned(name, number, how)
     tombstones = {
         line["offset"]
@@ -307,7 +312,7 @@ def test_both_keys_of_one_md5_keep_their_newest_value(how: str, cleaned: Any) ->
 @by_strategy
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_reach_a_fixed_point(name: str, strategy: str, tmp_path: Path) -> None:
-    """With a frozen clock: data goes, markers and tombstones get their clock, markers go, and that is it."""
+    """With a frozen clock: data goes, markers and tombstones get a horizon, markers go, then no change."""
     case = loader.case(name)
     stage = next(stage for stage in case.stages if stage.endswith("-before"))
     directory = case.unpack(tmp_path, stage) / stage / f"{name}-0"
@@ -333,7 +338,7 @@ def test_rounds_reach_a_fixed_point(name: str, strategy: str, tmp_path: Path) ->
 @by_strategy
 @pytest.mark.parametrize("name", CASES)
 def test_indexes_are_those_that_recovery_builds(name: str, strategy: str, tmp_path: Path) -> None:
-    """Offset and time index of every segment that a round wrote."""
+    """The test checks the offset and time index of every segment that a round wrote."""
     case = loader.case(name)
     stage = next(stage for stage in case.stages if stage.endswith("-before"))
     directory = case.unpack(tmp_path, stage) / stage / f"{name}-0"

@@ -1,7 +1,7 @@
-"""Damaged copies of Kafka's directories, read as users read: an error that names the file and the position.
+"""Damaged copies of Kafka's directories: a reader raises an error that names the file and the position.
 
-Damage in the last segment's tail may be what a crash left, so a reader ends before it; anywhere else it is
-loss, and must not look like the gaps that a cleaning leaves.
+A crash may leave damage in the last segment's tail, so a reader ends before it. Damage anywhere else is loss,
+and must not look like the gaps that a cleaning leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import lastword
 from lastword.errors import DataError
 from tests.golden import loader
 
-CASES = [name for name in loader.names("v2-*") if name != "v2-big"]  # that one has a single segment
+CASES = [name for name in loader.names("v2-*") if name != "v2-big"]  # that case has a single segment
 HEADER_BYTES = 61
 
 
@@ -39,7 +39,7 @@ def records(directory: Path, name: str) -> list[lastword.Record[bytes, bytes]]:
 
 
 def damaged(source: Path, target: Path, change: Callable[[bytes], bytes], *, last: bool = False) -> Path:
-    """A copy with one segment changed, the last one or one in the middle; returns that one's path."""
+    """Copy a directory and change one segment, the last or one in the middle; return the segment's path."""
     shutil.copytree(source, target)
     logs = loader.partition_files(target)
     log = logs[-1] if last else logs[len(logs) // 2]
@@ -48,7 +48,7 @@ def damaged(source: Path, target: Path, change: Callable[[bytes], bytes], *, las
 
 
 def is_refused(directory: Path, name: str, log: Path) -> None:
-    """Reading raises an error with its place, after nothing but right records; `verify` tells of it too."""
+    """Check that a read returns right records, then an error with its place; `verify` reports it."""
     found = []
     with lastword.open(directory) as logs:
         with pytest.raises(DataError) as caught:
@@ -102,7 +102,7 @@ def test_a_flipped_bit_in_records_that_others_follow(
 def test_a_base_offset_that_belongs_to_a_later_segment(
     byte: int, unpacked: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """No checksum covers it, and a reader that believed it would skip all that follows."""
+    """No checksum covers the base offset; a reader that used it would skip all records behind it."""
 
     def flip(data: bytes) -> bytes:
         return data[:byte] + bytes([data[byte] ^ 1]) + data[byte + 1 :]

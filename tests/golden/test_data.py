@@ -1,4 +1,4 @@
-"""The golden data itself: every file is the recorded one, and unpacking keeps what Kafka's rules look at."""
+"""Tests of the golden data: every file is the recorded file; unpacking keeps all that Kafka's rules check."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Whole log directories of real brokers, opened as users open them: every file means what Kafka's own classes
-read of it, and recovery makes of a killed or torn one what Kafka's recovery made of it.
+"""Whole log directories of real brokers, opened as users open them.
+
+Every file means the same as for Kafka's own classes. Recovery of a killed or torn directory gives the result
+of Kafka's recovery.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ LOOKED_AT = [
 STOPPED = [("dir-clean", "data"), ("dir-clean-kafka28", "data"), ("dir-killed", "recovered")]
 STOPPED += [("dir-torn", "recovered")]
 BROKEN_OFF = [("dir-killed", "killed"), ("dir-torn", "died")]
-CLOCK = ManualClock(1_700_000_000_000)  # the records' own time: no producer is old enough to be forgotten
+CLOCK = ManualClock(1_700_000_000_000)  # the records' own time: no producer is old enough to expire
 ROOT_CHECKPOINTS = ("recovery-point-offset", "replication-offset", "log-start-offset", "cleaner-offset")
 
 
@@ -50,7 +52,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
 
 @pytest.fixture
 def opened(unpacked: Callable[[str, str], Path], tmp_path: Path) -> Callable[[str, str], lastword.LogDir]:
-    """Opens a copy to append, with the settings that its broker had."""
+    """Return a function that opens a copy to append, with the settings of its broker."""
 
     def open_copy(name: str, stage: str) -> lastword.LogDir:
         shutil.copytree(unpacked(name, stage), tmp_path / "logs")
@@ -64,11 +66,11 @@ def opened(unpacked: Callable[[str, str], Path], tmp_path: Path) -> Callable[[st
     return open_copy
 
 
-# ---------------------------------------------------------------- what Kafka's classes read
+# ---------------------------------------------------------------- results of Kafka's classes
 
 
 def listed(lines: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Lines by file, without the metadata log of KRaft: it is no log of records."""
+    """Group the lines by file, without the metadata log of KRaft, which is no log of records."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         if line["partition"] != "__cluster_metadata-0":
@@ -86,8 +88,10 @@ def checkpoint(directory: Path, name: str) -> set[str]:
 
 
 def served(name: str, stage: str, directory: Path, *, committed: bool) -> dict[str, list[tuple[Any, ...]]]:
-    """What a reader gets of each partition: nothing below the log start, no control records; of a committed
-    read, no aborted transaction and nothing from the first open one on.
+    """Return the records that a reader gets of each partition.
+
+    It gets none below the log start and no control records. A committed read gets no aborted transaction and
+    nothing from the first open transaction on.
     """
     starts = log_starts(directory)
     partitions: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -112,12 +116,12 @@ def listed_value(line: dict[str, Any]) -> Any:
 
 
 def shown(value: bytes | None) -> Any:
-    """A value as the lists have it: of one over 4 KiB the digest."""
+    """Return a value as the lists have it; of a value over 4 KiB the digest."""
     return value if value is None or len(value) <= 4096 else hashlib.sha256(value).hexdigest()
 
 
 def transactions(lines: Iterable[dict[str, Any]]) -> tuple[set[int], float]:
-    """Offsets of aborted records, and where the oldest open transaction begins."""
+    """Return the offsets of aborted records, and the start of the oldest open transaction."""
     undecided: dict[int, list[int]] = {}
     aborted: set[int] = set()
     for line in lines:
@@ -132,7 +136,7 @@ def transactions(lines: Iterable[dict[str, Any]]) -> tuple[set[int], float]:
     return aborted, min((offsets[0] for offsets in undecided.values()), default=float("inf"))
 
 
-# ---------------------------------------------------------------- what we read
+# ---------------------------------------------------------------- results of lastword
 
 
 def partition_directories(directory: Path) -> list[Path]:
@@ -154,7 +158,7 @@ def read(logs: lastword.LogDir, isolation: str) -> dict[str, list[tuple[Any, ...
 
 
 def dumped(directory: Path, suffix: str) -> dict[str, list[Any]]:
-    """Entries of every file of one kind, by file; no damage."""
+    """Return the entries of every file of one kind, by file; none is damaged."""
     found: dict[str, list[Any]] = {}
     for path in (p for d in partition_directories(directory) for p in sorted(d.glob(f"*{suffix}"))):
         found[f"{path.parent.name}/{path.name}"] = list(lastword.dump(path))
@@ -192,7 +196,7 @@ def listed_producer(line: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def listed_entries(name: str, stage: str, suffix: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Of one kind of index or snapshot, by file; files without entries are left out."""
+    """Return the listed entries of one kind of index or snapshot, by file; leave out empty files."""
     facts: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
         ".index": lambda line: (line["offset"], line["position"]),
         ".timeindex": lambda line: (line["timestamp"], line["offset"]),
@@ -236,7 +240,7 @@ def files_below(directory: Path) -> dict[str, bytes]:
 
 
 LAST_TIME_ENTRY = ("dir-clean-kafka28", "new-0/00000000000000000145.timeindex")
-"""Kafka 2.8 named the record with the largest timestamp; later ones, and we, its batch's last offset."""
+"""Kafka 2.8 named the record with the largest timestamp; later versions, and we, its batch's last offset."""
 REWRITTEN = {".kafka_cleanshutdown", "recovery-point-offset-checkpoint"}
 
 
@@ -245,12 +249,12 @@ def entries_of(time_index: bytes) -> list[tuple[int, int]]:
 
 
 def is_kafkas(file: str) -> bool:
-    """Not the settings, the lock, or what lies in `lastword/` folders."""
+    """Return whether a file is Kafka's: no settings, no lock, nothing in a `lastword/` folder."""
     return "lastword" not in file and Path(file).name != ".lock"
 
 
 def stray_snapshots(files: Iterable[str]) -> set[str]:
-    """Those that Kafka, too, removes at its next start: at no segment's base, and not the newest."""
+    """Return the snapshots that Kafka's next start removes: not at a segment's base, and not the newest."""
     by_partition: dict[str, set[str]] = defaultdict(set)
     for file in files:
         by_partition[str(Path(file).parent)].add(Path(file).name)
@@ -265,7 +269,7 @@ def epochs_below(path: Path, offset: int) -> list[str]:
     return [line for line in path.read_text().splitlines()[2:] if int(line.split()[1]) < offset]
 
 
-# ---------------------------------------------------------------- looking
+# ---------------------------------------------------------------- reading
 
 
 @pytest.mark.parametrize("plain_bytes", [0, 1 << 30], ids=["kernels", "plain"])
@@ -290,7 +294,7 @@ def test_records(
 
 
 def test_transactions_make_a_difference(unpacked: Callable[[str, str], Path]) -> None:
-    """Some of these directories hold aborted records, so the two reads above are not the same."""
+    """Some of these directories hold aborted records, so the two reads above differ."""
     directory = unpacked("dir-killed", "killed")
     with lastword.open(directory) as logs:
         committed, everything = (
@@ -338,7 +342,7 @@ def test_checkpoints(name: str, stage: str, unpacked: Callable[[str, str], Path]
     for which in ROOT_CHECKPOINTS:
         path = directory / f"{which}-checkpoint"
         entries = list(lastword.dump(path))
-        assert not [entry for entry in entries if isinstance(entry, Problem)]  # nor in those left empty
+        assert not [entry for entry in entries if isinstance(entry, Problem)]  # nor in files that are empty
         found = {f"{e.topic} {e.partition} {e.offset}" for e in entries if isinstance(e, CheckpointEntry)}
         assert found == checkpoint(directory, which)
     for path in sorted(directory.glob("*/leader-epoch-checkpoint")):
@@ -369,8 +373,9 @@ def test_bounds(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> 
 def test_a_clean_stop_is_believed_and_nothing_changes(
     name: str, stage: str, opened: Callable[[str, str], lastword.LogDir], unpacked: Callable[[str, str], Path]
 ) -> None:
-    """But the last entry of an active segment's time index: a broker that starts again adds another one at
-    each stop, we put ours in the place of the one before.
+    """The last entry of an active segment's time index may differ.
+
+    A broker that starts again adds another entry at each stop; lastword replaces the last entry.
     """
     with opened(name, stage) as logs:
         found = read(logs, "read_uncommitted")
@@ -404,8 +409,9 @@ def test_a_clean_stop_is_believed_and_nothing_changes(
 def test_recovery_leaves_what_kafka_s_recovery_left(
     name: str, stage: str, opened: Callable[[str, str], lastword.LogDir], unpacked: Callable[[str, str], Path]
 ) -> None:
-    """Every file of ours is that of `recovered`, byte for byte, but for what tells of the broker's own start:
-    its new leader epoch, the high watermarks, and snapshots list the same producers in another order.
+    """Every file is equal to that of `recovered`, byte for byte, except the traces of the broker's own start.
+
+    Those are its new leader epoch, its high watermarks, and the order of the producers in snapshots.
     """
     with opened(name, stage) as logs:
         found = {isolation: read(logs, isolation) for isolation in ("read_committed", "read_uncommitted")}

@@ -1,7 +1,7 @@
 """Every directory that Kafka wrote, of all magics, read as users read it, under both isolation levels.
 
-What a case lists was read with Kafka's own classes; which transactions were aborted is taken from the listed
-entries of its transaction indexes, where none is open from the markers' places.
+The lists of a case were read with Kafka's own classes. The aborted transactions are taken from the listed
+entries of its transaction indexes; if none is open, from the places of the markers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Line = dict[str, Any]
 
 
 class Partition:
-    """What one partition of a stage must show."""
+    """The records that one partition of a stage must show."""
 
     def __init__(self, lines: list[Line], indexes: list[Line]) -> None:
         self.lines = lines
@@ -165,7 +165,7 @@ def test_kernels_and_plain_python_read_the_same(name: str, unpacked: Callable[[s
 
 @pytest.mark.parametrize("name", [*LEGACY, *TRANSACTIONAL])
 def test_any_range_is_a_slice_of_all(name: str, unpacked: Callable[[str, str], Path]) -> None:
-    """Ranges that begin and end inside wrappers, transactions and gaps; short ones and views of them, too."""
+    """Ranges begin and end inside wrappers, transactions and gaps; some are short, some read as views."""
     stage = stages(name)[-1]
     ((topic, number),) = partitions(name, stage)
     view = view_of(unpacked(name, stage), topic, number)
@@ -179,7 +179,7 @@ def test_any_range_is_a_slice_of_all(name: str, unpacked: Callable[[str, str], P
         newest_wanted = {record.key: record for record in wanted if record.key is not None}
         for plain in (True, False):
             assert list(scan.records(view, first, last, plain=plain)) == wanted
-            # Without the check of the end: what a cleaner took is not expected here either.
+            # Without the check of the end: records that a cleaner removed are not expected here either.
             found = newest_of_a_view(view.held(first), first, last, True, MAP_BYTES, None, plain, None, True)
             assert {record.key: record for record in found} == newest_wanted
 
@@ -302,12 +302,12 @@ def test_counts_tell_aborted_records_from_live_ones(name: str, unpacked: Callabl
             assert info.live_records == len(keys) + len(keyless)
 
 
-# ---------------------------------------------------------------- where outcomes come from
+# ---------------------------------------------------------------- sources of outcomes
 
 
 @pytest.mark.parametrize("name", TRANSACTIONAL)
 def test_indexes_and_batches_tell_the_same(name: str, tmp_path: Path) -> None:
-    """Opened to write, the indexes are asked; without a lock, the batches; without indexes too."""
+    """If opened to write, outcomes are read from the indexes; without lock or indexes, from the batches."""
     root = loader.case(name).unpack(tmp_path)
     for stage in stages(name):
         directory = root / stage
@@ -409,7 +409,7 @@ def read_all(root: Path, name: str, plain: bool) -> Iterator[Any]:
 def test_a_flipped_bit_never_shows_a_wrong_record(
     name: str, unpacked: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    """No checksum covers the offset (in old formats nor the size): nothing but the offset is ever wrong."""
+    """No checksum covers the offset (in old formats nor the size): only the offset can be wrong."""
     stage = stages(name)[0]
     root = tmp_path / "copy"
     shutil.copytree(unpacked(name, stage), root)
@@ -438,7 +438,7 @@ def test_a_flipped_bit_never_shows_a_wrong_record(
 
 @pytest.mark.parametrize("name", [*LEGACY, "tx-delete", "tx-compact-dr0"])
 def test_a_segment_cut_anywhere(name: str, unpacked: Callable[[str, str], Path], tmp_path: Path) -> None:
-    """The last one ends the log there, another one is an error; what comes before it is right."""
+    """A cut ends the last segment, and is an error in another one; records before the cut are right."""
     stage = stages(name)[0]
     root = tmp_path / "copy"
     shutil.copytree(unpacked(name, stage), root)
@@ -449,7 +449,7 @@ def test_a_segment_cut_anywhere(name: str, unpacked: Callable[[str, str], Path],
         log = places.choice([path for path in logs if path.stat().st_size])
         data = log.read_bytes()
         starts = {header.position for header in headers(data, log.name)}
-        cut = places.randrange(len(data))  # between two batches it would look like what a cleaning leaves
+        cut = places.randrange(len(data))  # between two batches, it would look like a gap of a cleaning
         log.write_bytes(data[: cut + (cut in starts)])
         for plain in (True, False):
             found = []

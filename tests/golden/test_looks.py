@@ -21,7 +21,7 @@ def test_every_record_is_explained_and_counted(name, tmp_path):
                 assert [_figures(row) for row in exact] == [_figures(row) for row in about]
                 for row in exact:
                     records = list(topic.read(partition=row.partition, isolation="read_uncommitted"))
-                    assert row.records >= len(records)  # what lies below the log start is still on disk
+                    assert row.records >= len(records)  # records below the log start are still on disk
                     for key in sorted({record.key for record in records if record.key is not None})[:3]:
                         found = topic.explain(row.partition, key=key)
                         expected = [record.offset for record in records if record.key == key]

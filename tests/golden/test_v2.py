@@ -1,9 +1,8 @@
-"""Magic 2 as Kafka wrote it: every record, header, batch and index entry is what Kafka's own classes read
-there.
+"""Magic 2 as Kafka wrote it: every record, header, batch and index entry is equal to Kafka's own reading.
 
-Each case goes through both of our ways of reading, the plain one and the kernels. Then copies of it are
-cut, emptied and given flipped bits: what comes of those is a beginning of the right records, and a typed
-error that names the file and the position.
+Both of our readers read each case, the plain one and the kernels. Then copies are cut, emptied and given
+flipped bits: a reader returns the first of the right records, then a typed error that names the file and the
+position.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The partition directory of a case, unpacked once."""
+    """Return a function that unpacks a case once and returns its partition directory."""
     directories: dict[str, Path] = {}
 
     def directory(name: str) -> Path:
@@ -78,7 +77,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def as_listed(record: RawRecord, expected: dict[str, Any]) -> None:
-    """The record is the one of the line, in every field."""
+    """Check that the record equals its line in every field."""
     assert record.offset == expected["offset"]
     assert record.timestamp == expected["timestamp"], expected
     assert record.timestamp_type == TIMESTAMP_TYPES[expected["timestampType"]], expected
@@ -198,7 +197,7 @@ def test_every_producer_of_a_snapshot(name: str, unpacked: Callable[[str], Path]
 
 
 def read_damaged(path: Path, read: Read) -> tuple[list[RawRecord], DataError | None]:
-    """What can be read, and the error that ended it. Any other exception fails the test."""
+    """Return the records that can be read, and the error at their end; any other exception is raised."""
     records: list[RawRecord] = []
     try:
         records.extend(read(path))
@@ -208,7 +207,7 @@ def read_damaged(path: Path, read: Read) -> tuple[list[RawRecord], DataError | N
 
 
 def names_its_place(error: DataError | None, path: Path, data: bytes) -> bool:
-    """The error says which file, and a position in it."""
+    """Check that the error names the file, and a position in it."""
     return (
         error is not None
         and error.file is not None
@@ -220,7 +219,7 @@ def names_its_place(error: DataError | None, path: Path, data: bytes) -> bool:
 
 
 def smallest_log(directory: Path) -> Path:
-    """A segment of several batches; of the case with huge values the one that reads fastest."""
+    """Return a segment of several batches; of the case with huge values, the segment that reads fastest."""
     logs = [p for p in loader.partition_files(directory) if len(list(headers(p.read_bytes(), p.name))) > 1]
     return min(logs, key=lambda path: path.stat().st_size)
 
@@ -279,7 +278,7 @@ def test_a_flipped_bit_is_found_or_cannot_matter(
         if place in UNCHECKED_EPOCH:
             assert (records, error) == (right, None), where
         elif place in UNCHECKED_OFFSET:
-            # no checksum covers it: found when it breaks the order, and nothing but the offset is ever wrong
+            # no checksum covers the offset: refused if it breaks the order, else only the offset is wrong
             assert error is None or names_its_place(error, copy, data), where
             assert [content(r) for r in records] == [content(r) for r in right[: len(records)]], where
         else:
@@ -296,7 +295,7 @@ def content(record: RawRecord) -> tuple[object, ...]:
 def test_a_damaged_index_never_leads_to_a_wrong_place(
     kind: str, name: str, unpacked: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Cut, emptied, lost, with a flipped bit: lookups by offset and time find what they ever found."""
+    """In indexes that are cut, emptied, lost or have a flipped bit, lookups still find the right results."""
     log = max(
         loader.partition_files(unpacked(name)),
         key=lambda path: path.with_suffix(f".{kind}").stat().st_size,

@@ -1,4 +1,4 @@
-"""Batch headers of a buffer, one after another, with every check that comes before a record is read."""
+"""Reading of the batch headers of a buffer, with every check that comes before a record is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Header:
 
 
 def walk(data: bytes, next_offset: int = 0) -> tuple[list[Header], int, str]:
-    """(headers, position reached, what stopped it): "ok", "more" or the name of the damage."""
+    """Return (headers, position reached, reason to stop): "ok", "more" or the name of the damage."""
     headers = []
     position = 0
     while position < len(data):
@@ -86,7 +86,10 @@ def walk(data: bytes, next_offset: int = 0) -> tuple[list[Header], int, str]:
 
 
 def _old_entry(entry: bytes, position: int, next_offset: int) -> tuple[Header | None, str]:
-    """An entry of magic 0 or 1; a wrapper counts -1 records, and its first offset is not looked for."""
+    """Return the header of an entry of magic 0 or 1.
+
+    A wrapper counts -1 records; its first offset is not searched for.
+    """
     magic, attributes = entry[16], entry[17] & (7 if entry[16] == 0 else 15)
     if len(entry) < (26, 34)[magic]:
         return None, "length"
@@ -105,7 +108,7 @@ def _old_entry(entry: bytes, position: int, next_offset: int) -> tuple[Header | 
 
 
 def most_plain_bytes(batch: bytes) -> int | None:
-    """The most that a batch's records can take when decompressed; None for zstd frames that end early."""
+    """Return the most bytes that a batch's records can have when decompressed; None for cut zstd frames."""
     codec = batch[22 if batch[16] == 2 else 17] & 7
     if codec != 4:
         return len(batch) * {0: 1, 1: 1032, 2: 64, 3: 255}[codec]
@@ -132,7 +135,10 @@ MOST = 2**63 - 1
 
 
 def assign_offsets(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, list[bytes]]:
-    """How many from the first on are plainly sound, and all of them in their place if that is all."""
+    """Return the number of sound batches at the start, and the batches.
+
+    If all are sound, the batches returned have their new offsets; else they are unchanged.
+    """
     placed = []
     for number, data in enumerate(batches):
         if len(data) < 61:

@@ -1,4 +1,4 @@
-"""A cleaner on lists: what a round must keep, in the plainest words."""
+"""A plain cleaner on lists: it computes the records that a round must keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastword.records.record import RawRecord
 
 @dataclass(frozen=True)
 class NaiveBatch:
-    """Records of one batch and its delete horizon (ms), if it has one. `aborted`: its transaction was."""
+    """Records of a batch and its delete horizon (ms), if any. `aborted`: its transaction was aborted."""
 
     records: tuple[RawRecord, ...]
     horizon_ms: int | None = None
@@ -20,7 +20,7 @@ class NaiveBatch:
 
 @dataclass(frozen=True)
 class NaiveSegment:
-    """`next_offset`: the base of the segment behind it; `written_ms`: when it was last appended to."""
+    """A segment. `next_offset`: base of the segment after it; `written_ms`: time of its last append."""
 
     base_offset: int
     next_offset: int
@@ -30,7 +30,7 @@ class NaiveSegment:
 
 
 def newest(batches: Iterable[NaiveBatch]) -> dict[bytes, int]:
-    """Key to the offset of its newest record."""
+    """Return the offset of the newest record of each key."""
     return {
         r.key: r.offset for batch in batches if not batch.aborted for r in batch.records if r.key is not None
     }
@@ -44,7 +44,7 @@ def clean(
     last: dict[bytes, int] | None = None,
     old_due: bool = False,
 ) -> list[NaiveBatch]:
-    """Every batch with what is left of it: records and horizon. An emptied one stays, without any.
+    """Return every batch with its remaining records and its horizon; an emptied batch stays, without any.
 
     `last`: key to the newest offset, if `batches` are not all; `old_due`: tombstones of magic 0 and 1 go.
     """
@@ -71,7 +71,7 @@ def clean(
 def clean_log(
     segments: Sequence[NaiveSegment], *, start: int, limit: int, now_ms: int, delete_retention_ms: int
 ) -> list[NaiveSegment]:
-    """One round over the segments below `limit`; the others stay. `start`: the first dirty offset."""
+    """Clean the segments below `limit`; the others stay. `start`: the first dirty offset."""
     below = [one for one in segments if one.base_offset < limit]
     last = newest(batch for one in below for batch in one.batches)
     due = old_due(below, start, delete_retention_ms)
@@ -83,8 +83,11 @@ def clean_log(
 
 
 def old_due(below: Sequence[NaiveSegment], start: int, delete_retention_ms: int) -> list[bool]:
-    """Of each segment, whether tombstones of magic 0 and 1 go: a round has seen them, and the retention lies
-    between its last append and that of the newest segment that was cleaned. The log's last records stay."""
+    """Return for each segment whether tombstones of magic 0 and 1 go.
+
+    They go if a round has processed them, and the retention is shorter than the time between the segment's
+    last append and that of the newest segment that was cleaned. The log's last records stay.
+    """
     clean_times = [one.written_ms for one in below if one.base_offset < start]
     with_data = [one.base_offset for one in below if one.size_bytes]
     return [

@@ -1,4 +1,4 @@
-"""Records of a batch, decoded byte by byte with every check of the specification."""
+"""Decoder of the records of a batch, byte by byte, with every check of the specification."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _blob(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
 
 
 def decode(data: bytes, header: Header) -> list[Record]:
-    """The records of an uncompressed batch; BadRecord for anything that contradicts itself."""
+    """Return the records of an uncompressed batch; raise BadRecord for any contradiction."""
     try:
         return _decode(data, header)
     except BadVarint as error:

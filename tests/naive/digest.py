@@ -46,7 +46,10 @@ def _mixed(digest: int, *values: int) -> int:
 def sum_batches(
     data: bytes, headers: Sequence[Header], dead: Set[int], retain: Sequence[int], horizon_ms: int
 ) -> tuple[int, int, list[int], list[int]]:
-    """(sum over batches, sum over control batches, ends, largest timestamps) of what must be left."""
+    """Return the sums that the output must have.
+
+    These are (sum over batches, sum over control batches, ends, largest timestamps).
+    """
     batches = controls = 0
     ends, largest = [0] * len(headers), [header.max_timestamp for header in headers]
     for row, (header, keep) in enumerate(zip(headers, retain, strict=True)):

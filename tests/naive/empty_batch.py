@@ -1,4 +1,4 @@
-"""What a rewrite leaves of a batch whose records all went: the plain form of it, from its header alone."""
+"""The plain form of the empty batch that a rewrite leaves if all records went, from its header alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from lastword.wire import CONTROL_BIT, LOG_APPEND_BIT, TRANSACTIONAL_BIT
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """Kept: offsets, leader epoch, max timestamp, producer fields, the bits for timestamp type, transaction
-    and control. Cleared: codec, delete horizon, base timestamp (-1), count."""
+    """Return the empty batch of a header.
+
+    Kept: offsets, leader epoch, max timestamp, producer fields, the bits for timestamp type, transaction and
+    control. Cleared: codec, delete horizon, base timestamp (-1), count.
+    """
     return write_batch(
         base_offset=header.base_offset,
         leader_epoch=header.leader_epoch,

@@ -20,7 +20,7 @@ class ExactMap:
         return sum(map(len, self.newest)) + len(self.newest) * (FIXED_BYTES + SLOT_BYTES / MAX_LOAD)
 
     def put(self, key: bytes, offset: int) -> None:
-        """ValueError when a key that is not known has no room."""
+        """Set the offset of a key; raise ValueError if a new key has no room."""
         more = len(key) + FIXED_BYTES + SLOT_BYTES / MAX_LOAD
         if key not in self.newest and self.bytes_used + more > self.map_bytes:
             raise ValueError(f"no room for another key in {self.map_bytes} bytes")

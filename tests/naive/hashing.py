@@ -1,4 +1,4 @@
-"""The hash of a key, of many spans, and the pair digest, in big integers."""
+"""The hash of a key, the hash of several spans, and the pair digest, in big integers."""
 
 from __future__ import annotations
 

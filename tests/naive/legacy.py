@@ -35,7 +35,7 @@ def _blob(entry: bytes, position: int) -> tuple[bytes | None, int]:
 
 
 def message(data: bytes) -> Message | None:
-    """The entry at the start of `data`; None if it is cut."""
+    """Return the entry at the start of `data`; None if it is cut."""
     if len(data) < 12:
         return None
     offset, size = struct.unpack_from(">qi", data)
@@ -60,8 +60,10 @@ def message(data: bytes) -> Message | None:
 def translate_wrapper(
     inner: bytes, magic: int, wrapper_offset: int, attributes: int, base_timestamp: int
 ) -> tuple[int, int, int, bytes]:
-    """(first offset, last offset, count, records in the layout of magic 2) of a wrapper's decompressed
-    entries."""
+    """Return the decompressed entries of a wrapper in the layout of magic 2.
+
+    The result is (first offset, last offset, count, records).
+    """
     found: list[Message] = []
     position = 0
     while (one := message(inner[position:])) is not None:

@@ -1,4 +1,4 @@
-"""lz4 frames of Kafka's kind, byte by byte."""
+"""Decoder of Kafka's lz4 frames, byte by byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HEAD = bytes.fromhex("04224d18604082")
 
 
 def decompress_block(block: bytes, most: int = 64 << 10) -> bytes | None:
-    """The plain bytes of one block, or None if it is damaged or holds more than `most`."""
+    """Return the plain bytes of a block; None if it is damaged or holds more than `most`."""
     out = bytearray()
     position = 0
 
@@ -48,7 +48,7 @@ def decompress_block(block: bytes, most: int = 64 << 10) -> bytes | None:
 
 
 def decompress_frame(data: bytes) -> bytes | None:
-    """The plain bytes of a frame with Kafka's head, or None for any other and for a damaged one."""
+    """Return the plain bytes of a frame with Kafka's head; None for other heads and damaged frames."""
     if data[:7] != HEAD:
         return None
     out = b""

@@ -1,4 +1,4 @@
-"""Which records are dead, with a dict from keys to their newest record."""
+"""Dead records, found with a dict from keys to their newest record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def resolve(
     aborted: Container[int] = (),
     undecided: Container[int] = (),
 ) -> tuple[list[Facts], dict[bytes, int]]:
-    """Facts a segment, and the newest offset of each key. `aborted`, `undecided`: base offsets of batches."""
+    """Return the facts of each segment, and the newest offset of each key.
+
+    `aborted`, `undecided`: base offsets of batches.
+    """
     facts = [Facts() for _ in segments]
     newest: dict[bytes, _Seen] = {}
     live: list[tuple[int, bytes | None, int, bool, bool]] = []

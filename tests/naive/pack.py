@@ -1,4 +1,4 @@
-"""Records and batches of magic 2 into bytes, field by field."""
+"""Encoder of records and batches of magic 2, field by field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encode_record(record: Record, base_offset: int, base_timestamp: int) -> byte
 
 
 def seal(batch: bytes) -> bytes:
-    """Length and CRC made right."""
+    """Set the length and the CRC of a batch."""
     batch = batch[:8] + struct.pack(">i", len(batch) - 12) + batch[12:]
     return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
@@ -51,7 +51,7 @@ def header(
     leader_epoch: int = 0,
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> bytes:
-    """61 bytes, length and CRC still 0."""
+    """Return a header of 61 bytes with length and CRC 0."""
     return struct.pack(
         ">qiibIhiqqqhii",
         base_offset,
@@ -99,7 +99,7 @@ def encode_batch(
 
 
 def pack(records: Sequence[Record], batch_bytes: int) -> list[bytes]:
-    """Batches from base offset 0 each, filled up to `batch_bytes`."""
+    """Return batches of up to `batch_bytes`, each with base offset 0."""
     batches = []
     group: list[Record] = []
     for record in records:

@@ -1,4 +1,4 @@
-"""What a batch becomes when some of its records are dead, and which of those batches become one."""
+"""The batches that replace batches with dead records, and the joining of small batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from tests.naive.pack import Record, encode_batch, encode_record
 
 
 def repack(data: bytes, header: Header, dead: Set[int], *, retain: int, horizon_ms: int) -> bytes | None:
-    """The batch's replacement, or None when nothing stays. `retain`: 1 leaves a header at least; of a control
-    batch 2 means that it goes, 3 that it gets the horizon."""
+    """Return the batch's replacement, or None if nothing stays.
+
+    `retain`: 1 keeps at least a header; for a control batch, 2 removes it and 3 sets the horizon.
+    """
     batch = data[header.position : header.position + header.size]
     records = decode(data, header)
     control = header.attributes & 0x20 != 0
@@ -46,7 +48,7 @@ def repack(data: bytes, header: Header, dead: Set[int], *, retain: int, horizon_
     base = header.base_timestamp
     if clock:
         base = horizon_ms
-    if log_append and base == header.base_timestamp:  # deltas stay what they were
+    if log_append and base == header.base_timestamp:  # deltas stay unchanged
         plain = replace(header, attributes=header.attributes & ~8)
         kept = [record for record in decode(data, plain) if record.offset not in dead]
     return encode_batch(
@@ -68,10 +70,12 @@ def repack_all(
     target: int,
     most: int,
 ) -> list[bytes]:
-    """The replacements of all batches, small neighbours joined up to about `target` bytes, never above
-    `most`."""
+    """Return the replacements of all batches.
+
+    Small neighbours are joined up to about `target` bytes, never above `most`.
+    """
     out: list[bytes] = []
-    grows = False  # may the last one take more?
+    grows = False  # whether the last batch may take more records
     for header, keep in zip(headers, retain, strict=True):
         batch = repack(data, header, dead, retain=keep, horizon_ms=horizon_ms)
         if batch is None:
@@ -95,7 +99,7 @@ def repack_all(
 
 
 def stored(data: bytes, header: Header) -> list[Record]:
-    """Records with the timestamps of their own, also where the batch has one for all of them."""
+    """Return records with their own timestamps, also if the batch has one timestamp for all of them."""
     return decode(data, replace(header, attributes=header.attributes & ~8))
 
 
@@ -105,7 +109,7 @@ def joinable(header: Header) -> bool:
 
 
 def alike(first: Header, second: Header) -> bool:
-    """Do two rewritten batches agree on all that a batch keeps once for its records?"""
+    """Check that two rewritten batches are equal in all fields that a batch stores once for its records."""
     return (
         (first.attributes, first.leader_epoch) == (second.attributes, second.leader_epoch)
         and (not first.attributes & 0x40 or first.base_timestamp == second.base_timestamp)
@@ -115,7 +119,10 @@ def alike(first: Header, second: Header) -> bool:
 
 
 def joined(first: bytes, data: bytes, header: Header, dead: Set[int], new: Header) -> bytes:
-    """The batch `first` with what is left of another (`header` in `data`; `new` as it would stand alone)."""
+    """Return the batch `first` with the kept records of another appended.
+
+    The other batch is `header` in `data`; `new` is the header that it would have alone.
+    """
     (into,) = walk(first)[0]
     same_base = into.base_timestamp == header.base_timestamp
     added = stored(data, header) if same_base else decode(data, header)

@@ -1,4 +1,4 @@
-"""A log that grows and is rewritten, and all that is true of it, found anew from its bytes each time."""
+"""A log that grows and is rewritten; its facts are computed again from its bytes each time."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ class Truth:
 
 
 class Log:
-    """`segments`: the bytes of each. Base offsets in `aborted` are of batches whose transaction was aborted;
-    `due` are the tombstones that were declared dead; `killers` says by which offset a record was replaced;
-    `revived` were declared dead and live again, as if their batches had a horizon.
+    """A log and the decisions about its records.
+
+    `segments`: the bytes of each. `aborted`: base offsets of batches of aborted transactions. `due`:
+    tombstones that were declared dead. `killers`: offset of a record to that of the record that replaced it.
+    `revived`: tombstones that were declared dead and are live again, as if their batches had a horizon.
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class Log:
         return truth
 
     def rewrite(self, first: int, last: int, dead: set[int]) -> bytes:
-        """Segments `first` to `last` become one without these records; batches that are empty then go."""
+        """Rewrite segments `first` to `last` into one, without dead records and batches left empty."""
         kept = []
         for data in self.segments[first : last + 1]:
             for header in walk(data)[0]:

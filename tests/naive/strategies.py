@@ -16,7 +16,7 @@ headers = st.lists(
 
 
 def keys(distinct: int = 6) -> st.SearchStrategy[bytes | None]:
-    """Few keys, so that they meet again; of lengths around the edges of hash and arena entry."""
+    """Draw from few keys, so that keys repeat, with lengths around the limits of hash and arena entry."""
     lengths = (0, 1, 7, 8, 9, 16, 17, 24, 40, 254, 255, 300)
     pool = [bytes([65 + i % 26]) * lengths[i % len(lengths)] for i in range(distinct * 2)]
     return st.one_of(st.none(), st.sampled_from(pool), st.sampled_from(pool), st.binary(max_size=30))
@@ -35,7 +35,7 @@ def batches(
     leader_epochs: tuple[int, ...] = (-1, 0, 1, 2, 3),
     producers: tuple[tuple[int, int, int], ...] = ((-1, -1, -1), (5, 2, 9)),
 ) -> list[bytes]:
-    """A log's batches, offsets ascending with gaps; some empty, some control, some with a horizon (T)."""
+    """Draw batches with ascending offsets and gaps; some empty, some control, some with a horizon (T)."""
     gaps = gap if gap is not None else st.sampled_from([0, 0, 0, 1, 3, 100, 5000])
     offset = first_offset
     found = []

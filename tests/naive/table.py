@@ -1,4 +1,4 @@
-"""The rules over rows of the batch table: which get index entries, and where a segment ends."""
+"""The rules over rows of the batch table: which rows get index entries, and where a segment ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ Entry = tuple[int, int]
 def index_rows(
     rows: list[tuple[int, int, int]], interval_bytes: int, state: tuple[int, int, int, int]
 ) -> tuple[list[Entry], list[Entry], tuple[int, int, int, int]]:
-    """((last offset, position) entries, (timestamp, last offset) entries, state after them)."""
+    """Return the entries of both indexes, and the state after them.
+
+    The entries are (last offset, position) and (timestamp, last offset).
+    """
     entry_position, time_entry, largest, largest_offset = state
     offsets, times = [], []
     for position, last_offset, timestamp in rows:
@@ -32,7 +35,10 @@ def rows_before_roll(
     latest: int | None,
     overdue: bool,
 ) -> int:
-    """Rows are (size, last offset, largest timestamp). `latest` None: only `overdue` counts."""
+    """Return the number of rows that fit into the segment.
+
+    Rows are (size, last offset, largest timestamp). With `latest` None only `overdue` counts.
+    """
     before = segment_size
     for number, (size, last_offset, timestamp) in enumerate(rows):
         too_large = before + size > most_bytes

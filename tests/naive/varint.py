@@ -8,7 +8,7 @@ class BadVarint(ValueError):
 
 
 def read(data: bytes, position: int, end: int, groups: int) -> tuple[int, int]:
-    """(value, position after it): `groups` is 5 for 32 bits, 10 for 64."""
+    """Return (value, position after it); `groups` is 5 for 32 bits, 10 for 64."""
     bits = 0
     for i in range(groups):
         if position >= end:
