@@ -1,4 +1,4 @@
-"""The simulator and the real cleaner agree, and both cost what was promised."""
+"""The simulator and the real cleaner agree, and the costs of both are within the promised limits."""
 
 import pytest
 from bench.cost_workloads import Scenario, in_kafka, mixed, on_paper, on_real_logs

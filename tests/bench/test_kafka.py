@@ -1,4 +1,4 @@
-"""The benchmark's data is what it says, and Kafka's cleaner keeps of it what it should."""
+"""The benchmark's data is as described, and Kafka's cleaner keeps the expected records of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench` at a size that takes seconds: every workload gives lines with a ratio, no scratch is left."""
+"""`make bench` at a size that takes seconds: every workload prints a ratio and leaves no files."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def execute(notebook: Path) -> tuple[dict[str, Any], int]:
-    """Run all code cells; return their variables and the number of figures that were shown."""
+    """Run all code cells; return their variables and the number of figures shown."""
     import matplotlib.pyplot as plt
 
     variables: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def test_the_state_notebook(here, capsys):
 
 
 def spark_notebook() -> dict[str, Any]:
-    """Run the notebook; return what the test checks, because a session does not leave its process."""
+    """Run the notebook; return the values that the test checks, because a session stays in its process."""
     variables, figures = execute(EXAMPLES / "spark.ipynb")
     names = ("before", "after", "kinds", "cleanings")
     return {"figures": figures, **{name: variables[name] for name in names}}
@@ -60,7 +60,7 @@ def spark_notebook() -> dict[str, Any]:
 @pytest.mark.beside
 @pytest.mark.usefixtures("short_lived_jvms")
 def test_the_spark_notebook(here, capfd):
-    """In a process of its own: the tests of Spark share a session with other settings."""
+    """The notebook runs in its own process: the tests of Spark share a session with other settings."""
     pytest.importorskip("pyspark")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         result = pool.submit(spark_notebook).result()

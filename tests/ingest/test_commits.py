@@ -1,4 +1,4 @@
-"""Commits from outside: each comes in wholly and once, whatever dies at which step."""
+"""Commits from outside: each is ingested whole and only once, whichever process dies at any step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.exhaustive import stride
 NOW_MS = 1_795_168_800_000
 HOUR_MS = 3600 * 1000
 EVERY_FILE = 0.0
-"""For `staged_batches.MIN_SIZE_RATIO`: none is too small to become a segment."""
+"""For `staged_batches.MIN_SIZE_RATIO`: no file is too small to become a segment."""
 
 
 def make(root: Path, partitions: int = 2, files: Files = DEFAULT) -> None:
@@ -50,7 +50,7 @@ def batch(*values: str) -> bytes:
 def stage(
     root: Path, job: str, parts: dict[int, list[str]], files: Files = DEFAULT
 ) -> tuple[staging.StagedFile, ...]:
-    """One attempt's files: a batch for each value of each partition."""
+    """Stage the files of one attempt: a batch for each value of each partition."""
     found = []
     for number, values in parts.items():
         writer = staging.StagedWriter(files, str(root), "t", number, job, 0, 0)
@@ -120,7 +120,7 @@ def test_who_holds_the_lock_takes_in_while_others_append(tmp_path: Path) -> None
 
 
 def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
-    """Nobody's record comes between those of one commit: the log is locked while they are appended."""
+    """No other record is between those of one commit: the log is locked while they are appended."""
     make(tmp_path)
     with lastword.open(tmp_path, "a") as logs:
         mine = threading.Thread(
@@ -136,7 +136,7 @@ def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
 
 def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
     make(tmp_path)
-    with open_to_append(str(tmp_path)):  # holds the lock and does not look
+    with open_to_append(str(tmp_path)):  # holds the lock and does not ingest
         for n in range(3):
             manifest = Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
             number = next_number(DEFAULT, str(tmp_path), NOW_MS)
@@ -170,7 +170,7 @@ def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path:
     with pytest.raises(DataError, match="not as its writer left it"):
         commit(tmp_path, bad)
     commit(tmp_path, Manifest("good", stage(tmp_path, "good", {0: ["a"]}), sync=True))
-    assert values(tmp_path) == {0: ["a"], 1: []}  # all files are looked at before the first is taken in
+    assert values(tmp_path) == {0: ["a"], 1: []}  # all files are checked before the first is ingested
 
 
 @pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
@@ -248,9 +248,11 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
 def test_killed_at_every_step_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int, ratio: float
 ) -> None:
-    """A driver dies before each change that it makes, and half-way in each append. Then somebody opens the
-    directory; a stream runs its batch again. All of it is there once, or nothing is and nothing was
-    committed."""
+    """A driver dies before each of its changes, and half-way in each append.
+
+    Then the directory is opened; a stream runs its batch again. All of it is there, only once; or nothing is
+    there and nothing was committed.
+    """
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
     monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
     sequence = None if writer is None else 7
@@ -280,7 +282,7 @@ def test_killed_at_every_step_and_run_again(
             again = stage(root, "again", {0: ["a", "b"], 1: ["c"]})
             commit(root, Manifest("again", again, True, writer=writer, sequence=sequence))
             assert values(root) == {0: ["before", "a", "b"], 1: ["c"]}, (step, torn)
-            # What died with its driver goes by age: its files, if it had not committed.
+            # Files of a driver that died before its commit are removed by age.
             assert all("staging-j/" in name or name.endswith(".tmp") for name in leftovers(root))
     else:
         pytest.fail("the commit has more steps than the test takes")
@@ -288,14 +290,14 @@ def test_killed_at_every_step_and_run_again(
 
 
 def large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of two batches and more become segments."""
+    """Let files of two batches and more become segments."""
     monkeypatch.setattr(
         staged_batches, "is_worth_a_segment", lambda config, size_bytes: size_bytes > 2 * len(batch("a")) - 1
     )
 
 
 def three_tasks(root: Path, job: str, sizes: tuple[int, ...], files: Files = DEFAULT) -> Any:
-    """Staged for partition 0 by as many tasks: so many batches each."""
+    """Stage a file for partition 0 by each task; `sizes` are the numbers of batches."""
     found = []
     for task, size in enumerate(sizes):
         writer = staging.StagedWriter(files, str(root), "t", 0, job, task, 0)
@@ -310,7 +312,7 @@ def three_tasks(root: Path, job: str, sizes: tuple[int, ...], files: Files = DEF
 def test_killed_while_files_become_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
 ) -> None:
-    """Some are copied, some renamed: each of their batches is in once, in order, or none is."""
+    """Some files are copied, some renamed: each batch is there only once, in order, or none is."""
     large_ones(monkeypatch)
     wanted = ["before", *(f"j{task}{n}" for task, size in enumerate(sizes) for n in range(size))]
     outcomes = set()
@@ -375,7 +377,7 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
 def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
-    """What had returned is there afterwards, whatever was not synced; and what is there is whole."""
+    """A commit that returned survives, whatever was not synced; every commit that survives is whole."""
     monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
     root = tmp_path / "data"
     make(root)
@@ -415,7 +417,7 @@ def test_the_lock_is_free_again_after_a_take_in_that_failed(
 
 
 def test_staged_files_of_a_dead_commit_go_after_an_hour(tmp_path: Path) -> None:
-    """Its sign of life may be in any partition, and a commit that was made is none that died."""
+    """Its sign of life may be in any partition; a completed commit is not a dead one."""
     make(tmp_path)
     jobs = ("dead", "alive", "late", "made")
     files = {job: stage(tmp_path, job, {0: ["x"], 1: ["y"]}) for job in jobs}
@@ -443,18 +445,18 @@ def test_a_directory_that_was_let_go_ends_its_watch(tmp_path: Path) -> None:
 
 
 def test_commits_that_waited_for_long_all_come_in(tmp_path: Path) -> None:
-    """Two drivers died right after their commits, and nobody opened the directory for a month."""
+    """Two drivers died right after their commits, and the directory was not opened for a month."""
     make(tmp_path)
     for n in range(2):
         manifest = Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
         DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{n:020d}-j{n}", manifest.encoded())
-    later = ManualClock(time.time_ns() // 1_000_000 + 30 * 86_400_000)  # files carry the real time
+    later = ManualClock(time.time_ns() // 1_000_000 + 30 * 86_400_000)  # files have the real time
     open_to_append(str(tmp_path), DEFAULT, later).close()
     assert values(tmp_path)[0] == ["0", "1"] and leftovers(tmp_path) == []
 
 
 def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
-    """It does not try for ever; what was begun comes in when there is room, and the error says so."""
+    """The driver stops trying; the error says that the begun commit is completed when there is room."""
     make(tmp_path)
     manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
 
@@ -488,7 +490,7 @@ def test_a_commit_that_nobody_began_is_taken_back(tmp_path: Path) -> None:
 def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is refused as a whole: run again, it would come twice into the partitions that had it."""
+    """The batch is refused as a whole: a repeat would append it twice to the partitions that had it."""
     make(tmp_path)
     manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
     real = LogDirectory._open_log
@@ -506,8 +508,10 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
 
 
 def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> None:
-    """A commit of five batches, of which the drive had room for three, each in a segment of its own; and a
-    process that opens the directory without room for the rest."""
+    """Leave a commit half ingested, and open the directory without room for the rest.
+
+    The commit has five batches, each in a segment of its own; the drive had room for three.
+    """
     with open_to_append(str(root), DEFAULT, ManualClock(NOW_MS)) as directory:
         directory.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 80, **config})
         directory.log("t", 0).append_batches([bytearray(batch("a")), bytearray(batch("z"))])
@@ -527,7 +531,7 @@ def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> No
 def test_what_came_in_of_a_commit_is_not_cleaned_before_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cleaned, the batches that are there already would not be known again, and come in twice."""
+    """If they were cleaned, batches already there would not be recognized, and would be appended twice."""
     for strategy, due in itertools.product(("kafka", "generational"), (False, True)):
         root = tmp_path / f"{strategy}{due}"
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""How long the last sequence of a writer is remembered."""
+"""How long the last sequence of a writer is kept."""
 
 from lastword.ingest.staging import Writers
 
@@ -16,7 +16,7 @@ def test_who_commits_nothing_for_a_month_is_forgotten():
 
 
 def test_a_jump_of_the_clock_forgets_nobody():
-    """A machine that starts with a wrong clock, and gets the right one: both ways."""
+    """A machine starts with a wrong clock and gets the right time: forward and back."""
     now = 1_700_000_000_000
     writers = Writers({})
     writers.note("stream", 7, now)

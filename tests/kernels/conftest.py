@@ -1,4 +1,4 @@
-"""Kernels are compiled before the first test, so that no test is timed while it compiles."""
+"""Fixtures that compile the kernels before the first test, so that no test is timed while it compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays as kernels want them."""
+"""Helpers that make the arrays that kernels take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_BITS = DeadBitmaps.of([]).arrays
 
 
 def padded(data: bytes, filler: int = 0xAA) -> np.ndarray:
-    """The bytes, and slack whose content must not matter."""
+    """Return the bytes with slack behind them, whose content must not matter."""
     array = np.full(len(data) + SLACK, filler, np.uint8)
     array[: len(data)] = np.frombuffer(data, np.uint8)
     return array
@@ -25,7 +25,7 @@ def padded(data: bytes, filler: int = 0xAA) -> np.ndarray:
 def walked(
     data: bytes, next_offset: int = 0, *, verify: bool = True
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """(raw, table, position reached, status)."""
+    """Return (raw, table, position reached, status)."""
     raw = padded(data)
     table = np.zeros((len(data) // 26 + 1, FIELDS), np.int64)
     rows, position, _, status = walk_batches(raw, 0, len(data), 0, next_offset, verify, table, 0)

@@ -55,7 +55,7 @@ def check(data: bytes) -> None:
 
 @st.composite
 def any_magic(draw: st.DrawFn, most: int = 8) -> list[bytes]:
-    """Batches and entries of all magics in turn, with rising offsets."""
+    """Draw batches and entries of all magics, with rising offsets."""
     log, offset = [], draw(st.integers(0, 5))
     for kind in draw(st.lists(st.integers(0, 4), max_size=most)):
         magic, codec = kind % 2, draw(st.integers(1, 3))
@@ -212,7 +212,7 @@ def test_placed_like_the_twin(batches: list[bytes], next_offset: int, epoch: int
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=60), min_size=4, max_size=4))
 def test_four_checksums_side_by_side(parts: list[bytes]) -> None:
-    """The batches of `assign_offsets` with checksums of their own, in every order of their lengths."""
+    """The batches of `assign_offsets` with their own checksums, in every order of their lengths."""
     batches = [encode_batch([Record(0, 1, None, part, ())], base_offset=0, last_offset=0) for part in parts]
     assert placed(batches, 0, 0)[0] == 4
     for number in range(4):

@@ -32,7 +32,7 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_others_may_replace_is_not_trusted(tmp_path: Path) -> None:
-    """The owner of the parent can rename the folder away, and put another one in its place."""
+    """The owner of the parent can rename the folder, and put another folder in its place."""
     above = tmp_path / "above"
     assert kernels._private_folder(above / "own")
     above.chmod(0o777)
@@ -46,7 +46,7 @@ def test_a_folder_that_others_may_replace_is_not_trusted(tmp_path: Path) -> None
 
 
 def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
-    """Where no folder can be kept, each process used to leave its own behind."""
+    """If no folder could be kept, each process used to leave its own folder."""
     (tmp_path / "file").write_text("")
     (tmp_path / f"lastword-{os.getuid()}").write_text("")
     program = "from lastword.kernels import cache_folder; print(cache_folder().is_dir(), cache_folder())"

@@ -88,7 +88,7 @@ def test_a_hostile_length_reaches_nothing() -> None:
 def test_a_count_is_not_believed_past_the_bytes() -> None:
     good = bytearray(encode_batch([Record(0, 0, b"k", b"v")], last_offset=1 << 30))
     good[57:61] = (1 << 30).to_bytes(4, "big")
-    good[22] = 1  # claims gzip: then the walker cannot tell, the decoder must
+    good[22] = 1  # codec gzip: then the walker cannot check the count, the decoder must
     raw, table, _, status = walked(seal(bytes(good)))
     assert status == kernels.OK
     assert decode_rows(raw, table, 1, True, ColumnArrays.empty(4)) == (0, 0, kernels.BAD_COUNT)

@@ -13,7 +13,7 @@ from tests.naive.crc32c import crc32c as naive
 
 @numba.njit
 def crc32c_by_table(data, position, size):
-    """The steps of a machine without the instruction."""
+    """Compute the CRC with the steps for a machine without the instruction."""
     state = np.uint64(0xFFFFFFFF)
     end = position + size
     while end - position >= 8:

@@ -28,7 +28,7 @@ def digest_of(hashed, offset, seed0, seed1):
 
 @given(st.binary(max_size=70), st.integers(0, 9), words, words)
 def test_key_hash_like_the_twin(key: bytes, start: int, seed0: int, seed1: int) -> None:
-    for filler in (0, 0xFF):  # what lies behind the key does not count
+    for filler in (0, 0xFF):  # bytes behind the key do not count
         array = padded(bytes(start) + key, filler)
         found = hash_of(array, start, len(key), np.uint64(seed0), np.uint64(seed1))
         assert int(found) == naive.key_hash(key, seed0, seed1)

@@ -24,7 +24,7 @@ LZ4 = 3
 def decompressed(
     *payloads: bytes, codecs: tuple[int, ...] = (), room: int = 1 << 18, skip_rows: tuple[int, ...] = ()
 ) -> tuple[list[bytes], int, int]:
-    """What the kernel makes of batches with these payloads: (plain bytes of each done, row, status)."""
+    """Decompress batches with these payloads; return (plain bytes of each finished batch, row, status)."""
     data = b"".join(bytes(61) + payload for payload in payloads)
     raw = padded(data)
     table = np.zeros((len(payloads), fields.FIELDS), np.int64)
@@ -67,7 +67,7 @@ def test_several_blocks_and_stored_ones() -> None:
 @settings(max_examples=300)
 @given(runs, st.data())
 def test_damaged_frames_like_the_twin(part: bytes, data: st.DataObject) -> None:
-    """Whatever the bytes: what the twin makes of them, or left to somebody else."""
+    """The kernel returns the bytes of the twin, or leaves the frame to another decoder."""
     frame = bytearray(compress(LZ4, part))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
@@ -82,7 +82,7 @@ def test_damaged_frames_like_the_twin(part: bytes, data: st.DataObject) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=60), st.sampled_from([1, 3, 7, 8, 9, 16]), st.integers(0, 400))
 def test_blocks_by_hand(literals: bytes, distance: int, size: int) -> None:
-    """Every distance that overlaps itself, every length of a match."""
+    """The blocks have every distance that overlaps itself, and every length of a match."""
     literals = literals.ljust(16, b"x")[: 16 + len(literals) % 30]
     first, extra = (15, len(literals) - 15) if len(literals) >= 15 else (len(literals), None)
     block = bytes([first << 4 | min(size, 15)])
@@ -124,7 +124,7 @@ def test_room() -> None:
 
 
 def test_a_chunk_whose_batches_swell_by_far() -> None:
-    """A reader makes room until a batch fits, however much larger than its bytes it is."""
+    """A reader makes room until a batch fits, even if the batch is far larger than its compressed bytes."""
     value = bytes(3_000_000)
     plain = encode_batch([Record(0, 5, b"k", value)], attributes=LZ4)
     packed = seal(plain[:61] + compress(LZ4, plain[61:]))
@@ -147,7 +147,7 @@ def test_codecs_by_turns() -> None:
 
 
 def test_a_reader_does_not_decompress_skipped_rows() -> None:
-    """Their checksums are verified all the same."""
+    """Checksums of skipped rows are still verified."""
     batches = []
     for offset in range(8):
         plain = encode_batch([Record(offset, 5, b"k", b"v" * 50)], attributes=4 - offset // 4)

@@ -45,7 +45,7 @@ def kernel_repack(
     target: int = 0,
     most: int = 1 << 20,
 ) -> bytes:
-    """Through an output that is always too small, so that every way on is taken."""
+    """Repack into an output that is always too small, so that every continuation is tested."""
     raw, table, _, _ = walked(data)
     out = np.full(64, 0xEE, np.uint8)
     out_table = np.zeros((2, fields.FIELDS), np.int64)
@@ -67,7 +67,7 @@ def kernel_repack(
             out_row,
         )
         done = []
-        for i in range(out_row):  # the new table tells what the new bytes tell
+        for i in range(out_row):  # the new table agrees with the new bytes
             start, size = out_table[i, fields.POSITION], out_table[i, fields.SIZE]
             done.append(out[start : start + size].tobytes())
             if classes[i] == JOINED:
@@ -81,7 +81,7 @@ def kernel_repack(
             return joined + b"".join(done)
         assert status == kernels.FULL
         first = int(joining[OPEN_ROW])
-        kept = done[first:] if first >= 0 else []  # the one that may grow comes along
+        kept = done[first:] if first >= 0 else []  # the batch that may grow is kept in the output
         joined += b"".join(done[: len(done) - len(kept)])
         position = len(b"".join(kept))
         out = np.full(position + int(bytes_needed(table, row, side)), 0xEE, np.uint8)
@@ -148,7 +148,7 @@ def test_neighbours_are_joined_like_the_twin(log: list[bytes], data: st.DataObje
 def summed(
     raw: np.ndarray, table: np.ndarray, dead: set[int], retain: list[int], horizon_ms: int
 ) -> tuple[int, int, int, int, list[int], list[int]]:
-    """(contents, batches, controls, records, ends, largest timestamps)."""
+    """Return (contents, batches, controls, records, ends, largest timestamps)."""
     ends, largest = np.empty(len(table), np.uint8), np.empty(len(table), np.int64)
     kept = np.array(retain, np.uint8)
     *sums, row, status = sum_contents(raw, table, len(table), bits(dead), kept, horizon_ms, ends, largest)
@@ -158,7 +158,7 @@ def summed(
 
 
 def without_timestamps(table: np.ndarray) -> np.ndarray:
-    """As the writer leaves a header that holds the end of a range only."""
+    """Clear the timestamp of headers that hold only the end of a range, as the writer does."""
     empty = (table[:, fields.COUNT] == 0) & (table[:, fields.PRODUCER_ID] < 0)
     table[empty & (table[:, fields.BASE_TIMESTAMP] == -1), fields.MAX_TIMESTAMP] = -1
     return table
@@ -166,7 +166,7 @@ def without_timestamps(table: np.ndarray) -> np.ndarray:
 
 @given(logs, st.data())
 def test_digests_of_what_is_left(log: list[bytes], data: st.DataObject) -> None:
-    """The certificate's sums: over the source without its dead, and over the output, they are the same."""
+    """The certificate's sums are equal: over the source without its dead records, and over the output."""
     joined = b"".join(log)
     headers = walk(joined)[0]
     records = [r for h in headers if not h.attributes & 0x20 for r in decode(joined, h)]
@@ -261,7 +261,7 @@ def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -
 
 
 def test_a_delta_in_more_bytes_than_it_needs() -> None:
-    """Readers take it, so a rewrite must not cut in the middle of it."""
+    """Readers accept a longer delta, so a rewrite must not cut in the middle of it."""
     plain = encode_batch([Record(0, T, b"k", None), Record(1, T, b"l", b"v")])
     body = plain[61:]
     assert body[:3] == b"\x0e\x00\x00"

@@ -61,7 +61,7 @@ def test_cut_like_the_twin(
     latest: int | None,
     overdue: bool,
 ) -> None:
-    before = 2  # rows that went elsewhere
+    before = 2  # rows of another output
     table = np.zeros((before + len(rows), fields.FIELDS), np.int64)
     position = 1000
     for number, (one, offset, timestamp) in enumerate(rows):

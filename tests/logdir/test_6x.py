@@ -1,5 +1,6 @@
-"""Properties 333 to 342: checkpoints, markers, topic ids and directories. (328-332: test_checkpoints.py, by
-`TestLeaderEpochs`; 340: tests/retention.)
+"""Properties 333 to 342: checkpoints, markers, topic ids and directories.
+
+328-332: test_checkpoints.py, by `TestLeaderEpochs`; 340: tests/retention.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def test_6X_328_epochs_and_offsets_rise(tmp_path: Path) -> None:
         assert pairs == sorted(pairs) and len({o for _, o in pairs}) == len({e for e, _ in pairs}) == len(
             pairs
         )
-    assert listed(found) == [(4, 20), (6, 30)]  # a newer claim takes what contradicts it with it
+    assert listed(found) == [(4, 20), (6, 30)]  # a newer entry removes the entries that contradict it
 
 
 def test_6X_329_the_same_epoch_keeps_its_start(tmp_path: Path) -> None:
@@ -114,8 +115,8 @@ def test_6X_334_writing_where_the_directory_was_renamed_away(tmp_path: Path) -> 
 
     Here: A partition's log is closed before its directory is renamed, and takes no checkpoint then.
 
-    We own the directory, so nobody renames a partition under us; if somebody does, it is a typed error and
-    the other partitions are closed cleanly.
+    No other process may rename a partition of a directory that lastword has locked. If one does, the error is
+    typed, and the other partitions are closed cleanly.
     """
     logs = opened(tmp_path)
     logs.create_topic("users", 2)
@@ -164,7 +165,7 @@ def test_6X_337_two_on_one_directory(tmp_path: Path) -> None:
 
     Here: The lock file stays and locks nothing.
 
-    `.lock` stays as a file, which locks nothing: removing it cannot be made safe (files/lock.py).
+    `.lock` stays because its removal cannot be made safe (files/lock.py).
     """
     with opened(tmp_path), pytest.raises(LogDirLockedError):
         opened(tmp_path)
@@ -236,7 +237,7 @@ def test_6X_342_a_deleted_topics_files_wait(tmp_path: Path) -> None:
         assert logs.topics() == []
         marked = list(tmp_path.glob("users-0.*-delete"))
         assert len(marked) == 1 and (marked[0] / names.segment_file(0, names.LOG)).exists()
-        assert len(list(first.headers())) == 5  # who was inside finishes
+        assert len(list(first.headers())) == 5  # readers that started before finish
         clock.advance(59_999)
         logs.remove_deferred()
         assert marked[0].exists()
@@ -245,7 +246,7 @@ def test_6X_342_a_deleted_topics_files_wait(tmp_path: Path) -> None:
         logs.create_topic("users")
         assert logs.log("users", 0).log_end == 0
         logs.delete_topic("users")
-    assert not list(tmp_path.glob("*-delete"))  # at closing at the latest
+    assert not list(tmp_path.glob("*-delete"))  # at the latest when the log is closed
 
 
 def test_342_and_after_a_kill_at_opening(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ import lastword
 
 
 def as_nobody(code: str) -> str:
-    """What a script prints when somebody runs it who is not root."""
+    """Return the output of a script that a user other than root runs."""
     setpriv = shutil.which("setpriv")
     if os.geteuid() != 0:
         command = [sys.executable]
@@ -201,7 +201,7 @@ def as_nobody(code: str) -> str:
 
 @pytest.fixture
 def public(tmp_path: Path) -> Path:
-    """A directory that everybody may reach."""
+    """Return a directory that every user can reach."""
     for path in [tmp_path, *tmp_path.parents]:
         try:
             path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
@@ -284,9 +284,9 @@ time.sleep(60)
         assert time.monotonic() - began < 1 and caught.value.pid == other.pid
         other.kill()
         other.wait()
-    with LogDirectory.open(tmp_path, "a", DEFAULT) as logs:  # a killed process holds nothing
+    with LogDirectory.open(tmp_path, "a", DEFAULT) as logs:  # a killed process holds no lock
         child = os.fork()
-        if child == 0:  # a handle that was inherited is not the child's: the lock stays the parent's
+        if child == 0:  # an inherited handle does not give the child the lock: it stays the parent's
             try:
                 LogDirectory.open(tmp_path, "a", DEFAULT)
                 os._exit(1)
@@ -303,7 +303,7 @@ time.sleep(60)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_17_every_failing_call_of_a_directorys_life(tmp_path: Path, kind: str) -> None:
-    """Opening, making a topic, appending, syncing, deleting, closing: what was acknowledged is there."""
+    """Open, create a topic, append, sync, delete, close: every acknowledged record is there."""
     made(tmp_path / "start")
 
     def failing_at(number: int) -> bool:

@@ -45,7 +45,7 @@ END, ABORT = b"\x01\x18\x00\x00", b"\x01\x19\x00\x00"
 
 @pytest.fixture
 def root(tmp_path):
-    """A directory with the topic users, whose id is ID, and an empty metadata partition beside it."""
+    """Return a directory with the topic users, whose id is ID, and an empty metadata partition beside it."""
     with lastword.open(tmp_path / "data", "a") as logs:
         logs.create_topic("users")
     metadata = tmp_path / "data" / "users-0" / "partition.metadata"
@@ -112,7 +112,7 @@ def test_what_is_said_here_wins(root):
     found = settings(root, segment_bytes=2048)
     assert found["cleanup.policy"] == ("delete", "lastword.toml:2 [topics.users]")
     assert found["segment.bytes"] == ("2KiB", "argument")
-    assert found["retention.ms"] == ("1s", SOURCE)  # a topic's own, above a default of all topics
+    assert found["retention.ms"] == ("1s", SOURCE)  # the topic's own setting, above a default of all topics
 
 
 def test_a_topic_with_another_id_gets_nothing(root):
@@ -182,7 +182,7 @@ def test_defaults_that_were_changed_while_brokers_ran(root):
 
 
 def test_records_of_a_newer_kafka(root, caplog):
-    """A new type is passed over; a new version of a known type may be the newest word on a policy."""
+    """A new record type is skipped; a new version of a known type may change a policy."""
     known = [topic_record("users"), config_record("cleanup.policy", "compact")]
     write_log(root, *known, b"\x01\x7f\x00\x00")
     assert settings(root) == {"cleanup.policy": ("compact", SOURCE)}

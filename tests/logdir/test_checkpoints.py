@@ -125,7 +125,7 @@ class TestLeaderEpochs:
 
 
 def test_one_line_is_told_without_reading_the_file_again(tmp_path: Path) -> None:
-    """And after every change, by whomever, the new one is."""
+    """The new line is returned after every change, by any writer."""
     files = RecordingFiles(UNSYNCED)
     checkpoint = OffsetCheckpoint(files, str(tmp_path), "offsets")
     one, two = TopicPartition("a", 0), TopicPartition("a", 1)

@@ -1,4 +1,4 @@
-"""Opening, closing and looking at a whole log directory."""
+"""Opening, closing and reading of a whole log directory."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TestKafkasDirectories:
 
     @pytest.mark.parametrize(("name", "stage"), [("dir-killed", "killed"), ("dir-torn", "died")])
     def test_after_a_crash(self, tmp_path: Path, name: str, stage: str) -> None:
-        """The records that real Kafka found when it recovered the same directory."""
+        """Recovery returns the records that real Kafka found when it recovered the same directory."""
         golden = case(name)
         golden.unpack(tmp_path)
         expected: dict[str, dict[int, dict]] = {}
@@ -294,7 +294,7 @@ class TestTheMarker:
         logs.abandon()
         with opened(tmp_path) as logs:
             logs.log("users", 0)
-        assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()  # users-1 was not looked at
+        assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()  # users-1 was not checked
         with opened(tmp_path) as logs:
             logs.log("users", 0)
             logs.log("users", 1)
@@ -358,7 +358,7 @@ def test_settings_hold_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_power_cut_of_a_directorys_life(tmp_path: Path) -> None:
-    """Acknowledged records and created topics are there; the marker is only there when it is true."""
+    """Acknowledged records and created topics are there; the marker is there only after a clean stop."""
     root = tmp_path / "root"
     root.mkdir()
     files = ForgetfulFiles(root)

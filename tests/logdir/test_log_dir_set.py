@@ -1,4 +1,4 @@
-"""Several directories that are one: placing, topic ids, one that fails, one partition in two places."""
+"""Several directories as one: placing, topic ids, a directory that fails, a partition in two places."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_offline_directory_raises_for_its_partitions_and_the_rest_serves(tmp_
     with opened(tmp_path / "a") as alone:
         spread = LogDirSet([alone], {str(tmp_path / "b"): error})
         log_dirs = spread.log_dirs_by_topic()["users"]
-        assert list(log_dirs) == [0, 1, 2, 3]  # the number of partitions is not forgotten: keys go by it
+        assert list(log_dirs) == [0, 1, 2, 3]  # the number stays: it decides the partition of a key
         append(spread.log_dir("users", 0), "users", 0, 2)
         for partition in (1, 3):
             log_dir = spread.log_dir("users", partition)
@@ -135,7 +135,7 @@ def test_one_partition_in_two_directories_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_topic_of_that_name(tmp_path: Path) -> None:
-    """partition.metadata says which topic a partition is of; a stray of another one is not served."""
+    """partition.metadata names the topic of a partition; a stray partition of another topic is not served."""
     with opened(tmp_path / "a") as logs:
         logs.create_topic("users", 2)
     with opened(tmp_path / "b") as logs:
@@ -212,7 +212,7 @@ class TestMarkedDirectories:
 
 
 def test_partitions_are_looked_into_once(tmp_path: Path) -> None:
-    """Looking again looks into new directories only."""
+    """A second search reads new directories only."""
     with opened(tmp_path) as logs:
         logs.create_topic("users")
     for number in range(1, 2000):

@@ -1,4 +1,4 @@
-"""Moving a partition between directories: while it is written to, and with every crash of it."""
+"""Moving a partition between directories: while records are appended, and with every crash of the move."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def both(root: Path, files: Files | object = UNSYNCED, mode: str = "a") -> tuple
 
 
 def prepare(root: Path) -> None:
-    """users-0 in a: 20 records in several segments, log start 7, cleaned up to 5; something else in b."""
+    """Make users-0 in a: 20 records in several segments, log start 7, clean up to 12; topic other in b."""
     with opened(root / "a") as a:
         a.create_topic("users", 1, {"segment.bytes": "700"})
         append(a, 20)
@@ -151,7 +151,7 @@ def test_while_it_is_appended_to(tmp_path: Path) -> None:
 
 
 def check(root: Path, marks: list[str]) -> None:
-    """After any crash: one place, every record, log start and checkpoints; opening again changes nothing."""
+    """Check place, records, log start and checkpoints after a crash; opening again changes nothing."""
     a, b = both(root)
     spread = LogDirSet([a, b], {})
     home = spread.log_dirs_by_topic()["users"][0]
@@ -160,7 +160,7 @@ def check(root: Path, marks: list[str]) -> None:
     assert records(log) == [pair(n) for n in range(7, log.log_end)]
     assert indexes_fit(log)
     first_dirty = home.first_dirty("users", 0)
-    assert first_dirty in (12, None)  # losing it costs a round of cleaning
+    assert first_dirty in (12, None)  # without it, the next round cleans again
     assert ("moved" not in marks) or home is b
     append(home, 1)
     for directory in (a, b):
@@ -219,7 +219,7 @@ def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
 
 @pytest.mark.slow
 def test_every_failing_call(tmp_path: Path) -> None:
-    """A full drive, at any call: an error of ours, and the partition is in one place with all its records."""
+    """A full drive, at any call: a typed error, and the partition is in one place with all its records."""
     prepare(tmp_path / "start")
 
     def failing_at(number: int) -> bool:
@@ -266,7 +266,7 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
     move(a, b, "users", 0)
     a.close()
     b.close()
-    # As a kill between the two renames leaves it, and then somebody opened a alone.
+    # The state after a kill between the two renames, when a was then opened alone.
     private = tmp_path / "b" / "users-0" / names.PRIVATE
     shutil.copytree(tmp_path / "b" / "users-0", tmp_path / "a" / "users-0")
     write_move_note(UNSYNCED, str(private.parent), directory_name(UNSYNCED, str(tmp_path / "a")), 20)
@@ -282,7 +282,7 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
 
 
 def test_no_marker_speaks_of_a_partition_that_came_and_was_not_opened(tmp_path: Path) -> None:
-    """Its move failed after the last rename: nobody recovered it, so nobody may promise a clean stop."""
+    """Its move failed after the last rename: it was not recovered, so no clean stop may be noted for it."""
     prepare(tmp_path)
     with opened(tmp_path / "b") as b:
         assert b.recovery.clean

@@ -84,7 +84,7 @@ def test_batches_before_a_bad_one_come_first() -> None:
 
 
 def told(data: bytes, *, later: bool) -> tuple[list[int], str]:
-    """Rows of the chunks that came, and the error after them."""
+    """Return the rows of the chunks that were read, and the error after them."""
     chunks, came = reader(data, chunk_bytes=3 * len(GOOD[0])), []
     if later:
         chunks.in_slots(2, verify_later=True)
@@ -100,8 +100,10 @@ def told(data: bytes, *, later: bool) -> tuple[list[int], str]:
 
 @pytest.mark.parametrize("old", [False, True])
 def test_every_damaged_byte_is_told_of_its_batch_whenever_checksums_are_verified(old: bool) -> None:
-    """Checksums of several batches are computed at once, but what is wrong is told as of one after another:
-    the first bad batch, and its checksum before what its fields say."""
+    """Checksums of several batches are computed together, but errors are as if one after another.
+
+    The first bad batch is reported, and its checksum before the errors of its fields.
+    """
     size = len(GOOD[0])
     log = [encode_batch([Record(n, T, b"k", b"value")]) for n in range(8)]
     if old:
@@ -142,8 +144,11 @@ def test_a_partial_tail(left: int) -> None:
 @pytest.mark.parametrize("more", [0, 5, 40])
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
 def test_a_file_that_becomes_shorter_while_it_is_read(batches_left: int, more: int, chunk_bytes: int) -> None:
-    """The whole batches come first. The raw KeyError of a cut at a batch boundary was not typed, and a cut
-    behind a batch that was read in the same chunk ended the read without an error."""
+    """The whole batches are returned first, then the error is typed.
+
+    Before, a cut at a batch boundary raised a KeyError, and a cut behind a batch that was read in the same
+    chunk ended the read without an error.
+    """
     data = b"".join(GOOD[:3])
     left = b"".join(GOOD[:batches_left]) + GOOD[batches_left][:more]
     rows = 0
@@ -198,7 +203,7 @@ def test_a_payload_that_is_not_its_codecs() -> None:
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 def test_a_payload_that_grows_past_its_bound(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "_by_root", {})  # a test before may have opened the working directory
+    monkeypatch.setattr(compression, "_by_root", {})  # an earlier test may have opened the working directory
     monkeypatch.setenv("LASTWORD_DECOMPRESSION_MAX_BYTES", "1MiB")
     for size, fits in ((1 << 20, True), ((1 << 20) + 1, False)):
         value = bytes(size - 12)  # of a batch whose records take `size` bytes
@@ -215,7 +220,7 @@ def test_a_payload_that_grows_past_its_bound(codec: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_many_batches_that_grow_are_read_a_few_at_a_time(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "_by_root", {})  # a test before may have opened the working directory
+    monkeypatch.setattr(compression, "_by_root", {})  # an earlier test may have opened the working directory
     monkeypatch.setenv("LASTWORD_DECOMPRESSION_MAX_BYTES", "1MiB")
     log = [encode_batch([Record(i, T, b"k", bytes(300_000))]) for i in range(30)]
     for codec in (1, 2, 3, 4):

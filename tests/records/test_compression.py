@@ -67,7 +67,7 @@ def test_levels(codec: int, levels: tuple[int, ...]) -> None:
 
 
 class TestFraming:
-    """What Kafka reads: nothing else may be written."""
+    """Only framing that Kafka reads is written."""
 
     def test_lz4_is_one_frame_of_independent_64_kib_blocks(self) -> None:
         packed = compress(LZ4, NOISE)

@@ -1,4 +1,4 @@
-"""Records of Kafka's own topics: what real brokers wrote, every schema and version, and hostile bytes."""
+"""Records of Kafka's own topics: records of real brokers, every schema and version, and hostile bytes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_tombstone_has_a_key_and_no_value():
 
 @pytest.mark.parametrize("topic, kind, key, version", MESSAGES)
 def test_every_schema_and_version(topic, kind, key, version):
-    """A writer of twenty lines in this file is the second opinion."""
+    """A writer of twenty lines in this file encodes each record independently."""
     rng = random.Random(f"{topic} {kind} {key} {version}")
     for _ in range(20):
         schema = SCHEMAS[topic][kind][key]
@@ -138,7 +138,7 @@ def test_credentials_are_not_shown():
     assert not plain.is_secret and plain.masked() is plain
 
 
-# ---------------------------------------------------------------- the second opinion
+# ---------------------------------------------------------------- the independent writer
 
 
 def _covers(versions: list[int], version: int) -> bool:
@@ -147,7 +147,7 @@ def _covers(versions: list[int], version: int) -> bool:
 
 def _random_fields(fields: list[dict[str, Any]], version: int, rng: random.Random) -> dict[str, Any]:
     result = {}
-    for field in sorted(fields, key=lambda field: _tagged(field, version)):  # tagged ones come last
+    for field in sorted(fields, key=lambda field: _tagged(field, version)):  # tagged fields are last
         if _covers(field["versions"], version) and not (_tagged(field, version) and rng.random() < 0.5):
             result[field["name"]] = _random_value(field, field["type"], version, rng)
     return result

@@ -1,4 +1,4 @@
-"""What the pack kernel makes, read back through every codec. Its bytes: tests/kernels/test_pack.py."""
+"""The output of the pack kernel, read back through every codec. Its bytes: tests/kernels/test_pack.py."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ROWS = st.tuples(st.none() | st.binary(max_size=9), st.none() | st.binary(max_si
 def test_chosen_rows_are_packed_as_arrow_would_take_them(
     rows: list[Any], data: st.DataObject, noted: bool, codec: int
 ) -> None:
-    """In any order, from a slice, into memory that was used before."""
+    """Records in any order, from a slice, into memory that was used before."""
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     notes = [None if row[2] is None else [{"key": k, "value": v} for k, v in row[2]] for row in rows]
     columns = [pa.array([row[i] for row in rows], pa.binary()) for i in range(2)] + [pa.array(notes, kind)]

@@ -1,4 +1,4 @@
-"""Things made ready by two threads: in order, errors at their turn, none too far ahead, no thread left."""
+"""Items prepared by two threads: in order, errors at their turn, few read ahead, no thread left over."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pause(milliseconds: int) -> None:
 def test_in_order_whichever_part_is_slow(
     pauses: list[tuple[int, int]], ends_badly: bool, threads: int, data: st.DataObject
 ) -> None:
-    """Each pair: how long preparing and taking it last."""
+    """Each pair: the time to prepare an item, and the time to take it."""
     bad = data.draw(st.none() | st.integers(0, max(len(pauses) - 1, 0)))
 
     def prepare(one: list[int]) -> None:
@@ -84,7 +84,7 @@ def test_at_most_so_many_are_read_ahead() -> None:
 
 
 def test_both_threads_prepare() -> None:
-    """The first two meet at a barrier, which neither could pass alone."""
+    """The first two items wait at a barrier, which one thread alone could not pass."""
     met = threading.Barrier(2, timeout=10)
 
     def prepare(one: list[int]) -> None:
@@ -117,7 +117,7 @@ def test_given_up_in_the_middle() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(1, 2))
 def test_what_is_left_behind_is_done_one_after_another(pauses: list[tuple[int, int]], threads: int) -> None:
-    """Each pair: how long taking a thing lasts, and the work that it leaves."""
+    """Each pair: the time to take an item, and the work that it leaves."""
     done: list[int] = []
     busy = threading.Lock()
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lastword.records.record import encode_varint, read_varint, read_varlong
 
-# What Kafka writes.
+# bytes that Kafka writes
 KNOWN = {
     0: "00",
     -1: "01",

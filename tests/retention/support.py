@@ -1,4 +1,4 @@
-"""Logs for the tests of retention: batches of one record, five to a segment unless said otherwise."""
+"""Logs for the tests of retention: batches of one record, five to a segment by default."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY = 24 * HOUR
 
 @dataclass
 class Fake:
-    """What the rules ask of a segment."""
+    """The fields of a segment that the rules read."""
 
     base_offset: int
     size: int = 100
@@ -31,7 +31,7 @@ class Fake:
 
 
 def fakes(*sizes_and_ages: tuple[int, int], step: int = 10) -> list[Fake]:
-    """Segments with (bytes, age in ms), `step` offsets each."""
+    """Return segments with (bytes, age in ms), `step` offsets each."""
     return [Fake(at * step, size, NOW - age, NOW - age) for at, (size, age) in enumerate(sizes_and_ages)]
 
 
@@ -87,7 +87,7 @@ class Log:
         return [s.base_offset for s in self.log.segments]
 
     def named(self, ending: str) -> list[int]:
-        """Numbers in the names of files that end so."""
+        """Return the numbers in the names of files that end with `ending`."""
         return sorted(int(p.name.split(".")[0]) for p in self.path.iterdir() if p.name.endswith(ending))
 
     def reopen(self) -> Log:

@@ -1,4 +1,4 @@
-"""Retention as a broker does it: properties 296 to 307, and what reliability.md asks around them."""
+"""Retention as a broker does it: properties 296 to 307, and the cases around them in reliability.md."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_6V_304_names_go_at_once_bytes_after_the_delay(tmp_path: Path) -> None:
     log.expire()
     assert log.named(".log") == [10] and log.named(".log" + DELETED) == [0, 5]
     assert log.named(".index" + DELETED) == [0, 5]
-    assert [header.base_offset for header in view.segments[0].headers()] == before  # who was inside finishes
+    assert [header.base_offset for header in view.segments[0].headers()] == before  # earlier readers finish
     log.clock.advance(59_999)
     log.log.remove_deferred()
     assert log.named(".log" + DELETED) == [0, 5]
@@ -315,7 +315,7 @@ def test_golden_dir_clean_kafka28(tmp_path: Path) -> None:
         from lastword.retention import expire
 
         for tp in logs.topic_partitions():
-            assert expire(logs, *tp).codes == ("no-policy",)  # nothing is removed unless somebody says so
+            assert expire(logs, *tp).codes == ("no-policy",)  # only a setting removes anything
         set_topic_config(
             logs, "old", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": 0}
         )

@@ -1,7 +1,7 @@
 """Every failing call and every crash of expiring and trimming.
 
-Allowed: it was done, or it was not, or the first part of it was: the log start lies where it lay or where it
-should, every record from there on is there, and the next try finishes.
+Allowed: all was done, nothing, or the first part. The log start is at its old or its new place, every record
+from there on is there, and the next try finishes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS = {"cleanup.policy": "delete", "retention.ms": "1h"}
 
 
 def prepare(root: Path, files: object = UNSYNCED) -> None:
-    """Two old segments, one whose end is young, and an active one; all synced."""
+    """Make two old segments, one whose end is young, and an active segment; all synced."""
     Log(root, files=files, **SETTINGS).fill(10, age_ms=2 * HOUR).fill(8).close()
 
 
@@ -47,7 +47,7 @@ WORK = {"expire": (expire, 10), "expire all": (expire_all, 18), "trim": (trim_in
 
 
 def check(root: Path, goal: int, done: bool, label: str = "") -> None:
-    """Open what is left, twice: nothing above the goal is gone, nothing of the end either."""
+    """Check, at two openings, that no record from the log start on is lost and the end is unchanged."""
     clock = ManualClock(NOW)
     for _ in range(2):
         log = Log(root, clock)
@@ -145,7 +145,7 @@ def test_17_every_failing_call(tmp_path: Path, work: str, kind: str) -> None:
                 assert log.log.log_start == goal
                 failed = None
             except StorageError:
-                # A sync that could not even begin keeps the partition offline until it is opened again.
+                # After a sync that could not even begin, the partition is offline until it is opened again.
                 assert kind == "EMFILE" and "users-0" in str(failed)
         try:
             log.close()
@@ -159,16 +159,16 @@ def test_17_every_failing_call(tmp_path: Path, work: str, kind: str) -> None:
 
 
 def test_a_power_cut_brings_no_removed_record_back(tmp_path: Path) -> None:
-    """The log start that protects against it is forgotten only when the removed names are durably gone."""
+    """The log start is removed from the checkpoint only when the removed names are durably gone."""
     root = tmp_path / "root"
     root.mkdir()
     prepare(root)
     files = ForgetfulFiles(root)
     log = Log(root, files=files)
     assert log.log
-    log.home.sync()  # so that the next one finds nothing of the opening to make durable
+    log.home.sync()  # so that the next sync has nothing left of the opening
     log.expire()
-    log.home.sync()  # takes the line out of the checkpoint again
+    log.home.sync()  # removes the line from the checkpoint
     assert "users" not in (root / names.LOG_STARTS).read_text()
     image = files.crash()
     image.write(tmp_path / "image")

@@ -1,4 +1,4 @@
-"""Readers while the front of a log goes: every record, or an error; never a hole taken for a gap."""
+"""Readers while the front of a log is removed: every record, or an error; a hole never looks like a gap."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_who_was_not_there_yet_is_told(tmp_path: Path) -> None:
     with pytest.raises(OffsetOutOfRangeError, match=r"offset 5 is below log start 12 \(trim, ") as caught:
         for _, header, _ in reading:
             seen.append(header.base_offset)
-    assert seen == [0, 1, 2, 3, 4]  # the segment that it was in
+    assert seen == [0, 1, 2, 3, 4]  # the rest of the segment that it was reading
     assert caught.value.offset == 5
     log.close()
 

@@ -1,4 +1,4 @@
-"""Which segments may go: the three passes, borders included, against a plain reading of Kafka's rules."""
+"""Which segments may go: the three passes, with their limits, against a plain form of Kafka's rules."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_reasons_can_be_read() -> None:
 
 
 class TestClocks:
-    """reliability 18: what a date that jumps does. Deciding is by the date, as a broker's is."""
+    """reliability 18: the effect of a date that jumps. As in a broker, the date decides."""
 
     def test_18_a_date_set_back_keeps_more(self) -> None:
         config = policy("delete", retention_ms=HOUR)
@@ -107,7 +107,7 @@ class TestClocks:
 def plainly(
     segments: list[Fake], log_start: int, log_end: int, top: int, now: int, limit: int, age: int
 ) -> int:
-    """The rules as the specification tells them, one pass after another on lists."""
+    """Apply the rules of the specification on lists, one pass after another."""
     left = list(segments)
 
     def bound(segment: Fake) -> int:

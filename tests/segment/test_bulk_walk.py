@@ -1,4 +1,4 @@
-"""Recovery's walk by kernels finds what the plain walk finds, in sound files and in damaged ones."""
+"""Recovery's walk by kernels finds the same batches as the plain walk, in sound and damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch(chance: random.Random, offset: int, size: int = 200) -> bytes:
 
 
 def log_of(seed: int, count: int = 300) -> tuple[bytearray, list[int]]:
-    """A log and the positions of its batches."""
+    """Return a log and the positions of its batches."""
     chance = random.Random(seed)
     data, positions, offset = bytearray(), [], BASE
     for _ in range(count):
@@ -41,7 +41,7 @@ def log_of(seed: int, count: int = 300) -> tuple[bytearray, list[int]]:
 
 
 def inspected(directory: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> Inspection:
-    """Found by kernels; the plain walk must have found the same."""
+    """Inspect a log by kernels; check that the plain walk gives the same result."""
     (directory / names.segment_file(BASE, names.LOG)).write_bytes(data)
     found = []
     for least in (1, 1 << 40):

@@ -1,4 +1,4 @@
-"""Kafka's own segments: what is read of them, and the indexes that are built for them."""
+"""Kafka's own segments: the entries that are read, and the indexes that are built."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _file(line: dict) -> str:
 
 
 def test_index_entries(stages: list[tuple[str, str, Path]]) -> None:
-    """The entries that Kafka's own classes read of its indexes."""
+    """The entries are those that Kafka's own classes read from its indexes."""
     compared = 0
     for name, stage, root in stages:
         listed: dict[str, list[dict]] = {}

@@ -17,7 +17,7 @@ NAME = "00000000000000000000.log"
 
 
 class Growing(UnsyncedFiles):
-    """While a file is looked at, somebody appends to it."""
+    """Files to which another process appends while they are inspected."""
 
     segment: Segment
 

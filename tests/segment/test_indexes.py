@@ -1,4 +1,4 @@
-"""Index files: the golden vectors, lookups against a linear search, and the tails that Kafka leaves."""
+"""Index files: the golden vectors, lookups against a linear search, and tails as Kafka leaves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One position at a time, warm and cold, with sound indexes and with damaged ones."""
+"""Lookup of one position at a time, warm and cold, with sound indexes and with damaged ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.naive.pack import Record, encode_batch
 
 
 def written(directory: str, steps: list[tuple[int, int, int]], interval: int) -> list[tuple[int, int]]:
-    """Batches of (gap before, records, value bytes); returns (last offset, position) of each."""
+    """Write batches of (gap before, records, value bytes); return (last offset, position) of each."""
     data, offset, found = b"", 10, []
     for gap, count, size in steps:
         offset += gap

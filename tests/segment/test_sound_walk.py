@@ -21,7 +21,7 @@ def batch(offset: int, value_bytes: int) -> bytes:
     "sizes", [(3 << 20, 10), (10, 3 << 20, 10), ((1 << 20) - 70, 1 << 20, 5), (3 << 20,)]
 )
 def test_a_batch_larger_than_what_is_read_at_a_time(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """Recovery took it for a torn tail, and would have cut it off."""
+    """Recovery treated it as a torn tail, and would have cut it off."""
     data = [batch(n, size) for n, size in enumerate(sizes)]
     path = tmp_path / f"{0:020d}.log"
     path.write_bytes(b"".join(data))

@@ -1,4 +1,4 @@
-"""A mapping that is filled with whole columns: of newest values only, or of a mostly clean log in order."""
+"""A mapping filled with whole columns: with newest values only, or with a mostly clean log in order."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,10 @@ def test_it_is_a_dict_that_is_changed_one_by_one(parts, settled):
 
 
 def loaded(logs, monkeypatch, *, dirty_part: int) -> dict[bytes, bytes]:
-    """The state, by kernels; `dirty_part`: what part of a log may be dirty for it to be taken in order."""
+    """Return the state, loaded by kernels.
+
+    `dirty_part`: the largest dirty part of a log that is loaded in order.
+    """
     monkeypatch.setattr(newest.scan, "PLAIN_BYTES", -1)
     monkeypatch.setattr(newest.scan, "PLAIN_BYTES_LOADED", -1)
     monkeypatch.setattr(newest, "_MOSTLY_CLEAN", dirty_part)
@@ -45,8 +48,10 @@ def loaded(logs, monkeypatch, *, dirty_part: int) -> dict[bytes, bytes]:
 
 
 def test_a_mostly_clean_log_is_taken_in_order(logs, monkeypatch):
-    """With keys replaced and deleted above the clean part, within one chunk and over segments; records
-    without a key, and transactions of which one is aborted."""
+    """The log has records without a key, and transactions, one of them aborted.
+
+    Keys are replaced and deleted above the clean part, within one chunk and over segments.
+    """
     logs.create_topic("users", 1, key_serializer="str", value_serializer="json", **SMALL)
     users = logs.state("users")
     users.update({f"key {n}": {"n": n} for n in range(200)})

@@ -1,4 +1,4 @@
-"""Work that a thread does ahead: order, errors, progress, and an end on request."""
+"""Work that a thread does ahead: order, errors, progress, and a stop on request."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A restored file: what it holds, and a state that starts from it."""
+"""A restored file: its content, and a state that starts from it."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_what_a_cleaning_forgot_cannot_be_restored(logs, path):
 
 
 def test_a_deleted_key_does_not_come_back_from_a_file(logs, path, clock: ManualClock):
-    """The tombstone above the file's end is gone, so nothing in the log would tell of the delete."""
+    """The tombstone above the file's end is gone, so the log has no record of the delete."""
     users = logs.state("users")
     users["ada"] = 1
     logs.restore("users", to=path)
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_made_is_told_with_its_remedy(logs, tmp_path):
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_a_byte_that_changed_is_told_or_changes_nothing(logs, tmp_path, form):
-    """Never an error of Arrow's; and no value of a Parquet file that is not what was restored."""
+    """The error is never one of Arrow's; a Parquet file returns no value that was not restored."""
     path = tmp_path / f"users.{form}"
     users = logs.state("users")
     users.update({f"k{n}": f"value {n}" for n in range(20)})
@@ -234,7 +234,7 @@ def test_any_history(tmp_path_factory, before, after, form):
 
 
 def test_what_was_trimmed_is_not_in_a_state_from_a_file(logs, path):
-    """A state that started from the file kept keys whose records are below the log start."""
+    """A state that started from the file used to keep keys whose records are below the log start."""
     users = logs.state("users")
     users.update({f"k{n}": n for n in range(10)})
     logs.dirs.log("users", 0).roll()
@@ -260,7 +260,7 @@ def test_a_file_that_reaches_above_a_cut_is_refused(logs, path):
 
 
 def test_a_file_that_reaches_above_a_power_cut_is_refused(tmp_path, clock, path):
-    """Recovery notes where the log ended before anything is appended; the log then grew past the file."""
+    """Recovery notes the log end before anything is appended; the log then grew past the file."""
     data = tmp_path / "data"
     logs = lastword.open(data, "a", clock=clock)
     users = logs.state("users")
@@ -271,7 +271,7 @@ def test_a_file_that_reaches_above_a_power_cut_is_refused(tmp_path, clock, path)
     logs.restore("users", to=path)
     file = log.active.file
     logs.dirs.directories[0].abandon()
-    with Path(file).open("r+b") as handle:  # what a power cut may leave: nothing of it was synced
+    with Path(file).open("r+b") as handle:  # a power cut may leave this: nothing of it was synced
         handle.truncate(kept)
     with lastword.open(data, "a", clock=clock) as logs:
         assert dict(logs.state("users")) == {"kept": 1}
@@ -281,7 +281,7 @@ def test_a_file_that_reaches_above_a_power_cut_is_refused(tmp_path, clock, path)
         with pytest.raises(errors.SnapshotRefusedError, match="cut at 1 since, perhaps by a power cut"):
             logs.state("users", snapshot=path)
         logs.restore("users", to=path)
-    with lastword.open(data, "a", clock=clock) as logs:  # after a clean stop nothing is in doubt
+    with lastword.open(data, "a", clock=clock) as logs:  # after a clean stop the file is accepted
         logs.state("users")["more"] = 1
         assert dict(logs.state("users", snapshot=path)) == dict(logs.state("users"))
 

@@ -1,4 +1,4 @@
-"""A mapping whose changes are a log: what it keeps, what it restores, what it refuses."""
+"""A mapping whose changes are a log: the values that it keeps and restores, and the calls that it refuses."""
 
 import copy
 import pickle
@@ -244,7 +244,7 @@ def test_from_many_threads(logs):
 
 
 def from_four_threads(work):
-    """Four threads begin together, and run `work` 500 times each."""
+    """Start four threads together; each runs `work` 500 times."""
     begin = threading.Barrier(4)
 
     def run():
@@ -269,7 +269,7 @@ def from_four_threads(work):
     ids=["incr", "change", "change with a default"],
 )
 def test_no_increment_is_lost_between_threads(logs, step, monkeypatch):
-    """A thread that reads between another one's read and write would lose an increment: every read yields."""
+    """Every read yields: a thread that reads between another's read and write would lose an increment."""
     totals = logs.state("totals", default=int)
     original = type(totals).__getitem__
 
@@ -299,7 +299,7 @@ def test_change_writes_one_record_or_none(logs):
     assert users.change("bob", lambda value: value + 1, default=4) == 5
     assert users.change("ada", lambda value: None) is None  # a value that JSON can write
     assert users.change("ada", lambda value: users.DELETE) is users.DELETE
-    assert users.change("eve", lambda value: users.DELETE, default=0) is users.DELETE  # was not there
+    assert users.change("eve", lambda value: users.DELETE, default=0) is users.DELETE  # the key was absent
     assert records(logs)[2:] == [("bob", 5), ("ada", None), ("ada", None)] and dict(users) == {"bob": 5}
 
 
@@ -320,7 +320,7 @@ def test_incr(logs):
 
 @pytest.mark.parametrize("value", [0, 1.5, True, None, "x", Decimal(1), (1, 2), b"x", frozenset()], ids=repr)
 def test_edit_of_what_cannot_be_changed_in_place_is_refused(logs, value):
-    """`with s.edit("n") as n: n += 1` rebinds a name: it would lose the change in silence."""
+    """`with s.edit("n") as n: n += 1` rebinds a name: without an error, the change would be lost."""
     state = logs.state("any", value_serializer=(pickle.dumps, pickle.loads), default=lambda: value)
     state["there"] = value
     for key in ("there", "absent"):
@@ -381,7 +381,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize(("given", "told"), CONTRADICTIONS.values(), ids=list(CONTRADICTIONS))
 def test_what_contradicts_the_topic_is_refused(logs, given, told):
-    """Silently taken, the mistake would be made by a writer and found by its readers."""
+    """Without an error, a writer would make the mistake and its readers would find it."""
     made = {"partitions": 2, "segment_bytes": "1MiB"}
     logs.state("users", **made)["ada"] = 1
     with pytest.raises(errors.InvalidSettingError, match=told) as caught:
@@ -445,7 +445,7 @@ POLICIES = {
 
 @pytest.mark.parametrize(("config", "told"), POLICIES.values(), ids=list(POLICIES))
 def test_a_topic_that_would_lose_its_keys_is_refused(logs, config, told):
-    """Retention takes keys away without a tombstone: the next restore would not have them."""
+    """Retention removes keys without a tombstone: the next restore would not have them."""
     logs.create_topic("users", key_serializer="str", value_serializer="json", **config).append("ada", 1)
     with pytest.raises(errors.UsageError, match=told) as caught:
         logs.state("users")
@@ -453,7 +453,7 @@ def test_a_topic_that_would_lose_its_keys_is_refused(logs, config, told):
         with pytest.raises(errors.UsageError, match=told):
             logs.state("new", **config)
         assert "new" not in logs
-    with lastword.open(logs.paths[0]) as beside:  # looking is free
+    with lastword.open(logs.paths[0]) as beside:  # reading is allowed
         assert dict(beside.state("users")) == {"ada": 1}
     assert dict(logs.state("users", end=1)) == {"ada": 1}  # read only
     exec(caught.value.remedy.partition(";")[0], {"logs": logs})
@@ -466,7 +466,7 @@ def test_both_policies_without_a_limit_keep_every_key(logs):
 
 
 def test_a_topic_that_was_made_with_its_default_serializers(logs):
-    """`create_topic` saves "bytes"; the error says so, and what it says to do works."""
+    """`create_topic` saves "bytes"; the error says so, and its remedy works."""
     logs.create_topic("users", cleanup_policy="compact")
     users = logs.state("users")
     with pytest.raises(errors.SerializerError, match="saved with the topic as bytes") as caught:
@@ -481,7 +481,7 @@ def test_a_topic_that_was_made_with_its_default_serializers(logs):
 
 
 class StateIsADict(RuleBasedStateMachine):
-    """Whatever is done to it, and however often it is opened again, it holds what a dict would hold."""
+    """After any sequence of changes and openings, the state holds the entries that a dict would hold."""
 
     keys = st.sampled_from(["a", "b", "c", "", "é"])
     values = st.none() | st.integers() | st.text(max_size=3)

@@ -1,4 +1,4 @@
-"""Values with a time to live: a state hides them at once, a tombstone ends them for every reader."""
+"""Values with a time to live: a state hides expired values immediately, a tombstone ends them for readers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_value_that_was_set_again_lives_on(tmp_path: Path) -> None:
 def test_an_append_that_comes_in_between_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Between the look at the newest values and the tombstone."""
+    """The append comes between the read of the newest values and the tombstone."""
     clock = ManualClock()
     with opened(tmp_path / "d", clock) as logs:
         state = logs.state("s", lastword_ttl_ms="1h")
@@ -175,7 +175,7 @@ def test_an_open_transaction_holds_the_tombstone_back(tmp_path: Path) -> None:
 
 
 def test_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read twice before something is due."""
+    """Nothing is read twice before a value is due."""
     clock = ManualClock()
     with opened(tmp_path / "d", clock) as logs:
         state = logs.state("s", lastword_ttl_ms="10h")

@@ -1,4 +1,4 @@
-"""What lastword gives to the tests of other programs."""
+"""The helpers of lastword for the tests of other programs."""
 
 import lastword
 from lastword.testing import Clock, LogBuilder

@@ -45,7 +45,7 @@ cleanup.policy = ["compact", "delete"]
 
 
 def load(text: str = FILE, **options: object) -> Settings:
-    """Settings of a file's text, with no variables but the given ones."""
+    """Return the settings of a file's text, with only the given variables."""
     return Settings.from_text(text)
 
 
@@ -338,7 +338,7 @@ class TestChanging:
         assert settings.topic_names == ["a", "a.b"]
 
     def test_names_that_begin_alike_and_stand_apart(self, tmp_path: Path) -> None:
-        """As `create_topic` writes them: lastword.*, another name, lastword.* again."""
+        """The order is that of `create_topic`: lastword.*, another name, lastword.* again."""
         path = tmp_path / "lastword.toml"
         path.write_text(
             '[topics.a]\nlastword.key.serializer = "str"\ncleanup.policy = "compact"\n'

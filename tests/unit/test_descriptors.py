@@ -1,4 +1,4 @@
-"""A bounded number of descriptors behind any number of handles."""
+"""A bounded number of descriptors for any number of handles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lastword.files import OsFiles
 
 
 def open_here(path: Path) -> int:
-    """Descriptors of this process that lie below `path`."""
+    """Return the number of this process's descriptors below `path`."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -64,14 +64,14 @@ def test_writers_too_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_what_is_not_synced_is_synced_before_its_descriptor_goes(tmp_path: Path, monkeypatch) -> None:
-    """The kernel tells a failed write-back only to who has the file open."""
+    """The kernel reports a failed write-back only to a process that has the file open."""
     files = OsFiles(max_open=2)
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", lambda fd: synced.append(fd))
     one = files.open_append(tmp_path / "one", create=True)
     one.append(b"x")
     two = files.open_append(tmp_path / "two", create=True)
-    three = files.open_append(tmp_path / "three", create=True)  # two was not written to: it goes first
+    three = files.open_append(tmp_path / "three", create=True)  # two was not written to: it is closed first
     assert not synced and two.fd == -1 and one.fd >= 0
     three.append(b"x")
     files.open_append(tmp_path / "four", create=True)
@@ -79,7 +79,7 @@ def test_what_is_not_synced_is_synced_before_its_descriptor_goes(tmp_path: Path,
 
 
 def test_a_handle_that_is_appended_to_keeps_its_descriptor(tmp_path: Path, monkeypatch) -> None:
-    """The number of a closed descriptor is reused: the bytes would go to another file."""
+    """The number of a closed descriptor is reused: the bytes would be written to another file."""
     files = OsFiles(max_open=1)
     handle = files.open_append(tmp_path / "one", create=True)
     real = os.pwrite
@@ -123,7 +123,7 @@ def test_another_file_under_the_name_is_not_taken_for_the_first(tmp_path: Path) 
     (tmp_path / "new").write_bytes(b"new")
     (tmp_path / "new").rename(tmp_path / "a")
     assert handle.pread(3, 0) == b"old"  # still open
-    files.open_read(tmp_path / "a").close()  # takes the one descriptor there is
+    files.open_read(tmp_path / "a").close()  # uses the only descriptor
     with pytest.raises(FileVanishedError):
         handle.pread(3, 0)
     (tmp_path / "a").unlink()
@@ -150,7 +150,7 @@ def test_garbage_gives_its_descriptor_back(tmp_path: Path) -> None:
 
 
 def test_threads_never_read_each_others_files(tmp_path: Path) -> None:
-    """A descriptor that is closed while another thread reads through its number would do that."""
+    """They would if a descriptor were closed while another thread reads through its number."""
     files = OsFiles(max_open=3)
     handles = [files.open_read(path) for path in made(tmp_path, 30)]
     wrong: list[object] = []
@@ -179,7 +179,7 @@ def test_threads_never_read_each_others_files(tmp_path: Path) -> None:
 
 
 def test_no_descriptor_left_in_the_system(tmp_path: Path) -> None:
-    """EMFILE, though we are below our own bound, closes some of ours and goes on."""
+    """After EMFILE below its own limit, `OsFiles` closes some of its descriptors and continues."""
     code = f"""
 import os, resource
 from lastword.files import OsFiles

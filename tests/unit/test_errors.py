@@ -143,7 +143,7 @@ def test_nearest_finds_typing_errors_and_nothing_else() -> None:
 
 
 def test_what_is_missing_is_named_as_pyproject_requires_it() -> None:
-    """`pip install "lastword[spark]"` finds nothing while the package is on no index, or another one."""
+    """`pip install "lastword[spark]"` fails while the package is on no index, or finds another package."""
     root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     known = {one for group in extras["optional-dependencies"].values() for one in group}

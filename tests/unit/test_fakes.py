@@ -1,4 +1,4 @@
-"""The fakes must have power: a sync that is missing must show, and one that is there must help."""
+"""The fakes have power: a missing sync makes a test fail, and a sync that is there makes it pass."""
 
 from __future__ import annotations
 

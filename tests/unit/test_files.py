@@ -35,7 +35,10 @@ def files() -> OsFiles:
 
 @pytest.fixture
 def size_limit() -> Iterator[None]:
-    """No file may grow past 10,000 bytes: the system writes what fits, then refuses, as a full disk does."""
+    """Limit files to 10,000 bytes.
+
+    The system writes the bytes that fit, then refuses, as a full disk does.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
@@ -175,7 +178,7 @@ def test_a_tail_that_cannot_be_cut_back_takes_no_append(
 class TestFailedSync:
     @pytest.fixture
     def broken_fsync(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """fsync fails once and then, as on Linux, claims to have done it."""
+        """Make fsync fail once and then report success, as Linux does."""
         calls: list[int] = []
         real = os.fsync
 
@@ -321,7 +324,7 @@ def test_work_on_many_files_returns_in_their_order(threads: int | None) -> None:
 
 
 class Waits:
-    """Work that waits, and counts how many items wait at the same time."""
+    """Work that waits, and counts how many items wait together."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -372,7 +375,7 @@ def test_the_first_error_in_order_is_raised_when_no_thread_runs() -> None:
 
 
 def test_a_handle_that_the_garbage_collector_closes_does_not_stop_an_eviction(tmp_path: Path) -> None:
-    """The collector runs while the open handles are copied."""
+    """The garbage collector runs while the open handles are copied."""
 
     class Collected(OrderedDict):  # type: ignore[type-arg]
         copies = 0

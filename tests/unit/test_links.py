@@ -1,4 +1,4 @@
-"""Every relative link of a page leads to a file and a heading, and every module that it names exists."""
+"""Every relative link of a page leads to a file and a heading; every module that a page names exists."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ABOUT_THE_CODE = [
 
 @pytest.mark.parametrize("page", ABOUT_THE_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_modules_that_are_named(page: Path) -> None:
-    """A name with a folder is a path below the package or the repository; a name alone is any module's."""
+    """A name with a folder is a path below package or repository; a name alone may be any module's."""
     for name in MODULE.findall(prose(page)):
         if "/" in name:
             assert any((folder / name).exists() for folder in (ROOT, ROOT / "src/lastword")), name

@@ -1,5 +1,7 @@
-"""The lock: between processes, inside one, across fork, beside code that opens and closes the file, and when
-the file behind the path changes."""
+"""The lock: between processes, inside one, and across fork.
+
+Also beside code that opens and closes the file, and when the file behind the path changes.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def taken_elsewhere(path: Path) -> str:
 
 @contextmanager
 def held_elsewhere(path: Path) -> Iterator[int]:
-    """Another process holds the lock as Kafka does. Yields its pid."""
+    """Hold the lock in another process as Kafka does; yield its pid."""
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", HOLD, str(path), "new"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -146,7 +148,7 @@ def test_a_left_over_file_locks_nothing(path: Path) -> None:
 
 
 def test_code_that_closes_the_file_frees_nothing(path: Path) -> None:
-    """A POSIX record lock of the process would be gone: Kafka, and a second writer, would come in."""
+    """A POSIX lock of the process would be released: Kafka, and a second writer, could open the log."""
     lock = OsFiles().lock(path)
     path.read_bytes()
     with path.open("r+"):
@@ -215,14 +217,14 @@ def test_release_twice_frees_nothing_of_the_next_holder(path: Path) -> None:
 def test_a_file_that_was_removed_between_opening_and_locking_is_not_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kafka removes the file when it stops. A lock on the removed one would exclude nobody."""
+    """Kafka removes the file when it stops. A lock on the removed file would exclude no process."""
     real = fcntl.flock
     stops = []
 
     def kafka_stops_meanwhile(fd: int, how: int) -> None:
         if not stops:
             stops.append(path.unlink())
-            path.touch()  # and another process makes its own
+            path.touch()  # and another process makes its own file
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", kafka_stops_meanwhile)

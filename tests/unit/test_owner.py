@@ -1,4 +1,4 @@
-"""Owner, group and permissions of what is made in a log directory: as root, and as a user who may not."""
+"""Owner, group and permissions of new files in a log directory: as root, and as a user without rights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 
 def entries(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Owner, group and permissions of the root and all below it, by relative path."""
+    """Return owner, group and permissions of the root and all below it, by relative path."""
     found = {}
     for path in (root, *root.rglob("*")):
         facts = path.lstat()
@@ -51,7 +51,7 @@ def misfits(root: Path, uid: int, gid: int, *, folder: int, file: int) -> dict[s
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A log directory with a topic that has garbage in several segments."""
+    """Return a log directory with a topic that has garbage in several segments."""
     path = tmp_path / "data"
     with lastword.open(path, "a", log_cleaner_enable=False) as logs:
         users = logs.create_topic("users", 2, cleanup_policy="compact", segment_bytes=2_000)
@@ -151,7 +151,7 @@ def test_outside_a_log_directory_files_are_made_as_the_system_makes_them(tmp_pat
 
 
 def test_an_append_makes_no_further_system_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what makes or renames a file looks at owners."""
+    """Only calls that create or rename a file check owners."""
     from lastword.files import owner
 
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
@@ -173,7 +173,7 @@ def test_an_append_makes_no_further_system_call(root: Path, monkeypatch: pytest.
 def test_root_of_a_file_system_that_lets_nobody_give_files_away(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root is nobody special on a network drive, or in a container: found before anything is changed."""
+    """Root has no special rights on a network drive or in a container: refused before anything is changed."""
     give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o755, file=0o644)
     before = entries(root)
 
@@ -202,7 +202,7 @@ def run_as(uid: int, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def open_root(root: Path) -> Iterator[Path]:
-    """Where every user reaches it: pytest's own directories are for one user."""
+    """Yield a root that every user can reach: pytest's own directories are for one user."""
     with tempfile.TemporaryDirectory(prefix="lastword-owner-") as above:
         Path(above).chmod(0o755)
         yield Path(shutil.move(root, Path(above) / "data"))
@@ -254,7 +254,7 @@ def test_the_owner_himself_needs_nothing(open_root: Path) -> None:
     give_away(root, OTHER, OTHER, folder=0o750, file=0o640)
     changes = [("append", root, "users", "a", "1"), ("trim", root, "users", "--before", "1", "--yes")]
     if stride(2) == 1:
-        changes.append(("clean", root, "users"))  # compiles kernels: no cache of others is trusted
+        changes.append(("clean", root, "users"))  # compiles kernels: no cache of other users is trusted
     for command in changes:
         done = run_as(OTHER, *command)
         assert done.returncode == 0, done.stderr
@@ -284,7 +284,7 @@ def test_a_writer_without_the_lock_is_refused_too(open_root: Path) -> None:
     ids=lambda arguments: arguments[0],
 )
 def test_permission_denied_is_one_exit_code(open_root: Path, arguments: tuple[str, ...]) -> None:
-    """It was 2 for `.lock`, `create` and `restore`, and 6 for others."""
+    """It was 2 for `.lock`, `create` and `restore`, and 6 for the other commands."""
     root = open_root
     give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o755, file=0o644)
     if arguments[0] == "ls":
