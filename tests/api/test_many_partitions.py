@@ -168,12 +168,15 @@ def test_the_checkpoint_of_a_cleaning_is_seen_before_it_is_written(tmp_path):
         assert directory.checkpoints.first_dirty.read() == {("users", 0): 0}
 
 
-def test_a_thousand_topics_are_listed_once(tmp_path, monkeypatch):
-    for count in (FEW, MANY):
+def test_many_topics_are_listed_once(tmp_path, monkeypatch):
+    few_topics, many_topics = 5, 50
+    for count in (few_topics, many_topics):
         with lastword.open(tmp_path / str(count), "a", clock=ManualClock(NOW_MS)) as logs:
             for number in range(count):
                 logs.create_topic(f"t{number}")
     for work in (command("ls"), command("clean", "--dry-run", "--due")):
-        few, many = (calls_of(tmp_path / str(count), work, monkeypatch) for count in (FEW, MANY))
+        few, many = (
+            calls_of(tmp_path / str(count), work, monkeypatch) for count in (few_topics, many_topics)
+        )
         assert many[0] <= 10.5 * few[0], (few, many)
         assert many[1] == few[1]

@@ -14,6 +14,7 @@ from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 LOCAL = (
+    "growth",
     "append",
     "scan",
     "map",
@@ -22,14 +23,13 @@ LOCAL = (
     "clean-map",
     "clean-accounts",
     "clean-size",
-    "growth",
     "restore",
 )
 STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover", "partitions")
 
 
 @pytest.mark.parametrize(
-    "names", [LOCAL[:: stride(2)], STORAGE[:: stride(2)], ("drives",)], ids=["cleaning", "storage", "drives"]
+    "names", [LOCAL[:: stride(3)], STORAGE[:: stride(3)], ("drives",)], ids=["cleaning", "storage", "drives"]
 )
 def test_every_local_workload_gives_a_ratio(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]

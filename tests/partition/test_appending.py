@@ -27,6 +27,7 @@ from lastword.wire import ATTRIBUTES_AT, INT64_MAX
 from tests.fakes.failing import FailingFiles
 from tests.fakes.hasty import HastyFiles
 from tests.partition.logs import NOW, batch, indexes_fit, make, opened, records
+from tests.support.exhaustive import stride
 from tests.transactions import end_transaction
 
 CONFIGS = st.builds(
@@ -274,7 +275,7 @@ def _said_and_left(config: TopicConfig, steps: list[tuple[Any, ...]], *, short: 
         shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [25, pytest.param(600 // stride(6), marks=pytest.mark.slow)])
 def test_single_records_leave_the_same_bytes_both_ways(examples: int) -> None:
     def both_ways(config: TopicConfig, steps: list[tuple[Any, ...]], clean: bool) -> None:
         general = _said_and_left(config, steps, short=False, clean=clean)
