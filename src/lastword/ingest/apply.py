@@ -169,7 +169,7 @@ def _apply(directory: LogDirectory, manifest: Manifest) -> int:
 
 
 def _threads(partitions: int, size_bytes: int) -> int | None:
-    """Return the number of threads for work of so many bytes; None: as many as waiting for the drive needs.
+    """Return the number of threads for this many bytes; None: `overlapped` decides by the drive's waits.
 
     Reading, checking and writing release the interpreter's lock.
     """

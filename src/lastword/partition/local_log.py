@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Lane:
-    """What single records need to be appended to the active segment without a roll: computed once for many.
+    """The limits within which single records are appended to the active segment without a roll.
 
     Valid until the log is changed in another way than by `PartitionLog.append_single`.
 

@@ -110,7 +110,7 @@ class PartitionLog(Reads):
         """The log end after an unclean stop, until it is noted (`removal_log`); None: no note is due."""
         self._plain_bytes = 0  # appended one by one because the kernels are not loaded
         self._lane: Lane | None = None
-        """Of `append_single`; each other change of the log drops it (`_changed_log`)."""
+        """The lane of `append_single`. Each other change of the log drops the lane (`_changed_log`)."""
         self._update_stable_offset()
 
     def __repr__(self) -> str:

@@ -33,8 +33,8 @@ class Rules:
     Attributes:
         decided: An ongoing transaction is an error.
         drop_keyless: Records without a key are dead.
-        now_ms: Tombstones below `due_below` whose delete horizon is at or before it are dead: reasons 3 to 5
-            of `partition.leases`.
+        now_ms: Tombstones below `due_below` are dead if their delete horizon is at or before this time: see
+            reasons 3 to 5 in `partition.leases`.
         due_below: See `now_ms`.
         keep_copies: Aborted records count as copies of their keys.
         last_hash: Only keys up to this hash are read.
