@@ -461,7 +461,7 @@ def test_appends_and_reads_go_on_beside_it(slow):
     began = time.monotonic()
     topic.append(b"k0", b"newer")
     assert newest(topic) == before | {b"k0": b"newer"}
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 def test_a_budget_that_is_lifted_lets_it_end(slow):

@@ -281,7 +281,7 @@ time.sleep(60)
         began = time.monotonic()
         with pytest.raises(LogDirLockedError) as caught:
             LogDirectory.open(tmp_path, "a", DEFAULT)
-        assert time.monotonic() - began < 1 and caught.value.pid == other.pid
+        assert time.monotonic() - began < 10 and caught.value.pid == other.pid
         other.kill()
         other.wait()
     with LogDirectory.open(tmp_path, "a", DEFAULT) as logs:  # a killed process holds no lock
