@@ -73,11 +73,11 @@ def write_segment(directory: Path, base_offset: int, batches: Sequence[bytes]) -
 
 
 def contents(segment: Segment) -> list[tuple[BatchHeader, list[RawRecord]]]:
-    found = []
+    batches = []
     for header in segment.headers():
         data = segment.read_batch(header)
-        found.append((header, list(read_records(data, header_at_zero(header)))))
-    return found
+        batches.append((header, list(read_records(data, header_at_zero(header)))))
+    return batches
 
 
 def header_at_zero(header: BatchHeader) -> BatchHeader:
@@ -104,15 +104,15 @@ def rewrite_all(
     the_plan = the_plan or plan()
     resolution = resolved(segments, now_ms=the_plan.now_ms)
     limits = OutputLimits(the_plan.segment_bytes, the_plan.segment_index_bytes, the_plan.index_interval_bytes)
-    made = []
-    for number, one in enumerate(groups.group(resolution.segments, limits)):
+    outputs = []
+    for number, group in enumerate(groups.group(resolution.segments, limits)):
         directory = target / str(number)
         directory.mkdir(parents=True)
-        stored = SegmentFiles(files, str(directory), one.base_offset)
+        stored = SegmentFiles(files, str(directory), group.base_offset)
         output = OutputSegment(str(directory), stored, the_plan)
-        rewritten = rewrite(one, segments, resolution, the_plan, output, lambda _: None)
-        certified = certify(output, rewritten, one, segments, resolution)
-        output.finish(segments[one.last].mtime_ms)
-        facts = built_group(segments, one, str(directory), rewritten, certified, resolution, 0.0)
-        made.append((facts, Segment.load(stored)))
-    return made
+        rewritten = rewrite(group, segments, resolution, the_plan, output, lambda _: None)
+        certified = certify(output, rewritten, group, segments, resolution)
+        output.finish(segments[group.last].mtime_ms)
+        facts = built_group(segments, group, str(directory), rewritten, certified, resolution, 0.0)
+        outputs.append((facts, Segment.load(stored)))
+    return outputs

@@ -83,7 +83,7 @@ class Log:
             Request(strategy="generational", map_bytes=self.map_bytes),
         )
         refresh(self.log, self.log.segments, self.ledger, plan, CleanContext(self.files, self.clock))
-        return sum(one.dead_bytes for one in self.ledger.facts())
+        return sum(segment.dead_bytes for segment in self.ledger.facts())
 
     def record(self, offset):
         self.first_dirty = offset
@@ -92,10 +92,10 @@ class Log:
         return [(r.offset, r.key, r.value) for r in records_of(self.path, self.files)]
 
     def live(self):
-        found = {}
+        newest = {}
         for _, key, value in self.records():
-            found[key] = value
-        return {key: value for key, value in found.items() if value is not None}
+            newest[key] = value
+        return {key: value for key, value in newest.items() if value is not None}
 
     def close(self):
         with contextlib.suppress(Exception):
@@ -104,9 +104,9 @@ class Log:
 
 @pytest.fixture
 def log(tmp_path):
-    made = Log(tmp_path)
-    yield made
-    made.close()
+    log = Log(tmp_path)
+    yield log
+    log.close()
 
 
 def test_leaves_the_newest_of_every_key_and_nothing_else(log):
@@ -120,7 +120,7 @@ def test_leaves_the_newest_of_every_key_and_nothing_else(log):
     assert len(log.records()) == 7
     assert log.first_dirty == log.ledger.limit
     assert log.ledger.exact
-    assert sum(one.dead_records for one in log.ledger.facts()) == 0
+    assert sum(segment.dead_records for segment in log.ledger.facts()) == 0
 
 
 def test_an_insert_only_log_is_read_once_and_never_written(log):
@@ -163,8 +163,8 @@ def test_survivors_that_compress_worse_than_the_dead_leave_room_in_the_index(tmp
         log.log.append_batch(builder.build(0))
     log.clean()
     for segment in log.log.segments:
-        found = inspect(DEFAULT, log.log.directory, segment.base_offset, index_interval_bytes=100)
-        assert len(found.offset_entries) <= 600 and len(found.time_entries) <= 600
+        inspection = inspect(DEFAULT, log.log.directory, segment.base_offset, index_interval_bytes=100)
+        assert len(inspection.offset_entries) <= 600 and len(inspection.time_entries) <= 600
     log.close()
 
 
@@ -187,17 +187,17 @@ def test_what_is_said_of_garbage_gets_no_worse_from_round_to_round(tmp_path, sam
 
     for first in range(0, 1000, 100):
         put(range(first, first + 100))
-    told = freed = 0
+    garbage = freed = 0
     right = []
     for number in range(50):
         log.log.roll()
-        told += log.garbage_bytes()
+        garbage += log.garbage_bytes()
         freed += log.clean().freed_bytes
         if number % 10 == 9:
-            right.append(told / freed)
-            told = freed = 0
+            right.append(garbage / freed)
+            garbage = freed = 0
         put(rng.sample(range(1000), 200))
-    assert all(0.95 < one < 1.05 for one in right), right
+    assert all(0.95 < ratio < 1.05 for ratio in right), right
     log.close()
 
 

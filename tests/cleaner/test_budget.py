@@ -234,8 +234,8 @@ def test_each_drive_uses_its_own_budget_and_other_ways_do_not() -> None:
     """Budgets of 20 and 60 MB/s, in simulated time. With one throttle for both drives, or in Kafka's order
     with one throttle, one drive is idle and the other is over its budget.
     """
-    for one in simulate("own budgets"):
-        assert one.used_ratio >= 0.9 and one.least_ratio >= 0.9 and one.peak_ratio <= 1.05, one
+    for drive in simulate("own budgets"):
+        assert drive.used_ratio >= 0.9 and drive.least_ratio >= 0.9 and drive.peak_ratio <= 1.05, drive
     slow, fast = simulate("one throttle")
     assert slow.used_ratio > 1.9 and fast.least_ratio < 0.7
     slow, fast = simulate("Kafka's choice")

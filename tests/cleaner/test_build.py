@@ -36,7 +36,7 @@ def logs_of(log: LogBuilder) -> dict[str, bytes]:
 
 
 def helpers() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("lastword-re")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lastword-re")]
 
 
 @pytest.fixture
@@ -54,16 +54,16 @@ def test_a_small_log_is_not_worth_a_second_thread() -> None:
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_the_same_bytes_as_by_one(strategy: str, deletes: bool, tmp_path: Path, large: None) -> None:
     """Also if the map needs the dropped records in order: then groups are rewritten one after the other."""
-    found, rounds = [], []
+    logs, rounds = [], []
     for threads in (1, 2):
         log = written(tmp_path / str(threads), deletes=deletes)
         before = log.state()
         rounds.append(log.clean(strategy=strategy, threads=threads))
         assert log.state() == before
-        found.append(logs_of(log))
+        logs.append(logs_of(log))
         log.close()
     assert rounds[0].segments_after > 2 and rounds[0].records_kept < rounds[0].records_read
-    assert found[0] == found[1] and helpers() == []
+    assert logs[0] == logs[1] and helpers() == []
 
 
 @pytest.mark.slow
@@ -111,8 +111,8 @@ def test_the_other_thread_made_the_private_directory(tmp_path: Path) -> None:
                 super().mkdir(path)
             super().mkdir(path)
 
-    made = DirectorySegments(Late(), str(tmp_path)).create_output(5).location
-    assert Path(made).is_dir() and Path(made).parent == tmp_path / "lastword"
+    location = DirectorySegments(Late(), str(tmp_path)).create_output(5).location
+    assert Path(location).is_dir() and Path(location).parent == tmp_path / "lastword"
 
 
 class Building:
@@ -151,7 +151,7 @@ def built(building: Building, groups: Any, *, overlap: bool = True) -> Iterator[
 @pytest.mark.parametrize("groups", [[], ["a"], ["a", "b"], ["a", "b", "c", "d"]])
 def test_every_group_in_order(groups: list[str], overlap: bool) -> None:
     building = Building()
-    assert list(built(building, groups, overlap=overlap)) == [[one] for one in groups]
+    assert list(built(building, groups, overlap=overlap)) == [[group] for group in groups]
     assert building.thrown == [] and helpers() == []
 
 
@@ -160,8 +160,8 @@ def test_every_group_in_order(groups: list[str], overlap: bool) -> None:
 def test_an_error_comes_after_the_groups_before_it(bad: str, overlap: bool) -> None:
     building, taken = Building(), []
     with pytest.raises(CorruptBatchError):
-        for one in built(building, ["a", "b", bad, "d", "e"], overlap=overlap):
-            taken.append(one)
+        for result in built(building, ["a", "b", bad, "d", "e"], overlap=overlap):
+            taken.append(result)
     assert taken == [["a"], ["b"]] and helpers() == []
     assert building.thrown == (["d"] if bad == "wrong" and overlap else [])
 

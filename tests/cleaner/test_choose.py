@@ -37,7 +37,7 @@ class FakeSegment:
         yield SimpleNamespace(max_timestamp=self.first_timestamp)
 
 
-def segments(*sizes: int) -> list[FakeSegment]:
+def make_segments(*sizes: int) -> list[FakeSegment]:
     """Return segments of 100 offsets each; the last segment is active."""
     return [FakeSegment(100 * i, 100 * i + 100, size) for i, size in enumerate(sizes)]
 
@@ -46,9 +46,9 @@ def compact(**changes: Any) -> TopicConfig:
     return replace(TopicConfig(), cleanup_policy=frozenset({"compact"}), **changes)
 
 
-def decide(these: list[FakeSegment], config: TopicConfig | None = None, **more: Any) -> Plan:
-    given: dict[str, Any] = {"log_start": 0, "log_end": these[-1].next_offset if these else 0}
-    state = LogState("t", 0, these, **(given | {name: more.pop(name) for name in STATE & more.keys()}))
+def decide(segments: list[FakeSegment], config: TopicConfig | None = None, **more: Any) -> Plan:
+    given: dict[str, Any] = {"log_start": 0, "log_end": segments[-1].next_offset if segments else 0}
+    state = LogState("t", 0, segments, **(given | {name: more.pop(name) for name in STATE & more.keys()}))
     asked = {name: more.pop(name) for name in REQUEST & more.keys()}
     request = Request(**({"map_bytes": 1 << 20} | asked))
     return choose(state, config or compact(), request, NOW, **more)
@@ -59,118 +59,120 @@ def codes(plan: Plan) -> list[str]:
 
 
 def test_due_leaves_the_active_segment_and_says_so() -> None:
-    plan = decide(segments(1000, 1000, 500), due=True)
+    plan = decide(make_segments(1000, 1000, 500), due=True)
     assert (plan.action, plan.start, plan.limit, plan.rolls_active) == ("clean", 0, 200, False)
     assert codes(plan) == ["active-segment"]
 
 
 def test_a_due_round_is_foretold_with_the_active_segment_that_it_closes_first() -> None:
     """A round closes an active segment that is older than `segment.ms`; a plan alone does not close it."""
-    these = segments(1000, 1000, 500)
+    segments = make_segments(1000, 1000, 500)
     old, young = compact(segment_ms=47 * HOUR), compact(segment_ms=49 * HOUR)
-    plan = decide(these, old, due=True, may_roll=True)
+    plan = decide(segments, old, due=True, may_roll=True)
     assert (plan.limit, plan.rolls_active, codes(plan)) == (300, True, [])
     for config, may_roll in ((young, True), (old, False)):
-        plan = decide(these, config, due=True, may_roll=may_roll)
+        plan = decide(segments, config, due=True, may_roll=may_roll)
         assert (plan.limit, plan.rolls_active, codes(plan)) == (200, False, ["active-segment"])
-    assert decide(these, compact(max_compaction_lag_ms=47 * HOUR), due=True, may_roll=True).limit == 300
+    assert decide(segments, compact(max_compaction_lag_ms=47 * HOUR), due=True, may_roll=True).limit == 300
 
 
 def test_now_takes_the_active_segment_too() -> None:
-    plan = decide(segments(1000, 1000, 500))
+    plan = decide(make_segments(1000, 1000, 500))
     assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 300, True)
     assert codes(plan) == []
 
 
 def test_now_does_not_roll_an_empty_active_segment() -> None:
-    these = [*segments(1000), FakeSegment(100, 100, 0)]
-    plan = decide(these)
+    segments = [*make_segments(1000), FakeSegment(100, 100, 0)]
+    plan = decide(segments)
     assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 100, False)
 
 
 def test_an_unknown_policy_keeps_everything() -> None:
-    plan = decide(segments(10, 10), TopicConfig())
+    plan = decide(make_segments(10, 10), TopicConfig())
     assert (plan.action, codes(plan)) == ("keep", ["no-policy"])
 
 
 def test_delete_alone_is_never_compacted() -> None:
-    plan = decide(segments(10, 10), replace(TopicConfig(), cleanup_policy=frozenset({"delete"})))
+    plan = decide(make_segments(10, 10), replace(TopicConfig(), cleanup_policy=frozenset({"delete"})))
     assert (plan.action, codes(plan)) == ("keep", ["no-policy"])
 
 
 def test_compact_and_delete_is_compacted() -> None:
     both = replace(TopicConfig(), cleanup_policy=frozenset({"compact", "delete"}))
-    assert decide(segments(10, 10), both).action == "clean"
+    assert decide(make_segments(10, 10), both).action == "clean"
 
 
 def test_quarantine_keeps_with_its_reason() -> None:
-    plan = decide(segments(10, 10), quarantine="bad CRC at 7")
+    plan = decide(make_segments(10, 10), quarantine="bad CRC at 7")
     assert (plan.action, codes(plan)) == ("keep", ["quarantined"])
     assert "bad CRC at 7" in str(plan)
 
 
 def test_due_needs_strictly_more_than_the_ratio() -> None:
-    these = segments(1000, 1000, 10)
-    assert codes(decide(these, due=True, first_dirty=100)) == ["below-ratio", "active-segment"]
-    assert decide(these, compact(min_cleanable_dirty_ratio=0.49), due=True, first_dirty=100).action == "clean"
-    assert decide(these, due=False, first_dirty=100).action == "clean"
+    segments = make_segments(1000, 1000, 10)
+    assert codes(decide(segments, due=True, first_dirty=100)) == ["below-ratio", "active-segment"]
+    assert (
+        decide(segments, compact(min_cleanable_dirty_ratio=0.49), due=True, first_dirty=100).action == "clean"
+    )
+    assert decide(segments, due=False, first_dirty=100).action == "clean"
 
 
 def test_the_ratio_counts_no_byte_twice() -> None:
-    plan = decide(segments(710, 10), due=True, first_dirty=50)
+    plan = decide(make_segments(710, 10), due=True, first_dirty=50)
     assert (plan.dirty_bytes, plan.dirty_ratio) == (355, 0.5)
 
 
 def test_min_compaction_lag_ends_the_round_at_a_segment() -> None:
-    these = segments(1000, 1000, 1000)
-    these[1] = replace(these[1], largest_timestamp=NOW - HOUR + 1)
-    plan = decide(these, compact(min_compaction_lag_ms=HOUR))
+    segments = make_segments(1000, 1000, 1000)
+    segments[1] = replace(segments[1], largest_timestamp=NOW - HOUR + 1)
+    plan = decide(segments, compact(min_compaction_lag_ms=HOUR))
     assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 100, False)
     assert codes(plan) == ["compaction-lag"]
-    these[1] = replace(these[1], largest_timestamp=NOW - HOUR)
-    assert decide(these, compact(min_compaction_lag_ms=HOUR)).limit == 300
+    segments[1] = replace(segments[1], largest_timestamp=NOW - HOUR)
+    assert decide(segments, compact(min_compaction_lag_ms=HOUR)).limit == 300
 
 
 def test_min_lag_falls_back_to_the_file_time() -> None:
-    these = segments(1000, 1000)
-    these[0] = replace(these[0], largest_timestamp=-1, mtime_ms=NOW)
-    plan = decide(these, compact(min_compaction_lag_ms=HOUR))
+    segments = make_segments(1000, 1000)
+    segments[0] = replace(segments[0], largest_timestamp=-1, mtime_ms=NOW)
+    plan = decide(segments, compact(min_compaction_lag_ms=HOUR))
     assert (plan.action, codes(plan)) == ("keep", ["compaction-lag"])
 
 
 def test_min_lag_does_not_look_at_clean_segments() -> None:
-    these = segments(1000, 1000, 1000)
-    these[0] = replace(these[0], largest_timestamp=NOW)
-    assert decide(these, compact(min_compaction_lag_ms=HOUR), first_dirty=100).limit == 300
+    segments = make_segments(1000, 1000, 1000)
+    segments[0] = replace(segments[0], largest_timestamp=NOW)
+    assert decide(segments, compact(min_compaction_lag_ms=HOUR), first_dirty=100).limit == 300
 
 
 def test_max_compaction_lag_makes_a_log_due_below_its_ratio() -> None:
-    these = segments(9000, 100, 10)
-    assert decide(these, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "clean"
-    these[1] = replace(these[1], first_timestamp=NOW - HOUR)
-    assert decide(these, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "keep"
+    segments = make_segments(9000, 100, 10)
+    assert decide(segments, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "clean"
+    segments[1] = replace(segments[1], first_timestamp=NOW - HOUR)
+    assert decide(segments, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "keep"
 
 
 def test_max_lag_needs_something_dirty() -> None:
-    plan = decide(segments(9000, 10), compact(max_compaction_lag_ms=1), due=True, first_dirty=100)
+    plan = decide(make_segments(9000, 10), compact(max_compaction_lag_ms=1), due=True, first_dirty=100)
     assert (plan.action, codes(plan)) == ("keep", ["below-ratio", "active-segment"])
 
 
 def test_a_round_ends_below_the_last_stable_offset() -> None:
-    these = segments(1000, 1000, 1000)
-    plan = decide(these, stable_offset=250)
+    segments = make_segments(1000, 1000, 1000)
+    plan = decide(segments, stable_offset=250)
     assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 200, False)
     assert codes(plan) == ["undecided-transaction"]
-    assert decide(these, stable_offset=199).limit == 100
-    assert decide(these, stable_offset=200).limit == 200
-    assert decide(these, stable_offset=300).rolls_active
-    kept = decide(these, stable_offset=99)
+    assert decide(segments, stable_offset=199).limit == 100
+    assert decide(segments, stable_offset=200).limit == 200
+    assert decide(segments, stable_offset=300).rolls_active
+    kept = decide(segments, stable_offset=99)
     assert (kept.action, codes(kept)) == ("keep", ["undecided-transaction"])
-    assert codes(decide(these, stable_offset=250, due=True)) == ["active-segment"]
+    assert codes(decide(segments, stable_offset=250, due=True)) == ["active-segment"]
 
 
 def test_nothing_closed() -> None:
-    plan = decide(segments(500), due=True)
+    plan = decide(make_segments(500), due=True)
     assert (plan.action, codes(plan)) == ("keep", ["active-segment"])
 
 
@@ -188,11 +190,11 @@ def test_a_checkpoint_outside_the_log_is_not_believed(checkpoint: int | None, ex
 
 def test_unknown_strategy() -> None:
     with pytest.raises(UsageError, match="kafka"):
-        decide(segments(10, 10), strategy="newest-first")
+        decide(make_segments(10, 10), strategy="newest-first")
 
 
 def test_a_plan_is_a_value_with_its_fields() -> None:
-    fields = decide(segments(1000, 500), due=True).to_dict()
+    fields = decide(make_segments(1000, 500), due=True).to_dict()
     wanted = [
         "topic",
         "partition",
@@ -223,8 +225,8 @@ def test_a_lag_that_cannot_pass_is_known_without_reading() -> None:
 
 def test_due_is_the_answer_and_not_the_question() -> None:
     """A plan that was not requested for due work does not claim that the log is not due."""
-    dirty = segments(1000, 500)
+    dirty = make_segments(1000, 500)
     assert decide(dirty, due=True).due is True and decide(dirty, due=True).action == "clean"
-    kept = decide(segments(500), due=True)  # there is only an active segment
+    kept = decide(make_segments(500), due=True)  # there is only an active segment
     assert kept.action == "keep" and kept.due is False
-    assert decide(dirty).due is None and decide(segments(0)).due is None
+    assert decide(dirty).due is None and decide(make_segments(0)).due is None

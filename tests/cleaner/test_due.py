@@ -34,15 +34,15 @@ def fill(topic, count, keys, rng, value=b"v" * 80):
 
 
 def newest(topic):
-    found = {}
+    values = {}
     for record in topic.read():
-        found[record.key] = record.value
-    return {key: value for key, value in found.items() if value is not None}
+        values[record.key] = record.value
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def space(logs):
-    info = [one for topic in logs.topics() for one in topic.describe()]
-    return sum(one.size_bytes for one in info) / sum(one.live_bytes for one in info)
+    info = [partition for topic in logs.topics() for partition in topic.describe()]
+    return sum(partition.size_bytes for partition in info) / sum(partition.live_bytes for partition in info)
 
 
 @pytest.fixture
@@ -77,8 +77,10 @@ def test_above_the_target_runs_go_until_it_holds(tmp_path, clock):
         assert plan.reasons[0].code in ("ceiling", "target")
         rounds = logs.clean(due=True)
         assert rounds
-        assert all(one.strategy == "generational" and one.complete for one in rounds)
-        assert sum(one.written_bytes for one in rounds) == pytest.approx(plan.write_bytes, rel=0.02)
+        assert all(clean_round.strategy == "generational" and clean_round.complete for clean_round in rounds)
+        assert sum(clean_round.written_bytes for clean_round in rounds) == pytest.approx(
+            plan.write_bytes, rel=0.02
+        )
         assert space(logs) < 1.6
         assert newest(topic) == before
         assert logs.clean(due=True) == []
@@ -102,7 +104,7 @@ def test_plan_knows_that_a_due_round_closes_an_old_active_segment(tmp_path, cloc
     with opened(tmp_path, clock, segment_bytes=1 << 20, segment_ms=HOUR) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 500, 20, random.Random(8))
-        assert [one.action for one in logs.plan(due=True, strategy=strategy)] == ["keep"]
+        assert [plan.action for plan in logs.plan(due=True, strategy=strategy)] == ["keep"]
         clock.advance(2 * HOUR)
         (planned,) = logs.plan(due=True, strategy=strategy)
         assert logs.explain("t", key=b"k3").versions[0].reason == "next-round"
@@ -116,10 +118,10 @@ def test_the_scan_of_a_look_counts_as_read(tmp_path, clock):
         fill(logs.create_topic("t", cleanup_policy="compact"), 2000, 300, random.Random(9))
         name = os.path.realpath(tmp_path)
         before = metrics.CLEANER_READ_BYTES.value(name)
-        closed = sum(one.size_bytes for one in logs.topic("t").segments(0) if not one.active)
+        closed = sum(segment.size_bytes for segment in logs.topic("t").segments(0) if not segment.active)
         rounds = logs.clean(due=True)
         read = metrics.CLEANER_READ_BYTES.value(name) - before
-        assert read == closed + sum(one.read_bytes for one in rounds)
+        assert read == closed + sum(clean_round.read_bytes for clean_round in rounds)
 
 
 def test_a_round_over_accounts_that_are_up_to_date_reads_only_what_it_rewrites(tmp_path, clock):
@@ -134,7 +136,7 @@ def test_a_round_over_accounts_that_are_up_to_date_reads_only_what_it_rewrites(t
         fill(topic, 300, 20, rng)
         logs.clean()
         fill(topic, 3, 2, rng)
-        size = sum(one.size for one in logs.dirs.log("t", 0).segments)
+        size = sum(segment.size for segment in logs.dirs.log("t", 0).segments)
         files.calls.clear()
         (done,) = logs.clean()
         read = {
@@ -159,7 +161,7 @@ def test_one_target_for_the_drive_partitions_lend_their_room(tmp_path, clock):
         assert logs.clean(due=True) == []
         fill(hot, 4000, 50, rng)
         rounds = logs.clean(due=True)
-        assert {one.topic for one in rounds} == {"hot"}
+        assert {clean_round.topic for clean_round in rounds} == {"hot"}
 
 
 def test_max_compaction_lag_beats_the_target(tmp_path, clock):
@@ -183,8 +185,8 @@ def test_only_the_named_topic_is_cleaned_though_another_pays_more(tmp_path, cloc
     with opened(tmp_path, clock) as logs:
         for name in ("a", "b"):
             fill(logs.create_topic(name, cleanup_policy="compact"), 1500, 50, rng)
-        assert {one.topic for one in logs.clean("a", due=True)} == {"a"}
-        assert {one.topic for one in logs.plan("b", due=True)} == {"b"}
+        assert {clean_round.topic for clean_round in logs.clean("a", due=True)} == {"a"}
+        assert {plan.topic for plan in logs.plan("b", due=True)} == {"b"}
 
 
 def test_one_damaged_partition_stops_no_other(tmp_path, clock):
@@ -197,9 +199,9 @@ def test_one_damaged_partition_stops_no_other(tmp_path, clock):
     data[100] ^= 1
     file.write_bytes(data)
     with opened(tmp_path, clock) as logs:
-        with pytest.raises(PartialFailure) as told:
+        with pytest.raises(PartialFailure) as caught:
             logs.clean(due=True)
-        assert {one.topic for one in told.value.results} == {"b"}
+        assert {clean_round.topic for clean_round in caught.value.results} == {"b"}
         assert logs.plan("a", due=True)[0].reasons[0].code == "quarantined"
 
 
@@ -224,7 +226,7 @@ def test_a_map_that_does_not_fit_is_sampled_and_only_the_chosen_run_is_rewritten
         assert not logs.dirs.log_dir("t", 0).ledgers.held(("t", 0)).exact
         # 1.5 by the estimate, which counts records as live if the active segment supersedes them (a fifth).
         assert 1.0 < space(logs) < 2.1, "of 4.0 before"
-        assert all(one.segments_before - one.segments_after < 8 for one in rounds)
+        assert all(clean_round.segments_before - clean_round.segments_after < 8 for clean_round in rounds)
         assert logs.clean(due=True) == []
         first = logs.dirs.first_dirty("t", 0)
         assert first in (None, 0), "garbage is left, so nothing may count as clean"
@@ -248,14 +250,14 @@ def test_a_part_of_a_sampled_log_lets_no_tombstone_go_before_the_value_it_delete
     limits = OutputLimits(1000, 1 << 20, 4096)
     run = SegmentRun("t", 0, 2, 2, 20, 30, 400, 300, 100, 1, 1)
     clean_below = resolved((0, 0), (0, 0), (3, 1))
-    found, by, _ = restrict_to_run(clean_below, NOTHING, limits, run)
-    assert [(one.first, one.last) for one in found] == [(2, 2)]
+    groups, by, _ = restrict_to_run(clean_below, NOTHING, limits, run)
+    assert [(group.first, group.last) for group in groups] == [(2, 2)]
     assert by.segments[2].tombstones_without_horizon == 1
-    found, by, _ = restrict_to_run(resolved((5, 0), (0, 0), (3, 0)), NOTHING, limits, run)
-    assert [(one.first, one.last) for one in found] == [(2, 2)]
+    groups, by, _ = restrict_to_run(resolved((5, 0), (0, 0), (3, 0)), NOTHING, limits, run)
+    assert [(group.first, group.last) for group in groups] == [(2, 2)]
     assert by.segments[2].tombstones_without_horizon == 0, "an older copy may lie below: no clock starts"
-    found, _, _ = restrict_to_run(resolved((5, 0), (0, 0), (3, 1)), NOTHING, limits, run)
-    assert [(one.first, one.last) for one in found] == [(0, 1), (2, 2)], "one goes: all below first"
+    groups, _, _ = restrict_to_run(resolved((5, 0), (0, 0), (3, 1)), NOTHING, limits, run)
+    assert [(group.first, group.last) for group in groups] == [(0, 1), (2, 2)], "one goes: all below first"
 
 
 def test_files_that_their_indexes_keep_apart_are_not_chosen_again_and_again(tmp_path, clock):
@@ -265,10 +267,10 @@ def test_files_that_their_indexes_keep_apart_are_not_chosen_again_and_again(tmp_
         for number in range(70):
             topic.append(b"k%d" % number, b"v", partition=0)
             logs.dirs.log("t", 0).roll()
-        files = [one.base_offset for one in logs.dirs.log("t", 0).segments]
+        files = [segment.base_offset for segment in logs.dirs.log("t", 0).segments]
         assert logs.clean(due=True) == []
         assert logs.plan("t", due=True)[0].action == "keep"
-        assert [one.base_offset for one in logs.dirs.log("t", 0).segments] == files
+        assert [segment.base_offset for segment in logs.dirs.log("t", 0).segments] == files
 
 
 def test_small_files_of_a_log_without_garbage_are_merged_when_there_are_too_many(tmp_path, clock):
@@ -279,7 +281,7 @@ def test_small_files_of_a_log_without_garbage_are_merged_when_there_are_too_many
             logs.dirs.log("t", 0).roll()
         before = newest(topic)
         rounds = logs.clean(due=True)
-        assert sum(one.removed.total for one in rounds) == 0
+        assert sum(clean_round.removed.total for clean_round in rounds) == 0
         assert len(logs.dirs.log("t", 0).segments) <= 68
         assert newest(topic) == before
         assert logs.clean(due=True) == []

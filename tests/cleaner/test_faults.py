@@ -77,8 +77,8 @@ def refused(log: LogBuilder, error: type[DataError] = CertificateError) -> DataE
     ]
     assert log.first_dirty is None
     assert "users-0 is quarantined" in str(caught.value)
-    found = quarantine.load(log.files, log.directory)
-    assert found is not None and found.error == error.__name__ and found.reason in str(caught.value)
+    record = quarantine.load(log.files, log.directory)
+    assert record is not None and record.error == error.__name__ and record.reason in str(caught.value)
     kept = log.plan()
     assert (kept.action, kept.reasons[0].code) == ("keep", "quarantined")
     assert log.clean() is None
@@ -118,11 +118,11 @@ def test_two_keys_taken_for_one(each: LogBuilder, monkeypatch: pytest.MonkeyPatc
     assert "other keys or offsets" in error.message
 
 
-@pytest.mark.parametrize(("offset", "what"), [(2, "records instead of"), (0, "records instead of")])
-def test_a_wrong_bit(each: LogBuilder, monkeypatch: pytest.MonkeyPatch, offset: int, what: str) -> None:
+@pytest.mark.parametrize(("offset", "message"), [(2, "records instead of"), (0, "records instead of")])
+def test_a_wrong_bit(each: LogBuilder, monkeypatch: pytest.MonkeyPatch, offset: int, message: str) -> None:
     """A bit is set that must not be (offset 2), or a bit is not set that must be (offset 0)."""
     flip_bits(monkeypatch, offset)
-    assert what in refused(each).message
+    assert message in refused(each).message
 
 
 def test_two_wrong_bits_that_even_out(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +140,12 @@ def flip_bits(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
         flipped = []
 
         def wrong(*args: Any, **more: Any) -> Any:
-            found = real(*args, **more)
+            resolution = real(*args, **more)
             for offset in () if flipped else offsets:
-                slot = found.dead.page_slots[offset >> 12]
-                found.dead.page_bits[slot, (offset >> 6) & 63] ^= np.uint64(1) << np.uint64(offset & 63)
+                slot = resolution.dead.page_slots[offset >> 12]
+                resolution.dead.page_bits[slot, (offset >> 6) & 63] ^= np.uint64(1) << np.uint64(offset & 63)
                 flipped.append(offset)
-            return found
+            return resolution
 
         return wrong
 
@@ -332,9 +332,9 @@ def test_a_flipped_bit_in_a_batch_that_is_wholly_dead(tmp_path: Path, codec: int
     data[len(first) - 3] ^= 4
     Path(segment.file).write_bytes(data)
     again = support.write_segment(tmp_path, 0, [bytes(data)])
-    (one,) = support.groups.group(resolution.segments, support.OutputLimits(1 << 30, 10 << 20, 4096))
+    (group,) = support.groups.group(resolution.segments, support.OutputLimits(1 << 30, 10 << 20, 4096))
     with pytest.raises(CorruptBatchError, match="has CRC"):
-        rewrite.rewrite(one, [again], resolution, support.plan(), None, lambda _: None)
+        rewrite.rewrite(group, [again], resolution, support.plan(), None, lambda _: None)
 
 
 @pytest.mark.parametrize("codec", [0, 3])
@@ -357,8 +357,8 @@ def test_a_flipped_bit_in_a_source_is_never_put_under_a_new_checksum(users: LogB
     assert caught.value.file == str(path)
     assert caught.value.offset is not None and caught.value.position is not None
     assert sources(users) == before
-    found = quarantine.load(users.files, users.directory)
-    assert found is not None and found.position == caught.value.position
+    record = quarantine.load(users.files, users.directory)
+    assert record is not None and record.position == caught.value.position
     assert users.plan().reasons[0].code == "quarantined"
 
 

@@ -23,7 +23,7 @@ def segment(number, dead_bytes=0, size_bytes=MIB, **facts):
 
 
 def partition(*segments, number=0, topic="t", active_bytes=0, **facts):
-    total = sum(one.size_bytes for one in segments) + active_bytes
+    total = sum(segment.size_bytes for segment in segments) + active_bytes
     limit = segments[-1].next_offset if segments else 0
     return PartitionAccount(
         topic, number, "/d", tuple(segments), total, limit, **({"segment_bytes": MIB} | facts)
@@ -46,18 +46,18 @@ def half(number, share=0.5, **facts):
 
 
 def test_within_its_target_nothing_is_cleaned():
-    found = chosen(partition(half(0), segment(1), segment(2)))
-    assert (found.obligation, found.run, found.best) == ("none", None, ())
-    assert "1.20 times its live bytes, within its target of 1.5" in found.text
+    choice = chosen(partition(half(0), segment(1), segment(2)))
+    assert (choice.obligation, choice.run, choice.best) == ("none", None, ())
+    assert "1.20 times its live bytes, within its target of 1.5" in choice.text
 
 
 def test_above_its_target_the_run_with_the_most_rent_for_a_byte_moved_goes_first():
     slow, dirty = half(0, 0.2, garbage_age=2.0 * MIB * MIB), half(2, 0.9, garbage_age=9.0 * MIB * MIB)
-    found = chosen(partition(slow, half(1, 0.4), dirty, half(3, 0.4)))
-    assert (found.obligation, found.run.first, found.run.last) == ("target", 2, 2)
-    assert found.run.free_bytes == dirty.dead_bytes and found.run.write_bytes == dirty.live_bytes
-    assert found.best[0] == found.run and len(found.best) == 9  # of ten runs, the longest moves too much
-    assert "1.90 times" in found.text
+    choice = chosen(partition(slow, half(1, 0.4), dirty, half(3, 0.4)))
+    assert (choice.obligation, choice.run.first, choice.run.last) == ("target", 2, 2)
+    assert choice.run.free_bytes == dirty.dead_bytes and choice.run.write_bytes == dirty.live_bytes
+    assert choice.best[0] == choice.run and len(choice.best) == 9  # of ten runs, the longest moves too much
+    assert "1.90 times" in choice.text
 
 
 def test_the_target_counts_all_partitions_of_the_drive():
@@ -70,26 +70,26 @@ def test_the_target_counts_all_partitions_of_the_drive():
 def test_the_ceiling_of_one_partition_holds_although_the_drive_has_room():
     cold = partition(*(segment(i) for i in range(40)), number=1)
     large = [half(i, 0.6) for i in range(5)]
-    found = chosen(partition(*large), cold)
-    assert (found.obligation, found.run.partition) == ("ceiling", 0)
-    assert "2.50 times its live bytes, 2.00 at most" in found.text
+    choice = chosen(partition(*large), cold)
+    assert (choice.obligation, choice.run.partition) == ("ceiling", 0)
+    assert "2.50 times its live bytes, 2.00 at most" in choice.text
     assert chosen(partition(*large, min_cleanable_dirty_ratio=0.7), cold).obligation == "none"
     assert chosen(partition(*large[:4]), cold).obligation == "none"  # too small for a ceiling
 
 
 def test_the_partition_furthest_above_its_ceiling_goes_first():
-    one = partition(*(half(i, 0.6) for i in range(5)))
-    two = partition(*(half(i, 0.7) for i in range(5)), number=1)
-    assert chosen(one, two).run.partition == chosen(two, one).run.partition == 1
+    first = partition(*(half(i, 0.6) for i in range(5)))
+    second = partition(*(half(i, 0.7) for i in range(5)), number=1)
+    assert chosen(first, second).run.partition == chosen(second, first).run.partition == 1
 
 
 def test_overdue_garbage_beats_everything():
     cold = partition(half(0, 0.01, oldest_dead_ms=NOW_MS - 61_000), segment(1), max_compaction_lag_ms=60_000)
     hot = partition(*(half(i, 0.9) for i in range(6)), number=1)
-    found = chosen(cold, hot)
-    assert (found.obligation, found.run.partition, found.run.first) == ("overdue", 0, 0)
-    assert all(run.first == 0 for run in found.best)  # only runs that hold the overdue garbage
-    assert "1 s past its max.compaction.lag.ms" in found.text
+    choice = chosen(cold, hot)
+    assert (choice.obligation, choice.run.partition, choice.run.first) == ("overdue", 0, 0)
+    assert all(run.first == 0 for run in choice.best)  # only runs that hold the overdue garbage
+    assert "1 s past its max.compaction.lag.ms" in choice.text
     assert chosen(replace(cold, max_compaction_lag_ms=61_000), hot).run.partition == 1
 
 
@@ -97,17 +97,17 @@ def test_too_many_files_merge_without_garbage():
     small = [segment(i, size_bytes=MIB // 16) for i in range(100)]
     log = partition(*small)
     assert crowded(log)
-    found = chosen(log)
-    assert (found.obligation, found.run.free_bytes, found.run.files_out) == ("files", 0, 1)
-    assert found.run.files_in == 16 and found.run.write_bytes == MIB
-    assert "100 segments, 16 of them fit in one" in found.text
+    choice = chosen(log)
+    assert (choice.obligation, choice.run.free_bytes, choice.run.files_out) == ("files", 0, 1)
+    assert choice.run.files_in == 16 and choice.run.write_bytes == MIB
+    assert "100 segments, 16 of them fit in one" in choice.text
 
 
 def test_files_whose_indexes_are_full_do_not_merge():
     small = [segment(i, size_bytes=MIB // 16) for i in range(100)]
     assert chosen(partition(*small, file_bytes=MIB // 8)).run.files_in == 2
-    found = chosen(partition(*small, file_bytes=MIB // 8 - 1))
-    assert (found.obligation, found.run) == ("none", None)
+    choice = chosen(partition(*small, file_bytes=MIB // 8 - 1))
+    assert (choice.obligation, choice.run) == ("none", None)
 
 
 def test_a_rate_next_to_nothing_overflows_nowhere():
@@ -154,14 +154,14 @@ def test_rent_grows_with_time_and_not_with_looking():
 
 def test_what_is_moved_at_once_is_bounded():
     log = partition(*(half(i, 0.3) for i in range(20)))
-    found = chosen(log, space_target=1.1)
-    assert max(run.write_bytes for run in found.best) <= 2 * MIB
+    choice = chosen(log, space_target=1.1)
+    assert max(run.write_bytes for run in choice.best) <= 2 * MIB
 
 
 def test_a_segment_larger_than_the_bound_is_a_run_by_itself():
     log = partition(segment(0, 2 * MIB, size_bytes=10 * MIB), segment(1))
-    found = chosen(log, space_target=1.1)
-    assert (found.run.files_in, found.run.files_out) == (1, 8)
+    choice = chosen(log, space_target=1.1)
+    assert (choice.run.files_in, choice.run.files_out) == (1, 8)
 
 
 def test_neighbours_share_files_of_the_survivors():
@@ -192,10 +192,10 @@ def test_a_partition_of_another_strategy_is_left_alone():
 
 def test_blocked_tombstones_oblige_but_are_not_chosen():
     blocked = [segment(i, blocked_tombstone_bytes=MIB // 2) for i in range(6)]
-    found = chosen(partition(*blocked))
-    assert found.run is None and "of tombstones wait for older copies" in found.text
-    found = chosen(partition(*blocked, half(6, 0.1)))
-    assert found.obligation == "target" and found.run.last == 6
+    choice = chosen(partition(*blocked))
+    assert choice.run is None and "of tombstones wait for older copies" in choice.text
+    choice = chosen(partition(*blocked, half(6, 0.1)))
+    assert choice.obligation == "target" and choice.run.last == 6
 
 
 def test_all_garbage_takes_every_run_of_neighbours():
@@ -259,29 +259,31 @@ def drives(draw):
 @settings(max_examples=150, deadline=None)
 @given(drives(), st.randoms(use_true_random=False))
 def test_properties_of_every_choice(account, random):
-    found = choose_drive(account, NOW_MS)
+    choice = choose_drive(account, NOW_MS)
     shuffled = list(account.partitions)
     random.shuffle(shuffled)
-    assert choose_drive(replace(account, partitions=tuple(shuffled)), NOW_MS) == found
-    assert (found.run is None) == (found.obligation == "none") and found.text
-    assert found.run is None or found.best[0] == found.run
-    by_number = {one.partition: one for one in account.partitions}
-    for run in found.best:
-        one = by_number[run.partition]
-        taken = one.segments[run.first : run.last + 1]
-        assert not one.quarantined and len(taken) == run.files_in >= 1
+    assert choose_drive(replace(account, partitions=tuple(shuffled)), NOW_MS) == choice
+    assert (choice.run is None) == (choice.obligation == "none") and choice.text
+    assert choice.run is None or choice.best[0] == choice.run
+    by_number = {partition.partition: partition for partition in account.partitions}
+    for run in choice.best:
+        partition = by_number[run.partition]
+        taken = partition.segments[run.first : run.last + 1]
+        assert not partition.quarantined and len(taken) == run.files_in >= 1
         assert run.free_bytes == sum(s.dead_bytes for s in taken)
         assert run.write_bytes == run.read_bytes - run.free_bytes
-        if found.obligation == "files":
-            assert run.files_in >= 2 and run.write_bytes <= one.segment_bytes
+        if choice.obligation == "files":
+            assert run.files_in >= 2 and run.write_bytes <= partition.segment_bytes
         else:
             assert run.free_bytes > 0 and run.files_in <= 8
-            assert run.write_bytes <= 2 * one.segment_bytes or run.files_in == 1
-        if found.obligation == "overdue":
-            assert run.partition == found.run.partition
-    for one in account.partitions:
-        covered = [i for run in all_garbage(one) for i in range(run.first, run.last + 1)]
-        assert covered == [i for i, s in enumerate(one.segments) if s.dead_bytes and not one.quarantined]
+            assert run.write_bytes <= 2 * partition.segment_bytes or run.files_in == 1
+        if choice.obligation == "overdue":
+            assert run.partition == choice.run.partition
+    for partition in account.partitions:
+        covered = [i for run in all_garbage(partition) for i in range(run.first, run.last + 1)]
+        assert covered == [
+            i for i, s in enumerate(partition.segments) if s.dead_bytes and not partition.quarantined
+        ]
 
 
 @settings(max_examples=100, deadline=None)
@@ -289,9 +291,10 @@ def test_properties_of_every_choice(account, random):
 def test_while_nothing_is_dead_only_merging_moves_a_byte(account):
     clean = [
         replace(
-            one, segments=tuple(replace(s, dead_bytes=0, blocked_tombstone_bytes=0) for s in one.segments)
+            partition,
+            segments=tuple(replace(s, dead_bytes=0, blocked_tombstone_bytes=0) for s in partition.segments),
         )
-        for one in account.partitions
+        for partition in account.partitions
     ]
     assert choose_drive(replace(account, partitions=tuple(clean)), NOW_MS).obligation in ("none", "files")
 
@@ -305,9 +308,9 @@ def test_cleaning_as_chosen_comes_to_an_end(account):
         if run is None:
             return
         parts = list(account.partitions)
-        at = next(i for i, one in enumerate(parts) if one.partition == run.partition)
-        one = parts[at]
-        taken = one.segments[run.first : run.last + 1]
+        at = next(i for i, partition in enumerate(parts) if partition.partition == run.partition)
+        partition = parts[at]
+        taken = partition.segments[run.first : run.last + 1]
         new = replace(
             taken[0],
             next_offset=taken[-1].next_offset,
@@ -316,8 +319,8 @@ def test_cleaning_as_chosen_comes_to_an_end(account):
             oldest_dead_ms=-1,
             blocked_tombstone_bytes=sum(s.blocked_tombstone_bytes for s in taken),
         )
-        rest = (*one.segments[: run.first], new, *one.segments[run.last + 1 :])
-        parts[at] = replace(one, segments=rest, total_bytes=one.total_bytes - run.free_bytes)
+        rest = (*partition.segments[: run.first], new, *partition.segments[run.last + 1 :])
+        parts[at] = replace(partition, segments=rest, total_bytes=partition.total_bytes - run.free_bytes)
         account = replace(account, partitions=tuple(parts))
     pytest.fail("a thousand rewrites, and still obliged")
 

@@ -55,8 +55,13 @@ def test_a_marker_that_goes_or_gets_its_clock_is_a_reason() -> None:
 
 def test_empty_segments_go_into_a_neighbours_output() -> None:
     empty = [Facts(0, 0, 0, 0, 0), Facts(100, 200, 400, 1, 300), Facts(200, 200, 0, 0, 0)]
-    (one,) = group([*empty, Facts(300, 400, 900, 0, 900)], LIMITS)
-    assert (one.first, one.last, one.base_offset, one.next_offset) == (0, 2, 0, 200)
+    (segment_group,) = group([*empty, Facts(300, 400, 900, 0, 900)], LIMITS)
+    assert (
+        segment_group.first,
+        segment_group.last,
+        segment_group.base_offset,
+        segment_group.next_offset,
+    ) == (0, 2, 0, 200)
     assert run((0, 0), (0, 0), (900, 0)) == [], "but they are no reason by themselves"
 
 
@@ -116,9 +121,9 @@ def test_the_sources_of_a_group_would_fit_one_file_too() -> None:
 
 def test_a_group_tells_its_range_and_bytes() -> None:
     facts = [Facts(0, 100, 500, 10, 400), Facts(100, 250, 500, 10, 300)]
-    (one,) = group(facts, LIMITS)
-    assert (one.base_offset, one.next_offset, one.count) == (0, 250, 2)
-    assert (one.size_bytes, one.live_bytes) == (1000, 700)
+    (segment_group,) = group(facts, LIMITS)
+    assert (segment_group.base_offset, segment_group.next_offset, segment_group.count) == (0, 250, 2)
+    assert (segment_group.size_bytes, segment_group.live_bytes) == (1000, 700)
 
 
 @pytest.mark.parametrize(("dead", "tombs", "expected"), [(0, 0, False), (1, 0, True), (0, 1, True)])

@@ -54,13 +54,13 @@ def cleaned(tmp_path: Path, *batches: bytes) -> list[tuple[BatchHeader, list[Raw
     end = batch(next_offset, [(next_offset, b"end", b"")], producer_id=99)
     segment = written(tmp_path / "s", 0, [*batches, end])
     ((_, new),) = rewrite_all([segment], tmp_path / "o")
-    *found, last = contents(new)
+    *survivors, last = contents(new)
     assert last[0].producer_id == 99
-    return found
+    return survivors
 
 
-def keys_by_batch(found: list[tuple[BatchHeader, list[RawRecord]]]) -> list[list[bytes | None]]:
-    return [[record.key for record in records] for _, records in found]
+def keys_by_batch(batches: list[tuple[BatchHeader, list[RawRecord]]]) -> list[list[bytes | None]]:
+    return [[record.key for record in records] for _, records in batches]
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
@@ -111,30 +111,38 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_what_differs_in_one_thing_stays_apart(tmp_path: Path, what: str, whole: bool, first: bool) -> None:
-    other = DIFFERENT[what]
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_what_differs_in_one_thing_stays_apart(
+    tmp_path: Path, difference: str, whole: bool, first: bool
+) -> None:
+    other = DIFFERENT[difference]
     pair = [FIRST | other, FIRST] if first else [FIRST, FIRST | other]
     hot = () if whole else (b"hot",)
     batches = [raw_batch(4 * i, *hot, b"a%d" % i, b"b%d" % i, **facts) for i, facts in enumerate(pair)]
     dead = raw_batch(8, b"hot", b"gone"), raw_batch(10, b"hot", b"gone", leader_epoch=5)
-    found = cleaned(tmp_path, *batches, *dead)
-    assert keys_by_batch(found)[:2] == [[b"a0", b"b0"], [b"a1", b"b1"]], what
+    survivors = cleaned(tmp_path, *batches, *dead)
+    assert keys_by_batch(survivors)[:2] == [[b"a0", b"b0"], [b"a1", b"b1"]], difference
 
 
 def test_two_horizons_and_two_append_times_stay_apart(tmp_path: Path) -> None:
     timed = [raw_batch(3 * i, b"hot", b"k%d" % i, attributes=8, max_timestamp=NOW + i // 2) for i in range(4)]
-    found = cleaned(tmp_path / "timed", *timed)
-    assert keys_by_batch(found) == [[b"k0", b"k1"], [b"k2", b"hot", b"k3"]]
-    assert [(r.timestamp) for _, records in found for r in records] == [NOW, NOW, NOW + 1, NOW + 1, NOW + 1]
+    survivors = cleaned(tmp_path / "timed", *timed)
+    assert keys_by_batch(survivors) == [[b"k0", b"k1"], [b"k2", b"hot", b"k3"]]
+    assert [(r.timestamp) for _, records in survivors for r in records] == [
+        NOW,
+        NOW,
+        NOW + 1,
+        NOW + 1,
+        NOW + 1,
+    ]
     clocked = [
         raw_batch(3 * i, b"hot", b"k%d" % i, attributes=0x40, horizon_ms=HORIZON + i // 2, value=None)
         for i in range(4)
     ]
-    found = cleaned(tmp_path / "clocked", *clocked)
-    assert keys_by_batch(found) == [[b"k0", b"k1"], [b"k2", b"hot", b"k3"]]
-    assert [h.delete_horizon_ms for h, _ in found] == [HORIZON, HORIZON + 1]
-    assert [r.timestamp for _, records in found for r in records] == [
+    survivors = cleaned(tmp_path / "clocked", *clocked)
+    assert keys_by_batch(survivors) == [[b"k0", b"k1"], [b"k2", b"hot", b"k3"]]
+    assert [h.delete_horizon_ms for h, _ in survivors] == [HORIZON, HORIZON + 1]
+    assert [r.timestamp for _, records in survivors for r in records] == [
         NOW - HOUR + n for n in (1, 4, 7, 9, 10)
     ]
 
@@ -142,9 +150,9 @@ def test_two_horizons_and_two_append_times_stay_apart(tmp_path: Path) -> None:
 def test_a_tombstone_that_gets_its_clock_joins_its_like(tmp_path: Path) -> None:
     """All delete horizons set in a round are equal, so batches that get one may be joined."""
     batches = [raw_batch(2 * i, b"hot", b"k%d" % i, value=None if i in (1, 2) else b"v") for i in range(4)]
-    found = cleaned(tmp_path, *batches)
-    assert keys_by_batch(found) == [[b"k0"], [b"k1", b"k2"], [b"hot", b"k3"]]
-    assert [h.delete_horizon_ms for h, _ in found] == [None, HORIZON, None]
+    survivors = cleaned(tmp_path, *batches)
+    assert keys_by_batch(survivors) == [[b"k0"], [b"k1", b"k2"], [b"hot", b"k3"]]
+    assert [h.delete_horizon_ms for h, _ in survivors] == [None, HORIZON, None]
 
 
 def test_a_large_batch_that_lost_nothing_is_copied(tmp_path: Path) -> None:
@@ -153,16 +161,16 @@ def test_a_large_batch_that_lost_nothing_is_copied(tmp_path: Path) -> None:
         4, *(b"large-%d" % i for i in range(5)), codec=4, value=b"x" * (module.BATCH_BYTES // 10)
     )
     small = [raw_batch(o, b"hot", b"s%d" % o, codec=4) for o in (0, 2, 9, 11)]
-    found = cleaned(tmp_path, *small[:2], large, *small[2:])
-    assert [len(keys) for keys in keys_by_batch(found)] == [2, 5, 3]
+    survivors = cleaned(tmp_path, *small[:2], large, *small[2:])
+    assert [len(keys) for keys in keys_by_batch(survivors)] == [2, 5, 3]
     (file,) = (tmp_path / "o").glob("*/*.log")
     assert large in file.read_bytes()
 
 
 def test_a_small_batch_with_strange_neighbours_is_copied(tmp_path: Path) -> None:
     small = raw_batch(2, b"s", codec=3, leader_epoch=4)
-    found = cleaned(tmp_path, raw_batch(0, b"hot", b"a"), small, raw_batch(3, b"hot", b"b"))
-    assert keys_by_batch(found) == [[b"a"], [b"s"], [b"hot", b"b"]]
+    survivors = cleaned(tmp_path, raw_batch(0, b"hot", b"a"), small, raw_batch(3, b"hot", b"b"))
+    assert keys_by_batch(survivors) == [[b"a"], [b"s"], [b"hot", b"b"]]
     (file,) = (tmp_path / "o").glob("*/*.log")
     assert small in file.read_bytes()
 
@@ -189,14 +197,14 @@ def test_sparse_offsets_end_a_batch(tmp_path: Path) -> None:
     batches = [raw_batch(0, b"hot", b"a"), raw_batch(far - 1, b"hot", b"b"), raw_batch(far + 1, b"hot", b"c")]
     segment = written(tmp_path / "s", 0, batches)
     resolution = resolved([segment])
-    one = group(resolution.segments, OutputLimits(1 << 30, 10 << 20, 4096))
-    whole = replace(one[0], last=0, next_offset=far + 3)
+    groups = group(resolution.segments, OutputLimits(1 << 30, 10 << 20, 4096))
+    whole = replace(groups[0], last=0, next_offset=far + 3)
     output = module.OutputSegment(str(tmp_path), SegmentFiles(DEFAULT, str(tmp_path), 0), plan())
     rewrite(whole, [segment], resolution, plan(), output, lambda _: None)
     output.handle.close()
-    found = contents(type(segment).load(SegmentFiles(DEFAULT, str(tmp_path), 0)))
-    assert [(h.base_offset, h.last_offset) for h, _ in found] == [(0, far), (far + 1, far + 2)]
-    assert keys_by_batch(found) == [[b"a", b"b"], [b"hot", b"c"]]
+    survivors = contents(type(segment).load(SegmentFiles(DEFAULT, str(tmp_path), 0)))
+    assert [(h.base_offset, h.last_offset) for h, _ in survivors] == [(0, far), (far + 1, far + 2)]
+    assert keys_by_batch(survivors) == [[b"a", b"b"], [b"hot", b"c"]]
 
 
 def test_rounds_reach_a_fixed_point(tmp_path: Path) -> None:
@@ -249,11 +257,11 @@ def test_batches_of_different_kinds_never_meet(
     segment = written(tmp_path / "s", 0, batches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BATCH_BYTES", target)
-        made = rewrite_all([segment], tmp_path / "o")
+        outputs = rewrite_all([segment], tmp_path / "o")
     source = contents(segment)
     home = {r.offset: (h, records) for h, records in source for r in records}
-    data = Path(made[0][1].file).read_bytes() if made else b""
-    for header, records in contents(made[0][1]) if made else []:
+    data = Path(outputs[0][1].file).read_bytes() if outputs else b""
+    for header, records in contents(outputs[0][1]) if outputs else []:
         origins = {home[r.offset][0].base_offset: home[r.offset] for r in records}
         if len(origins) < 2:
             continue
@@ -265,16 +273,18 @@ def test_batches_of_different_kinds_never_meet(
             horizons = {origin.delete_horizon_ms} if origin.attributes & 0x40 else {None, HORIZON}
             assert header.delete_horizon_ms in horizons
         assert header.base_offset <= records[0].offset and records[-1].offset <= header.last_offset
-    kept = {r.offset for r in records_of(made[0][1])} if made else {r.offset for r in records_of(segment)}
+    kept = (
+        {r.offset for r in records_of(outputs[0][1])} if outputs else {r.offset for r in records_of(segment)}
+    )
     expected = {r.offset: r for r in records_of(segment)}
-    for record in records_of(made[0][1]) if made else []:
+    for record in records_of(outputs[0][1]) if outputs else []:
         assert record == expected[record.offset]
     for (header, records), stored in zip(source, batches, strict=True):
         whole = all(r.offset in kept for r in records)
         plain = sum(len(r.value or b"") for r in records)
         unclocked = header.attributes & 0x40 or all(r.value is not None for r in records)
-        if made and whole and unclocked and 2 * plain >= target:
+        if outputs and whole and unclocked and 2 * plain >= target:
             assert stored in data
-    for header, records in contents(made[0][1]) if made else []:
+    for header, records in contents(outputs[0][1]) if outputs else []:
         assert read_header(data, header.position, len(data), "memory") == header
         assert list(read_records(data, header)) == records

@@ -54,12 +54,12 @@ def begun(path: Path, files: Files) -> Log:
 def seen(path: Path) -> Seen:
     """Return the records that a reader in another process sees now, without a lock."""
     view = PartitionView.load(DirectorySegments(HastyFiles(), str(path / "t-0")))
-    return tuple((one.offset, one.key, one.value) for one in records_of(view))
+    return tuple((record.offset, record.key, record.value) for record in records_of(view))
 
 
 def newest(records: Seen) -> dict[bytes, bytes]:
-    found = {key: value for _, key, value in records}
-    return {key: value for key, value in found.items() if key is not None and value is not None}
+    values = {key: value for _, key, value in records}
+    return {key: value for key, value in values.items() if key is not None and value is not None}
 
 
 @pytest.mark.slow
@@ -84,18 +84,20 @@ def test_a_reader_sees_the_old_or_the_new_of_each_swap_and_never_a_mix(strategy:
     watching = False
     new = seen(tmp_path)
     assert newest(old) == newest(new) == NEWEST and len(new) < len(old)
-    bases = [one.base_offset for one in log.log.segments] + [log.log.log_end]
+    bases = [segment.base_offset for segment in log.log.segments] + [log.log.log_end]
     turns = 0
     for first, end in pairwise(bases):
-        before, after = (tuple(r for r in one if first <= r[0] < end) for one in (old, new))
-        course = [tuple(r for r in one if first <= r[0] < end) for one in (old, *states, new)]
+        before, after = (tuple(r for r in records if first <= r[0] < end) for records in (old, new))
+        course = [tuple(r for r in records if first <= r[0] < end) for records in (old, *states, new)]
         assert set(course) <= {before, after}
-        changes = [one != other for one, other in pairwise(course)]
+        changes = [earlier != later for earlier, later in pairwise(course)]
         assert sum(changes) == (before != after), "it turns once"
         turns += sum(changes)
     assert turns >= 2 and len(states) > 40
     batches = held.batches(held.log_start)
-    read = [r for one, header, data in batches for r in read_records(data, header, one.file, position=0)]
+    read = [
+        r for segment, header, data in batches for r in read_records(data, header, segment.file, position=0)
+    ]
     assert newest(tuple((r.offset, r.key, r.value) for r in read)) == NEWEST
     log.close()
 
@@ -161,7 +163,7 @@ def test_sigkill_in_the_middle_of_a_round(strategy: str, tmp_path: Path) -> None
         assert newest(seen(path)) == NEWEST, number
         again = opened(path, HastyFiles())
         assert newest(seen(path)) == NEWEST, number
-        assert not [one for one in (path / "t-0").iterdir() if one.suffix in (".cleaned", ".swap")]
+        assert not [entry for entry in (path / "t-0").iterdir() if entry.suffix in (".cleaned", ".swap")]
         assert again.clean().complete, number
         left = seen(path)
         assert newest(left) == NEWEST, number

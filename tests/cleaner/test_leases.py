@@ -137,9 +137,9 @@ def test_a_lease_that_comes_while_a_round_rewrites_stops_it(logs, clock, monkeyp
     highest = lease_guard.highest_due
 
     def meanwhile(*arguments, **more):
-        found = highest(*arguments, **more)
+        offset = highest(*arguments, **more)
         topic.lease("late", position=2)
-        return found
+        return offset
 
     monkeypatch.setattr(lease_guard, "highest_due", meanwhile)
     (done,) = topic.clean()
@@ -204,7 +204,7 @@ def test_a_plan_names_the_lease_that_keeps_a_tombstone(logs, clock, strategy):
     topic.lease("replica", position=1)
     topic.clean()
     (plan,) = topic.plan()
-    assert "lease" not in [one.code for one in plan.reasons], "its own time holds it back"
+    assert "lease" not in [reason.code for reason in plan.reasons], "its own time holds it back"
     clock.advance(25 * HOUR)
     (plan,) = topic.plan()
     assert (plan.action, plan.reasons[0].code) == ("keep", "lease")
@@ -308,24 +308,24 @@ def test_two_copies_cleaned_at_different_times_deliver_the_same(tmp_path_factory
             )
             for logs, strategy in zip(opened, ("kafka", "generational"), strict=True)
         ]
-        for n, (what, key) in enumerate(history):
-            if what in ("put", "delete"):
+        for n, (action, key) in enumerate(history):
+            if action in ("put", "delete"):
                 for topic in topics:
-                    topic.append(bytes([key]), b"%d" % n if what == "put" else None)
-            elif what == "wait":
+                    topic.append(bytes([key]), b"%d" % n if action == "put" else None)
+            elif action == "wait":
                 clock.advance(2 * HOUR)
             else:
-                topics[what == "clean two"].clean()
+                topics[action == "clean two"].clean()
         seen = []
         for topic in topics:
             records = [(r.offset, r.timestamp, r.key, r.value) for r in topic.read()]
             assert records == sorted(records)
             newest = {r.key: (r.offset, r.value) for r in topic.read(view="latest")}
             seen.append(({record[0]: record for record in records}, newest))
-        (one, newest_of_one), (two, newest_of_two) = seen
-        assert newest_of_one == newest_of_two
-        assert [one[offset] for offset in sorted(one.keys() & two.keys())] == [
-            two[offset] for offset in sorted(one.keys() & two.keys())
+        (first, first_newest), (second, second_newest) = seen
+        assert first_newest == second_newest
+        assert [first[offset] for offset in sorted(first.keys() & second.keys())] == [
+            second[offset] for offset in sorted(first.keys() & second.keys())
         ]
         assert topics[0].bounds()[0][1] == topics[1].bounds()[0][1]
     finally:

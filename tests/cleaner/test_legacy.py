@@ -114,14 +114,14 @@ def test_a_wrapper_is_cut_as_in_kafka(tmp_path: Path) -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6I_77_duplicates_inside_wrappers(tmp_path: Path, magic: int, codec: int) -> None:
     """6I.77: Duplicates inside compressed wrappers of magic 0 and 1 are removed."""
-    one = [(i, b"k%d" % (i % 4), b"v%d" % i * 9) for i in range(10)]
-    two = [(i, b"k%d" % (i % 3), b"w%d" % i * 9) for i in range(10, 20)]
+    first = [(i, b"k%d" % (i % 4), b"v%d" % i * 9) for i in range(10)]
+    second = [(i, b"k%d" % (i % 3), b"w%d" % i * 9) for i in range(10, 20)]
     dead = [(20, b"x", b"1"), (22, b"x", b"2")]
-    three = [(23, b"x", b"3"), (24, b"y", b"1")]
-    batches = [wrapper(magic, codec, rows) for rows in (one, two, dead, three)]
+    last = [(23, b"x", b"3"), (24, b"y", b"1")]
+    batches = [wrapper(magic, codec, rows) for rows in (first, second, dead, last)]
     log = old_log(tmp_path / "data", (0, batches))
     log.clean()
-    newest = {key: (offset, key, value) for offset, key, value in [*one, *two, *dead, *three]}
+    newest = {key: (offset, key, value) for offset, key, value in [*first, *second, *dead, *last]}
     assert kept(log) == sorted(newest.values())
     assert [(h.magic, h.codec) for h in headers(log)] == [(magic, codec)] * 3
     assert file(log, 0).endswith(batches[-1]), "a whole one is copied byte for byte"
@@ -261,10 +261,10 @@ def test_one_waiting_tombstone(tmp_path: Path) -> None:
 
 def check_indexes(log: LogBuilder) -> None:
     for segment in PartitionView.load(DirectorySegments(DEFAULT, log.directory)).segments[:-1]:
-        found = inspect(DEFAULT, log.directory, segment.base_offset, index_interval_bytes=100)
-        assert found.damage is None
-        assert Path(segment.stored.path(names.INDEX)).read_bytes() == found.offset_entries
-        assert Path(segment.stored.path(names.TIME_INDEX)).read_bytes() == found.time_entries
+        inspection = inspect(DEFAULT, log.directory, segment.base_offset, index_interval_bytes=100)
+        assert inspection.damage is None
+        assert Path(segment.stored.path(names.INDEX)).read_bytes() == inspection.offset_entries
+        assert Path(segment.stored.path(names.TIME_INDEX)).read_bytes() == inspection.time_entries
 
 
 rows_of_keys = st.lists(
@@ -304,14 +304,14 @@ def test_what_is_left_is_the_newest_of_each_key(
             every[offset] = key, value
             offset += 1
         if magic == 2:
-            made = [batch(batch_rows[0][0], batch_rows, codec=codec)]
+            entries = [batch(batch_rows[0][0], batch_rows, codec=codec)]
         elif codec:
-            made = [wrapper(magic, codec, batch_rows)]
+            entries = [wrapper(magic, codec, batch_rows)]
         else:
-            made = [entry(magic, *row) for row in batch_rows]
+            entries = [entry(magic, *row) for row in batch_rows]
         if new_segment or not segments:
             segments.append((batch_rows[0][0], []))
-        segments[-1][1].extend(made)
+        segments[-1][1].extend(entries)
     log = old_log(
         tmp_path_factory.mktemp("legacy") / "data",
         *segments,

@@ -133,7 +133,7 @@ def measured(
     scratch: Path | None = None,
     threads: int = 1,
 ) -> list[dict[str, int]]:
-    copies = [shutil.copytree(one, tmp_path / one.name) for one in (warm, *logs)]
+    copies = [shutil.copytree(log, tmp_path / log.name) for log in (warm, *logs)]
     arguments = (strategy, map_bytes, threads, *copies)
     command = [sys.executable, "-m", "tests.cleaner.test_memory", *map(str, arguments)]
     more = {} if scratch is None else {"LASTWORD_MAP_SCRATCH": str(scratch)}
@@ -174,16 +174,16 @@ def test_bounded_with_two_threads(tmp_path: Path, logs: Logs) -> None:
 def test_keys_in_a_scratch_file_are_no_anonymous_memory(strategy: str, tmp_path: Path, logs: Logs) -> None:
     """The larger log has a key of 24 bytes for two records: 39 bytes each in the arena, 10 in the slots."""
     places: dict[str, Path | None] = {"in memory": None, "in a file": tmp_path}
-    found = {}
+    facts_by_place = {}
     for name, scratch in places.items():
         target = tmp_path / name
         target.mkdir()
         (facts,) = measured(strategy, 64 * MIB, target, logs.warm, logs.halves[1], scratch=scratch)
-        found[name] = facts
-    inside, outside = found["in memory"], found["in a file"]
+        facts_by_place[name] = facts
+    inside, outside = facts_by_place["in memory"], facts_by_place["in a file"]
     assert (outside["kept"], outside["passes"]) == (inside["kept"], inside["passes"])
     spared = 39 * SIZES[1] // 2
-    assert inside["peak"] - outside["peak"] > 0.8 * spared, found
+    assert inside["peak"] - outside["peak"] > 0.8 * spared, facts_by_place
 
 
 @pytest.mark.slow
@@ -202,9 +202,9 @@ def test_more_tombstones_than_can_be_listed_fill_the_map(monkeypatch: pytest.Mon
     for number in range(900):
         builder.append(0, b"k%d" % number, None)
     log = segments([builder.build(0)], [])
-    found = RunningResolution(map_bytes=1 << 20, salt=b"s" * 16)
-    found.add_segments(log)
-    assert found.tombstones().offset.size == 900
+    resolution = RunningResolution(map_bytes=1 << 20, salt=b"s" * 16)
+    resolution.add_segments(log)
+    assert resolution.tombstones().offset.size == 900
     monkeypatch.setattr(running, "_LISTED_FREE_BYTES", -(1 << 20) + 80_000)
     with pytest.raises(MapFull):
         RunningResolution(map_bytes=1 << 20, salt=b"s" * 16).add_segments(log)

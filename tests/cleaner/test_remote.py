@@ -49,8 +49,8 @@ def built(directory):
     log, config, plan = prepared(directory)
     given = pickle.loads(pickle.dumps((log.directory, config, plan, LedgerParams(0, (-1, 0), "drive", 0.3))))
     view = PartitionView.load(DirectorySegments(DEFAULT, given[0]))
-    found = remote.build(view, *given[1:], None, CleanContext(DEFAULT, directory.clock))
-    return log, pickle.loads(pickle.dumps(found))
+    build = remote.build(view, *given[1:], None, CleanContext(DEFAULT, directory.clock))
+    return log, pickle.loads(pickle.dumps(build))
 
 
 def opened(root):
@@ -73,9 +73,9 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
     with lastword.open(str(other), "a", clock=ManualClock(NOW)) as logs:
         (expected,) = logs.clean("t")
     with opened(root) as directory:
-        log, found = built(directory)
+        log, build = built(directory)
         (done,) = remote.publish(
-            log, found, record_first_dirty=lambda offset: directory.set_first_dirty("t", 0, offset)
+            log, build, record_first_dirty=lambda offset: directory.set_first_dirty("t", 0, offset)
         )
         first_dirty = directory.first_dirty("t", 0)
         ledger = saved(log)
@@ -87,7 +87,7 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
             LedgerParams(ledger.write_clock, ledger.reached, "drive", 0.3),
             CleanContext(DEFAULT, directory.clock, dry=True),
         )
-        assert again.stats.account.segments == found.after.account.segments
+        assert again.stats.account.segments == build.after.account.segments
     assert (done.removed, done.written_bytes, done.end) == (
         expected.removed,
         expected.written_bytes,
@@ -102,25 +102,25 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
 def test_killed_before_the_accounts_have_their_name(root):
     """The accounts saved before do not fit the log any more, and are discarded; the new ones are removed."""
     with opened(root) as directory:
-        log, found = built(directory)
-        remote.save(DEFAULT, log.directory, found.accounts)  # as if by an earlier round
+        log, build = built(directory)
+        remote.save(DEFAULT, log.directory, build.accounts)  # as if by an earlier round
         assert saved(log).rebuilt_because, "they speak of swaps that were never made"
-        (done,) = remote.publish(log, found, record_first_dirty=lambda offset: None)
+        (done,) = remote.publish(log, build, record_first_dirty=lambda offset: None)
         assert done.complete and not saved(log).rebuilt_because, "the swaps make them true"
     records = read(root)
     with lastword.open(str(root), "a", clock=ManualClock(NOW)) as logs:
         logs.topic("t").extend([(b"k%d" % n, b"w" * 90) for n in range(100)])
     with opened(root) as directory:
-        log, found = built(directory)
-        rounds = remote.publish(log, found, record_first_dirty=lambda offset: None)
+        log, build = built(directory)
+        rounds = remote.publish(log, build, record_first_dirty=lambda offset: None)
         next(rounds)  # the swap is done; the driver dies here
         assert saved(log).rebuilt_because
-        left = [one for one in (root / "t-0" / names.PRIVATE).iterdir() if one.is_dir()]
-        assert [str(one) for one in left] == [found.accounts]
+        left = [path for path in (root / "t-0" / names.PRIVATE).iterdir() if path.is_dir()]
+        assert [str(path) for path in left] == [build.accounts]
         prepared(directory)
-        assert not any(one.is_dir() for one in (root / "t-0" / names.PRIVATE).iterdir())
-        log, found = built(directory)
-        (done,) = remote.publish(log, found, record_first_dirty=lambda offset: None)
+        assert not any(path.is_dir() for path in (root / "t-0" / names.PRIVATE).iterdir())
+        log, build = built(directory)
+        (done,) = remote.publish(log, build, record_first_dirty=lambda offset: None)
         assert done.removed.total == 0 and not saved(log).rebuilt_because
     newest = {key: value for _, key, value in records} | {b"k%d" % n: b"w" * 90 for n in range(100)}
     assert {key: value for _, key, value in read(root)} == newest

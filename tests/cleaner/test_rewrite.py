@@ -127,9 +127,9 @@ def test_a_silent_producer_is_kept_until_it_is_forgotten(tmp_path: Path) -> None
     for number, (now_ms, expiration_ms, left) in enumerate(cases):
         the_plan = plan(now_ms=now_ms, producer_expiration_ms=expiration_ms)
         ((_, new),) = rewrite_all([segment], tmp_path / f"o{number}", the_plan)
-        found = contents(new)
-        assert [h.producer_id for h, records in found if not records] == left
-        assert [r.value for _, records in found for r in records] == [b"4", b"5"]
+        survivors = contents(new)
+        assert [h.producer_id for h, records in survivors if not records] == left
+        assert [r.value for _, records in survivors for r in records] == [b"4", b"5"]
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
@@ -183,11 +183,11 @@ def test_records_without_a_key_go(tmp_path: Path) -> None:
 
 def test_an_output_takes_the_time_of_its_last_source(tmp_path: Path) -> None:
 
-    one = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"a", b"1")])])
+    first = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"a", b"1")])])
     write_segment(tmp_path / "s", 1, [batch(1, [(1, b"a", b"2")])])
     os.utime(tmp_path / "s" / f"{1:020d}.log", (1_600_000_000, 1_600_000_000))
-    two = type(one).load(SegmentFiles(DEFAULT, os.path.dirname(one.file), 1))
-    ((_, new),) = rewrite_all([one, two], tmp_path / "o")
+    second = type(first).load(SegmentFiles(DEFAULT, os.path.dirname(first.file), 1))
+    ((_, new),) = rewrite_all([first, second], tmp_path / "o")
     assert new.mtime_ms == 1_600_000_000_000
     assert all(p.stat().st_mtime == 1_600_000_000 for p in Path(new.file).parent.iterdir())
 
@@ -230,15 +230,15 @@ def test_what_is_left_is_what_the_naive_cleaner_leaves(
         now_ms = NOW + number * HOUR
         model = naive.clean(model, now_ms, HOUR)
         the_plan = plan(now_ms=now_ms, segment_bytes=segment_bytes)
-        made = rewrite_all(segments, tmp_path / f"o{number}", the_plan)
-        for facts, new in made:
+        outputs = rewrite_all(segments, tmp_path / f"o{number}", the_plan)
+        for facts, new in outputs:
             bases = {source.base_offset for source in facts.sources}
             segments = sorted(
                 [s for s in segments if s.base_offset not in bases] + [new], key=lambda s: s.base_offset
             )
-        found = [pair for s in segments for pair in contents(s)]
-        assert [r for _, records in found for r in records] == naive.survivors(model)
-        horizons = [h.delete_horizon_ms for h, records in found for _ in records]
+        survivors = [pair for s in segments for pair in contents(s)]
+        assert [r for _, records in survivors for r in records] == naive.survivors(model)
+        horizons = [h.delete_horizon_ms for h, records in survivors for _ in records]
         assert horizons == [b.horizon_ms for b in model for _ in b.records]
 
 
@@ -306,7 +306,7 @@ def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
     )
     ((facts, _),) = rewrite_all([segment], tmp_path / "o")
     resolution = resolved([segment])
-    (one,) = group(resolution.segments, OutputLimits(1 << 30, 10 << 20, 4096))
-    counted = rewrite(one, [segment], resolution, plan(), None, lambda _: None)
+    (segment_group,) = group(resolution.segments, OutputLimits(1 << 30, 10 << 20, 4096))
+    counted = rewrite(segment_group, [segment], resolution, plan(), None, lambda _: None)
     assert counted.size_bytes == facts.output.size_bytes
     assert replace(counted) == counted

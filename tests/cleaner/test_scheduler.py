@@ -77,16 +77,16 @@ class FakeWork:
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> FakeTask | None:
         self.asked.append(drive)
-        found = [
-            FakeTask(self, one, drive, urgency)
-            for one, (on, urgency) in self.due.items()
-            if on == drive and one not in held
+        tasks = [
+            FakeTask(self, partition, drive, urgency)
+            for partition, (on, urgency) in self.due.items()
+            if on == drive and partition not in held
         ]
-        return min(found, key=lambda task: task.urgency, default=None)
+        return min(tasks, key=lambda task: task.urgency, default=None)
 
     def overtakes(self, task: FakeTask, held: Collection[TopicPartition]) -> bool:
-        found = self.next(task.drive, held)
-        return found is not None and found.urgency.rank == 0 < task.urgency.rank
+        candidate = self.next(task.drive, held)
+        return candidate is not None and candidate.urgency.rank == 0 < task.urgency.rank
 
     def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
         self.expired.append(set(held))
@@ -139,7 +139,7 @@ def test_never_two_rounds_on_a_drive_while_another_one_has_work() -> None:
     work.add(9, "b", 3)
 
     def nested(task: FakeTask, stop: Stop) -> Done:
-        seen.append(sorted(one.drive for one in scheduler.running().values()))
+        seen.append(sorted(running.drive for running in scheduler.running().values()))
         scheduler.turn()
         return cleaned(task, stop)
 
@@ -168,14 +168,14 @@ def test_no_drive_waits_while_another_has_two(
     began = []
     while work.due or running:
         if len(running) < threads and (task := scheduler.pick()) is not None:
-            busy = {one.drive for one in running}
-            taken = {one.partition for one in running}
-            waiting = {drive for one, (drive, _) in work.due.items() if one not in taken}
+            busy = {other.drive for other in running}
+            taken = {other.partition for other in running}
+            waiting = {drive for partition, (drive, _) in work.due.items() if partition not in taken}
             assert task.drive not in busy or waiting <= busy
             same = [
                 urgency
-                for one, (drive, urgency) in work.due.items()
-                if drive == task.drive and one not in taken
+                for partition, (drive, urgency) in work.due.items()
+                if drive == task.drive and partition not in taken
             ]
             assert task.urgency == min(same)
             running.append(task)
@@ -358,7 +358,7 @@ def test_threads_clean_what_is_due_after_the_first_back_off() -> None:
 
 
 def test_a_thread_that_dies_is_counted_and_replaced() -> None:
-    clock, work, told, go = ManualClock(), FakeWork(), threading.Event(), threading.Event()
+    clock, work, reported, go = ManualClock(), FakeWork(), threading.Event(), threading.Event()
 
     def fatal(task: FakeTask, stop: Stop) -> Done:
         assert go.wait(10)
@@ -367,7 +367,7 @@ def test_a_thread_that_dies_is_counted_and_replaced() -> None:
     work.add(0, body=fatal)
     work.add(1, rank=3)
     seen: list[Done] = []
-    scheduler = scheduler_of(work, clock, on_done=lambda done: (seen.append(done), told.set()))  # type: ignore[func-returns-value]
+    scheduler = scheduler_of(work, clock, on_done=lambda done: (seen.append(done), reported.set()))  # type: ignore[func-returns-value]
     deaths = metrics.CLEANER_THREAD_DEATHS.value()
     scheduler.start(at_once=True)
     try:
@@ -378,9 +378,9 @@ def test_a_thread_that_dies_is_counted_and_replaced() -> None:
         assert scheduler.alive == 0 and scheduler.started  # the replacement waits before it starts
         assert scheduler.states.all() == {}
         assert seen[0].result == "failed" and "no room for the map" in (seen[0].error or "")
-        told.clear()
+        reported.clear()
         work.due.pop(tp(0))
-        while not told.wait(0.01):
+        while not reported.wait(0.01):
             clock.advance(BACKOFF_MS)
         assert work.ran == [tp(0), tp(1)]
         assert scheduler.alive == 1

@@ -96,10 +96,10 @@ def finish(log: LogBuilder, job: ShardedJob, kill_before_swap: int = -1) -> Clea
     done = set(jobs.published(log.files, job).values())
     swaps, real = count(len(done)), sinks.swap_group
 
-    def swap(partition: Any, one: Any) -> Any:
+    def swap(partition: Any, built: Any) -> Any:
         if next(swaps) == kill_before_swap:
             raise Killed
-        return real(partition, one)
+        return real(partition, built)
 
     prepared = sharded.prepared(log.files, job, 0.0)
     with pytest.MonkeyPatch.context() as patch:
@@ -131,16 +131,16 @@ def same(a: CleanRound, b: CleanRound) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_files_as_in_one(tmp_path: Path, seed: int) -> None:
-    one = a_log(tmp_path / "one", seed, codec=seed)
-    many = a_log(tmp_path / "many", seed, codec=seed)
+    single = a_log(tmp_path / "one", seed, codec=seed)
+    parallel = a_log(tmp_path / "many", seed, codec=seed)
     for wait in (0, DAY):
-        one.wait(wait)
-        many.wait(wait)
-        expected = one.clean()
-        same(clean(many, twice=seed % 2 == 0, shards=1 + seed), expected)
-        assert segments(many) == segments(one)
-        assert many.first_dirty == one.first_dirty
-    assert [p for p in Path(many.directory, "lastword").iterdir() if p.name.startswith("sharded")] == []
+        single.wait(wait)
+        parallel.wait(wait)
+        expected = single.clean()
+        same(clean(parallel, twice=seed % 2 == 0, shards=1 + seed), expected)
+        assert segments(parallel) == segments(single)
+        assert parallel.first_dirty == single.first_dirty
+    assert [p for p in Path(parallel.directory, "lastword").iterdir() if p.name.startswith("sharded")] == []
 
 
 def test_producers_are_forgotten_at_the_same_time(tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_producers_are_forgotten_at_the_same_time(tmp_path: Path) -> None:
         log.batch([("late", 2)])
         log.wait(120_000)
         logs.append(log.roll())
-    one, many = logs
+    single, parallel = logs
     for wait in (0, HOUR, DAY):
-        one.wait(wait)
-        many.wait(wait)
-        same(clean(many), one.clean())
-        assert segments(many) == segments(one)
+        single.wait(wait)
+        parallel.wait(wait)
+        same(clean(parallel), single.clean())
+        assert segments(parallel) == segments(single)
 
 
 def test_without_transactions_nobody_looks_for_them(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
     step = steps(log, job)
     while step():
         pass
-    found = sharded.planned(log.files, job)
-    assert (found.write_bytes, found.free_bytes, found.segments, found.read_bytes, found.exact) == (
+    plan = sharded.planned(log.files, job)
+    assert (plan.write_bytes, plan.free_bytes, plan.segments, plan.read_bytes, plan.exact) == (
         expected.write_bytes,
         expected.free_bytes,
         expected.segments,

@@ -39,13 +39,13 @@ def test_6F_44_only_committed_data_survives_and_markers_stay(users: LogBuilder) 
     """6F.44: Only committed data survives a cleaning. Aborted data goes immediately; markers stay, and the
     transaction index is unchanged.
     """
-    one, two = Producer(users, 1), Producer(users, 2)
-    one.put(("a", 1), ("b", 1))  # 0 1
-    two.put(("a", "no"), ("c", "no"))  # 2 3
-    one.put(("a", 2)).commit()  # 4, marker 5
-    two.abort()  # marker 6
-    two.put(("d", 1)).commit()  # 7, marker 8
-    one.put(("e", 1)).commit()  # 9, marker 10
+    producer_1, producer_2 = Producer(users, 1), Producer(users, 2)
+    producer_1.put(("a", 1), ("b", 1))  # 0 1
+    producer_2.put(("a", "no"), ("c", "no"))  # 2 3
+    producer_1.put(("a", 2)).commit()  # 4, marker 5
+    producer_2.abort()  # marker 6
+    producer_2.put(("d", 1)).commit()  # 7, marker 8
+    producer_1.put(("e", 1)).commit()  # 9, marker 10
     before = entries(users.roll())
     round_ = users.clean()
     assert offsets(users) == [1, 4, 7, 9]
@@ -114,13 +114,13 @@ def test_6F_49_50_a_commit_marker_outlives_its_data_by_the_retention(users: LogB
     6F.50: A commit marker without records gets a horizon from the cleaning that finds this, and goes when the
     horizon has passed.
     """
-    one = Producer(users)
-    one.put(("a", 1)).put(("b", 1)).commit()  # 0 1 marker 2
-    one.put(("b", 2)).commit()  # 3 marker 4
+    producer = Producer(users)
+    producer.put(("a", 1)).put(("b", 1)).commit()  # 0 1 marker 2
+    producer.put(("b", 2)).commit()  # 3 marker 4
     users.roll().clean()
     assert offsets(users) == [0, 3]
     assert markers(users)[0] == Marker(2, "commit", False), "its transaction still has a record"
-    one.put(("a", 2)).commit()  # 5 marker 6
+    producer.put(("a", 2)).commit()  # 5 marker 6
     users.roll().clean()
     assert offsets(users) == [3, 5]
     assert markers(users)[0] == Marker(2, "commit", False), "the round met the data that it removed"
@@ -138,9 +138,9 @@ def test_6F_51_an_abort_marker_and_its_index_entry(users: LogBuilder) -> None:
     """6F.51: An abort marker survives the cleaning that removes its data, gets a horizon, and goes when
     the horizon has passed.
     """
-    one = Producer(users)
-    one.put(("a", "no")).abort()  # 0 marker 1
-    one.put(("b", 1)).commit()  # 2 marker 3
+    producer = Producer(users)
+    producer.put(("a", "no")).abort()  # 0 marker 1
+    producer.put(("b", 1)).commit()  # 2 marker 3
     users.roll().clean()
     assert (offsets(users), markers(users)[0]) == ([2], Marker(1, "abort", False))
     assert entries(users) == [AbortedTransaction(7, 0, 1, 2)], "its data was met"
@@ -156,13 +156,13 @@ def test_6F_52_54_an_empty_batch_holds_its_marker(users: LogBuilder) -> None:
     6F.54: The cleaning that drops the last empty batch does not set the marker's horizon; the next one does,
     and the one after the horizon drops the marker.
     """
-    one = Producer(users)
-    one.put(("a", 1)).commit()  # 0 marker 1
+    producer = Producer(users)
+    producer.put(("a", 1)).commit()  # 0 marker 1
     users.put("a", 2).roll().clean()  # 2
     assert (empty_batches(users), offsets(users)) == ([0], [2])
     users.wait(DAY).clean()
     assert markers(users) == [Marker(1, "commit", False)], "an empty batch of its transaction is there"
-    one.put(("b", 1)).commit()  # 3 marker 4: now the empty batch is not its producer's last
+    producer.put(("b", 1)).commit()  # 3 marker 4: now the empty batch is not its producer's last
     users.put("z", 1).roll().clean()
     assert empty_batches(users) == []
     assert markers(users)[0] == Marker(1, "commit", False), "not in the round that drops the empty batch"
@@ -176,13 +176,13 @@ def test_6F_53_the_same_for_an_abort_marker_with_its_index_entry(users: LogBuild
     """6F.53: An abort marker stays while an empty batch of its transaction is in the log, and so does its
     index entry.
     """
-    one = Producer(users)
-    one.put(("a", 1)).abort()
+    producer = Producer(users)
+    producer.put(("a", 1)).abort()
     users.put("a", 2).roll().clean()
     users.wait(DAY).clean()
     assert (empty_batches(users), markers(users)) == ([0], [Marker(1, "abort", False)])
     assert entries(users) == [AbortedTransaction(7, 0, 1, 2)]
-    one.put(("b", 1)).commit()
+    producer.put(("b", 1)).commit()
     users.put("z", 1).roll().clean()
     assert len(entries(users)) == 1
     users.clean()
@@ -191,9 +191,9 @@ def test_6F_53_the_same_for_an_abort_marker_with_its_index_entry(users: LogBuild
 
 def test_6F_55_a_committed_transaction_over_two_segments_keeps_both(users: LogBuilder) -> None:
     """6F.55: A committed transaction with data in one segment and its marker in the next keeps both."""
-    one = Producer(users).put(("a", 1))
+    producer = Producer(users).put(("a", 1))
     users.roll()
-    one.commit()
+    producer.commit()
     users.roll().clean()
     assert (offsets(users), markers(users)) == ([0], [Marker(1, "commit", False)])
 
@@ -202,9 +202,9 @@ def test_6F_56_an_aborted_one_keeps_its_batch_empty_and_its_marker(users: LogBui
     """6F.56: An aborted transaction with data in one segment and its marker in the next keeps the marker
     and its batch, which is empty.
     """
-    one = Producer(users).put(("a", 1))
+    producer = Producer(users).put(("a", 1))
     users.roll()
-    one.abort()
+    producer.abort()
     users.roll()
     for _ in range(3):
         users.clean()
@@ -249,8 +249,8 @@ def test_6F_60_user_keys_with_the_bytes_of_marker_keys(users: LogBuilder) -> Non
     """6F.60: User keys with the bytes of a marker's key neither remove markers nor are removed by them."""
     for key in (b"\0\0\0\0", b"\0\0\0\1"):
         users.put(key, 1).put(key, 2)
-    one = Producer(users).put((b"\0\0\0\1", 3)).commit()
-    one.put(("z", 1)).abort()
+    producer = Producer(users).put((b"\0\0\0\1", 3)).commit()
+    producer.put(("z", 1)).abort()
     users.roll().clean()
     assert offsets(users) == [1, 4]
     assert [m.type for m in markers(users)] == ["commit", "abort"]
@@ -261,13 +261,13 @@ def test_6F_61_undecided_data_is_not_cleaned(users: LogBuilder) -> None:
     abort they are cleanable up to the marker.
     """
     users.put("a", 1).put("a", 2).roll()
-    one = Producer(users).put(("a", 3))
+    producer = Producer(users).put(("a", 3))
     users.put("a", 4).roll().put("a", 5)
     round_ = users.clean()
     assert (round_.end, offsets(users)) == (2, [1, 2, 3, 4])
     held = {reason.code: reason.text for reason in users.plan().reasons}
     assert "at 2 is undecided" in held["undecided-transaction"]
-    one.abort()
+    producer.abort()
     users.roll()
     assert users.clean().end == 6
     assert offsets(users) == [4]
@@ -286,9 +286,9 @@ def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> No
     6G.64: The last batch of each producer is retained, empty if need be; earlier batches without live records
     go.
     """
-    one, two = Producer(users, 1), Producer(users, 2)
-    one.put(("a", 1)).put(("a", 2)).commit()  # 0 1 marker 2
-    two.put(("a", 3), ("b", 3), transactional=False)  # 3 4
+    producer_1, producer_2 = Producer(users, 1), Producer(users, 2)
+    producer_1.put(("a", 1)).put(("a", 2)).commit()  # 0 1 marker 2
+    producer_2.put(("a", 3), ("b", 3), transactional=False)  # 3 4
     users.put("a", 4).put("b", 4).roll()
     known = state_of(users)
     users.clean()
@@ -296,8 +296,8 @@ def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> No
     users.reopen()
     assert state_of(users) == known
     again = users.log.log_end
-    two.sequence = 0
-    two.put(("a", 3), ("b", 3), transactional=False)
+    producer_2.sequence = 0
+    producer_2.put(("a", 3), ("b", 3), transactional=False)
     assert users.log.log_end == again, "63: its last batch, sent again, is known"
 
 
@@ -306,9 +306,9 @@ def test_6G_62_of_a_silent_producer_nothing_stays(users: LogBuilder) -> None:
 
     An expired producer needs no batch in the log: neither an empty batch nor a marker.
     """
-    one, two = Producer(users, 1), Producer(users, 2)
-    one.put(("a", 1)).commit()
-    two.put(("b", 1)).abort()
+    producer_1, producer_2 = Producer(users, 1), Producer(users, 2)
+    producer_1.put(("a", 1)).commit()
+    producer_2.put(("b", 1)).abort()
     left = []
     for n in range(5):
         users.put("a", n).put("b", n).roll()
@@ -317,7 +317,7 @@ def test_6G_62_of_a_silent_producer_nothing_stays(users: LogBuilder) -> None:
         assert (expected.write_bytes, expected.free_bytes) == (done.written_bytes, done.freed_bytes)
         left.append((empty_batches(users), [m.offset for m in markers(users)]))
         users.wait(25 * HOUR)
-        two.put(("c", n), transactional=False)
+        producer_2.put(("c", n), transactional=False)
     assert left[0] == ([0, 2], [1, 3])
     assert left[-1] == ([], []), "of the other one the data alone tells"
     assert set(state_of(users)) == {2}
@@ -334,20 +334,20 @@ def test_6G_65_an_old_empty_batch_goes_after_a_newer_one(users: LogBuilder) -> N
     """6G.65: The last batch is retained for aborted data as well; it goes after the producer's next
     append.
     """
-    one = Producer(users)
-    one.put(("a", 1)).abort()
+    producer = Producer(users)
+    producer.put(("a", 1)).abort()
     users.put("z", 0).roll().clean()
     assert empty_batches(users) == [0]
-    one.put(("b", 1)).commit()
+    producer.put(("b", 1)).commit()
     users.roll().clean()
     assert empty_batches(users) == []
 
 
 def test_rounds_reach_a_fixed_point_with_a_frozen_clock(users: LogBuilder) -> None:
     for i in range(6):
-        one = Producer(users, i % 2, i)
-        one.put((f"k{i % 3}", i)).put(("hot", i))
-        one.commit() if i % 3 else one.abort()
+        producer = Producer(users, i % 2, i)
+        producer.put((f"k{i % 3}", i)).put(("hot", i))
+        producer.commit() if i % 3 else producer.abort()
     users.put("z", 1).roll()
     trees = []
     for _ in range(6):
@@ -365,9 +365,9 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
     from lastword.cleaner.engine import output, rewrite
 
     real = output.repack_rows
-    one = Producer(users)
-    one.put(("a", 1)).commit()
-    one.put(("a", 2)).commit()
+    producer = Producer(users)
+    producer.put(("a", 1)).commit()
+    producer.put(("a", 2)).commit()
     users.roll()
 
     def plant(source, rows, row, retain, *rest):  # type: ignore[no-untyped-def]
@@ -381,23 +381,23 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
     assert len(markers(users)) == 2 and len(data(users)) == 2
 
 
-@pytest.mark.parametrize("what", ["data", "marker", "marker above the limit"])
-def test_a_flipped_bit_decides_nothing(users: LogBuilder, what: str) -> None:
+@pytest.mark.parametrize("damaged", ["data", "marker", "marker above the limit"])
+def test_a_flipped_bit_decides_nothing(users: LogBuilder, damaged: str) -> None:
     """A damaged marker stops the round; so does a damaged batch. The sources stay."""
-    one = Producer(users)
-    one.put(("a", 1), ("a", 2))
-    if what == "marker above the limit":
+    producer = Producer(users)
+    producer.put(("a", 1), ("a", 2))
+    if damaged == "marker above the limit":
         users.put("z", 1).roll()
-    one.commit()
+    producer.commit()
     users.put("z", 1).put("z", 2).roll()
-    segment = users.log.segments[0 if what != "marker above the limit" else 1]
-    header = list(segment.headers())[1 if what == "marker" else 0]
+    segment = users.log.segments[0 if damaged != "marker above the limit" else 1]
+    header = list(segment.headers())[1 if damaged == "marker" else 0]
     path = Path(segment.file)
     damaged = bytearray(path.read_bytes())
     damaged[header.position + header.size - 1] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(DataError, match="users-0 is quarantined"):
-        users.clean(due=what == "marker above the limit")
+        users.clean(due=damaged == "marker above the limit")
     assert path.read_bytes() == damaged
     assert quarantine.load(users.files, users.directory) is not None
 
@@ -406,9 +406,9 @@ def test_a_flipped_bit_decides_nothing(users: LogBuilder, what: str) -> None:
 def test_the_plan_tells_what_the_round_does(users: LogBuilder, codec: int) -> None:
     users.codec_of(codec)
     for i in range(8):
-        one = Producer(users, i % 3, i)
-        one.put((f"k{i % 3}", i), ("hot", i)).put(("gone", None))
-        one.commit() if i % 2 else one.abort()
+        producer = Producer(users, i % 3, i)
+        producer.put((f"k{i % 3}", i), ("hot", i)).put(("gone", None))
+        producer.commit() if i % 2 else producer.abort()
     users.roll()
     for _ in range(3):
         plan = users.plan()
@@ -470,8 +470,8 @@ def logs(log: LogBuilder) -> dict[str, object]:
 
     A rebuilt index can have another last stable offset, because removed batches are not in the log.
     """
-    found: dict[str, object] = {n: d for n, d in log.tree().items() if n.endswith(".log")}
-    return found | {"aborted": [entry[:3] for entry in entries(log)]}
+    contents: dict[str, object] = {n: d for n, d in log.tree().items() if n.endswith(".log")}
+    return contents | {"aborted": [entry[:3] for entry in entries(log)]}
 
 
 def continued(root: Path, original: LogBuilder) -> LogBuilder:
@@ -493,10 +493,10 @@ def final_of(tmp_path: Path, original: LogBuilder) -> dict[str, object]:
     assert (first.complete, first.removed.aborted, first.removed.superseded) == (True, 2, 5)
     assert committed(log) == STATE
     log.clean()
-    found = logs(log)
+    final = logs(log)
     log.clean()
-    assert logs(log) == found
-    return found
+    assert logs(log) == final
+    return final
 
 
 def test_what_the_crash_tests_clean(tmp_path: Path, original: LogBuilder) -> None:

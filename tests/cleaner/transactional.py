@@ -57,12 +57,12 @@ class Marker(NamedTuple):
 
 def headers(log: LogBuilder) -> list[tuple[BatchHeader, Any]]:
     """Return every header of the log, with the record of a control batch."""
-    found = []
+    headers_and_markers = []
     for segment in PartitionView.load(DirectorySegments(log.files, log.directory)).segments:
         for header in segment.headers():
             data = segment.read_batch(header) if header.control else b""
-            found.append((header, control_of(data, header, segment.file, position=0)))
-    return found
+            headers_and_markers.append((header, control_of(data, header, segment.file, position=0)))
+    return headers_and_markers
 
 
 def markers(log: LogBuilder) -> list[Marker]:
@@ -80,10 +80,10 @@ def empty_batches(log: LogBuilder) -> list[int]:
 
 def entries(log: LogBuilder) -> list[AbortedTransaction]:
     """Return the entries of all transaction indexes on disk."""
-    found = []
+    aborted = []
     for path in sorted(Path(log.directory).glob("*.txnindex")):
-        found += decode_aborted(path.read_bytes(), path.name)
-    return found
+        aborted += decode_aborted(path.read_bytes(), path.name)
+    return aborted
 
 
 def data(log: LogBuilder) -> list[RawRecord]:
