@@ -32,27 +32,27 @@ def session(source: str, jars: str) -> Any:
         builder = builder.config(name, value)
     if source == "kafka":
         builder = builder.config("spark.jars", ",".join(map(str, sorted(Path(jars).glob("*.jar")))))
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("OFF")
-    return made
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
 
 
 def text(data: Any) -> str | None:
     return None if data is None else base64.b64encode(bytes(data)).decode()
 
 
-def row(one: Any) -> list[Any]:
+def row(record: Any) -> list[Any]:
     headers = None
-    if "headers" in one.__fields__ and one.headers is not None:
-        headers = [[header.key, text(header.value)] for header in one.headers]
+    if "headers" in record.__fields__ and record.headers is not None:
+        headers = [[header.key, text(header.value)] for header in record.headers]
     return [
-        one.topic,
-        one.partition,
-        one.offset,
-        round(one.timestamp.timestamp() * 1000),
-        one.timestampType,
-        text(one.key),
-        text(one.value),
+        record.topic,
+        record.partition,
+        record.offset,
+        round(record.timestamp.timestamp() * 1000),
+        record.timestampType,
+        text(record.key),
+        text(record.value),
         headers,
     ]
 
@@ -66,7 +66,7 @@ def read(spark: Any, source: str, address: str, case: dict[str, Any]) -> dict[st
         frame = reader.load(address)
     batches: list[list[Any]] = []
     if not case["stream"]:
-        batches.append(sorted(row(one) for one in frame.collect()))
+        batches.append(sorted(row(record) for record in frame.collect()))
     else:
         checkpoint = tempfile.mkdtemp()
         query = (
@@ -90,10 +90,10 @@ def main() -> None:
     spark = session(source, jars)
     for case in json.load(sys.stdin):
         try:
-            found = read(spark, source, address, case)
+            result = read(spark, source, address, case)
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"[:2000]}
-        print(json.dumps({"name": case["name"], **found}), flush=True)
+            result = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        print(json.dumps({"name": case["name"], **result}), flush=True)
     spark.stop()
 
 

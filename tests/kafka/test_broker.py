@@ -57,57 +57,57 @@ class Story:
 
 
 def read(logs: lastword.LogDir, *topics: str) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    records: dict[str, list[Any]] = {}
     for name in topics:
         topic = logs.topic(name)
         for number in range(topic.partitions):
-            found[f"{name}-{number}"] = list(topic.read(partition=number))
-    return found
+            records[f"{name}-{number}"] = list(topic.read(partition=number))
+    return records
 
 
 @pytest.fixture(scope="module")
 def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     root = tmp_path_factory.mktemp("broker")
     broker = Broker(tools, root / "logs")
-    told = Story(broker.directory, root / "closed")
+    story = Story(broker.directory, root / "closed")
     with broker:
         kafka_settings = {"cleanup_policy": "compact", "internal_segment_bytes": 16 << 10}
         broker.create_topics(dict.fromkeys((*OURS, "theirs"), kafka_settings))
         for seed, codec in enumerate(traffic.CODECS):
             sent = list(traffic.batches(traffic.updates(400, 50, seed)))
             broker.produce("theirs", sent, compression_type=codec)
-        told.produced = broker.consume("theirs")
+        story.produced = broker.consume("theirs")
         with contextlib.suppress(LogDirLockedError):
             try:
                 lastword.open(broker.directory, "a").close()
             except LogDirLockedError as error:
-                told.locked_out = error
+                story.locked_out = error
                 raise
         with lastword.open(broker.directory) as logs:
-            told.read_beside_broker = read(logs, "theirs")
+            story.read_beside_broker = read(logs, "theirs")
     with lastword.open(broker.directory, "a", log_cleaner_enable=False) as logs:
         try:
             broker.start(seconds=30).kill()
         except RuntimeError as error:
-            told.broker_refused = f"{error}\n{broker.log_text}"
+            story.broker_refused = f"{error}\n{broker.log_text}"
         for seed, (name, codec) in enumerate(zip(OURS, traffic.CODECS, strict=True)):
             topic = logs.topic(name)
             topic.set_config(**SETTINGS, compression_type="uncompressed" if codec == "none" else codec)
             traffic.append_all(topic, traffic.updates(OUR_UPDATES, OUR_KEYS, 100 + seed))
         logs.topic("theirs").set_config(**SETTINGS)
-        told.appended = read(logs, *OURS)
-        told.rounds = [done for name in (*OURS, "theirs") for done in logs.clean(name)]
-        told.cleaned = read(logs, *OURS, "theirs")
-    shutil.copytree(broker.directory, told.closed)
+        story.appended = read(logs, *OURS)
+        story.rounds = [done for name in (*OURS, "theirs") for done in logs.clean(name)]
+        story.cleaned = read(logs, *OURS, "theirs")
+    shutil.copytree(broker.directory, story.closed)
     with broker:
-        told.broker_log = broker.log_text
-        told.served = broker.consume(*OURS, "theirs")
+        story.broker_log = broker.log_text
+        story.served = broker.consume(*OURS, "theirs")
         for name in (*OURS, "theirs"):
-            told.more_offsets[f"{name}-0"] = broker.produce(name, [MORE])
-        told.served_more = broker.consume(*OURS, "theirs")
+            story.more_offsets[f"{name}-0"] = broker.produce(name, [MORE])
+        story.served_more = broker.consume(*OURS, "theirs")
     with lastword.open(broker.directory) as logs:
-        told.read_at_last = read(logs, *OURS, "theirs")
-    yield told
+        story.read_at_last = read(logs, *OURS, "theirs")
+    yield story
 
 
 PARTITIONS = [f"{name}-0" for name in (*OURS, "theirs")]

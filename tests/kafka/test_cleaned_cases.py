@@ -43,14 +43,14 @@ def cleaned(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     broker = Broker(tools, root / "logs", {"log.cleaner.enable": "false"})
     with broker:
         broker.create_topics({name: {"cleanup_policy": "compact"} for name in CASES})
-    found = {name: _clean(name, root, tools) for name in CASES}
+    cases = {name: _clean(name, root, tools) for name in CASES}
     for name in CASES:
         adopt(broker.directory, f"{name}-0", root / "cleaned" / f"{name}-0")
     with broker:
         for isolation in ("read_uncommitted", "read_committed"):
             for partition, seen in broker.consume(*CASES, isolation=isolation).items():
-                found[partition.removesuffix("-0")].served[isolation] = seen
-    return found
+                cases[partition.removesuffix("-0")].served[isolation] = seen
+    return cases
 
 
 def _clean(name: str, root: Path, tools: Tools) -> Cleaned:
@@ -76,8 +76,8 @@ def _clean(name: str, root: Path, tools: Tools) -> Cleaned:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_dump_tool_finds_nothing_wrong(name: str, cleaned: dict[str, Cleaned]) -> None:
-    found = [line for line in complaints(cleaned[name].printed, emptied=True) if not OLD.fullmatch(line)]
-    assert found == []
+    lines = [line for line in complaints(cleaned[name].printed, emptied=True) if not OLD.fullmatch(line)]
+    assert lines == []
 
 
 @pytest.mark.parametrize("name", CASES)

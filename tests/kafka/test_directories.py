@@ -67,9 +67,9 @@ def homes(logs: lastword.LogDir) -> dict[str, str]:
 def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     root = tmp_path_factory.mktemp("jbod")
     roots = [root / "d1", root / "d2"]
-    broker = Broker(tools, roots[0], {"log.dirs": ",".join(str(one) for one in roots)})
+    broker = Broker(tools, roots[0], {"log.dirs": ",".join(str(log_dir) for log_dir in roots)})
     roots[1].mkdir()
-    told = Story()
+    story = Story()
     with broker:
         settings = {"cleanup_policy": "delete", "retention_ms": -1, "internal_segment_bytes": 4 << 10}
         broker.create_topics(dict.fromkeys(TOPICS[:3], settings) | {"spread": settings | {"partitions": 4}})
@@ -78,17 +78,17 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         for partition in range(4):
             broker.produce("spread", batches(partition))
     logs = lastword.open(roots, "a")
-    told.homes = homes(logs)
+    story.homes = homes(logs)
     logs.topic("trimmed").trim(25)
     logs.topic("expired").set_config(cleanup_policy="delete", retention_ms=-1, retention_bytes="8KiB")
     logs.expire("expired")
-    other = next(str(one) for one in roots if one.name != told.homes["moved-0"])
+    other = next(str(log_dir) for log_dir in roots if log_dir.name != story.homes["moved-0"])
     logs.move("moved", 0, other)
     logs.topic("moved").append(b"ours", b"appended where it lies now", timestamp=START_MS, ack="disk")
     logs.sync()
-    told.homes_after = homes(logs)
-    told.read = read(logs)
-    told.starts = {
+    story.homes_after = homes(logs)
+    story.read = read(logs)
+    story.starts = {
         f"{name}-{number}": start
         for name in TOPICS
         for number, (start, _) in logs.topic(name).bounds().items()
@@ -96,14 +96,16 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     for directory in logs.dirs.directories:
         directory.abandon()  # as after a killed process: `.deleted` files and directories remain
     with broker:
-        told.served = broker.consume(*TOPICS)
+        story.served = broker.consume(*TOPICS)
         for name in TOPICS:
-            told.more[name] = broker.produce(name, [MORE])
-    told.broker_log = broker.log_text
-    told.strays = [path.name for one in roots for path in one.iterdir() if path.name.endswith("-stray")]
+            story.more[name] = broker.produce(name, [MORE])
+    story.broker_log = broker.log_text
+    story.strays = [
+        path.name for log_dir in roots for path in log_dir.iterdir() if path.name.endswith("-stray")
+    ]
     with lastword.open(roots) as logs:
-        told.read_at_last = read(logs)
-    yield told
+        story.read_at_last = read(logs)
+    yield story
 
 
 def test_a_broker_spreads_partitions_and_so_do_we(story: Story) -> None:
@@ -114,7 +116,7 @@ def test_a_broker_spreads_partitions_and_so_do_we(story: Story) -> None:
 
 def test_log_starts_are_honoured(story: Story) -> None:
     assert story.starts["trimmed-0"] == 25 and 0 < story.starts["expired-0"] < COUNT
-    assert {name: one.start for name, one in story.served.items()} == story.starts
+    assert {name: consumed.start for name, consumed in story.served.items()} == story.starts
 
 
 def test_the_same_records_at_the_same_offsets(story: Story) -> None:

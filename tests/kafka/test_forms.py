@@ -141,32 +141,32 @@ def take_back(story: Story) -> None:
 def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Story:
     root = tmp_path_factory.mktemp("forms")
     broker = Broker(tools, root / "logs")
-    told = Story(broker.directory)
+    story = Story(broker.directory)
     now_ms = int(time.time() * 1000)  # a producer without batches for a day expires
     with broker:
         broker.create_topics({topic: {} for topic in TOPICS})
     with forms.open_directory(broker.directory) as directory:
-        told.written = forms.write(directory, "closed", now_ms)
-    for topic in told.written:
+        story.written = forms.write(directory, "closed", now_ms)
+    for topic in story.written:
         files = [path for path in (broker.directory / f"{topic}-0").iterdir() if path.suffix in KINDS]
-        told.complaints[topic] = complaints(tools.dump_log(sorted(files)))
-    log = told.written["closed-epochs"].log
-    told.closed_epochs = [(entry.epoch, entry.start_offset) for entry in log.epochs.entries]
+        story.complaints[topic] = complaints(tools.dump_log(sorted(files)))
+    log = story.written["closed-epochs"].log
+    story.closed_epochs = [(entry.epoch, entry.start_offset) for entry in log.epochs.entries]
     with broker:
-        serve(told, broker, "closed")
+        serve(story, broker, "closed")
     writer = [sys.executable, "-m", "tests.kafka.forms", str(broker.directory), str(now_ms)]
-    told.exit_code = subprocess.run(writer, cwd=ROOT, check=False).returncode
+    story.exit_code = subprocess.run(writer, cwd=ROOT, check=False).returncode
     with forms.elsewhere(root / "scratch", "killed", now_ms) as killed:
-        told.written |= killed
+        story.written |= killed
         whole, torn = (
-            partition_files(d / "killed-idempotent-0")[-1] for d in (root / "scratch", told.directory)
+            partition_files(d / "killed-idempotent-0")[-1] for d in (root / "scratch", story.directory)
         )
         assert whole.name == torn.name
-        told.torn_bytes = torn.stat().st_size - whole.stat().st_size
+        story.torn_bytes = torn.stat().st_size - whole.stat().st_size
     with broker:
-        serve(told, broker, "killed")
-    take_back(told)
-    return told
+        serve(story, broker, "killed")
+    take_back(story)
+    return story
 
 
 KINDS = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
@@ -243,9 +243,9 @@ def test_no_error_in_the_broker_s_log(stop: str, story: Story) -> None:
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_and_back_again(topic: str, isolation: str, story: Story) -> None:
-    found = story.read[topic][isolation]
-    assert found == traffic.facts(story.served_more[topic][isolation].records)
-    assert found[-1][0] == story.more_offset[topic]
+    records = story.read[topic][isolation]
+    assert records == traffic.facts(story.served_more[topic][isolation].records)
+    assert records[-1][0] == story.more_offset[topic]
 
 
 @pytest.mark.parametrize("topic", TOPICS)

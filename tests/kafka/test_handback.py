@@ -63,7 +63,7 @@ class Story:
     first_dirty: dict[str, int] = field(default_factory=dict)
     private: set[str] = field(default_factory=set)
     producers: dict[str, Any] = field(default_factory=dict)
-    found: dict[str, Any] = field(default_factory=dict)
+    producers_after: dict[str, Any] = field(default_factory=dict)
     given: dict[str, Consumed] = field(default_factory=dict)  # before the first cleaning by Kafka
     cleaned: dict[str, Consumed] = field(default_factory=dict)
     cleaned_to: dict[str, int] = field(default_factory=dict)
@@ -96,8 +96,8 @@ def some_runs(
             last = min(first + rng.randrange(3), len(account.segments) - 1)
         else:
             first, last = span
-        found = rewritten(place, Columns.of(account, seen.write_clock, 0.0).run(account, first, last, 0.0))
-        done += found is not None and found.certificate is not None
+        result = rewritten(place, Columns.of(account, seen.write_clock, 0.0).run(account, first, last, 0.0))
+        done += result is not None and result.certificate is not None
     return done
 
 
@@ -134,7 +134,7 @@ def held_back(logs: Any, name: str, newest: Newest) -> None:
         topic.extend(pairs, partition=0)
         newest.update(pairs)
         log.roll()
-    seen = [one.base_offset for one in log.segments]
+    seen = [segment.base_offset for segment in log.segments]
     rewritten = some_runs(
         DrivePartition.of(TopicPartition(name, 0), logs.dirs.log_dir(name, 0)),
         None,
@@ -144,7 +144,7 @@ def held_back(logs: Any, name: str, newest: Newest) -> None:
     assert rewritten == 1
 
 
-def ours(root: Path, told: Story) -> None:
+def ours(root: Path, story: Story) -> None:
     """Run lastword's part on the directory."""
     clock = ManualClock(now_ms() - 120 * MINUTE)
     with lastword.open(root, "a", clock=clock) as logs:
@@ -152,32 +152,32 @@ def ours(root: Path, told: Story) -> None:
             logs.topic(name).set_config(**OURS)
         for seed, name in zip(SEEDS, LIVES, strict=True):
             rng = random.Random(seed)
-            told.rounds[name] = live_on(logs, name, told.newest[name], rng, clock)
+            story.rounds[name] = live_on(logs, name, story.newest[name], rng, clock)
             mine = [(b"mine", b"%d" % seed)]
             logs.topic(name).extend(mine, producer="mine", sequence=0)
-            told.newest[name].update(mine)
+            story.newest[name].update(mine)
         logs.topic("life0").lease("replica")  # the lease of a reader that begins with an empty state
         for name in ("known", "high"):
-            held_back(logs, name, told.newest[name])
+            held_back(logs, name, story.newest[name])
         for name in TOPICS:
             place = DrivePartition.of(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))
             account = inspected(place, 0).partitions[0]
-            told.parts[name] = (
-                sum(one.dead_records for one in account.segments),
-                sum(one.blocked_tombstone_bytes for one in account.segments),
+            story.parts[name] = (
+                sum(segment.dead_records for segment in account.segments),
+                sum(segment.blocked_tombstone_bytes for segment in account.segments),
             )
-    job_commits(root, told)
-    told.first_dirty = first_dirty(root)
-    told.private = {path.name for path in root.rglob("*") if "lastword" in str(path.relative_to(root))}
+    job_commits(root, story)
+    story.first_dirty = first_dirty(root)
+    story.private = {path.name for path in root.rglob("*") if "lastword" in str(path.relative_to(root))}
     text = (root / "cleaner-offset-checkpoint").read_text()
-    low = told.first_dirty["high"]
+    low = story.first_dirty["high"]
     with lastword.open(root) as logs:
         end = logs.dirs.view("high", 0).log_end
     assert low < end and f"high 0 {low}\n" in text
     (root / "cleaner-offset-checkpoint").write_text(text.replace(f"high 0 {low}\n", f"high 0 {end}\n"))
 
 
-def job_commits(root: Path, told: Story) -> None:
+def job_commits(root: Path, story: Story) -> None:
     """Commit a job without the lock: a note of its name in the root; its staged file becomes a segment."""
     builder = BatchBuilder(0)
     builder.append(now_ms(), b"job", b"1")
@@ -198,7 +198,7 @@ def job_commits(root: Path, told: Story) -> None:
             now_ms=now_ms,
         )
     assert len(list((root / "life1-0").glob("*.log"))) == before + 1
-    told.newest["life1"][b"job"] = b"1"
+    story.newest["life1"][b"job"] = b"1"
 
 
 def wait_until_cleaned(broker: Broker, ends: dict[str, int], seconds: float = 40) -> dict[str, int]:
@@ -216,10 +216,10 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     root = tmp_path_factory.mktemp("handback")
     cleaning = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200"}
     broker = Broker(tools, root / "logs", cleaning, keeps_port=True)
-    told = Story()
+    story = Story()
 
     def send(name: str, key: bytes, value: bytes | None) -> int:
-        told.newest[name][key] = value
+        story.newest[name][key] = value
         return broker.send(name, ("p", [KafkaRecord(key, value, now_ms())]))[-1]
 
     with broker:
@@ -228,38 +228,38 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         for name in TOPICS:
             for number in range(3):
                 send(name, b"from kafka %d" % number, b"v")
-            told.producers[name] = broker.producers(name)
-    ours(broker.directory, told)
+            story.producers[name] = broker.producers(name)
+    ours(broker.directory, story)
     with broker:
         for name in TOPICS:
-            told.found[name] = broker.producers(name)
-        told.given = broker.consume(*TOPICS)
+            story.producers_after[name] = broker.producers(name)
+        story.given = broker.consume(*TOPICS)
         for number in range(2):
             ends = {name: send(name, b"then %d" % number, b"v") for name in TOPICS}
             time.sleep(0.8)  # longer than segment.ms: the next record closes the segment
             for name in TOPICS:
                 send(name, b"from kafka 0", b"%d" % number)
-            told.cleaned_to = wait_until_cleaned(broker, ends)
-        told.cleaned = broker.consume(*TOPICS)
-        told.broker_log = broker.log_text
-    come_back(broker.directory, told)
+            story.cleaned_to = wait_until_cleaned(broker, ends)
+        story.cleaned = broker.consume(*TOPICS)
+        story.broker_log = broker.log_text
+    come_back(broker.directory, story)
     files = [path for name in TOPICS for path in sorted((broker.directory / f"{name}-0").glob("*.log"))]
-    told.dumped = tools.dump_log(files)
-    yield told
+    story.dumped = tools.dump_log(files)
+    yield story
 
 
-def come_back(root: Path, told: Story) -> None:
+def come_back(root: Path, story: Story) -> None:
     with lastword.open(root) as logs:
         for name in TOPICS:
             view = logs.dirs.view(name, 0)
             ledger = Ledger.open(DEFAULT, view.directory, view.segments, map_bytes=1 << 20)
-            told.rebuilt[name] = ledger.rebuilt_because
-        told.problems += logs.verify().problems
+            story.rebuilt[name] = ledger.rebuilt_because
+        story.problems += logs.verify().problems
     with lastword.open(root, "a", clock=ManualClock(now_ms())) as logs:
         assert all(done.certificate is None or done.complete for done in logs.clean())
-        told.problems += logs.verify().problems
+        story.problems += logs.verify().problems
         for name in TOPICS:
-            told.back[name] = {record.key: record.value for record in logs.topic(name).read()}
+            story.back[name] = {record.key: record.value for record in logs.topic(name).read()}
 
 
 def alive(newest: Newest) -> Newest:
@@ -285,9 +285,9 @@ def test_a_broker_serves_them_with_our_files_lying_there(name: str, story: Story
     assert {k: v for k, v in alive(seen).items() if k != b"from kafka 0"} == {  # type: ignore[arg-type]
         k: v for k, v in alive(live).items() if k != b"from kafka 0"
     }
-    told = {one["id"]: one for one in story.found[name]}
-    for one in story.producers[name]:
-        assert told[one["id"]] == one, "the producer's sequence goes on"
+    after = {producer["id"]: producer for producer in story.producers_after[name]}
+    for producer in story.producers[name]:
+        assert after[producer["id"]] == producer, "the producer's sequence goes on"
 
 
 @pytest.mark.parametrize("name", [name for name in TOPICS if name != "high"])
@@ -295,7 +295,7 @@ def test_its_cleaner_brings_no_deleted_key_back(name: str, story: Story) -> None
     seen = story.cleaned[f"{name}-0"]
     assert story.cleaned_to[name] > story.given[f"{name}-0"].end
     assert alive(seen.newest()) == alive(story.newest[name])  # type: ignore[arg-type]
-    offsets = [one.offset for one in seen.records]
+    offsets = [record.offset for record in seen.records]
     assert offsets == sorted(set(offsets))
     assert len(offsets) < len(story.given[f"{name}-0"].records) + 4, "it had something to clean"
 
@@ -305,7 +305,7 @@ def test_the_checkpoint_is_never_above_a_killer_whose_victim_is_on_disk(story: S
 
     Kafka's cleaner would take the tombstone for old enough and never read the value below.
     """
-    tombstones = [one.offset for one in story.given["known-0"].records if one.key == b"gone"]
+    tombstones = [record.offset for record in story.given["known-0"].records if record.key == b"gone"]
     assert story.first_dirty["known"] <= tombstones[-1]
     assert story.cleaned["known-0"].newest().get(b"gone") is None
     assert story.given["high-0"].newest()[b"gone"] is None

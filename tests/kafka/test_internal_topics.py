@@ -101,13 +101,15 @@ def test_settings_and_groups_of_a_broker(tools: Tools, tmp_path: Path) -> None:
         broker.alter("BROKER", "", log_retention_ms="7200000")
         for number in range(40):  # so that the broker writes a snapshot, and the log continues after it
             broker.alter("TOPIC", "plain", file_delete_delay_ms=str(60000 + number))
-        told = {topic: broker.settings_of(topic) for topic in (*topic_settings, "__consumer_offsets")}
-        _wait_until(lambda: _settings(directory, "plain") == _checked(told["plain"]))
-        for topic, expected in told.items():  # beside the broker
+        broker_settings = {
+            topic: broker.settings_of(topic) for topic in (*topic_settings, "__consumer_offsets")
+        }
+        _wait_until(lambda: _settings(directory, "plain") == _checked(broker_settings["plain"]))
+        for topic, expected in broker_settings.items():  # beside the broker
             assert _settings(directory, topic) == _checked(expected), topic
     snapshots = list((directory / "__cluster_metadata-0").glob("*.checkpoint"))
     assert snapshots
-    for topic, expected in told.items():
+    for topic, expected in broker_settings.items():
         assert _settings(directory, topic) == _checked(expected), topic
 
     with lastword.open(directory) as logs:

@@ -67,7 +67,7 @@ def stops(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Stops:
     shutil.copytree(source, whole)
     recording = RecordingFiles(DEFAULT)
     clean(whole, recording)
-    told = Stops(records_of(source), records_of(whole))
+    stops = Stops(records_of(source), records_of(whole))
     left = []
     for step, call in enumerate(recording.changes):
         if call.name == "unlink" and recording.changes[step - 1].name == "unlink":
@@ -77,17 +77,17 @@ def stops(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Stops:
         with pytest.raises(Stopped):
             clean(copy, RecordingFiles(DEFAULT, stop_at=step, torn=True))
         left.append(copy)
-        told.steps.append(f"{call.name} {Path(call.path).name}")
+        stops.steps.append(f"{call.name} {Path(call.path).name}")
     broker = Broker(tools, root / "broker")
     with broker:
         broker.create_topic(TOPIC, partitions=len(left), cleanup_policy="compact")
     for number, copy in enumerate(left):
         adopt(broker.directory, f"{TOPIC}-{number}", copy)
     with broker:
-        told.served = broker.consume(TOPIC)
+        stops.served = broker.consume(TOPIC)
         sent = [KafkaRecord(b"more", b"", traffic.START_MS, partition=n) for n in range(len(left))]
-        told.more_offsets = broker.produce(TOPIC, [sent])
-    return told
+        stops.more_offsets = broker.produce(TOPIC, [sent])
+    return stops
 
 
 def test_the_round_removes_most_records(stops: Stops) -> None:
@@ -104,9 +104,9 @@ def test_the_newest_record_of_every_key_is_there_after_each_stop(stops: Stops) -
 
 def test_every_record_that_is_there_is_an_old_one_at_its_offset(stops: Stops) -> None:
     before = set(traffic.facts(stops.before))
-    for name, one in stops.served.items():
-        assert set(traffic.facts(one.records)) <= before, name
-        assert one.end == stops.before[-1].offset + 1, name
+    for name, consumed in stops.served.items():
+        assert set(traffic.facts(consumed.records)) <= before, name
+        assert consumed.end == stops.before[-1].offset + 1, name
 
 
 def test_the_broker_appends_behind_the_old_end(stops: Stops) -> None:

@@ -32,7 +32,7 @@ def batch(name: str, *numbers: int) -> list[KafkaRecord]:
     return [KafkaRecord(b"%s-%d" % (name.encode(), n % 7), b"%d" % n * 30, now_ms) for n in numbers]
 
 
-def as_told(log: Any) -> list[dict[str, int]]:
+def producer_rows(log: Any) -> list[dict[str, int]]:
     return [
         {
             "id": p.producer_id,
@@ -48,8 +48,8 @@ def as_told(log: Any) -> list[dict[str, int]]:
 
 @dataclass
 class Story:
-    told: dict[str, list[dict[str, int]]] = field(default_factory=dict)
-    found: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    broker_producers: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    our_producers: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     committed: dict[str, Any] = field(default_factory=dict)
     everything: dict[str, Any] = field(default_factory=dict)
     stable: dict[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def facts(records: Any) -> list[tuple[int, bytes | None, bytes | None]]:
 def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     root = tmp_path_factory.mktemp("producers")
     broker = Broker(tools, root / "logs", keeps_port=True)
-    told = Story()
+    story = Story()
     with broker:
         broker.create_topics({"users": {"cleanup_policy": "compact", "internal_segment_bytes": 4096}})
         broker.keep_producer("plain", enable_idempotence="true")
@@ -87,59 +87,59 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
                 broker.send("users", ("one", batch("o", n)), ("two", batch("t", n, n + 1)))
             broker.send("users", ("one", end), ("two", "commit"))
         broker.send("users", ("one", "begin"))
-        told.offsets["open"] = broker.send("users", ("one", batch("o", 1, 2)), ("plain", batch("p", 60)))
-        told.open_at = told.offsets["open"][0]
-        told.told["first"] = broker.producers("users")
-        told.committed["first"] = consumed(broker, "read_committed").records
-        told.everything["first"] = consumed(broker, "read_uncommitted").records
+        story.offsets["open"] = broker.send("users", ("one", batch("o", 1, 2)), ("plain", batch("p", 60)))
+        story.open_at = story.offsets["open"][0]
+        story.broker_producers["first"] = broker.producers("users")
+        story.committed["first"] = consumed(broker, "read_committed").records
+        story.everything["first"] = consumed(broker, "read_uncommitted").records
     with lastword.open(broker.directory, "a", log_cleaner_enable=False) as logs:
         topic = logs.topic("users")
         topic.set_config(cleanup_policy="compact", segment_bytes=4096, min_cleanable_dirty_ratio=0)
         log = logs.dirs.log("users", 0)
-        told.found["first"] = as_told(log)
-        told.stable["first"] = log.stable_offset
-        told.committed["ours"] = list(topic.read())
-        told.everything["ours"] = list(topic.read(isolation="read_uncommitted"))
+        story.our_producers["first"] = producer_rows(log)
+        story.stable["first"] = log.stable_offset
+        story.committed["ours"] = list(topic.read())
+        story.everything["ours"] = list(topic.read(isolation="read_uncommitted"))
         for number in range(4):
             topic.extend(
                 [(b"mine-%d" % i, b"%d" % number) for i in range(30)], producer="mine", sequence=number
             )
-        told.freed = sum(done.freed_bytes for done in topic.clean())
-        told.found["closed"] = as_told(log)
-        told.ends["closed"] = log.log_end
+        story.freed = sum(done.freed_bytes for done in topic.clean())
+        story.our_producers["closed"] = producer_rows(log)
+        story.ends["closed"] = log.log_end
     with broker:
-        told.broker_log = broker.log_text
-        told.told["second"] = broker.producers("users")
-        told.committed["second"] = consumed(broker, "read_committed").records
-        told.offsets["second"] = broker.send(
+        story.broker_log = broker.log_text
+        story.broker_producers["second"] = broker.producers("users")
+        story.committed["second"] = consumed(broker, "read_committed").records
+        story.offsets["second"] = broker.send(
             "users", ("plain", batch("p", 70, 71)), ("one", batch("o", 3)), ("one", "commit")
         )
         broker.send("users", ("two", "begin"), ("two", batch("t", 50)), ("two", "abort"), ("two", "begin"))
-        told.offsets["left open"] = broker.send("users", ("two", batch("t", 51)))
-        told.told["killed"] = broker.producers("users")
-        told.committed["killed"] = consumed(broker, "read_committed").records
+        story.offsets["left open"] = broker.send("users", ("two", batch("t", 51)))
+        story.broker_producers["killed"] = broker.producers("users")
+        story.committed["killed"] = consumed(broker, "read_committed").records
         broker.kill()
     logs = lastword.open(broker.directory, "a", log_cleaner_enable=False)
     log = logs.dirs.log("users", 0)
-    told.found["killed"] = as_told(log)
-    told.stable["killed"] = log.stable_offset
-    told.committed["recovered"] = list(logs.topic("users").read())
+    story.our_producers["killed"] = producer_rows(log)
+    story.stable["killed"] = log.stable_offset
+    story.committed["recovered"] = list(logs.topic("users").read())
     assert logs.topic("users").extend([(b"mine-1", b"again")], producer="mine", sequence=3) == 0
     assert logs.topic("users").extend([(b"mine-1", b"new")], producer="mine", sequence=4) == 1
-    told.ends["killed"] = log.log_end
+    story.ends["killed"] = log.log_end
     logs.dirs.log_dir("users", 0).abandon()
     with broker:
-        told.told["third"] = broker.producers("users")
-        told.offsets["third"] = broker.send("users", ("plain", batch("p", 80)), ("two", "commit"))
-        told.committed["third"] = consumed(broker, "read_committed").records
+        story.broker_producers["third"] = broker.producers("users")
+        story.offsets["third"] = broker.send("users", ("plain", batch("p", 80)), ("two", "commit"))
+        story.committed["third"] = consumed(broker, "read_committed").records
         broker.send("users", *((name, "close") for name in ("plain", "one", "two")))
-    told.dumped = tools.dump_log(sorted(Path(broker.directory / "users-0").glob("*.log")))
-    yield told
+    story.dumped = tools.dump_log(sorted(Path(broker.directory / "users-0").glob("*.log")))
+    yield story
 
 
 def test_we_find_the_producers_that_the_broker_knows(story: Story) -> None:
-    assert len(story.told["first"]) == 3
-    assert story.found["first"] == story.told["first"]
+    assert len(story.broker_producers["first"]) == 3
+    assert story.our_producers["first"] == story.broker_producers["first"]
 
 
 def test_an_open_transaction_stays_undecided(story: Story) -> None:
@@ -153,19 +153,19 @@ def test_an_open_transaction_stays_undecided(story: Story) -> None:
 def test_the_broker_knows_the_same_after_us(story: Story) -> None:
     """The broker loads the snapshot beside lastword's clean-shutdown marker, with lastword's producers."""
     assert story.freed > 0
-    assert story.found["closed"][:-1] == story.told["first"]
-    assert story.found["closed"][-1]["id"] >= FIRST_NAMED_ID
-    assert story.told["second"] == story.found["closed"]
+    assert story.our_producers["closed"][:-1] == story.broker_producers["first"]
+    assert story.our_producers["closed"][-1]["id"] >= FIRST_NAMED_ID
+    assert story.broker_producers["second"] == story.our_producers["closed"]
     assert "since clean shutdown file was found" in story.broker_log
 
 
 def test_its_producers_go_on_with_their_old_ids(story: Story) -> None:
     end = story.ends["closed"]
     assert story.offsets["second"] == [end, end + 1, end + 2]
-    before = {one["id"]: one for one in story.told["first"]}
-    after = {one["id"]: one for one in story.told["killed"]}
+    before = {producer["id"]: producer for producer in story.broker_producers["first"]}
+    after = {producer["id"]: producer for producer in story.broker_producers["killed"]}
     assert before.keys() <= after.keys()
-    (plain,) = (i for i, one in before.items() if one["coordinator"] == -1)
+    (plain,) = (i for i, producer in before.items() if producer["coordinator"] == -1)
     assert after[plain]["sequence"] == before[plain]["sequence"] + 2
 
 
@@ -176,16 +176,16 @@ def test_what_was_committed_after_us_is_there(story: Story) -> None:
 
 
 def test_after_a_kill_we_find_the_same(story: Story) -> None:
-    assert story.found["killed"] == story.told["killed"]
+    assert story.our_producers["killed"] == story.broker_producers["killed"]
     assert story.stable["killed"] == story.offsets["left open"][0]
     assert facts(story.committed["recovered"]) == facts(story.committed["killed"])
 
 
 def test_after_a_kill_of_ours_the_broker_finds_the_same(story: Story) -> None:
-    told = {one["id"]: one for one in story.told["third"]}
-    for one in story.told["killed"]:
-        if one["id"] < FIRST_NAMED_ID:
-            assert told[one["id"]] == one
+    producers = {producer["id"]: producer for producer in story.broker_producers["third"]}
+    for producer in story.broker_producers["killed"]:
+        if producer["id"] < FIRST_NAMED_ID:
+            assert producers[producer["id"]] == producer
     assert story.offsets["third"] == [story.ends["killed"]]
     assert story.offsets["left open"][0] in {r.offset for r in story.committed["third"]}
     assert complaints(story.dumped, emptied=True) == []

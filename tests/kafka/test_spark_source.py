@@ -83,11 +83,11 @@ SAME = [
     ),
     case("stream of transactions", stream=True, committed=True, startingOffsets="earliest", subscribe="tx"),
 ]
-STREAMS = [found for found in SAME if found["stream"]]
-BATCHES = [found for found in SAME if not found["stream"]]
+STREAMS = [case for case in SAME if case["stream"]]
+BATCHES = [case for case in SAME if not case["stream"]]
 ALWAYS = {"every record", "two topics", "transactions, uncommitted", "transactions, committed"}
 SAME = [
-    *(one for at, one in enumerate(BATCHES) if one["name"] in ALWAYS or at % stride(2) == 0),
+    *(case for at, case in enumerate(BATCHES) if case["name"] in ALWAYS or at % stride(2) == 0),
     *STREAMS[5 % stride(4) :: stride(4)],  # always the sixth stream: small batches
 ]
 
@@ -148,8 +148,8 @@ def _placed(records: Any, partition: int) -> list[KafkaRecord]:
 def _run(python: str, source: str, address: str, jars: str) -> dict[str, Any]:
     levels = ("read_uncommitted", "read_committed")
     cases = [
-        {**one, "options": {**one["options"], "kafka.isolation.level": levels[one["committed"]]}}
-        for one in SAME + REFUSED
+        {**case, "options": {**case["options"], "kafka.isolation.level": levels[case["committed"]]}}
+        for case in SAME + REFUSED
     ]
     env = {
         **os.environ,
@@ -165,13 +165,13 @@ def _run(python: str, source: str, address: str, jars: str) -> dict[str, Any]:
         text=True,
         env=env,
     )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(cases), f"{source} ended with {done.returncode}: {done.stderr[-3000:]}"
-    return {one["name"]: one for one in found}
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(results) == len(cases), f"{source} ended with {done.returncode}: {done.stderr[-3000:]}"
+    return {result["name"]: result for result in results}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [one["name"] for one in SAME])
+@pytest.mark.parametrize("name", [case["name"] for case in SAME])
 def test_both_give_the_same_rows(answers: dict[str, dict[str, Any]], name: str) -> None:
     kafka, ours = answers["kafka"][name], answers["lastword"][name]
     assert "error" not in kafka, kafka
@@ -179,7 +179,7 @@ def test_both_give_the_same_rows(answers: dict[str, dict[str, Any]], name: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [one["name"] for one in REFUSED])
+@pytest.mark.parametrize("name", [case["name"] for case in REFUSED])
 def test_both_refuse(answers: dict[str, dict[str, Any]], name: str) -> None:
     kafka, ours = answers["kafka"][name], answers["lastword"][name]
     assert "error" in kafka, kafka
@@ -189,7 +189,7 @@ def test_both_refuse(answers: dict[str, dict[str, Any]], name: str) -> None:
 @pytest.mark.slow
 def test_the_cases_have_rows(answers: dict[str, dict[str, Any]]) -> None:
     """A source that returns no rows would pass every comparison."""
-    rows = {name: sum(map(len, one.get("batches", []))) for name, one in answers["lastword"].items()}
+    rows = {name: sum(map(len, result.get("batches", []))) for name, result in answers["lastword"].items()}
     assert rows["every record"] == 280 and rows["two topics"] == 280 + 75
     assert rows["transactions, committed"] == 20 and rows["transactions, uncommitted"] == 30
     assert len(answers["lastword"]["stream in small batches"]["batches"]) > 4

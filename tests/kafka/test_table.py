@@ -80,9 +80,9 @@ class Place:
         for path in [path for suffix in suffixes for path in self.files(suffix)]:
             path.unlink()
 
-    def checkpoint(self, which: str, *lines: str) -> None:
+    def checkpoint(self, name: str, *lines: str) -> None:
         text = "".join(f"{line}\n" for line in ("0", str(len(lines)), *lines))
-        (self.root / f"{which}-offset-checkpoint").write_text(text)
+        (self.root / f"{name}-offset-checkpoint").write_text(text)
 
     def open(self, mode: Any = "a", **settings: Any) -> lastword.LogDir:
         return lastword.open(self.root, mode, clock=CLOCK, log_cleaner_enable=False, **settings)
@@ -110,8 +110,8 @@ def place(
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("partition.metadata"))
     if metadata is not None:
         (target / "partition.metadata").write_bytes(metadata)
-    for which in CHECKPOINTS:
-        (root / f"{which}-offset-checkpoint").unlink(missing_ok=True)
+    for name in CHECKPOINTS:
+        (root / f"{name}-offset-checkpoint").unlink(missing_ok=True)
     (root / MARKER).unlink(missing_ok=True)
     if clean:
         (root / MARKER).write_bytes(b'{"version":0,"brokerEpoch":7}')
@@ -326,8 +326,8 @@ def test_first_dirty_beyond_the_end(clean: bool, tmp_path: Path) -> None:
         (done,) = logs.clean("t")
         assert done.records_read == len(there.records["read_uncommitted"])
         newest = {fact[2]: fact for fact in there.records["read_uncommitted"]}
-        found = read(logs, "read_uncommitted")
-    assert {fact[2]: fact for fact in found} == newest and len(found) == len(newest)
+        records = read(logs, "read_uncommitted")
+    assert {fact[2]: fact for fact in records} == newest and len(records) == len(newest)
 
 
 def test_log_start_inside_a_segment(clean: bool, tmp_path: Path) -> None:
@@ -344,10 +344,10 @@ def test_log_start_inside_a_segment(clean: bool, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- damage with and without the marker
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["closed", "active"])
-def test_zeroed_index_of_4096_bytes(which: int, clean: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, -1], ids=["closed", "active"])
+def test_zeroed_index_of_4096_bytes(number: int, clean: bool, tmp_path: Path) -> None:
     there = place(tmp_path / "logs", "v2-none", clean=clean)
-    index = there.files(".index")[which]
+    index = there.files(".index")[number]
     before = index.read_bytes()
     assert before
     index.write_bytes(bytes(4096))
@@ -358,7 +358,7 @@ def test_zeroed_index_of_4096_bytes(which: int, clean: bool, tmp_path: Path) -> 
                 wanted = [fact[0] for fact in there.records["read_uncommitted"] if fact[0] >= offset][:1]
                 records = logs.topic("t").read(start=offset, end=min(offset + 9, there.end))
                 assert [r.offset for r in records][:1] == wanted
-    assert index.read_bytes() == (bytes(4096) if clean and which == 0 else before)
+    assert index.read_bytes() == (bytes(4096) if clean and number == 0 else before)
     serves_all(there, index_interval_bytes=interval)
 
 
@@ -368,7 +368,7 @@ def test_bytes_of_no_batch_at_the_end(clean: bool, tmp_path: Path) -> None:
     log = there.files(".log")[-1]
     sound = log.read_bytes()
     log.write_bytes(sound + GARBAGE)
-    (cut,) = [one for one in serves_all(there) if one.code == "torn-tail"]
+    (cut,) = [repair for repair in serves_all(there) if repair.code == "torn-tail"]
     assert cut.cut_bytes == len(GARBAGE)
     assert log.read_bytes()[: len(sound)] == sound and GARBAGE not in log.read_bytes()
 

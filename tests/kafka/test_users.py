@@ -65,6 +65,6 @@ def test_a_broker_of_another_user_serves_what_root_has_cleaned(broker: Broker) -
         assert stat.S_IMODE(facts.st_mode) == (0o750 if path.is_dir() else 0o640), path
     with broker:
         assert not [line for line in broker.log_text.splitlines() if " ERROR " in line]
-        found = broker.consume("users")["users-0"].newest()
-        assert found == dict.fromkeys(KEYS, b"new199" * 50) | {b"key0": b"ours"}
+        newest = broker.consume("users")["users-0"].newest()
+        assert newest == dict.fromkeys(KEYS, b"new199" * 50) | {b"key0": b"ours"}
         produce(broker, "again")
