@@ -57,15 +57,15 @@ def main(master: str, home: Path, steps: list[str]) -> None:
 def executors(spark: Any) -> list[int]:
     """Return the process ids of this application's executors."""
     wanted = spark.sparkContext.applicationId
-    found = []
+    process_ids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
         if wanted.encode() in words and any(b"CoarseGrainedExecutorBackend" in word for word in words):
-            found.append(int(path.parent.name))
-    return found
+            process_ids.append(int(path.parent.name))
+    return process_ids
 
 
 def save(frame: Any, root: Path, topic: str) -> None:
@@ -80,7 +80,7 @@ def values(root: Path, topic: str) -> list[str]:
 def nothing_staged(root: Path) -> None:
     """Check that no staged file is left; a speculative copy that lost may still be ending."""
     deadline = time.monotonic() + 30
-    while left := [str(one) for one in root.rglob("*") if one.name.startswith(("staging-", "open-"))]:
+    while left := [str(path) for path in root.rglob("*") if path.name.startswith(("staging-", "open-"))]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
     assert not list(root.glob("lastword.inbox-*"))
@@ -172,7 +172,7 @@ def streamed(spark: Any, root: Path) -> None:
 
 def looked(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
-        here = [one.to_dict() for one in logs.duplication("w")]
+        here = [duplication.to_dict() for duplication in logs.duplication("w")]
     there = lastword.spark.duplication(spark, str(root), "w").collect()
     assert [row.asDict(recursive=True) for row in there] == here
     assert lastword.spark.verify(spark, str(root), "w").count() == 0
@@ -201,15 +201,15 @@ def killed_in_rewrite(spark: Any, root: Path) -> None:
         assert len(rounds) == 1 and rounds[0].complete
     assert len(died) >= 2, died
     with lastword.open(root) as logs, lastword.open(copy) as other:
-        found, expected = ([(r.partition, r.offset, r.key, r.value) for r in one.topic("c").read()]
-                           for one in (logs, other))  # fmt: skip
-        assert found == expected
+        records, expected = ([(r.partition, r.offset, r.key, r.value) for r in directory.topic("c").read()]
+                           for directory in (logs, other))  # fmt: skip
+        assert records == expected
         assert logs.verify("c").ok
     # The next cleaning of the partition removes what a killed attempt built.
     append(root, "c", 0, [numbered(60_000, 100, 5000)])
     append(root, "c", 1, [numbered(60_000, 100, 5000)])
     lastword.spark.clean(spark, str(root), "c")
-    left = [one.name for one in root.glob("c-*/lastword/*") if one.is_dir()]
+    left = [path.name for path in root.glob("c-*/lastword/*") if path.is_dir()]
     assert not left, left
 
 

@@ -24,11 +24,11 @@ def farm(home: Path) -> Path:
     """Make a SPARK_HOME of links: executors of a local cluster write `work` there, not into the package."""
     import pyspark
 
-    made = home / "spark"
-    made.mkdir()
+    spark_home = home / "spark"
+    spark_home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
-        (made / entry.name).symlink_to(entry)
-    return made
+        (spark_home / entry.name).symlink_to(entry)
+    return spark_home
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -71,8 +71,8 @@ def standalone(home: Path, **more: str) -> Iterator[str]:
     `more` is added to the environment of the executors.
     """
     port = free_port()
-    made = farm(home)
-    quiet = environment(home, SPARK_HOME=str(made), SPARK_WORKER_DIR=str(home / "work"), **more)
+    spark_home = farm(home)
+    quiet = environment(home, SPARK_HOME=str(spark_home), SPARK_WORKER_DIR=str(home / "work"), **more)
     del quiet["PYTHONPATH"], quiet["PYSPARK_PYTHON"], quiet["PYSPARK_DRIVER_PYTHON"]
     address = f"spark://127.0.0.1:{port}"
     daemon = "org.apache.spark.deploy"
@@ -89,7 +89,7 @@ def standalone(home: Path, **more: str) -> Iterator[str]:
             for command in (master, *workers):
                 processes.append(
                     subprocess.Popen(
-                        [str(made / "bin/spark-class"), *command],
+                        [str(spark_home / "bin/spark-class"), *command],
                         env=quiet,
                         stdout=out,
                         stderr=out,
@@ -115,9 +115,9 @@ def wait_for(log: Path, said: str, seconds: int, *, times: int = 1) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def python_without(home: Path) -> Path:
@@ -129,14 +129,14 @@ def python_without(home: Path) -> Path:
     for entry in Path(pyspark.__file__).parents[1].iterdir():
         if "lastword" not in entry.name and entry.suffix != ".pth":
             (bare / entry.name).symlink_to(entry)
-    made = home / "python"
-    made.write_text(
+    executable = home / "python"
+    executable.write_text(
         "#!/bin/sh\n"
         f'if [ -n "$LASTWORD_ABSENT" ]; then PYTHONPATH="{bare}" exec "{sys.executable}" -S "$@"; fi\n'
         f'exec "{sys.executable}" "$@"\n'
     )
-    made.chmod(0o755)
-    return made
+    executable.chmod(0o755)
+    return executable
 
 
 def main() -> int:
@@ -145,10 +145,10 @@ def main() -> int:
     home = Path(tempfile.mkdtemp(prefix="lastword-clusters-"))
     for name in ("cluster", "alone", "lacking"):
         (home / name).mkdir()
-    made = farm(home / "cluster")
+    spark_home = farm(home / "cluster")
     done = script(
         "cluster_all.py", "local-cluster[2,1,1024]", str(home / "cluster"), *steps,
-        home=home / "cluster", SPARK_HOME=str(made),
+        home=home / "cluster", SPARK_HOME=str(spark_home),
     )  # fmt: skip
     print("local-cluster[2,1,1024]:", ", ".join(done), flush=True)
     with standalone(home / "alone") as address:

@@ -34,10 +34,11 @@ def spark() -> Iterator[Any]:
     from lastword.spark import session
 
     conf = dict(FOR_TESTS)
-    made = session(conf.pop("spark.master"), **conf)
-    made.sparkContext.setLogLevel("OFF")  # tests in which tasks fail on purpose would fill the screen
-    yield made
-    made.stop()
+    spark_session = session(conf.pop("spark.master"), **conf)
+    # Tests in which tasks fail on purpose would fill the screen.
+    spark_session.sparkContext.setLogLevel("OFF")
+    yield spark_session
+    spark_session.stop()
 
 
 def descriptions(spark: Any) -> set[str]:

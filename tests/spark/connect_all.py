@@ -110,15 +110,15 @@ def updated(spark: Any, root: Path) -> None:
 def looks(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
         for exact in (False, True):
-            here = [one.to_dict() for one in logs.duplication("t", exact=exact)]
+            here = [duplication.to_dict() for duplication in logs.duplication("t", exact=exact)]
             assert plain(lastword.spark.duplication(spark, str(root), "t", exact=exact)) == here
         newest = [(r.partition, r.key, r.offset) for r in logs.topic("t").read(view="changes")]
     assert plain(lastword.spark.verify(spark, str(root))) == []
-    told = spark.createDataFrame(newest[1:], "partition int, key binary, offset long")
+    delivered = spark.createDataFrame(newest[1:], "partition int, key binary, offset long")
     with lastword.open(root) as logs:
-        here = [(one.kind, one.key) for one in logs.topic("t").audit(delivered=told.toArrow()).rows]
-    found = plain(lastword.spark.audit(spark, str(root), "t", delivered=told))
-    assert [(row["kind"], bytes(row["key"])) for row in found] == here
+        here = [(row.kind, row.key) for row in logs.topic("t").audit(delivered=delivered.toArrow()).rows]
+    rows = plain(lastword.spark.audit(spark, str(root), "t", delivered=delivered))
+    assert [(row["kind"], bytes(row["key"])) for row in rows] == here
 
 
 def restored(spark: Any, root: Path) -> None:
@@ -127,9 +127,9 @@ def restored(spark: Any, root: Path) -> None:
     frame = lastword.spark.restore(spark, str(root), "w")
     assert {bytes(r.key).decode(): bytes(r.value).decode() for r in frame.collect()} == state
     out = str(root.parent / "snapshot")
-    told: list[Any] = []
-    restored = lastword.spark.restore(spark, str(root), "w", to=out, progress=told.append)
-    assert plain(restored)[0]["keys"] == 50 and told[-1].done_bytes == told[-1].total_bytes
+    reports: list[Any] = []
+    restored = lastword.spark.restore(spark, str(root), "w", to=out, progress=reports.append)
+    assert plain(restored)[0]["keys"] == 50 and reports[-1].done_bytes == reports[-1].total_bytes
     with lastword.open(root) as logs:
         assert dict(logs.state("w", snapshot=out)) == state
 

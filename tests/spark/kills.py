@@ -179,11 +179,11 @@ def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
     open_to_append(str(root)).close()  # finishes a commit that had begun
     expected = [row for batch in range(BATCHES) for task in (0, 1) for row in rows_of(batch, task)]
     with lastword.open(root) as logs:
-        found = [(r.key, r.value) for r in logs.topic("t").read()]
+        records = [(r.key, r.value) for r in logs.topic("t").read()]
         assert logs.verify().ok
-    assert sorted(found) == sorted(expected), "not once"
+    assert sorted(records) == sorted(expected), "not once"
     for key in {key for key, _ in expected}:
-        assert [v for k, v in found if k == key] == [v for k, v in expected if k == key], "not in order"
+        assert [v for k, v in records if k == key] == [v for k, v in expected if k == key], "not in order"
     left = nothing_is_left(root)
     assert not left, f"left behind for ever: {left}"
     return died
@@ -243,8 +243,8 @@ def make_log(home: Path) -> Path:
 
 def records(root: Path) -> list[tuple[Any, ...]]:
     with lastword.open(root) as logs:
-        found = logs.topic("t").read()
-        return [(r.partition, r.offset, r.key, r.value, r.timestamp) for r in found]
+        topic_records = logs.topic("t").read()
+        return [(r.partition, r.offset, r.key, r.value, r.timestamp) for r in topic_records]
 
 
 def files_of(root: Path) -> set[str]:
@@ -299,9 +299,9 @@ def one_whole_run(home: Path, kills: int, rng: random.Random) -> int:
 
     newest = {key: value for batch in range(WHOLE) for key, value in pairs(batch)}
     with lastword.open(root) as logs:
-        found = list(logs.topic("t").read())
-        assert {r.key.decode(): r.value.decode() for r in found} == newest
-        assert len(found) == len({r.key for r in found}), "cleaned to one record a key"
+        records = list(logs.topic("t").read())
+        assert {r.key.decode(): r.value.decode() for r in records} == newest
+        assert len(records) == len({r.key for r in records}), "cleaned to one record a key"
         ends = sum(info.log_end for info in logs.topic("t").describe())
         assert ends == sum(len(pairs(batch)) for batch in range(WHOLE)), "each record took one offset"
         assert logs.verify().ok
@@ -333,13 +333,13 @@ def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None
     rng_start = rng.random()
     tries = 0
     while sum(counts.values()) < kills:
-        name, one = kinds[tries % len(kinds)]
+        name, kill_once = kinds[tries % len(kinds)]
         place = Path(tempfile.mkdtemp(dir=home))
         spread = (rng_start + tries // len(kinds) * 0.618034) % 1  # spread evenly, for any number of kills
         kill_at = 1 + int(spread * steps[name])
         tries += 1
         try:
-            if one(place, kill_at, rng.random() < 0.5):
+            if kill_once(place, kill_at, rng.random() < 0.5):
                 counts[name] += 1
             else:
                 steps[name] = min(steps[name], kill_at - 1)  # fewer changes than undisturbed
@@ -381,9 +381,9 @@ def steps_of(home: Path, name: str, template: Path) -> int:
         (place / "steps").write_text(str(seen))
 
     assert not killed(forked(counted))
-    found = int((place / "steps").read_text())
+    steps = int((place / "steps").read_text())
     shutil.rmtree(place)
-    return found
+    return steps
 
 
 def main() -> int:

@@ -45,15 +45,15 @@ def test_batch_and_stream(tmp_path: Path, spark: Any) -> None:
             work(5)
             for view in frames:
                 try:
-                    found = frames[view].collect()
+                    spark_rows = frames[view].collect()
                 except Exception as error:  # a view of newest values: the cleaning passed the end of the plan
                     assert view != "log" and "load it again" in str(error)
                     begin = writer.files.version
                     frames[view] = loaded(view)
-                    found = frames[view].collect()
+                    spark_rows = frames[view].collect()
                 rows = [
                     Row(row.offset, *(None if d is None else bytes(d) for d in (row.key, row.value)))
-                    for row in found
+                    for row in spark_rows
                 ]
                 window = Window(partition, begin, writer.files.version)
                 if view == "log":

@@ -44,10 +44,10 @@ def copied(root: Path, to: Path) -> Path:
     return Path(shutil.copytree(root, to))
 
 
-def values(found: Any) -> list[dict[str, Any]]:
+def values(items: Any) -> list[dict[str, Any]]:
     """Return Spark's rows or the library's values as dicts, without the fields that depend on the time."""
     rows = [
-        row.asDict(recursive=True) if hasattr(row, "asDict") else dataclasses.asdict(row) for row in found
+        row.asDict(recursive=True) if hasattr(row, "asDict") else dataclasses.asdict(row) for row in items
     ]
     for row in rows:
         for name in OF_THE_MOMENT:
@@ -55,7 +55,7 @@ def values(found: Any) -> list[dict[str, Any]]:
         if row.get("certificate"):
             del row["certificate"]["key_offset_digest"]  # each round hashes keys with another salt
         if "reasons" in row:
-            row["reasons"] = [tuple(one.values()) for one in row["reasons"]]
+            row["reasons"] = [tuple(reason.values()) for reason in row["reasons"]]
     return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
 
 
@@ -66,8 +66,8 @@ def here(root: Path, work: Callable[[Any], Any], mode: str = "a") -> Any:
 
 
 def records(root: Path, **options: Any) -> list[tuple[Any, ...]]:
-    found = here(root, lambda logs: list(logs.topic("t").read(**options)), "r")
-    return [(r.partition, r.offset, r.key, r.value, r.timestamp) for r in found]
+    topic_records = here(root, lambda logs: list(logs.topic("t").read(**options)), "r")
+    return [(r.partition, r.offset, r.key, r.value, r.timestamp) for r in topic_records]
 
 
 def log_sizes(root: Path) -> dict[str, int]:
@@ -75,9 +75,9 @@ def log_sizes(root: Path) -> dict[str, int]:
 
 
 def accounts(root: Path, partition: int) -> list[dict[str, Any]]:
-    entries = [dataclasses.asdict(one) for one in saved_entries(DEFAULT, str(root / f"t-{partition}"))]
+    entries = [dataclasses.asdict(entry) for entry in saved_entries(DEFAULT, str(root / f"t-{partition}"))]
     assert entries, "accounts were saved"
-    return [{name: value for name, value in one.items() if name not in OF_THE_FILE} for one in entries]
+    return [{name: value for name, value in entry.items() if name not in OF_THE_FILE} for entry in entries]
 
 
 def same_log(root: Path, other: Path) -> None:
@@ -96,9 +96,9 @@ def test_the_same_plans_rounds_and_files(
     assert values(lastword.spark.plan(spark, str(root), "t", strategy=strategy).collect()) == planned
     assert [row["strategy"] for row in planned] == [strategy or "generational"] * 2
     done = values(here(other, lambda logs: logs.clean("t", strategy=strategy)))
-    found = values(lastword.spark.clean(spark, str(root), strategy=strategy).collect())
-    assert found == done
-    assert [row["written_bytes"] for row in found] == [row["write_bytes"] for row in planned]
+    rows = values(lastword.spark.clean(spark, str(root), strategy=strategy).collect())
+    assert rows == done
+    assert [row["written_bytes"] for row in rows] == [row["write_bytes"] for row in planned]
     same_log(root, other)
     if strategy is None:
         for partition in range(2):
@@ -126,15 +126,15 @@ def test_each_engine_goes_on_from_the_accounts_of_the_other(
         return values(here(root, lambda logs: logs.clean("t")))
 
     for turn, clean in enumerate((by_spark, by_library, by_spark)):
-        found, expected = clean(root), by_library(other)
-        assert found == expected
+        rows, expected = clean(root), by_library(other)
+        assert rows == expected
         same_log(root, other)
         for partition in range(2):
             assert accounts(root, partition) == accounts(other, partition)
         for place in (root, other):
             append(place, "t", 0, [numbered(2000 + turn * 100 + n, 20, 300) for n in range(0, 100, 20)])
     total = sum(log_sizes(root).values())
-    assert sum(row["read_bytes"] for row in found) < total, "the whole was not read again"
+    assert sum(row["read_bytes"] for row in rows) < total, "the whole was not read again"
 
 
 @pytest.mark.parametrize("partition", [None, 1])
@@ -154,19 +154,19 @@ def test_what_is_due_is_the_same(
         planned = values(here(other, lambda logs: logs.plan("t", partition, due=True), "r"))
         assert values(lastword.spark.plan(spark, str(root), "t", partition, due=True).collect()) == planned
         done = values(here(other, lambda logs: logs.clean("t", partition, due=True)))
-        found = values(lastword.spark.clean(spark, str(root), "t", partition, due=True).collect())
-        assert removed(found) == removed(done)
-        written = sum(row["written_bytes"] for row in found)
+        rows = values(lastword.spark.clean(spark, str(root), "t", partition, due=True).collect())
+        assert removed(rows) == removed(done)
+        written = sum(row["written_bytes"] for row in rows)
         assert written <= sum(row["written_bytes"] for row in done), "a run that takes in another goes once"
         same_log(root, other)
     assert {row["action"] for row in planned} == {"keep"} and not done
 
 
 def removed(rounds: list[dict[str, Any]]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for row in rounds:
-        found[row["partition"]] = found.get(row["partition"], 0) + row["removed"]["superseded"]
-    return found
+        counts[row["partition"]] = counts.get(row["partition"], 0) + row["removed"]["superseded"]
+    return counts
 
 
 def test_a_map_too_small_for_the_keys(spark: SparkSession, root: Path, tmp_path: Path) -> None:
@@ -176,25 +176,25 @@ def test_a_map_too_small_for_the_keys(spark: SparkSession, root: Path, tmp_path:
     append(root, "t", 0, [numbered(n, 100, 9000) for n in range(2000, 12000, 100)])
     other = copied(root, tmp_path / "other")
     done = values(here(other, lambda logs: logs.clean("t")))
-    found = values(lastword.spark.clean(spark, str(root), "t").collect())
-    assert [row["records_kept"] for row in found] == [row["records_kept"] for row in done]
-    assert max(row["map_passes"] for row in found) > 1
+    rows = values(lastword.spark.clean(spark, str(root), "t").collect())
+    assert [row["records_kept"] for row in rows] == [row["records_kept"] for row in done]
+    assert max(row["map_passes"] for row in rows) > 1
     assert records(root) == records(other)
 
 
 def test_a_cleaning_says_what_runs_and_how_far_it_is(spark: SparkSession, root: Path) -> None:
-    told: list[Any] = []
+    reports: list[Any] = []
     spark.sparkContext.setJobDescription("nightly")
     try:
-        lastword.spark.plan(spark, root, progress=told.append)
-        assert told[-1].verb == "plan" and told[-1].done_bytes == told[-1].total_bytes > 0
-        told.clear()
-        lastword.spark.clean(spark, root, "t", progress=told.append)
+        lastword.spark.plan(spark, root, progress=reports.append)
+        assert reports[-1].verb == "plan" and reports[-1].done_bytes == reports[-1].total_bytes > 0
+        reports.clear()
+        lastword.spark.clean(spark, root, "t", progress=reports.append)
     finally:
         assert spark.sparkContext.getLocalProperty("spark.job.description") == "nightly"
         spark.sparkContext.setJobDescription(None)
-    assert [progress.verb for progress in told] == ["clean"] * 3
-    assert told[-1].done_bytes == told[-1].total_bytes > told[0].done_bytes > 0
+    assert [progress.verb for progress in reports] == ["clean"] * 3
+    assert reports[-1].done_bytes == reports[-1].total_bytes > reports[0].done_bytes > 0
     expected = {f"nightly: lastword {verb}: t-{number}" for verb in ("plan", "clean") for number in range(2)}
     assert expected <= descriptions(spark)
 
@@ -229,11 +229,11 @@ def test_a_cleaning_that_is_interrupted_leaves_nothing(
 
 def test_answers_come_while_others_run(spark: SparkSession, tmp_path: Path) -> None:
     """The first task ends only after the second result arrived; the third value is made while both run."""
-    made: list[int] = []
+    numbers: list[int] = []
 
     def values() -> Iterator[tuple[str, str]]:
         for number, name in enumerate(("waits", "", "")):
-            made.append(number)
+            numbers.append(number)
             yield str(tmp_path / "go"), name
 
     order = []
@@ -242,7 +242,7 @@ def test_answers_come_while_others_run(spark: SparkSession, tmp_path: Path) -> N
         if number == 1:
             (tmp_path / "go").touch()
     assert sorted(order) == [0, 1, 2] and order.index(1) < order.index(0)
-    assert made == [0, 1, 2]
+    assert numbers == [0, 1, 2]
 
 
 def waits(task: tuple[str, str]) -> None:

@@ -38,7 +38,7 @@ def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
     packed.write_bytes(cloudpickle.dumps((source, reader(tmp_path / "data"))))
     python = clusters.python_without(tmp_path)
     load = f"import pickle; print(pickle.load(open({str(packed)!r}, 'rb')))"
-    told = [
+    processes = [
         subprocess.run(
             [python, "-c", load],
             capture_output=True,
@@ -47,10 +47,10 @@ def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
         )
         for absent in ("yes", "")
     ]
-    assert "No module named 'lastword'" in told[0].stderr and sys.executable in told[0].stderr
-    assert f"fix: install lastword {lastword.__version__} for that Python" in told[0].stderr
-    assert "LogReader" in told[1].stdout
-    error = typed(Exception(f"Job aborted: Traceback (most recent call last):\n{told[0].stderr}"))
+    assert "No module named 'lastword'" in processes[0].stderr and sys.executable in processes[0].stderr
+    assert f"fix: install lastword {lastword.__version__} for that Python" in processes[0].stderr
+    assert "LogReader" in processes[1].stdout
+    error = typed(Exception(f"Job aborted: Traceback (most recent call last):\n{processes[0].stderr}"))
     assert isinstance(error, MissingError) and "install lastword" in str(error.remedy)
     planner = typed(Exception("ModuleNotFoundError: No module named 'lastword'"))
     assert isinstance(planner, MissingError) and "PYSPARK_PYTHON" in str(planner.remedy)
@@ -90,8 +90,8 @@ def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.xdist_group("spark")
 def test_executors_die_in_write_and_rewrite_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     steps = ["killed_in_write", "killed_in_rewrite"]  # `make clusters` runs the others
-    master, made = "local-cluster[2,1,1024]", clusters.farm(tmp_path)
+    master, spark_home = "local-cluster[2,1,1024]", clusters.farm(tmp_path)
     done = clusters.script(
-        "cluster_all.py", master, str(tmp_path), *steps, home=tmp_path, SPARK_HOME=str(made)
+        "cluster_all.py", master, str(tmp_path), *steps, home=tmp_path, SPARK_HOME=str(spark_home)
     )
     assert done == [*steps, "everything"]

@@ -52,10 +52,10 @@ def test_what_an_iterator_raises() -> None:
 
 
 def test_a_format_that_spark_does_not_find_has_a_remedy() -> None:
-    found = typed(
+    error = typed(
         Exception("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: lastword. Make sure ...")
     )
-    assert isinstance(found, MissingError) and "PYSPARK_PYTHON" in (found.remedy or "")
+    assert isinstance(error, MissingError) and "PYSPARK_PYTHON" in (error.remedy or "")
     other = Exception("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: lastwords. Make sure ...")
     assert typed(other) is other
 

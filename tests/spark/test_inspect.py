@@ -42,12 +42,14 @@ def test_duplication(spark: Any, root: Path, exact: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(lastword.spark.inspect, "TASK_BYTES", 5000)  # several tasks for each partition
     with lastword.open(root) as logs:
         for by in ("topic", "partition"):
-            here = [one.to_dict() for one in logs.duplication(exact=exact, by=by)]
+            here = [duplication.to_dict() for duplication in logs.duplication(exact=exact, by=by)]
             there = plain(lastword.spark.duplication(spark, str(root), exact=exact, by=by))
             key = lambda row: (row["topic"], row["partition"] or 0)  # noqa: E731
             assert sorted(there, key=key) == sorted(here, key=key)
         segments = plain(lastword.spark.duplication(spark, str(root), "u", exact=exact, by="segment"))
-        assert segments == [one.to_dict() for one in logs.duplication("u", exact=exact, by="segment")]
+        assert segments == [
+            duplication.to_dict() for duplication in logs.duplication("u", exact=exact, by="segment")
+        ]
 
 
 def test_audit_of_one_partition_by_a_frame_that_does_not_say_partitions(spark: Any, tmp_path: Path) -> None:
@@ -74,9 +76,9 @@ def test_verify(spark: Any, root: Path, tmp_path: Path) -> None:
     data[200] ^= 0xFF
     file.write_bytes(data)
     with lastword.open(broken) as logs:
-        here = [one.to_dict() for one in logs.verify().problems]
-    found = plain(lastword.spark.verify(spark, str(broken)))
-    assert found == here and {row["code"] for row in found} == {"bad-crc"}
+        here = [problem.to_dict() for problem in logs.verify().problems]
+    problem_rows = plain(lastword.spark.verify(spark, str(broken)))
+    assert problem_rows == here and {row["code"] for row in problem_rows} == {"bad-crc"}
     with lastword.open(broken) as logs, pytest.raises(errors.DataError) as here:
         logs.duplication("t")
     assert isinstance(here.value, errors.PartialFailure)
@@ -96,12 +98,14 @@ def test_audit(spark: Any, root: Path) -> None:
         table[1, b"nobody"] = 3
         rows = [(partition, bytearray(key), offset) for (partition, key), offset in table.items()]
         frame = spark.createDataFrame(rows, "partition int, key binary, offset long")
-        found = plain(lastword.spark.audit(spark, str(root), "t", delivered=frame))
+        audit_rows = plain(lastword.spark.audit(spark, str(root), "t", delivered=frame))
         here = topic.audit(delivered=frame.toArrow())
     key = lambda row: (row["partition"], row["key"])  # noqa: E731
     expected = [{**row.to_dict(), "key": row.key} for row in here.rows]
-    assert sorted(({**row, "key": bytes(row["key"])} for row in found), key=key) == sorted(expected, key=key)
-    assert {row["kind"] for row in found} == {"missing", "stale", "phantom"}
+    assert sorted(({**row, "key": bytes(row["key"])} for row in audit_rows), key=key) == sorted(
+        expected, key=key
+    )
+    assert {row["kind"] for row in audit_rows} == {"missing", "stale", "phantom"}
     with pytest.raises(errors.UsageError, match="no column 'offset'"):
         lastword.spark.audit(spark, str(root), "t", delivered=frame.drop("offset"))
     with pytest.raises(errors.UsageError, match="column key of delivered is int"):
@@ -173,9 +177,9 @@ def test_restore_is_the_state_and_starts_one(spark: Any, root: Path, tmp_path: P
     frame = lastword.spark.restore(spark, str(copy), "t")
     assert {bytes(row.key): bytes(row.value) for row in frame.collect()} == state
     out = str(tmp_path / "snapshot")
-    told: list[Any] = []
-    restored = plain(lastword.spark.restore(spark, str(copy), "t", to=out, progress=told.append))
-    assert told[-1].verb == "restore" and told[-1].done_bytes == told[-1].total_bytes > 0
+    reports: list[Any] = []
+    restored = plain(lastword.spark.restore(spark, str(copy), "t", to=out, progress=reports.append))
+    assert reports[-1].verb == "restore" and reports[-1].done_bytes == reports[-1].total_bytes > 0
     assert "lastword restore: t" in descriptions(spark)
     with pytest.raises(UsageError, match="exists, and a restore writes a new directory"):
         lastword.spark.restore(spark, str(copy), "t", to=out)

@@ -41,8 +41,8 @@ def test_a_kill_that_writes_a_batch_twice_is_noticed(tmp_path: Path, monkeypatch
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(EXAMPLE))
     names = ("main", "worker")
-    made: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
-    yield made["main"]
+    modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
+    yield modules["main"]
     for name in names:
         sys.modules.pop(name)
 

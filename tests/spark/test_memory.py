@@ -48,31 +48,31 @@ def read(**options):
     reader = LogReader(parse_read({"path": root, "subscribe": "t", **options}), full_schema(False))
     return sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task))
 
-found = {"start": peak()}
-found["rows"] = read()
-found["read"] = peak()
+report = {"start": peak()}
+report["rows"] = read()
+report["read"] = peak()
 with LogDirectory.open(root, "a") as directory:
     log, config = directory.log("t", 0), directory.topic_config("t")
     plan = prepare(log, config, Request(0, map_bytes=8 << 20))
     job = jobs.start(DEFAULT, log.directory, log.segments, plan)
-    found["shards"] = job.shards
+    report["shards"] = job.shards
     for n in jobs.units_left(DEFAULT, job):
         sharded.extract(DEFAULT, job.directory, n)
-    found["extract"] = peak()
+    report["extract"] = peak()
     for n in jobs.shards_left(DEFAULT, job):
         sharded.resolve_shard(DEFAULT, job.directory, n)
-    found["resolve"] = peak()
+    report["resolve"] = peak()
     sharded.merge(DEFAULT, job)
     for n in jobs.groups_left(DEFAULT, job):
         sharded.rewrite_group(DEFAULT, job.directory, n, plan.now_ms, SystemClock())
-    found["rewrite"] = peak()
+    report["rewrite"] = peak()
     built = sharded.prepared(DEFAULT, job, 0.0)
     round_ = Publisher(log, built.plan, lambda offset: None).publish(built)
     jobs.remove(DEFAULT, job.directory)
-    found["kept"] = round_.records_kept
-found["latest_rows"] = read(view="latest")
-found["latest"] = peak()
-print(json.dumps(found))
+    report["kept"] = round_.records_kept
+report["latest_rows"] = read(view="latest")
+report["latest"] = peak()
+print(json.dumps(report))
 """
 
 
@@ -96,10 +96,10 @@ def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
     assert size > 250 * MIB
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["rows"], found["kept"], found["latest_rows"]) == (each * rounds, keys, keys)
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["kept"], report["latest_rows"]) == (each * rounds, keys, keys)
     grown = {
-        step: found[step] - found["start"] for step in ("read", "extract", "resolve", "rewrite", "latest")
+        step: report[step] - report["start"] for step in ("read", "extract", "resolve", "rewrite", "latest")
     }
     print(grown)
     assert grown["read"] < 64, grown

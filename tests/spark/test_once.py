@@ -50,8 +50,8 @@ def write(root: Path, topic: str, key: str, *, batch: int | None = None, **optio
         stream=stream,
     )
     if batch is not None:
-        one = LogStreamWriter(job)
-        one.commit([one.write(frame(key))], batch)
+        stream_writer = LogStreamWriter(job)
+        stream_writer.commit([stream_writer.write(frame(key))], batch)
     else:
         other = LogWriter(job)
         other.commit([other.write(frame(key))])
@@ -85,7 +85,7 @@ def test_a_batch_that_adds_nothing_is_told(tmp_path: Path, caplog: pytest.LogCap
     assert not caplog.records
     write(tmp_path, "a", "second", producer="job", sequence="3")  # as after a lost checkpoint
     assert keys(tmp_path, "a") == [b"first"] * 2
-    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "batch 3 of a/" in caplog.text and "adds nothing" in caplog.text
 
 

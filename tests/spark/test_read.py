@@ -436,9 +436,9 @@ def test_a_stream_of_changes_loses_no_key_to_a_cleaning(root: Path) -> None:
     counts = []
     for number in range(3):
         tasks = planned if number == 0 else stream.partitions(bounds[number], bounds[number + 1])
-        found = [key for t in tasks for batch in stream.read(t) for key in batch["key"].to_pylist()]
-        counts.append(len(found))
-        keys |= set(found)
+        batch_keys = [key for t in tasks for batch in stream.read(t) for key in batch["key"].to_pylist()]
+        counts.append(len(batch_keys))
+        keys |= set(batch_keys)
     assert counts == [0, 0, 20] and len(keys) == 20
 
 
@@ -469,14 +469,14 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
     seen = []
     inner = read.from_accounts
     monkeypatch.setattr(read, "from_accounts", lambda *given: seen.append(inner(*given)) or seen[-1])
-    found = {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+    latest = {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
     assert seen[-1] is not None
     monkeypatch.setattr(read, "from_accounts", lambda *given: None)
-    assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
-    assert len(found) > 10
+    assert latest == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+    assert len(latest) > 10
     monkeypatch.setattr(read, "from_accounts", inner)
     (tmp_path / "t-0" / "lastword" / "accounts").write_bytes(b"damaged")
-    assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+    assert latest == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
 
 
 def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it_reads(
@@ -519,14 +519,14 @@ def test_files_that_a_cleaning_swapped_are_found_again(root: Path, view: str, be
     reader = LogReader(parse_read(options), full_schema(False))
     (task,) = reader.partitions()
     batches = reader.read(task)
-    found = next(batches).to_pylist() if began else []
-    before = sorted(one.name for one in (root / "t-0").glob("*.log"))
+    rows = next(batches).to_pylist() if began else []
+    before = sorted(path.name for path in (root / "t-0").glob("*.log"))
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.clean("t", strategy="kafka")
-    assert sorted(one.name for one in (root / "t-0").glob("*.log")) != before
-    found += [row for batch in batches for row in batch.to_pylist()]
-    assert offsets(found) == sorted(set(offsets(found)))
-    assert newest_by_hand(found) == {key: offset for key, offset in newest.items() if key[0] == 0}
+    assert sorted(path.name for path in (root / "t-0").glob("*.log")) != before
+    rows += [row for batch in batches for row in batch.to_pylist()]
+    assert offsets(rows) == sorted(set(offsets(rows)))
+    assert newest_by_hand(rows) == {key: offset for key, offset in newest.items() if key[0] == 0}
 
 
 def test_latest_with_aborted_records_takes_no_accounts_that_count_them_as_dead(tmp_path: Path) -> None:

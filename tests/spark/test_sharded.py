@@ -47,12 +47,12 @@ def test_the_same_as_the_embedded_clean(spark: Any, root: Path, tmp_path: Path) 
     copy = shutil.copytree(root, tmp_path / "copy")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    told: list[Any] = []
+    reports: list[Any] = []
     given = {"task_bytes": 20_000, "scratch": str(scratch)}
     planned = {row.partition: row for row in lastword.spark.plan(spark, str(root), "t", **given).collect()}
     rounds = {
         row.partition: row
-        for row in lastword.spark.clean(spark, str(root), "t", progress=told.append, **given).collect()
+        for row in lastword.spark.clean(spark, str(root), "t", progress=reports.append, **given).collect()
     }
     for here in clean_here(copy):
         row, plan = rounds[here.partition], planned[here.partition]
@@ -63,7 +63,7 @@ def test_the_same_as_the_embedded_clean(spark: Any, root: Path, tmp_path: Path) 
         assert row.complete and row.end == here.end and row.segments_after == here.segments_after
     assert read_directly(root) == read_directly(copy)
     assert [len(data) for data in files(root, 0).values()] == [len(data) for data in files(copy, 0).values()]
-    assert told[-1].done_bytes == told[-1].total_bytes
+    assert reports[-1].done_bytes == reports[-1].total_bytes
     assert not left_over(root) and not list(scratch.iterdir())
 
 
@@ -98,12 +98,12 @@ def rewrite_dies(now_ms: int, directory: str, number: int) -> None:
     once(directory, "rewrite", REWRITE(now_ms, directory, number))
 
 
-def once(directory: str, step: str, found: Any) -> Any:
+def once(directory: str, step: str, result: Any) -> Any:
     """Fail the first attempt after it did all its work."""
     try:
         os.close(os.open(Path(directory).parents[2] / f"{step}.died", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        return found
+        return result
     raise RuntimeError("the first attempt dies at its end")
 
 
@@ -127,10 +127,10 @@ lastword.spark.clean(spark, {str(root)!r}, "t", 0, task_bytes=20_000)
     built = {path: path.stat().st_mtime_ns for path in job.iterdir()}
     assert any(path.name.startswith("built-") for path in built)
     steps: list[int] = []
-    found = lastword.spark.clean(
+    rounds = lastword.spark.clean(
         spark, str(root), "t", 0, task_bytes=20_000, progress=lambda p: steps.append(p.done_bytes)
     ).collect()
-    assert found[0].complete
+    assert rounds[0].complete
     clean_here(copy)
     rows = [row for row in read_directly(root) if row["partition"] == 0]
     assert rows == [row for row in read_directly(copy) if row["partition"] == 0]

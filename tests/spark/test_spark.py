@@ -111,8 +111,8 @@ def test_options_select_in_sql_too(spark: SparkSession, root: Path) -> None:
         options (path '{root}', assign '{{"t":[0]}}', startingTimestamp '1700000000100', endingOffsets
         '{{"t":{{"0":150}}}}')"""
     )
-    found = spark.sql("select min(offset), max(offset), count(*) from log").first()
-    assert tuple(found) == (100, 149, 50)
+    row = spark.sql("select min(offset), max(offset), count(*) from log").first()
+    assert tuple(row) == (100, 149, 50)
     spark.sql(f"create or replace temporary view sink using lastword options (path '{root}', topic 't')")
     spark.sql("insert into sink select binary('new'), binary('row')")
     assert load(spark, root, keys='["new"]').count() == 1

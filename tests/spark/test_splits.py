@@ -35,8 +35,8 @@ def test_spans_cover_all_offsets_once_and_in_order(steps: list[tuple[int, int]],
     points = points_of(steps)
     spans = cut_by_bytes(points, limit)
     assert spans[0].start == 100 and spans[-1].end == points[-1][0]
-    assert all(one.end == two.start for one, two in pairwise(spans))
-    assert sum(one.size_bytes for one in spans) == points[-1][1]
+    assert all(span.end == following.start for span, following in pairwise(spans))
+    assert sum(span.size_bytes for span in spans) == points[-1][1]
 
 
 @given(steps, st.integers(1, 20_000))
@@ -54,7 +54,7 @@ def test_parts_of_a_span_have_at_most_so_many_offsets(start: int, offsets: int, 
         return
     parts = cut_by_records(Span(start, start + offsets, 12345), limit, lambda offset: offset)
     assert parts[0].start == start and parts[-1].end == start + offsets
-    assert all(one.end == two.start for one, two in pairwise(parts))
+    assert all(part.end == following.start for part, following in pairwise(parts))
     assert all(0 < part.end - part.start <= limit for part in parts)
 
 
@@ -62,11 +62,11 @@ def test_no_part_lies_in_a_gap() -> None:
     held = [0, 1, 2, 5_000_000, 5_000_001, 9_000_000_000]
 
     def past_gap(offset: int) -> int:
-        return min((one for one in held if one >= offset), default=10_000_000_000)
+        return min((later for later in held if later >= offset), default=10_000_000_000)
 
     parts = cut_by_records(Span(0, 10_000_000_000, 12345), 2, past_gap)
-    found = [(part.start, part.end) for part in parts]
-    assert found == [(0, 2), (2, 4), (5_000_000, 5_000_002), (9_000_000_000, 9_000_000_002)]
+    ranges = [(part.start, part.end) for part in parts]
+    assert ranges == [(0, 2), (2, 4), (5_000_000, 5_000_002), (9_000_000_000, 9_000_000_002)]
 
 
 def test_more_tasks_are_asked_for() -> None:

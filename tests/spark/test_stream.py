@@ -26,27 +26,27 @@ from tests.transactions import end_transaction
 ALL = ReadAllAvailable()
 
 
-def reader(root: Path, clock: Any = None, **options: str) -> LogStreamReader:
+def make_reader(root: Path, clock: Any = None, **options: str) -> LogStreamReader:
     given_ = {"path": str(root), "subscribe": "t", **{name.lower(): value for name, value in options.items()}}
     if "assign" in options or "subscribePattern" in options:
         del given_["subscribe"]
     chosen = parse_read(given_, stream=True)
-    made = LogStreamReader(chosen, full_schema(chosen.include_headers, chosen.view))
+    reader = LogStreamReader(chosen, full_schema(chosen.include_headers, chosen.view))
     if clock is not None:
-        made._clock = clock
-    return made
+        reader._clock = clock
+    return reader
 
 
 def places(offsets: dict[str, Any]) -> dict[str, Any]:
     return {topic: numbers for topic, numbers in offsets.items() if topic != TOPIC_IDS}
 
 
-def rows(one: LogStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for task in one.partitions(start, end):
-        for batch in one.read(task):
-            found += batch.to_pylist()
-    return found
+def rows(reader: LogStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    for task in reader.partitions(start, end):
+        for batch in reader.read(task):
+            records += batch.to_pylist()
+    return records
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_stream_starts_at_the_end_unless_it_is_told_otherwise(root: Path) -> None:
-    assert places(reader(root).initialOffset()) == {"t": {"0": 10, "1": 5}}
-    assert places(reader(root, startingOffsets="earliest").initialOffset()) == {"t": {"0": 0, "1": 0}}
-    given_ = reader(root, startingOffsets='{"t":{"0":3,"1":-1}}').initialOffset()
+    assert places(make_reader(root).initialOffset()) == {"t": {"0": 10, "1": 5}}
+    assert places(make_reader(root, startingOffsets="earliest").initialOffset()) == {"t": {"0": 0, "1": 0}}
+    given_ = make_reader(root, startingOffsets='{"t":{"0":3,"1":-1}}').initialOffset()
     assert places(given_) == {"t": {"0": 3, "1": 5}}
-    by_time = reader(
+    by_time = make_reader(
         root, startingTimestamp=str(1_700_000_000_100), startingOffsetsByTimestampStrategy="latest"
     )
     assert places(by_time.initialOffset()) == {"t": {"0": 10, "1": 0}}
@@ -72,14 +72,14 @@ def test_a_stream_from_the_end_loses_nothing_that_comes_before_its_first_batch_i
     root: Path,
 ) -> None:
     """Spark stores the end of the first batch, not its start: a restart asks for the start again."""
-    one = reader(root)
-    start = one.initialOffset()
+    reader = make_reader(root)
+    start = reader.initialOffset()
     append(root, "t", 0, [numbered(10, 3, 4)])
-    assert one.initialOffset() == start
-    end = one.latestOffset(start, ALL)
-    assert rows(one, start, end) == []
+    assert reader.initialOffset() == start
+    end = reader.latestOffset(start, ALL)
+    assert rows(reader, start, end) == []
     append(root, "t", 0, [numbered(13, 3, 4)])  # then the driver dies
-    again = reader(root)
+    again = make_reader(root)
     assert rows(again, again.initialOffset(), end) == []
     assert [row["offset"] for row in rows(again, end, again.latestOffset(end, ALL))] == list(range(10, 16))
 
@@ -94,38 +94,38 @@ def test_a_stream_from_the_end_sees_what_is_undecided_when_it_is_committed(
         builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
         builder.append(1_700_000_000_000, b"key", b"undecided")
         directory.log("t", 0).append_batch(builder.build())
-        one = reader(tmp_path, startingOffsets=start)
-        offsets = one.initialOffset()
-        assert one.latestOffset(offsets, ALL) == offsets
+        reader = make_reader(tmp_path, startingOffsets=start)
+        offsets = reader.initialOffset()
+        assert reader.latestOffset(offsets, ALL) == offsets
         end_transaction(directory.log("t", 0), 7, 0, commit=True)
-        found = rows(one, offsets, one.latestOffset(offsets, ALL))
-    assert [row["value"] for row in found] == [b"undecided"]
+        records = rows(reader, offsets, reader.latestOffset(offsets, ALL))
+    assert [row["value"] for row in records] == [b"undecided"]
 
 
 def test_offsets_are_json_of_the_shape_of_kafkas_source(root: Path) -> None:
-    offsets = json.loads(json.dumps(reader(root).initialOffset()))
+    offsets = json.loads(json.dumps(make_reader(root).initialOffset()))
     assert offsets["t"] == {"0": 10, "1": 5} and set(offsets[TOPIC_IDS]) == {"t"}
 
 
 def test_a_trigger_opens_the_directory_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = reader(root, startingOffsets="earliest", failOnDataLoss="true")
-    start = one.initialOffset()
+    reader = make_reader(root, startingOffsets="earliest", failOnDataLoss="true")
+    start = reader.initialOffset()
     opened: list[str] = []
     really = LogDirectory.open
     monkeypatch.setattr(LogDirectory, "open", lambda *given: (opened.append(given[0]), really(*given))[1])
-    end = one.latestOffset(start, ALL)
+    end = reader.latestOffset(start, ALL)
     assert end != start and len(opened) == 1
-    one.partitions(start, end)
+    reader.partitions(start, end)
     assert len(opened) == 2
 
 
 def test_batches_follow_each_other_without_a_gap_or_a_record_twice(root: Path) -> None:
-    one = reader(root, startingOffsets="earliest", maxOffsetsPerTrigger="6")
-    start = one.initialOffset()
+    reader = make_reader(root, startingOffsets="earliest", maxOffsetsPerTrigger="6")
+    start = reader.initialOffset()
     seen: list[tuple[int, int]] = []
     sizes = []
-    while (end := one.latestOffset(start, ReadMaxRows(6))) != start:
-        batch = rows(one, start, end)
+    while (end := reader.latestOffset(start, ReadMaxRows(6))) != start:
+        batch = rows(reader, start, end)
         sizes.append(len(batch))
         seen += [(row["partition"], row["offset"]) for row in batch]
         start = end
@@ -150,9 +150,9 @@ def test_shares_of_a_batch(backlogs: list[tuple[int, int]], limit: int) -> None:
 def test_bytes_bound_a_batch(tmp_path: Path) -> None:
     create(tmp_path, "t", index_interval_bytes="0")
     append(tmp_path, "t", 0, [[(0, b"k%d" % n, b"x" * 1000, ())] for n in range(40)])
-    one = reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="10000")
-    start, steps = one.initialOffset(), []
-    while (end := one.latestOffset(start, one.getDefaultReadLimit())) != start:
+    reader = make_reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="10000")
+    start, steps = reader.initialOffset(), []
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
         steps.append(end["t"]["0"] - start["t"]["0"])
         start = end
     assert sum(steps) == 40 and max(steps) <= 10 and len(steps) >= 4
@@ -166,9 +166,9 @@ def test_what_happens_while_a_batch_is_planned(tmp_path: Path, happens: str) -> 
     """
     create(tmp_path, "t", 1, segment_bytes="1KiB", index_interval_bytes=100)
     append(tmp_path, "t", 0, [numbered(n, 1, 10) for n in range(60)])
-    one = reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="1KiB")
-    start = one.initialOffset()
-    looked = one._list
+    reader = make_reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="1KiB")
+    start = reader.initialOffset()
+    looked = reader._list
 
     def and_then() -> Any:
         look = looked()
@@ -180,14 +180,14 @@ def test_what_happens_while_a_batch_is_planned(tmp_path: Path, happens: str) -> 
                     logs.topic("t").trim(40)
                 case "deleted":
                     logs.delete_topic("t")
-        one._list = looked  # type: ignore[method-assign]
+        reader._list = looked  # type: ignore[method-assign]
         return look
 
-    one._list = and_then  # type: ignore[method-assign]
-    assert [task.end for task in one.partitions(start, {**start, "t": {"0": 60}})][-1] == 60
+    reader._list = and_then  # type: ignore[method-assign]
+    assert [task.end for task in reader.partitions(start, {**start, "t": {"0": 60}})][-1] == 60
     if happens != "deleted":
-        one._list = and_then  # type: ignore[method-assign]
-        assert places(one.latestOffset(start, one.getDefaultReadLimit()))["t"]["0"] > 0
+        reader._list = and_then  # type: ignore[method-assign]
+        assert places(reader.latestOffset(start, reader.getDefaultReadLimit()))["t"]["0"] > 0
 
 
 def test_no_batch_ends_within_a_gap(tmp_path: Path) -> None:
@@ -198,104 +198,104 @@ def test_no_batch_ends_within_a_gap(tmp_path: Path) -> None:
         logs.clean("t")
         kept = [record.offset for record in logs.topic("t").read()]
     assert kept == [196, 197, 198, 199, 200]
-    one = reader(tmp_path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
-    at, ends, seen = one.initialOffset(), [], []
-    while (end := one.latestOffset(at, ReadMaxRows(2))) != at:
+    reader = make_reader(tmp_path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    at, ends, seen = reader.initialOffset(), [], []
+    while (end := reader.latestOffset(at, ReadMaxRows(2))) != at:
         ends.append(end["t"]["0"])
-        seen += [row["offset"] for row in rows(one, at, end)]
+        seen += [row["offset"] for row in rows(reader, at, end)]
         at = end
     assert (ends, seen) == ([196, 198, 200, 201], kept)
-    tasks = reader(tmp_path, maxRecordsPerPartition="2").partitions({}, {"t": {"0": 201}})
+    tasks = make_reader(tmp_path, maxRecordsPerPartition="2").partitions({}, {"t": {"0": 201}})
     assert [(task.start, task.end) for task in tasks] == [(196, 198), (198, 200), (200, 201)]
 
 
 def test_too_little_waits_but_not_for_ever(root: Path) -> None:
     now = [0.0]
-    one = reader(
+    reader = make_reader(
         root, lambda: now[0], startingOffsets="earliest", minOffsetsPerTrigger="20", maxTriggerDelay="1m"
     )
-    start = one.initialOffset()
-    limit = one.getDefaultReadLimit()
-    first = one.latestOffset(start, limit)
+    start = reader.initialOffset()
+    limit = reader.getDefaultReadLimit()
+    first = reader.latestOffset(start, limit)
     assert places(first) == {"t": {"0": 10, "1": 5}}  # the first batch does not wait for the minimum
     append(root, "t", 0, [numbered(10, 3, 4)])
     now[0] = 30.0
-    assert one.latestOffset(first, limit) == first
+    assert reader.latestOffset(first, limit) == first
     now[0] = 61.0
-    assert places(one.latestOffset(first, limit)) == {"t": {"0": 13, "1": 5}}
+    assert places(reader.latestOffset(first, limit)) == {"t": {"0": 13, "1": 5}}
     append(root, "t", 1, [numbered(10, 30, 4)])
-    assert places(one.latestOffset(first, limit))["t"]["1"] == 35  # the minimum is reached
+    assert places(reader.latestOffset(first, limit))["t"]["1"] == 35  # the minimum is reached
 
 
 def test_available_now_ends_where_the_log_ended(root: Path) -> None:
-    one = reader(root, startingOffsets="earliest", maxOffsetsPerTrigger="8")
-    start = one.initialOffset()
-    one.prepareForTriggerAvailableNow()
+    reader = make_reader(root, startingOffsets="earliest", maxOffsetsPerTrigger="8")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
     append(root, "t", 0, [numbered(10, 30, 4)])
-    while (end := one.latestOffset(start, ReadMaxRows(8))) != start:
+    while (end := reader.latestOffset(start, ReadMaxRows(8))) != start:
         start = end
     assert places(start) == {"t": {"0": 10, "1": 5}}
 
 
 def test_a_restart_plans_the_unfinished_batch_from_its_offsets(root: Path) -> None:
-    one = reader(root, startingOffsets="earliest")
-    start = one.initialOffset()
-    end = one.latestOffset(start, ALL)
+    reader = make_reader(root, startingOffsets="earliest")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
     append(root, "t", 0, [numbered(10, 3, 4)])
-    assert len(rows(reader(root), start, end)) == 15  # a new process calls `partitions` first
+    assert len(rows(make_reader(root), start, end)) == 15  # a new process calls `partitions` first
 
 
 def test_new_partitions_are_read_from_their_beginning(tmp_path: Path) -> None:
     create(tmp_path, "ta")
     append(tmp_path, "ta", 0, [numbered(0, 3, 2)])
-    one = reader(tmp_path, subscribePattern="t.*")
-    start = one.latestOffset(one.initialOffset(), ALL)
+    reader = make_reader(tmp_path, subscribePattern="t.*")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
     create(tmp_path, "tb")
     append(tmp_path, "tb", 0, [numbered(0, 4, 2)])
-    end = one.latestOffset(start, ALL)
+    end = reader.latestOffset(start, ALL)
     assert places(end) == {"ta": {"0": 3}, "tb": {"0": 4}}
-    assert len(rows(one, start, end)) == 4
+    assert len(rows(reader, start, end)) == 4
 
 
 class TestLoss:
     def test_below_the_log_start(self, root: Path) -> None:
-        one = reader(root, startingOffsets="earliest")
-        start = one.initialOffset()
-        end = one.latestOffset(start, ALL)
+        reader = make_reader(root, startingOffsets="earliest")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.topic("t").trim(4, partition=0)
         with pytest.raises(
             OffsetOutOfRangeError, match=r"t-0: offset 0 is below log start 4.*\n.*failOnDataLoss"
         ):
-            one.partitions(start, end)
-        lenient = reader(root, startingOffsets="earliest", failOnDataLoss="false")
+            reader.partitions(start, end)
+        lenient = make_reader(root, startingOffsets="earliest", failOnDataLoss="false")
         assert len(rows(lenient, start, end)) == 11
 
     def test_the_end_went_backwards(self, root: Path) -> None:
-        one = reader(root)
-        start = one.initialOffset()
+        reader = make_reader(root)
+        start = reader.initialOffset()
         with LogDirectory.open(str(root), "a") as directory:
             directory.log("t", 0).truncate_to(6)
         with pytest.raises(OffsetOutOfRangeError, match=r"went backwards.* 10, and the log ends at 6"):
-            one.latestOffset(start, ALL)
-        lenient = reader(root, failOnDataLoss="false")
+            reader.latestOffset(start, ALL)
+        lenient = make_reader(root, failOnDataLoss="false")
         assert places(lenient.latestOffset(start, ALL)) == {"t": {"0": 6, "1": 5}}
 
     def test_a_topic_that_was_recreated(self, root: Path) -> None:
-        one = reader(root, startingOffsets="earliest")
-        start = one.initialOffset()
+        reader = make_reader(root, startingOffsets="earliest")
+        start = reader.initialOffset()
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.delete_topic("t")
         create(root, "t", 2)
         append(root, "t", 0, [numbered(0, 50, 4)])
         with pytest.raises(OffsetOutOfRangeError, match="deleted and recreated"):
-            one.latestOffset(start, ALL)
-        lenient = reader(root, failOnDataLoss="false")
+            reader.latestOffset(start, ALL)
+        lenient = make_reader(root, failOnDataLoss="false")
         assert lenient.latestOffset(start, ALL)["t"] == {"0": 50, "1": 0}
 
     def test_a_topic_that_was_recreated_is_read_from_its_beginning(self, root: Path) -> None:
         """The new topic may have as many records as the old one; a lost batch may be planned between them."""
-        first = reader(root, startingOffsets="earliest")
+        first = make_reader(root, startingOffsets="earliest")
         start = first.initialOffset()
         end = first.latestOffset(start, ALL)
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
@@ -303,74 +303,74 @@ class TestLoss:
         create(root, "t", 2)
         append(root, "t", 0, [numbered(0, 10, 4)])
         append(root, "t", 1, [numbered(0, 5, 4)])
-        one = reader(root, failOnDataLoss="false", lease="query")
-        assert rows(one, start, end) == []
-        following = one.latestOffset(end, ALL)
+        reader = make_reader(root, failOnDataLoss="false", lease="query")
+        assert rows(reader, start, end) == []
+        following = reader.latestOffset(end, ALL)
         assert places(following) == places(end) and following != end
-        assert len(rows(one, end, following)) == 15
+        assert len(rows(reader, end, following)) == 15
         with lastword.open(root) as logs:
             assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
-        assert one.latestOffset(following, ALL) == following
+        assert reader.latestOffset(following, ALL) == following
 
     def test_no_batch_goes_through_offsets_that_are_gone(self, root: Path) -> None:
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.topic("t").trim(8, partition=0)
-        one = reader(root, failOnDataLoss="false", maxOffsetsPerTrigger="2")
-        end = one.latestOffset({"t": {"0": 1, "1": 5}}, ReadMaxRows(2))
+        reader = make_reader(root, failOnDataLoss="false", maxOffsetsPerTrigger="2")
+        end = reader.latestOffset({"t": {"0": 1, "1": 5}}, ReadMaxRows(2))
         assert places(end) == {"t": {"0": 10, "1": 5}}
 
     def test_a_topic_that_is_gone(self, root: Path) -> None:
-        one = reader(root)
-        start = one.initialOffset()
+        reader = make_reader(root)
+        start = reader.initialOffset()
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.delete_topic("t")
         with pytest.raises(UnknownTopicError, match="t-0 is gone"):
-            one.latestOffset(start, ALL)
+            reader.latestOffset(start, ALL)
 
     def test_gaps_are_none(self, root: Path) -> None:
-        one = reader(root, startingOffsets="earliest")
-        start = one.initialOffset()
-        end = one.latestOffset(start, ALL)
+        reader = make_reader(root, startingOffsets="earliest")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.clean("t")
-        assert len(rows(one, start, end)) == 7  # four keys in partition 0, three in partition 1
+        assert len(rows(reader, start, end)) == 7  # four keys in partition 0, three in partition 1
 
 
 def test_changes_are_the_newest_of_each_key_in_a_batch(root: Path) -> None:
     append(root, "t", 0, [numbered(10, 1, 4)])  # the record is a tombstone of key-2
-    one = reader(root, startingOffsets="earliest", view="changes")
-    start = one.initialOffset()
-    found = rows(one, start, one.latestOffset(start, ALL))
-    assert len(found) == 7
-    assert {row["change"] for row in found} == {"upsert", "delete"}
-    assert all((row["value"] is None) == (row["change"] == "delete") for row in found)
-    newest = {row["key"]: row["offset"] for row in found if row["partition"] == 0}
+    reader = make_reader(root, startingOffsets="earliest", view="changes")
+    start = reader.initialOffset()
+    changes = rows(reader, start, reader.latestOffset(start, ALL))
+    assert len(changes) == 7
+    assert {row["change"] for row in changes} == {"upsert", "delete"}
+    assert all((row["value"] is None) == (row["change"] == "delete") for row in changes)
+    newest = {row["key"]: row["offset"] for row in changes if row["partition"] == 0}
     assert newest == {b"key-0": 8, b"key-1": 9, b"key-2": 10, b"key-3": 7}
 
 
 def test_a_lease_moves_with_the_commits(root: Path) -> None:
-    one = reader(root, startingOffsets="earliest", lease="query")
-    end = one.latestOffset(one.initialOffset(), ALL)
+    reader = make_reader(root, startingOffsets="earliest", lease="query")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
     with lastword.open(root) as logs:
         lease = logs.topic("t").lease("query")
         assert lease.position == {0: 0, 1: 0}
-    one.commit(end)
+    reader.commit(end)
     with lastword.open(root) as logs:
         assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
     with pytest.raises(SparkOptionError):
-        reader(root, lease="")
+        make_reader(root, lease="")
 
 
 def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root: Path) -> None:
     """The error comes before the batch, not when the sink has rows and lacks tombstones."""
-    one = reader(root, startingOffsets="earliest", lease="query")
-    start = one.initialOffset()
-    end = one.latestOffset(start, ALL)
+    reader = make_reader(root, startingOffsets="earliest", lease="query")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
     with lastword.open(root) as logs:
         logs.topic("t").lease("query").release()
     for number in (0, 1):
         removal_log.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
-    again = reader(root, startingOffsets="earliest", lease="query")
+    again = make_reader(root, startingOffsets="earliest", lease="query")
     with pytest.raises(LeaseRefusedError):
         again.partitions(start, end)
 
@@ -378,16 +378,16 @@ def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root:
 def test_a_new_query_holds_nothing_that_a_dropped_tombstone_could_have_ended(root: Path) -> None:
     for number in (0, 1):
         removal_log.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
-    one = reader(root, startingOffsets="earliest", lease="query")
-    one.latestOffset(one.initialOffset(), ReadAllAvailable())
+    reader = make_reader(root, startingOffsets="earliest", lease="query")
+    reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     with lastword.open(root) as logs:
         assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
 
 
 def test_a_restart_takes_its_lease_up_again(root: Path) -> None:
-    one = reader(root, startingOffsets="earliest", lease="query")
-    start = one.initialOffset()
-    again = reader(root, startingOffsets="earliest", lease="query")
+    reader = make_reader(root, startingOffsets="earliest", lease="query")
+    start = reader.initialOffset()
+    again = make_reader(root, startingOffsets="earliest", lease="query")
     end = again.latestOffset(start, ALL)
     assert len(rows(again, start, end)) == 15
     again.commit(end)
@@ -396,10 +396,10 @@ def test_a_restart_takes_its_lease_up_again(root: Path) -> None:
 
 
 def test_a_lease_waits_for_a_first_batch_that_comes_again(root: Path) -> None:
-    one = reader(root, lease="query")
-    end = one.latestOffset(one.initialOffset(), ALL)
+    reader = make_reader(root, lease="query")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
     append(root, "t", 0, [numbered(10, 3, 4)])
-    again = reader(root, lease="query")
+    again = make_reader(root, lease="query")
     again.partitions(again.initialOffset(), end)
     with lastword.open(root) as logs:
         assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
@@ -407,31 +407,31 @@ def test_a_lease_waits_for_a_first_batch_that_comes_again(root: Path) -> None:
 
 def test_a_partition_that_is_new_to_a_query_is_leased_before_it_is_read(tmp_path: Path) -> None:
     create(tmp_path, "ta")
-    one = reader(tmp_path, subscribePattern="t.*", lease="query")
-    start = one.latestOffset(one.initialOffset(), ALL)
+    reader = make_reader(tmp_path, subscribePattern="t.*", lease="query")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
     create(tmp_path, "tb")
     append(tmp_path, "tb", 0, [numbered(0, 4, 2)])
-    one.latestOffset(start, ALL)
+    reader.latestOffset(start, ALL)
     with lastword.open(tmp_path) as logs:
         assert logs.topic("tb").lease("query").position == 0
 
 
 def test_a_lease_of_a_query_that_passes_over_loss(root: Path) -> None:
-    one = reader(root, startingOffsets="earliest", lease="query", failOnDataLoss="false")
-    end = one.latestOffset(one.initialOffset(), ALL)
+    reader = make_reader(root, startingOffsets="earliest", lease="query", failOnDataLoss="false")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
     append(root, "t", 0, [numbered(10, 5, 4)])
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.topic("t").trim(12, partition=0)
-    one.commit(end)
+    reader.commit(end)
     with lastword.open(root) as logs:
         assert logs.topic("t").lease("query").position == {0: 12, 1: 5}
 
 
 def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None:
     """A query that read uncommitted records, and restarts with committed ones only, does not go back."""
-    one = reader(root, failOnDataLoss="false")
-    start = one.initialOffset()
-    real = one._list
+    reader = make_reader(root, failOnDataLoss="false")
+    start = reader.initialOffset()
+    real = reader._list
 
     def undecided() -> Any:
         look = real()
@@ -439,8 +439,8 @@ def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None
             view._stable_offset = 2
         return look
 
-    one._list = undecided  # type: ignore[method-assign]
-    assert one.latestOffset(start, ALL) == start
+    reader._list = undecided  # type: ignore[method-assign]
+    assert reader.latestOffset(start, ALL) == start
 
 
 def test_options_of_a_stream(root: Path) -> None:
@@ -452,7 +452,7 @@ def test_options_of_a_stream(root: Path) -> None:
         ({"maxTriggerDelay": "soon"}, "is a duration"),
     ):
         with pytest.raises(SparkOptionError, match=words):
-            reader(root, **options)
+            make_reader(root, **options)
 
 
 # ---------------------------------------------------------------- on Spark
@@ -513,8 +513,8 @@ def test_a_projection_and_the_view_changes_on_spark(spark: Any, tmp_path: Path) 
         .start()
     )
     query.awaitTermination(120)
-    found = {bytes(row.key): (row.change, row.offset) for row in spark.read.parquet(out).collect()}
-    assert found == {
+    changes = {bytes(row.key): (row.change, row.offset) for row in spark.read.parquet(out).collect()}
+    assert changes == {
         b"key-%d" % k: ("delete" if n % 7 == 3 else "upsert", n)
         for k, n in ((0, 20), (1, 16), (2, 17), (3, 18), (4, 19))
     }

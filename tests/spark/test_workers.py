@@ -39,7 +39,7 @@ def test_the_collector_passes_over_what_was_there_before_a_task(
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(bootstrap.DAEMON, None))
     kept = start_task()
     assert kept > before + 10_000
-    made = [[] for _ in range(1000)]
-    assert start_task() < kept + len(made)  # frozen once: objects that tasks make are collected as usual
+    objects = [[] for _ in range(1000)]
+    assert start_task() < kept + len(objects)  # frozen once: objects that tasks make are collected as usual
     monkeypatch.setitem(sys.modules, "a_module_that_was_loaded_meanwhile", ModuleType("new"))
-    assert start_task() >= kept + len(made)
+    assert start_task() >= kept + len(objects)

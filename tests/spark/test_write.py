@@ -63,19 +63,19 @@ def batch(*rows: tuple[bytes | None, bytes | None]) -> pa.RecordBatch:
     )
 
 
-def writer(root: Path, schema: StructType = KEY_VALUE, **options: str) -> LogWriter:
+def make_writer(root: Path, schema: StructType = KEY_VALUE, **options: str) -> LogWriter:
     given = {"path": str(root), "topic": "t", **{k.replace("_", "."): v for k, v in options.items()}}
     given = {name: value for name, value in given.items() if value}
-    made = LogWriter(prepare(parse_write(given), sink_columns(schema)))
-    return pickle.loads(pickle.dumps(made))
+    writer = LogWriter(prepare(parse_write(given), sink_columns(schema)))
+    return pickle.loads(pickle.dumps(writer))
 
 
-def attempt(made: LogWriter, task: tuple[int, int], *batches: pa.RecordBatch) -> StagedMessage:
+def attempt(writer: LogWriter, task: tuple[int, int], *batches: pa.RecordBatch) -> StagedMessage:
     """Run one attempt (Spark partition, attempt number) of a task to its end."""
-    job = made.job
+    job = writer.job
     rows = TaskRows(job.options, job.columns, job.target, job.name, task)
-    for one in batches:
-        rows.add(one)
+    for record_batch in batches:
+        rows.add(record_batch)
     return StagedMessage(rows.finish(), job.name)
 
 
@@ -90,8 +90,8 @@ def private_files(root: Path) -> list[str]:
 
 
 def test_a_new_topic_is_made_with_its_settings(tmp_path: Path) -> None:
-    made = writer(tmp_path / "log", partitions="3", segment_bytes="1MiB")
-    made.commit([attempt(made, (0, 0), batch((b"a", b"1"), (b"b", None), (b"", b"")))])
+    writer = make_writer(tmp_path / "log", partitions="3", segment_bytes="1MiB")
+    writer.commit([attempt(writer, (0, 0), batch((b"a", b"1"), (b"b", None), (b"", b"")))])
     with LogDirectory.open(str(tmp_path / "log"), "r") as directory:
         config = directory.topic_config("t")
         assert directory.partitions("t") == [0, 1, 2]
@@ -105,26 +105,26 @@ def test_keys_go_where_kafka_puts_them(tmp_path: Path) -> None:
     keys = [b"key-%d" % n for n in range(200)] + [b"", b"x" * 1000]
     for name, partitioner in PARTITIONERS.items():
         root = tmp_path / name
-        made = writer(root, partitions="5", lastword_partitioner=name)
-        made.commit([attempt(made, (0, 0), batch(*((key, b"v") for key in keys)))])
+        writer = make_writer(root, partitions="5", lastword_partitioner=name)
+        writer.commit([attempt(writer, (0, 0), batch(*((key, b"v") for key in keys)))])
         assert {row["key"]: row["partition"] for row in read_directly(root)} == {
             key: partitioner(key, 5) for key in keys
         }
 
 
 def test_tasks_are_appended_in_the_order_of_sparks_partitions(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    late = attempt(made, (2, 7), batch((b"2", b"")))
-    early = attempt(made, (0, 9), batch((b"0", b"")), batch((b"0b", b"")))
-    middle = attempt(made, (1, 8), batch((b"1", b"")))
-    made.commit([late, None, early, middle])
+    writer = make_writer(tmp_path)
+    late = attempt(writer, (2, 7), batch((b"2", b"")))
+    early = attempt(writer, (0, 9), batch((b"0", b"")), batch((b"0b", b"")))
+    middle = attempt(writer, (1, 8), batch((b"1", b"")))
+    writer.commit([late, None, early, middle])
     assert keys_of(tmp_path) == [b"0", b"0b", b"1", b"2"]
 
 
 def test_order_within_a_task_holds_in_every_partition(tmp_path: Path) -> None:
-    made = writer(tmp_path, partitions="4")
+    writer = make_writer(tmp_path, partitions="4")
     rows = [(b"key-%d" % (n % 50), b"%d" % n) for n in range(2000)]
-    made.commit([attempt(made, (0, 0), batch(*rows[:700]), batch(*rows[700:]))])
+    writer.commit([attempt(writer, (0, 0), batch(*rows[:700]), batch(*rows[700:]))])
     last: dict[bytes, bytes] = {}
     for row in read_directly(tmp_path):
         assert int(last.get(row["key"], b"-1")) < int(row["value"])
@@ -133,30 +133,30 @@ def test_order_within_a_task_holds_in_every_partition(tmp_path: Path) -> None:
 
 
 def test_only_the_attempts_that_messages_name_are_appended(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    attempt(made, (0, 0), batch((b"lost attempt", b"")))
-    speculative = attempt(made, (0, 1), batch((b"won", b"")))
-    attempt(made, (0, 2), batch((b"lost too", b"")))
-    made.commit([speculative])
+    writer = make_writer(tmp_path)
+    attempt(writer, (0, 0), batch((b"lost attempt", b"")))
+    speculative = attempt(writer, (0, 1), batch((b"won", b"")))
+    attempt(writer, (0, 2), batch((b"lost too", b"")))
+    writer.commit([speculative])
     assert keys_of(tmp_path) == [b"won"]
     assert private_files(tmp_path) == []
 
 
 def test_abort_removes_what_no_message_names_and_leaves_the_log(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    attempt(made, (0, 0), batch((b"a", b"")))
-    other = writer(tmp_path)
+    writer = make_writer(tmp_path)
+    attempt(writer, (0, 0), batch((b"a", b"")))
+    other = make_writer(tmp_path)
     kept = attempt(other, (0, 0), batch((b"other job", b"")))
-    made.abort([None])
+    writer.abort([None])
     assert keys_of(tmp_path) == []
     other.commit([kept])
     assert keys_of(tmp_path) == [b"other job"]
 
 
 def test_an_attempt_that_ends_after_the_job_leaves_nothing(tmp_path: Path) -> None:
-    made, done = writer(tmp_path), writer(tmp_path)
-    made.abort([])
-    made.write(iter([batch((b"late", b""))]))
+    writer, done = make_writer(tmp_path), make_writer(tmp_path)
+    writer.abort([])
+    writer.write(iter([batch((b"late", b""))]))
     done.commit([done.write(iter([batch((b"a", b""))]))])
     done.write(iter([batch((b"speculative copy", b""))]))
     assert private_files(tmp_path) == []
@@ -164,30 +164,30 @@ def test_an_attempt_that_ends_after_the_job_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_an_attempt_that_fails_takes_back_what_it_staged(tmp_path: Path) -> None:
-    made = writer(tmp_path)
+    writer = make_writer(tmp_path)
 
     def dies() -> Any:
         yield batch(*((b"%d" % n, b"v" * 1000) for n in range(6000)))
         raise Halfway
 
     with pytest.raises(Halfway):
-        made.write(dies())
+        writer.write(dies())
     assert private_files(tmp_path) == []
 
 
 def test_an_abort_after_a_commit_takes_nothing_back(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    message = attempt(made, (0, 0), batch((b"a", b"")))
-    made.commit([message])
-    made.abort([message])
+    writer = make_writer(tmp_path)
+    message = attempt(writer, (0, 0), batch((b"a", b"")))
+    writer.commit([message])
+    writer.abort([message])
     assert keys_of(tmp_path) == [b"a"]
 
 
 def test_a_commit_made_twice_appends_once(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    message = attempt(made, (0, 0), batch((b"a", b"")))
-    made.commit([message])
-    made.commit([message])
+    writer = make_writer(tmp_path)
+    message = attempt(writer, (0, 0), batch((b"a", b"")))
+    writer.commit([message])
+    writer.commit([message])
     assert keys_of(tmp_path) == [b"a"]
 
 
@@ -196,8 +196,8 @@ def test_a_commit_made_twice_appends_once(tmp_path: Path) -> None:
 def test_a_commit_that_stopped_goes_on_where_it_was(
     tmp_path: Path, stop_after: int, time_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = writer(tmp_path, message_timestamp_type=time_type)
-    messages = [attempt(made, (n, 0), batch((b"%d" % n, b"same"), (b"x", b"same"))) for n in range(4)]
+    writer = make_writer(tmp_path, message_timestamp_type=time_type)
+    messages = [attempt(writer, (n, 0), batch((b"%d" % n, b"same"), (b"x", b"same"))) for n in range(4)]
     real = PartitionLog.append_batches
     calls = 0
 
@@ -210,21 +210,21 @@ def test_a_commit_that_stopped_goes_on_where_it_was(
 
     monkeypatch.setattr(PartitionLog, "append_batches", stopping)
     with pytest.raises(Halfway):
-        made.commit(list(messages))
+        writer.commit(list(messages))
     monkeypatch.setattr(PartitionLog, "append_batches", real)
-    between = writer(tmp_path)  # another writer commits between the two attempts
+    between = make_writer(tmp_path)  # another writer commits between the two attempts
     between.commit([attempt(between, (0, 0), batch((b"between", b"")))])
-    made.commit(list(messages))
+    writer.commit(list(messages))
     keys = [key for key in keys_of(tmp_path) if key != b"between"]
     assert keys == [b"0", b"x", b"1", b"x", b"2", b"x", b"3", b"x"]
 
 
 def test_staged_files_that_vanished_are_an_error_and_not_nothing(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    message = attempt(made, (0, 0), batch((b"a", b"")))
-    made.abort([])
+    writer = make_writer(tmp_path)
+    message = attempt(writer, (0, 0), batch((b"a", b"")))
+    writer.abort([])
     with pytest.raises(DataError, match="nothing was appended"):
-        made.commit([message])
+        writer.commit([message])
 
 
 def test_headers_timestamps_and_text(tmp_path: Path) -> None:
@@ -249,8 +249,8 @@ def test_headers_timestamps_and_text(tmp_path: Path) -> None:
         ],
         names=["KEY", "value", "timestamp", "headers"],
     )
-    made = writer(tmp_path, schema)
-    made.commit([attempt(made, (0, 0), rows)])
+    writer = make_writer(tmp_path, schema)
+    writer.commit([attempt(writer, (0, 0), rows)])
     first, second = read_directly(tmp_path, includeHeaders="true")
     assert (first["key"], first["value"]) == ("ä".encode(), "ö".encode())
     assert first["timestamp"] == when.replace(microsecond=678_000)
@@ -262,7 +262,7 @@ def test_headers_timestamps_and_text(tmp_path: Path) -> None:
     for nameless in ({"key": None, "value": b"1"}, None):
         bad = rows.set_column(3, "headers", pa.array([[nameless], None], kind))
         with pytest.raises(SparkOptionError, match="a header without a key"):
-            attempt(made, (0, 0), bad)
+            attempt(writer, (0, 0), bad)
 
 
 def test_a_time_far_ahead_beside_one_that_is_not_given(tmp_path: Path) -> None:
@@ -272,21 +272,21 @@ def test_a_time_far_ahead_beside_one_that_is_not_given(tmp_path: Path) -> None:
         [
             pa.array([b"k"] * 101, pa.binary()),
             pa.array([b"v"] * 101, pa.binary()),
-            pa.array([*(one * 1000 + 999 for one in ms), None], pa.timestamp("us", tz="UTC")),
+            pa.array([*(time_ms * 1000 + 999 for time_ms in ms), None], pa.timestamp("us", tz="UTC")),
         ],
         names=["key", "value", "timestamp"],
     )
-    made = writer(tmp_path, columns(key="binary", value="binary", timestamp="timestamp"))
-    made.commit([attempt(made, (0, 0), rows)])
+    writer = make_writer(tmp_path, columns(key="binary", value="binary", timestamp="timestamp"))
+    writer.commit([attempt(writer, (0, 0), rows)])
     with lastword.open(tmp_path) as logs:
         assert [record.timestamp for record in logs.topic("t").read()][:100] == ms
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_every_codec(tmp_path: Path, codec: str) -> None:
-    made = writer(tmp_path, compression_type=codec)
+    writer = make_writer(tmp_path, compression_type=codec)
     rows = [(b"key-%d" % n, b"value" * 50) for n in range(500)]
-    made.commit([attempt(made, (0, 0), batch(*rows))])
+    writer.commit([attempt(writer, (0, 0), batch(*rows))])
     assert [(row["key"], row["value"]) for row in read_directly(tmp_path)] == rows
     log_bytes = sum(path.stat().st_size for path in tmp_path.glob("t-0/*.log"))
     assert (log_bytes > 500 * 250) == (codec == "uncompressed")
@@ -302,7 +302,7 @@ def test_topic_and_partition_columns(tmp_path: Path) -> None:
         .add("value", "binary")
         .add("partition", "integer")
     )
-    made = writer(tmp_path, schema, topic="")
+    writer = make_writer(tmp_path, schema, topic="")
 
     def rows(*given: tuple[str | None, bytes, int | None]) -> pa.RecordBatch:
         topics, keys, numbers = zip(*given, strict=True)
@@ -317,45 +317,45 @@ def test_topic_and_partition_columns(tmp_path: Path) -> None:
             names=schema.fieldNames(),
         )
 
-    made.commit(
-        [attempt(made, (0, 0), rows(("t", b"a", 2), ("u", b"b", 0), ("t", b"c", None), ("t", b"d", 2)))]
+    writer.commit(
+        [attempt(writer, (0, 0), rows(("t", b"a", 2), ("u", b"b", 0), ("t", b"c", None), ("t", b"d", 2)))]
     )
-    found = [(r["topic"], r["partition"], r["key"]) for r in read_directly(tmp_path, subscribe="t,u")]
-    assert sorted(found) == sorted(
+    records = [(r["topic"], r["partition"], r["key"]) for r in read_directly(tmp_path, subscribe="t,u")]
+    assert sorted(records) == sorted(
         [("t", 2, b"a"), ("t", 2, b"d"), ("u", 0, b"b"), ("t", PARTITIONERS["murmur2"](b"c", 3), b"c")]
     )
     with pytest.raises(SparkOptionError, match="has no partition 3"):
-        attempt(made, (0, 1), rows(("t", b"a", 3)))
+        attempt(writer, (0, 1), rows(("t", b"a", 3)))
     with pytest.raises(UnknownTopicError, match="no topic 'v'"):
-        attempt(made, (0, 2), rows(("v", b"a", 0)))
+        attempt(writer, (0, 2), rows(("v", b"a", 0)))
     with pytest.raises(SparkOptionError, match="a row has no topic"):
-        attempt(made, (0, 3), rows((None, b"a", 0)))
+        attempt(writer, (0, 3), rows((None, b"a", 0)))
 
 
 def test_records_without_a_key(tmp_path: Path) -> None:
-    made = writer(tmp_path / "compacted")
+    writer = make_writer(tmp_path / "compacted")
     with pytest.raises(KeyRequiredError, match="t-0"):
-        attempt(made, (0, 0), batch((b"a", b""), (None, b"")))
+        attempt(writer, (0, 0), batch((b"a", b""), (None, b"")))
     value_only = StructType().add("value", "binary")
     with pytest.raises(KeyRequiredError):
-        writer(tmp_path / "never made", value_only)
+        make_writer(tmp_path / "never made", value_only)
     assert not (tmp_path / "never made").exists()
-    made = writer(tmp_path / "deleted", value_only, cleanup_policy="delete", partitions="2")
+    writer = make_writer(tmp_path / "deleted", value_only, cleanup_policy="delete", partitions="2")
     rows = pa.RecordBatch.from_arrays([pa.array([b"1", b"2"], pa.binary())], names=["value"])
-    made.commit([attempt(made, (0, 0), rows, rows)])
+    writer.commit([attempt(writer, (0, 0), rows, rows)])
     assert [row["partition"] for row in read_directly(tmp_path / "deleted")] == [0, 0, 1, 1]
 
 
 def test_null_values_may_be_refused(tmp_path: Path) -> None:
-    made = writer(tmp_path, nullValue="error")
+    writer = make_writer(tmp_path, nullValue="error")
     with pytest.raises(SparkOptionError, match="no value, which would delete its key"):
-        attempt(made, (0, 0), batch((b"a", None)))
+        attempt(writer, (0, 0), batch((b"a", None)))
 
 
 def test_a_record_too_large(tmp_path: Path) -> None:
-    made = writer(tmp_path, max_message_bytes="2KiB")
+    writer = make_writer(tmp_path, max_message_bytes="2KiB")
     with pytest.raises(RecordTooLargeError, match=r"above max\.message\.bytes 2048"):
-        attempt(made, (0, 0), batch((b"a", b"v" * 3000)))
+        attempt(writer, (0, 0), batch((b"a", b"v" * 3000)))
 
 
 @pytest.mark.parametrize(
@@ -386,13 +386,13 @@ def test_a_frame_that_is_no_records_is_refused_before_anything_is_made(
     tmp_path: Path, schema: StructType, said: str
 ) -> None:
     with pytest.raises(SparkOptionError, match=said):
-        writer(tmp_path / "log", schema)
+        make_writer(tmp_path / "log", schema)
     assert not (tmp_path / "log").exists()
 
 
 def test_a_topic_of_brokers_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(SparkOptionError, match="__consumer_offsets is a topic of brokers"):
-        writer(tmp_path / "log", KEY_VALUE, topic="__consumer_offsets")
+        make_writer(tmp_path / "log", KEY_VALUE, topic="__consumer_offsets")
     assert not (tmp_path / "log").exists()
 
 
@@ -402,7 +402,7 @@ def test_a_task_that_waits_gives_signs_of_life(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         "lastword.spark.write.PACK_BYTES", 1
     )  # the first rows are staged before the second ones exist
-    one = writer(tmp_path, KEY_VALUE)
+    writer = make_writer(tmp_path, KEY_VALUE)
 
     def waits() -> Iterator[pa.RecordBatch]:
         yield batch((b"a", b"1"))
@@ -414,14 +414,14 @@ def test_a_task_that_waits_gives_signs_of_life(tmp_path: Path, monkeypatch: pyte
             time.sleep(0.01)
         yield batch((b"b", b"2"))
 
-    one.commit([one.write(waits())])
+    writer.commit([writer.write(waits())])
     assert len(read_directly(tmp_path)) == 2
     assert "lastword-alive" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_other_columns_give_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        writer(tmp_path, columns(key="binary", value="binary", offset="long", note="string"))
+        make_writer(tmp_path, columns(key="binary", value="binary", offset="long", note="string"))
     assert [record.getMessage() for record in caplog.records] == [
         "lastword: columns that no record has are left out: note"
     ]
@@ -431,9 +431,9 @@ def test_a_topic_is_made_when_the_commit_of_another_query_has_ended(tmp_path: Pa
     create(tmp_path, "other")
     held = LogDirectory.open(str(tmp_path), "a")
     threading.Timer(0.2, held.close).start()
-    assert writer(tmp_path).job.target.topic == "t"
+    assert make_writer(tmp_path).job.target.topic == "t"
     with LogDirectory.open(str(tmp_path), "a"), pytest.raises(LogDirLockedError) as caught:
-        writer(tmp_path, topic="new", commitTimeout="50ms")
+        make_writer(tmp_path, topic="new", commitTimeout="50ms")
     assert caught.value.remedy == "make topic new in that process: create_topic; or stop it"
 
 
@@ -445,11 +445,11 @@ def test_overwrite_is_refused() -> None:
 
 def test_a_topic_that_is_there_must_be_as_the_options_say(tmp_path: Path) -> None:
     create(tmp_path, "t", 2, segment_bytes="1MiB")
-    writer(tmp_path, partitions="2", segment_bytes="1MiB", cleanup_policy="compact")
+    make_writer(tmp_path, partitions="2", segment_bytes="1MiB", cleanup_policy="compact")
     with pytest.raises(
         SparkOptionError, match=r"has 2 partitions, not 3; has segment\.bytes = 1MiB, not 2MiB"
     ):
-        writer(tmp_path, partitions="3", segment_bytes="2MiB")
+        make_writer(tmp_path, partitions="3", segment_bytes="2MiB")
 
 
 def test_a_topic_of_which_some_partitions_lie_elsewhere(tmp_path: Path) -> None:
@@ -457,37 +457,37 @@ def test_a_topic_of_which_some_partitions_lie_elsewhere(tmp_path: Path) -> None:
     create(tmp_path, "t", 3)
     shutil.rmtree(tmp_path / "t-1")
     with pytest.raises(SparkOptionError, match="partitions 1 of topic t, which has 3, are not in"):
-        writer(tmp_path)
+        make_writer(tmp_path)
 
 
 def test_beside_a_broker_a_commit_is_taken_back(tmp_path: Path) -> None:
     """The process that holds the lock does not read the inbox: nothing is written, and the job fails."""
-    made = writer(tmp_path, commitTimeout="200ms")
-    message = attempt(made, (0, 0), batch((b"a", b"")))
+    writer = make_writer(tmp_path, commitTimeout="200ms")
+    message = attempt(writer, (0, 0), batch((b"a", b"")))
     with LogDirectory.open(str(tmp_path), "a"), pytest.raises(BusyError, match="nothing was written"):
-        made.commit([message])
-    made.abort([message])
+        writer.commit([message])
+    writer.abort([message])
     assert keys_of(tmp_path) == [] and private_files(tmp_path) == []
-    assert [one.name for one in tmp_path.iterdir() if "inbox" in one.name] == []
+    assert [path.name for path in tmp_path.iterdir() if "inbox" in path.name] == []
 
 
 def test_a_log_that_is_open_to_append_takes_commits_in(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    message = attempt(made, (0, 0), batch((b"a", b"1"), (b"b", b"2")))
+    writer = make_writer(tmp_path)
+    message = attempt(writer, (0, 0), batch((b"a", b"1"), (b"b", b"2")))
     with lastword.open(tmp_path, "a") as logs:
         logs.topic("t").append(b"before", b"0")
-        made.commit([message])
+        writer.commit([message])
         logs.topic("t").append(b"after", b"3")
         assert [r.key for r in logs.topic("t").read()] == [b"before", b"a", b"b", b"after"]
 
 
 def test_a_batch_with_a_name_comes_in_once(tmp_path: Path) -> None:
     for sequence in ("0", "1", "1", "0"):
-        made = writer(tmp_path, producer="loader", sequence=sequence)
-        made.commit([attempt(made, (0, 0), batch((b"batch", sequence.encode())))])
-    again = writer(tmp_path, producer="another", sequence="0")
+        writer = make_writer(tmp_path, producer="loader", sequence=sequence)
+        writer.commit([attempt(writer, (0, 0), batch((b"batch", sequence.encode())))])
+    again = make_writer(tmp_path, producer="another", sequence="0")
     again.commit([attempt(again, (0, 0), batch((b"batch", b"of another")))])
     assert [row["value"] for row in read_directly(tmp_path)] == [b"0", b"1", b"of another"]
     assert private_files(tmp_path) == []
     with pytest.raises(SparkOptionError, match="come together"):
-        writer(tmp_path, producer="loader")
+        make_writer(tmp_path, producer="loader")
