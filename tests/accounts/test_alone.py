@@ -17,9 +17,9 @@ MOST = 255  # copies above this number are not counted
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Any]:
-    made = Log(tmp_path)
-    yield made
-    made.close()
+    builder = Log(tmp_path)
+    yield builder
+    builder.close()
 
 
 def keys(log: Any) -> list[bytes]:
@@ -57,7 +57,7 @@ def test_and_not_while_one_is_left(log: Any) -> None:
     for _ in range(3):
         own = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
         runs = best_runs(own, Columns.of(own, log.ledger.write_clock, 0.0))
-        run = next(one for one in runs if one.base_offset > 0)  # not the run at the front
+        run = next(candidate for candidate in runs if candidate.base_offset > 0)  # not the run at the front
         assert log.clean(due=True, run=run).freed_bytes > 0
         log.clock.advance(2 * HOUR)
         log.ledger.mark_due(log.clock.now_ms(), HOUR)

@@ -23,33 +23,33 @@ def live(*rows):
 
 def test_a_blocked_one_has_no_clock():
     clocks = TombstoneClocks()
-    found = live((5, 2, -1), (9, 255, -1))
-    clocks.update(found, 1000)
+    tombstones = live((5, 2, -1), (9, 255, -1))
+    clocks.update(tombstones, 1000)
     assert len(clocks) == 0
-    assert clocks.due(found, 10**12, 0).size == 0
-    assert clocks.first_due(found, 10) == (-1, -1)
+    assert clocks.due(tombstones, 10**12, 0).size == 0
+    assert clocks.first_due(tombstones, 10) == (-1, -1)
 
 
 def test_it_starts_when_the_last_older_copy_went_and_then_runs_on():
     clocks = TombstoneClocks()
     clocks.update(live((5, 2, -1)), 1000)
     clocks.update(live((5, 1, -1)), 2000)
-    found = live((5, 1, -1), (9, 1, -1))
-    clocks.update(found, 3000)
-    assert clocks.first_due(found, 100) == (5, 2100)
-    assert clocks.due(found, 2099, 100).tolist() == []
-    assert clocks.due(found, 2100, 100).tolist() == [5]
-    assert clocks.due(found, 3100, 100).tolist() == [5, 9]
+    tombstones = live((5, 1, -1), (9, 1, -1))
+    clocks.update(tombstones, 3000)
+    assert clocks.first_due(tombstones, 100) == (5, 2100)
+    assert clocks.due(tombstones, 2099, 100).tolist() == []
+    assert clocks.due(tombstones, 2100, 100).tolist() == [5]
+    assert clocks.due(tombstones, 3100, 100).tolist() == [5, 9]
 
 
 def test_a_horizon_in_the_batch_is_a_lower_bound_only():
     clocks = TombstoneClocks()
-    found = live((5, 1, 5000), (6, 1, 1))
-    clocks.update(found, 1000)
-    assert clocks.due(found, 1100, 100).tolist() == [6]
-    assert clocks.due(found, 1099, 100).tolist() == []
-    assert clocks.due(found, 4999, 100).tolist() == [6]
-    assert clocks.due(found, 5000, 100).tolist() == [5, 6]
+    tombstones = live((5, 1, 5000), (6, 1, 1))
+    clocks.update(tombstones, 1000)
+    assert clocks.due(tombstones, 1100, 100).tolist() == [6]
+    assert clocks.due(tombstones, 1099, 100).tolist() == []
+    assert clocks.due(tombstones, 4999, 100).tolist() == [6]
+    assert clocks.due(tombstones, 5000, 100).tolist() == [5, 6]
 
 
 def test_one_that_was_superseded_is_forgotten():
@@ -62,24 +62,24 @@ def test_one_that_was_superseded_is_forgotten():
 
 def test_not_while_a_reader_has_to_pass_it():
     clocks = TombstoneClocks()
-    found = live((5, 1, -1), (7, 1, -1))
-    clocks.update(found, 0)
-    assert clocks.due(found, 10, 0, floor=7).tolist() == [5]
-    assert clocks.due(found, 10, 0, floor=5).tolist() == []
-    assert clocks.due(found, 10, 0, keep=7).tolist() == [5]
+    tombstones = live((5, 1, -1), (7, 1, -1))
+    clocks.update(tombstones, 0)
+    assert clocks.due(tombstones, 10, 0, floor=7).tolist() == [5]
+    assert clocks.due(tombstones, 10, 0, floor=5).tolist() == []
+    assert clocks.due(tombstones, 10, 0, keep=7).tolist() == [5]
 
 
 def test_without_room_a_clock_starts_later_never_earlier():
     clocks = TombstoneClocks(most=1)
-    found = live((5, 1, -1), (7, 1, -1))
-    clocks.update(found, 1000)
-    assert clocks.due(found, 10**9, 100).tolist() == [5]
+    tombstones = live((5, 1, -1), (7, 1, -1))
+    clocks.update(tombstones, 1000)
+    assert clocks.due(tombstones, 10**9, 100).tolist() == [5]
     clocks.update(live((7, 1, -1)), 2000)
     assert clocks.due(live((7, 1, -1)), 2099, 100).tolist() == []
 
 
 def test_a_retention_without_end_is_never_due():
     clocks = TombstoneClocks()
-    found = live((5, 1, -1))
-    clocks.update(found, 1_700_000_000_000)
-    assert clocks.due(found, 1 << 62, (1 << 63) - 1).size == 0
+    tombstones = live((5, 1, -1))
+    clocks.update(tombstones, 1_700_000_000_000)
+    assert clocks.due(tombstones, 1 << 62, (1 << 63) - 1).size == 0

@@ -68,13 +68,15 @@ def check(path, label, *, believes=None):
         assert all(b"k%d" % n in live for n in range(6)), label
         if believes is not None:
             believes.append(log.ledger.limit > 0)
-        below = [one for one in log.log.segments if one.base_offset < log.ledger.limit]
-        found = resolve(below, map_bytes=1 << 20, salt=b"s" * 16, now_ms=-1).segments if below else ()
-        due = {one.base_offset: 0 for one in found}
+        below = [segment for segment in log.log.segments if segment.base_offset < log.ledger.limit]
+        resolved = resolve(below, map_bytes=1 << 20, salt=b"s" * 16, now_ms=-1).segments if below else ()
+        due = {segment.base_offset: 0 for segment in resolved}
         for offset in log.ledger.deletes.due.tolist():
             due[max(base for base in due if base <= offset)] += 1
-        told = [(one.base_offset, one.dead_records) for one in log.ledger.facts()]
-        assert told == [(one.base_offset, one.dead_records + due[one.base_offset]) for one in found], label
+        counts = [(segment.base_offset, segment.dead_records) for segment in log.ledger.facts()]
+        assert counts == [
+            (segment.base_offset, segment.dead_records + due[segment.base_offset]) for segment in resolved
+        ], label
         log.clean()
         assert log.live() == live, label
     finally:
@@ -112,8 +114,8 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
 
     def is_of(entry, segment):
         facts = segment.stored.facts()
-        found = facts is not None and (segment.base_offset, facts.id.size)
-        return found == (entry.base_offset, entry.size_bytes)
+        identity = facts is not None and (segment.base_offset, facts.id.size)
+        return identity == (entry.base_offset, entry.size_bytes)
 
     monkeypatch.setattr(tracking.SegmentEntry, "is_of", is_of)
     files = ForgetfulFiles(tmp_path / "live", HastyFiles())
@@ -145,7 +147,9 @@ def test_the_snapshot_is_whole_or_not_there(tmp_path):
     log.ledger.add_segments(log.log.segments[:-1], log.log.active.base_offset, write_clock=0, now_ms=0)
     files.calls.clear()
     assert log.ledger.save()
-    steps = [(one.name, one.path.rpartition("/")[2]) for one in files.changes if one.name != "append"]
+    steps = [
+        (change.name, change.path.rpartition("/")[2]) for change in files.changes if change.name != "append"
+    ]
     assert steps[-3:] == [("fsync", "accounts.tmp"), ("rename", "accounts.tmp"), ("fsync_dir", "lastword")]
     assert isinstance(Ledger.open(files, str(log.path), log.log.segments, map_bytes=1 << 20), Ledger)
     log.close()

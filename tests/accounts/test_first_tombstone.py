@@ -2,28 +2,28 @@
 
 import pytest
 
-from tests.accounts.test_stale import look, told, truth
+from tests.accounts.test_stale import look, read_dead_records, resolve_dead_records
 from tests.cleaner.test_accounted import HOUR, Log
 
 
 @pytest.fixture
 def log(tmp_path):
     """Return a log of which only the front was rewritten: later segments still have older copies of k8."""
-    made = Log(tmp_path)
+    builder = Log(tmp_path)
     for number in range(100):
-        made.put((b"k%d" % (number % 9), b"v%d" % number))
-    made.clean()
+        builder.put((b"k%d" % (number % 9), b"v%d" % number))
+    builder.clean()
     for number in range(60):
-        made.put((b"k%d" % (number % 5), b"w%d" % number))
-    yield made
-    made.close()
+        builder.put((b"k%d" % (number % 5), b"w%d" % number))
+    yield builder
+    builder.close()
 
 
 def test_nothing_was_counted_and_nothing_needed_it(log):
     log.log.roll()
     look(log)
     assert not log.ledger.counts_copies and log.ledger.tracking.uncounted
-    assert told(log) == truth(log)
+    assert read_dead_records(log) == resolve_dead_records(log)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -33,21 +33,25 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
     log.put((b"k1", None), (b"k8", None))
     log.log.roll()
     ledger = log.ledger
-    generations = {one.base_offset: one.generation for one in ledger.entries}
-    below = sum(one.size for one in log.log.segments[:-1])
+    generations = {entry.base_offset: entry.generation for entry in ledger.entries}
+    below = sum(segment.size for segment in log.log.segments[:-1])
     limit = log.log.active.base_offset
     assert ledger.fit(log.log.segments)
     read = ledger.add_segments(log.log.segments[:-1], limit, write_clock=log.log.log_end, now_ms=0)
     assert read > below  # the new segments, and then the whole log
     assert "first tombstone" in ledger.rebuilt_because
-    assert told(log) == truth(log) and ledger.counts_copies and not ledger.tracking.uncounted
+    assert (
+        read_dead_records(log) == resolve_dead_records(log)
+        and ledger.counts_copies
+        and not ledger.tracking.uncounted
+    )
     on_disk = [(offset, key) for offset, key, _ in log.records()]
-    found = ledger.deletes.live()
-    copies = dict(zip(found.offset.tolist(), found.copies.tolist(), strict=True))
-    by_key = {key: sum(one == key for _, one in on_disk) for key in (b"k1", b"k8")}
+    tombstones = ledger.deletes.live()
+    copies = dict(zip(tombstones.offset.tolist(), tombstones.copies.tolist(), strict=True))
+    by_key = {key: sum(stored_key == key for _, stored_key in on_disk) for key in (b"k1", b"k8")}
     deleted = {offset: key for offset, key in on_disk if offset in copies}
     assert {deleted[offset]: count for offset, count in copies.items()} == by_key
-    assert {one.base_offset: one.generation for one in ledger.entries}.items() >= generations.items()
+    assert {entry.base_offset: entry.generation for entry in ledger.entries}.items() >= generations.items()
 
 
 def test_a_tombstone_after_uncounted_rewrites_goes_in_its_time_and_not_before(log):

@@ -51,7 +51,7 @@ def test_the_drives_time_is_what_was_appended_also_over_a_restart(tmp_path, cloc
     with opened(tmp_path, clock) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 400, 40, rng)
-        appended = sum(one.size for one in logs.dirs.log("t", 0).segments)
+        appended = sum(segment.size for segment in logs.dirs.log("t", 0).segments)
         logs.clean(due=True)
         assert logs.dirs.log_dir("t", 0).ledgers.write_clock == appended
         before = logs.dirs.log_dir("t", 0).ledgers.write_clock
@@ -84,7 +84,7 @@ def test_all_ledgers_together_stay_within_the_memory_and_those_let_go_come_back(
             assert (
                 done.read_bytes
                 < 2 * 30_000
-                + sum(one.size for one in logs.dirs.log(done.topic, 0).segments)
+                + sum(segment.size for segment in logs.dirs.log(done.topic, 0).segments)
                 + done.written_bytes
                 + done.freed_bytes
             )
@@ -96,15 +96,17 @@ def test_segments_show_how_often_they_were_rewritten_and_what_survived(tmp_path,
     with opened(tmp_path, clock) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 800, 100, rng)
-        assert {one.generation for one in topic.segments()} == {None}
+        assert {segment.generation for segment in topic.segments()} == {None}
         logs.clean()
         first = topic.segments()[0]
         assert first.generation == 1
         assert 0 < first.survivorship < 1
         assert topic.segments()[-1].survivorship is None
-        told = [(one.generation, one.survivorship) for one in topic.segments()]
+        histories = [(segment.generation, segment.survivorship) for segment in topic.segments()]
     with opened(tmp_path, clock) as logs:
-        assert [(one.generation, one.survivorship) for one in logs.topic("t").segments()][:-1] == told[:-1]
+        assert [(segment.generation, segment.survivorship) for segment in logs.topic("t").segments()][
+            :-1
+        ] == histories[:-1]
 
 
 def test_one_json_line_for_each_round(tmp_path, clock, caplog):
@@ -113,10 +115,10 @@ def test_one_json_line_for_each_round(tmp_path, clock, caplog):
         fill(logs.create_topic("t", cleanup_policy="compact"), 400, 20, rng)
         (done,) = logs.clean()
     (line,) = [record.getMessage() for record in caplog.records if record.name == "lastword.cleaner"]
-    told = json.loads(line)
-    assert told["event"] == "round"
-    assert told["dir"] == str(tmp_path.resolve())
-    assert {name: told[name] for name in done.to_dict()} == json.loads(json.dumps(done.to_dict()))
+    event = json.loads(line)
+    assert event["event"] == "round"
+    assert event["dir"] == str(tmp_path.resolve())
+    assert {name: event[name] for name in done.to_dict()} == json.loads(json.dumps(done.to_dict()))
 
 
 def test_metrics_tell_live_and_garbage_bytes(tmp_path, clock):
@@ -125,7 +127,7 @@ def test_metrics_tell_live_and_garbage_bytes(tmp_path, clock):
         settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 1.0}
         fill(logs.create_topic("figures", **settings), 400, 100, rng)
         assert logs.clean(due=True) == []
-        size = sum(one.size for one in logs.dirs.log("figures", 0).segments)
+        size = sum(segment.size for segment in logs.dirs.log("figures", 0).segments)
         live = metrics.LOG_LIVE_BYTES.value("figures", "0", "true")
         garbage = metrics.LOG_GARBAGE_BYTES.value("figures", "0", "true")
         assert live + garbage == size
@@ -193,7 +195,7 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
             topic.extend(
                 [(b"k%d" % (n * 7 % 3000), b"v" * 50) for n in range(first, first + 50)], partition=0
             )
-        size = sum(one.size for one in logs.dirs.log("t", 0).segments)
+        size = sum(segment.size for segment in logs.dirs.log("t", 0).segments)
     reads = []
     for _ in range(40):
         done, facts, exact = scanned(5)
@@ -205,7 +207,7 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
         assert sum(reads) < 2 * size
         (tmp_path / "t-0" / "lastword" / "accounts").unlink()
         _, at_once, _ = scanned(1 << 20)
-        assert [without_seed(one) for one in facts] == [without_seed(one) for one in at_once]
+        assert [without_seed(segment) for segment in facts] == [without_seed(segment) for segment in at_once]
 
 
 def inspect(home, clock, stop=None):
@@ -229,8 +231,8 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
     def read_bytes(logs, **options):
         files.calls.clear()
         assert all(done.removed.total == 0 for done in logs.clean(**options))
-        reads = [one for one in files.calls if one.name in ("pread", "pread_into")]
-        return sum(one.detail[0] for one in reads if one.path.endswith(".log"))
+        reads = [call for call in files.calls if call.name in ("pread", "pread_into")]
+        return sum(call.detail[0] for call in reads if call.path.endswith(".log"))
 
     settings = {"delete_retention_ms": HOUR, "segment_bytes": 100_000}
     with opened(tmp_path, clock, files, **settings) as logs:
@@ -241,14 +243,14 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
         logs.clean()
 
         def facts():
-            found = logs.dirs.log_dir("t", 0).ledgers.held(T).facts()
-            return [dataclasses.replace(one, tombstones_without_horizon=0) for one in found]
+            segments = logs.dirs.log_dir("t", 0).ledgers.held(T).facts()
+            return [dataclasses.replace(segment, tombstones_without_horizon=0) for segment in segments]
 
         before = facts()
         clock.advance(2 * HOUR)
         assert logs.clean(due=True) == []  # due, but not worth a round
-        assert sum(one.due_tombstones for one in facts()) == 10
-        size = sum(one.size for one in logs.dirs.log("t", 0).segments)
+        assert sum(segment.due_tombstones for segment in facts()) == 10
+        size = sum(segment.size for segment in logs.dirs.log("t", 0).segments)
         topic.lease("replica", position=5)
         assert read_bytes(logs, due=True) == 0
         assert facts() == before

@@ -66,8 +66,13 @@ class Model:
             for offset, key, _ in records:
                 if offset < self.log.ledger.limit:
                     copies.setdefault(key, []).append(offset)
-            for key, found in copies.items():
-                assert len(found) == 1 or found[-1] >= checkpoint, (step, key, found, checkpoint)
+            for key, stored_offsets in copies.items():
+                assert len(stored_offsets) == 1 or stored_offsets[-1] >= checkpoint, (
+                    step,
+                    key,
+                    stored_offsets,
+                    checkpoint,
+                )
 
     def _clocks(self, records, now_ms):
         first = {}
@@ -80,7 +85,7 @@ class Model:
     def cut(self):
         """Drop all missing records after a truncation, which may have removed their newer records."""
         there = {offset for offset, _, _ in self.log.records()}
-        for gone in [one for one in self.seen if one not in there]:
+        for gone in [offset for offset in self.seen if offset not in there]:
             del self.seen[gone]
             self.free_ms.pop(gone, None)
 
@@ -117,24 +122,24 @@ def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
     keys = rng.choice([4, 12, 40])
     try:
         for number in range(steps):
-            what = rng.random()
-            if what < 0.45:
+            draw = rng.random()
+            if draw < 0.45:
                 for _ in range(rng.randrange(1, 25)):
                     key = b"k%02d" % rng.randrange(keys)
                     model.append(key, None if rng.random() < 0.25 else b"v%d" % rng.randrange(99999))
-            elif what < 0.75:
+            elif draw < 0.75:
                 _round(model, rng, "generational")
-            elif what < 0.80:
+            elif draw < 0.80:
                 _round(model, rng, "kafka")
-            elif what < 0.88:
+            elif draw < 0.88:
                 log.clock.advance(rng.choice([1, HOUR // 2, HOUR, 3 * HOUR]))
-            elif what < 0.97:
+            elif draw < 0.97:
                 how = rng.random()
                 log.restart(save=how < 0.7)
                 if how > 0.9 and (log.path / "lastword" / "accounts").exists():
                     (log.path / "lastword" / "accounts").unlink()
                     log.ledger = Ledger.open(DEFAULT, str(log.path), log.log.segments, map_bytes=map_bytes)
-            elif what < 0.985 and log.log.log_end > 5:
+            elif draw < 0.985 and log.log.log_end > 5:
                 offset = rng.randrange(log.log.log_end - 4, log.log.log_end)
                 log.log.truncate_to(offset)
                 model.cut()
@@ -144,7 +149,7 @@ def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
             else:
                 log.log.raise_log_start(min(log.log.log_start + rng.randrange(20), log.log.log_end))
                 log.log.remove_prefix()
-            model.check((seed, number, round(what, 2)))
+            model.check((seed, number, round(draw, 2)))
         log.clean()
         model.check((seed, "last but one"))
         log.clock.advance(2 * HOUR)

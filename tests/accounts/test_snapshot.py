@@ -24,13 +24,13 @@ def _saved(tmp_path):
 def test_comes_back_as_it_was(tmp_path):
     path, size = _saved(tmp_path)
     assert (tmp_path / "accounts").stat().st_size == size
-    found = snapshot.load(DEFAULT, path)
-    assert found is not None
-    assert found.header == {"limit": 42, "name": "ü"}
-    assert found.arrays.keys() == ARRAYS.keys()
+    saved = snapshot.load(DEFAULT, path)
+    assert saved is not None
+    assert saved.header == {"limit": 42, "name": "ü"}
+    assert saved.arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
-        assert found.arrays[name].dtype == array.dtype
-        assert np.array_equal(found.arrays[name], array)
+        assert saved.arrays[name].dtype == array.dtype
+        assert np.array_equal(saved.arrays[name], array)
     assert snapshot.load_header(DEFAULT, path)["limit"] == 42
 
 

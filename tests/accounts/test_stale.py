@@ -16,17 +16,17 @@ from tests.cleaner.test_accounted import CONFIG, HOUR, Log
 
 @pytest.fixture
 def log(tmp_path):
-    made = Log(tmp_path)
+    builder = Log(tmp_path)
     for number in range(100):
-        made.put((b"k%d" % (number % 9), b"v%d" % number))
-    made.put((b"k1", None))
-    made.clean()
+        builder.put((b"k%d" % (number % 9), b"v%d" % number))
+    builder.put((b"k1", None))
+    builder.clean()
     for number in range(60):
-        made.put((b"k%d" % (number % 5), b"w%d" % number))
-    made.log.roll()
-    look(made)
-    yield made
-    made.close()
+        builder.put((b"k%d" % (number % 5), b"w%d" % number))
+    builder.log.roll()
+    look(builder)
+    yield builder
+    builder.close()
 
 
 def look(log):
@@ -36,15 +36,15 @@ def look(log):
     )
 
 
-def truth(log):
+def resolve_dead_records(log):
     """Return the dead records of each segment by a resolve of the whole log."""
     below = log.log.segments[:-1]
-    found = resolve(below, map_bytes=1 << 20, salt=b"s" * 16, now_ms=-1)
-    return [(one.base_offset, one.dead_records) for one in found.segments]
+    resolution = resolve(below, map_bytes=1 << 20, salt=b"s" * 16, now_ms=-1)
+    return [(segment.base_offset, segment.dead_records) for segment in resolution.segments]
 
 
-def told(log):
-    return [(one.base_offset, one.dead_records) for one in log.ledger.facts()]
+def read_dead_records(log):
+    return [(segment.base_offset, segment.dead_records) for segment in log.ledger.facts()]
 
 
 def check_rebuilt(log, why):
@@ -53,18 +53,18 @@ def check_rebuilt(log, why):
     assert why in log.ledger.rebuilt_because
     log.log.roll()
     look(log)
-    assert told(log) == truth(log)
+    assert read_dead_records(log) == resolve_dead_records(log)
     log.clean()
     assert log.live() == {key: value for key, value in log.newest.items() if value is not None}
 
 
 def test_saved_and_found_again_nothing_is_scanned(log):
-    before = told(log)
+    before = read_dead_records(log)
     entries = [(e.base_offset, e.garbage_age, e.written_at, e.generation) for e in log.ledger.entries]
     clocks = log.ledger.deletes.clocks.offset.tolist()
     log.restart()
     assert log.ledger.rebuilt_because == ""
-    assert told(log) == before == truth(log)
+    assert read_dead_records(log) == before == resolve_dead_records(log)
     assert [(e.base_offset, e.garbage_age, e.written_at, e.generation) for e in log.ledger.entries] == entries
     assert log.ledger.deletes.clocks.offset.tolist() == clocks
     assert log.ledger.add_segments(log.log.segments, log.ledger.limit, write_clock=0, now_ms=0) == 0
@@ -99,9 +99,9 @@ def test_sound_but_what_it_holds_does_not_belong_together(log):
 
     path = str(log.path / "lastword" / "accounts")
     log.ledger.save()
-    found = snapshot.load(DEFAULT, path)
-    found.arrays["map_arena"] = found.arrays["map_arena"][:-40]
-    snapshot.save(DEFAULT, path, found.header, found.arrays)
+    saved = snapshot.load(DEFAULT, path)
+    saved.arrays["map_arena"] = saved.arrays["map_arena"][:-40]
+    snapshot.save(DEFAULT, path, saved.header, saved.arrays)
     log.restart(save=False)
     check_rebuilt(log, "damaged")
 
@@ -111,8 +111,8 @@ def test_of_another_version(log):
 
     path = str(log.path / "lastword" / "accounts")
     log.ledger.save()
-    found = snapshot.load(DEFAULT, path)
-    snapshot.save(DEFAULT, path, {**found.header, "version": 99}, found.arrays)
+    saved = snapshot.load(DEFAULT, path)
+    snapshot.save(DEFAULT, path, {**saved.header, "version": 99}, saved.arrays)
     log.restart(save=False)
     check_rebuilt(log, "another version")
 
@@ -223,7 +223,7 @@ def test_truncated_and_grown_again_to_the_same_size(tmp_path):
         with home.ledgers.of(tp, log) as ledger:
             assert ledger.limit == 0
             ledger.add_segments(log.segments, log.active.base_offset, write_clock=0, now_ms=0)
-            assert sum(one.dead_records for one in ledger.facts()) > 0
+            assert sum(segment.dead_records for segment in ledger.facts()) > 0
 
 
 def test_segments_that_expired_or_were_trimmed_at_the_front_leave_the_rest_true(log):
@@ -232,7 +232,9 @@ def test_segments_that_expired_or_were_trimmed_at_the_front_leave_the_rest_true(
     log.log.remove_prefix()
     assert log.ledger.fit(log.log.segments)
     assert log.ledger.rebuilt_because == ""
-    assert [one.base_offset for one in log.ledger.facts()] == [s.base_offset for s in log.log.segments[:-1]]
+    assert [segment.base_offset for segment in log.ledger.facts()] == [
+        s.base_offset for s in log.log.segments[:-1]
+    ]
     log.newest.clear()
     log.newest.update({key: value for _, key, value in log.records()})
     log.clean()
@@ -249,7 +251,7 @@ def test_and_when_most_of_it_left_it_begins_anew(log):
 def test_a_round_that_was_stopped_leaves_the_accounts_as_they_were(log):
     log.put(*[(b"k%d" % n, b"x") for n in range(9)], roll=True)
     look(log)
-    before, calls = told(log), []
+    before, calls = read_dead_records(log), []
 
     def stop():
         calls.append(1)
@@ -257,7 +259,7 @@ def test_a_round_that_was_stopped_leaves_the_accounts_as_they_were(log):
 
     done = log.clean(stop=stop)
     assert not done.complete
-    assert told(log) == before == truth(log)
+    assert read_dead_records(log) == before == resolve_dead_records(log)
     log.clean()
     assert log.live() == {key: value for key, value in log.newest.items() if value is not None}
 

@@ -29,10 +29,10 @@ def test_an_age_not_yet_seen_takes_the_nearest():
 @pytest.mark.parametrize("live", [0, 10, 150, 290, 300, 900])
 def test_spread_sums_up_to_what_is_alive_and_no_segment_holds_more_than_it_has(live):
     learned = Survivorship({1: 0.9, 20: 0.1})
-    found = learned.spread([100, 100, 100], [1 << 10, 1 << 20, 1 << 40], live)
-    assert sum(found) == pytest.approx(min(live, 300))
-    assert all(0 <= one <= 100 + 1e-9 for one in found)
-    assert found[0] >= found[1] >= found[2]
+    shares = learned.spread([100, 100, 100], [1 << 10, 1 << 20, 1 << 40], live)
+    assert sum(shares) == pytest.approx(min(live, 300))
+    assert all(0 <= share <= 100 + 1e-9 for share in shares)
+    assert shares[0] >= shares[1] >= shares[2]
 
 
 def test_comes_back_after_a_restart_and_damage_is_forgotten(tmp_path):
