@@ -25,8 +25,8 @@ def logs(tmp_path, clock):
 def tree_digest(path):
     """Return a digest of the names, kinds and contents of everything below a path, which may not exist."""
     digest = hashlib.sha256()
-    for one in sorted(Path(path).rglob("*")):
-        digest.update(str(one.relative_to(path)).encode() + (b"/" if one.is_dir() else b""))
-        if one.is_file():
-            digest.update(hashlib.sha256(one.read_bytes()).digest())
+    for entry in sorted(Path(path).rglob("*")):
+        digest.update(str(entry.relative_to(path)).encode() + (b"/" if entry.is_dir() else b""))
+        if entry.is_file():
+            digest.update(hashlib.sha256(entry.read_bytes()).digest())
     return digest.hexdigest()

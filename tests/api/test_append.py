@@ -80,11 +80,13 @@ def test_extend_in_python_and_by_kernels(logs, many, compression):
     )
     pairs = [(number % 100, f"value {number}") for number in range(many)]
     assert topic.extend(pairs) == many
-    found = list(topic.read())
-    assert [r.offset for r in found if r.partition == 1] == list(range(sum(r.partition == 1 for r in found)))
+    records = list(topic.read())
+    assert [r.offset for r in records if r.partition == 1] == list(
+        range(sum(r.partition == 1 for r in records))
+    )
     for number in range(100):
         mine = [value for key, value in pairs if key == number]
-        assert [r.value for r in found if r.key == number] == mine
+        assert [r.value for r in records if r.key == number] == mine
     assert logs.verify().ok
 
 

@@ -32,7 +32,7 @@ USERS = TopicPartition("users", 0)
 
 
 def threads():
-    return [one for one in threading.enumerate() if one.name.startswith("lastword-cleaner")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lastword-cleaner")]
 
 
 def until(condition, seconds=20.0):
@@ -73,7 +73,7 @@ def turn(logs):
 
 
 def leftovers(logs):
-    return [str(one) for path in logs.paths for one in Path(path).rglob("rewrite-*")]
+    return [str(directory) for path in logs.paths for directory in Path(path).rglob("rewrite-*")]
 
 
 # ---------------------------------------------------------------- beginning and end
@@ -170,7 +170,7 @@ def test_the_overdue_first_then_the_dirtiest(logs, clock):
         urgencies[task.partition.topic] = task.urgency
         held.add(task.partition)
     assert list(urgencies) == ["later", "late", "much", "more"]
-    assert [one.rank for one in urgencies.values()] == [OVERDUE, OVERDUE, DIRTY, DIRTY]
+    assert [urgency.rank for urgency in urgencies.values()] == [OVERDUE, OVERDUE, DIRTY, DIRTY]
     assert metrics.CLEANER_OVERDUE_SECONDS.value("later", "0") == 3000
     assert metrics.CLEANER_OVERDUE_SECONDS.value("much", "0") == 0
 
@@ -212,20 +212,20 @@ def test_all_partitions_of_several_directories_by_drive(tmp_path, clock):
             pass
         assert newest(topic) == before
         done = logs.cleaner.history()
-        assert sorted(one.partition for one in done) == list(range(6))
-        assert {one.drive for one in done} == {str(paths[0]), str(paths[1])}
-        used = {one.drive: one.used_bytes for one in logs.cleaner.status().drives}
+        assert sorted(entry.partition for entry in done) == list(range(6))
+        assert {entry.drive for entry in done} == {str(paths[0]), str(paths[1])}
+        used = {status.drive: status.used_bytes for status in logs.cleaner.status().drives}
         for drive, size in used.items():
-            rounds = [one.round for one in done if one.drive == drive]
-            assert size >= sum(one.read_bytes + one.written_bytes for one in rounds) > 0
+            rounds = [entry.round for entry in done if entry.drive == drive]
+            assert size >= sum(report.read_bytes + report.written_bytes for report in rounds) > 0
         logs.cleaner.set_budget(None)
         logs.cleaner.set_budget("7MiB", paths[2])
-        rates = [one.bytes_per_second for one in logs.cleaner.status().drives]
+        rates = [status.bytes_per_second for status in logs.cleaner.status().drives]
         assert rates == [None, 7 << 20]
         with pytest.raises(UsageError):
             logs.cleaner.set_budget(7, "/nowhere/at/all")
         logs.set_config(log_cleaner_backoff_ms="30s")
-        assert [one.bytes_per_second for one in logs.cleaner.status().drives] == rates
+        assert [status.bytes_per_second for status in logs.cleaner.status().drives] == rates
         assert logs.cleaner._scheduler.backoff_ms == 30_000
 
 
@@ -238,7 +238,7 @@ def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_g
     settings = {"lastword_strategy": "generational", "min_cleanable_dirty_ratio": 0.9}
     hot = filled(logs, count=150, keys=4, **settings)
     once = filled(logs, "once", count=60, keys=1000, **settings)
-    cleaner, before = logs.cleaner, {one.name: newest(one) for one in (hot, once)}
+    cleaner, before = logs.cleaner, {topic.name: newest(topic) for topic in (hot, once)}
     seen = []
     while (task := cleaner._scheduler.pick()) is not None:
         seen.append((type(task).__name__, task.partition.topic))
@@ -249,16 +249,16 @@ def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_g
         ("ScanTask", "users"),
     }  # the scan of the new files reads no bytes
     done = cleaner.history()
-    assert len(done) == seen.count(("RunTask", "users")) and {one.round.strategy for one in done} == {
+    assert len(done) == seen.count(("RunTask", "users")) and {entry.round.strategy for entry in done} == {
         "generational"
     }
-    assert all(one.result == "ok" and one.round.freed_bytes > 0 for one in done)
-    assert {one.name: newest(one) for one in (hot, once)} == before
+    assert all(entry.result == "ok" and entry.round.freed_bytes > 0 for entry in done)
+    assert {topic.name: newest(topic) for topic in (hot, once)} == before
     assert metrics.LOG_GARBAGE_BYTES.value("once", "0", "true") == 0
-    once_bytes = sum(one.size_bytes for one in once.segments())
+    once_bytes = sum(segment.size_bytes for segment in once.segments())
     assert metrics.LOG_LIVE_BYTES.value("once", "0", "true") == once_bytes
-    closed = [one for one in once.segments() if not one.active]
-    assert metrics.LOG_LIVE_RECORDS.value("once", "0", "true") == sum(one.records for one in closed)
+    closed = [segment for segment in once.segments() if not segment.active]
+    assert metrics.LOG_LIVE_RECORDS.value("once", "0", "true") == sum(segment.records for segment in closed)
     assert metrics.LOG_TOMBSTONES.value("once", "0", "true") == 0
     shares = [metrics.LOG_DIRTY_RATIO.value(name, "0") for name in ("users", "once")]
     assert shares[1] == 0 and 0 <= shares[0] < 0.5
@@ -295,8 +295,8 @@ def test_what_cannot_be_cleaned_does_not_hold_up_the_others(tmp_path, clock, wro
         while turn(logs):
             pass
         done = logs.cleaner.history()
-        assert {one.partition for one in done if one.result == "ok"} == {1}
-        assert all("symbolic link" in one.error for one in done if one.result == "failed")
+        assert {entry.partition for entry in done if entry.result == "ok"} == {1}
+        assert all("symbolic link" in entry.error for entry in done if entry.result == "failed")
         assert len(logs.cleaner.status().drives) == 1
         failed.clear()
 
@@ -336,7 +336,7 @@ def test_damage_quarantines_one_partition_until_it_is_mended_and_retried(logs, c
     flip(file, 100)
     while turn(logs):
         pass
-    assert sorted((one.topic, one.result) for one in logs.cleaner.history()) == [
+    assert sorted((entry.topic, entry.result) for entry in logs.cleaner.history()) == [
         ("others", "ok"),
         ("users", "failed"),
     ]
@@ -350,7 +350,7 @@ def test_damage_quarantines_one_partition_until_it_is_mended_and_retried(logs, c
     list(metrics.metrics())
     root = os.path.realpath(logs.paths[0])
     assert metrics.QUARANTINED_PARTITIONS.value(root) == 1
-    size_bytes = sum(one.stat().st_size for one in file.parent.glob("*.log"))
+    size_bytes = sum(path.stat().st_size for path in file.parent.glob("*.log"))
     assert metrics.QUARANTINED_BYTES.value(root) == size_bytes
     flip(file, 100)
     assert logs.cleaner.retry("users", 0).ok
@@ -364,7 +364,7 @@ def test_a_quarantine_of_an_earlier_process_is_seen_and_its_removal_too(logs, tm
     note.parent.mkdir(exist_ok=True)
     note.write_text('{"reason": "bad", "time_ms": 5}')
     assert not turn(logs)
-    assert [one.state for one in logs.cleaner.status().partitions] == ["quarantined"]
+    assert [partition.state for partition in logs.cleaner.status().partitions] == ["quarantined"]
     note.unlink()
     assert turn(logs) and logs.cleaner.history()[-1].result == "ok"
 
@@ -452,7 +452,7 @@ def test_a_pause_that_waits_gives_up(slow):
     logs, _ = slow
     with pytest.raises(BusyError):
         logs.cleaner.pause("users", 0, abort=False, seconds=0.02)
-    assert [one.pauses for one in logs.cleaner.status().partitions] == [0]
+    assert [partition.pauses for partition in logs.cleaner.status().partitions] == [0]
 
 
 def test_appends_and_reads_go_on_beside_it(slow):
@@ -586,7 +586,7 @@ def test_everything_at_once(tmp_path, strategy):
         history = logs.cleaner.history()
         assert not [done.error for done in history if done.result == "failed"]
         assert logs.cleaner.status().deaths == 0
-    assert not threads() and not [str(one) for path in paths for one in path.rglob("rewrite-*")]
+    assert not threads() and not [str(directory) for path in paths for directory in path.rglob("rewrite-*")]
     with lastword.open(paths) as logs:
         assert logs.verify().ok and newest(logs.topic("users")) == wrote
 
@@ -642,7 +642,7 @@ def test_a_partition_that_cannot_be_looked_at_is_told_once(logs, clock, caplog, 
     monkeypatch.setattr(inspection, "_inspect_partition", fails)
     for _ in range(3):
         turn(logs)
-    assert [one.message for one in caplog.records].count(
+    assert [record.message for record in caplog.records].count(
         "lastword: not cleaned: users-0: its checkpoint is damaged"
     ) == 1
 
@@ -664,10 +664,10 @@ def test_what_is_overdue_overtakes_a_round_of_its_drive(logs, clock, strategy):
     clock.advance(2 * HOUR)  # the active segment is closed by then, and no account has its records
     done = []
     while work.overtakes(under_way, held):
-        found = work.next(drive, held)
-        assert (found.partition.topic, found.urgency.rank) == (late.name, OVERDUE)
-        assert not work.overtakes(found, {found.partition})
-        done.append(found.run(lambda: False).result)
+        task = work.next(drive, held)
+        assert (task.partition.topic, task.urgency.rank) == (late.name, OVERDUE)
+        assert not work.overtakes(task, {task.partition})
+        done.append(task.run(lambda: False).result)
         assert len(done) <= 3
     assert done == (["ok"] if strategy == "kafka" else ["scanned", "ok", "scanned"])
 

@@ -77,9 +77,9 @@ def seen(reader: object) -> list[tuple[int, bytes]]:
 def test_records_as_they_come_from_any_partition(reader, writer, clock):
     put(writer, 1, 2)()
     clock.todo = [put(writer, 3, partition=1), put(writer, 4), put(writer, 5, 6, partition=1)]
-    found = reader.topic("a").read(follow=True, timeout=1)
-    assert seen(found) == [(0, b"1"), (0, b"2"), (1, b"3"), (0, b"4"), (1, b"5"), (1, b"6")]
-    assert found.position == {0: 3, 1: 3}
+    records = reader.topic("a").read(follow=True, timeout=1)
+    assert seen(records) == [(0, b"1"), (0, b"2"), (1, b"3"), (0, b"4"), (1, b"5"), (1, b"6")]
+    assert records.position == {0: 3, 1: 3}
     assert not clock.todo
 
 
@@ -128,9 +128,9 @@ def test_no_time_to_wait_takes_what_is_there(reader, writer, clock):
 def test_from_the_end_on(reader, writer, clock):
     put(writer, 1, 2)()
     clock.todo = [put(writer, 3)]
-    found = reader.topic("a").read("latest", follow=True, timeout=1, partition=0)
-    assert seen(found) == [(0, b"3")]
-    assert found.position == {0: 3}
+    records = reader.topic("a").read("latest", follow=True, timeout=1, partition=0)
+    assert seen(records) == [(0, b"3")]
+    assert records.position == {0: 3}
 
 
 def test_through_rolls_and_cleanings(reader, writer, clock):
@@ -140,10 +140,10 @@ def test_through_rolls_and_cleanings(reader, writer, clock):
     for number in (3, 5, 7):
         rounds.insert(number, lambda: topic.clean())
     clock.todo = rounds
-    found = reader.topic("a").read(follow=True, timeout=1)
-    assert [int(value) for _, value in seen(found)] == list(range(96))
+    records = reader.topic("a").read(follow=True, timeout=1)
+    assert [int(value) for _, value in seen(records)] == list(range(96))
     assert len(topic.segments(0)) > 2
-    assert found.position[0] == writer.dirs.log("a", 0).log_end
+    assert records.position[0] == writer.dirs.log("a", 0).log_end
 
 
 def test_what_was_cleaned_before_it_was_read_is_a_gap(reader, writer, clock):
@@ -152,26 +152,26 @@ def test_what_was_cleaned_before_it_was_read_is_a_gap(reader, writer, clock):
         writer.topic("a").clean()
 
     clock.todo = [replace]
-    found = reader.topic("a").read(follow=True, timeout=1, partition=0)
-    assert [int(value) for _, value in seen(found)][-1] == 7
-    assert found.position == {0: 30}
+    records = reader.topic("a").read(follow=True, timeout=1, partition=0)
+    assert [int(value) for _, value in seen(records)][-1] == 7
+    assert records.position == {0: 30}
 
 
 def test_keys_are_looked_for(reader, writer, clock):
     clock.todo = [put(writer, 1, 2, 3), put(writer, 4), put(writer, 2)]
-    found = reader.topic("a").read(follow=True, timeout=1, keys=[b"k2"])
-    assert seen(found) == [(0, b"2"), (0, b"2")]
-    assert found.position == {0: 5, 1: 0}
+    records = reader.topic("a").read(follow=True, timeout=1, keys=[b"k2"])
+    assert seen(records) == [(0, b"2"), (0, b"2")]
+    assert records.position == {0: 5, 1: 0}
 
 
 def test_records_that_went_unread_are_an_error(reader, writer, clock):
     put(writer, 1)()
     clock.todo = [lambda: (put(writer, *range(20))(), writer.topic("a").trim(15, partition=0))]
-    found = reader.topic("a").read(follow=True, timeout=1)
-    assert next(found).value == b"1"
+    records = reader.topic("a").read(follow=True, timeout=1)
+    assert next(records).value == b"1"
     with pytest.raises(OffsetOutOfRangeError, match="log start"):
-        list(found)
-    assert found.position[0] == 1
+        list(records)
+    assert records.position[0] == 1
 
 
 def test_an_open_transaction_holds_it_up(reader, writer, clock):
@@ -193,9 +193,9 @@ def test_an_open_transaction_holds_it_up(reader, writer, clock):
         lambda: end_transaction(log, 1, 0, commit=True),
         put(writer, 4),
     ]
-    found = reader.topic("a").read(follow=True, timeout=1, partition=0)
-    assert [value for _, value in seen(found)] == [b"10", b"2", b"3", b"4"]
-    assert found.position == {0: log.log_end}
+    records = reader.topic("a").read(follow=True, timeout=1, partition=0)
+    assert [value for _, value in seen(records)] == [b"10", b"2", b"3", b"4"]
+    assert records.position == {0: log.log_end}
     clock.todo = []
     every = reader.topic("a").read(follow=True, timeout=0, partition=0, isolation="read_uncommitted")
     assert [value for _, value in seen(every)] == [b"10", b"2", b"20", b"3", b"4"]
@@ -207,13 +207,13 @@ def test_ctrl_c_leaves_the_position(reader, writer, clock):
 
     put(writer, 1, 2)()
     clock.todo = [put(writer, 3), press]
-    found = reader.topic("a").read(follow=True, partition=0)
+    records = reader.topic("a").read(follow=True, partition=0)
     got = []
     with pytest.raises(KeyboardInterrupt):
-        for record in found:
+        for record in records:
             got.append(record.offset)
     assert got == [0, 1, 2]
-    assert found.position == {0: 3}
+    assert records.position == {0: 3}
 
 
 def test_as_arrow(reader, writer, clock):
@@ -243,10 +243,10 @@ def test_a_quiet_partition_costs_two_looks(writer, tmp_path):
     put(writer, *range(60))()
     clock, files = Busy(), RecordingFiles(HastyFiles())
     with lastword.open(writer.paths[0], clock=clock, files=files) as logs:
-        found = logs.topic("a").read(follow=True, timeout=30, partition=0)
-        assert len(seen(found)) == 60
+        records = logs.topic("a").read(follow=True, timeout=30, partition=0)
+        assert len(seen(records)) == 60
         before = len(files.calls)
-        assert seen(logs.topic("a").read(found.position, follow=True, timeout=30, partition=0)) == []
+        assert seen(logs.topic("a").read(records.position, follow=True, timeout=30, partition=0)) == []
         opening = len(files.calls) - before
         looks = len(clock.sleeps) // 2
         assert opening <= 2 * looks + 60
@@ -308,9 +308,9 @@ def test_a_partition_that_the_topic_gets_meanwhile_is_read_from_its_beginning(wr
         with lastword.open(writer.paths[0], clock=clock) as logs:
             topic = logs.topic("a")
             clock.todo = [grow, lambda: clock.advance(1000)]
-            found = topic.read(follow=True, timeout=2, partition=only)
-            assert seen(found) == [(0, b"1"), *more]
-            assert found.position == ({0: 1, 1: 0, 2: 1} if more else {0: 1})
+            records = topic.read(follow=True, timeout=2, partition=only)
+            assert seen(records) == [(0, b"1"), *more]
+            assert records.position == ({0: 1, 1: 0, 2: 1} if more else {0: 1})
         shutil.rmtree(Path(writer.paths[0]) / "a-2")
 
 

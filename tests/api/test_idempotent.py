@@ -52,11 +52,11 @@ def values(topic: lastword.Topic[Any, Any]) -> dict[int, list[bytes]]:
 
 def check_whole(topic: lastword.Topic[Any, Any], calls: int) -> None:
     """Check that each record of the calls is there once, and each partition in the order of the calls."""
-    found = values(topic)
+    by_partition = values(topic)
     expected = [value for number in range(calls) for _, value in call(number)]
-    assert Counter(v for part in found.values() for v in part) == Counter(expected)
+    assert Counter(v for part in by_partition.values() for v in part) == Counter(expected)
     place = {value: at for at, value in enumerate(expected)}
-    for part in found.values():
+    for part in by_partition.values():
         assert [place[v] for v in part] == sorted(place[v] for v in part)
 
 
@@ -269,10 +269,12 @@ def test_what_is_missing_is_found_however_the_call_is_packed(tmp_path: Path, way
         half_a_call(logs, 1)
     with make(tmp_path / "d") as logs:
         topic = topic_of(logs)
-        keys, found = zip(*call(1), strict=True)
+        keys, record_values = zip(*call(1), strict=True)
         given: Any = call(1)
         if way == "arrow":
-            given = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(found, pa.binary())})
+            given = pa.table(
+                {"key": pa.array(keys, pa.binary()), "value": pa.array(record_values, pa.binary())}
+            )
         assert topic.extend(given, producer="loader", sequence=1) == 12
         check_whole(topic, 2)
 
@@ -402,8 +404,8 @@ def test_several_threads_and_producers(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert errors == []
-        found = Counter(v for part in values(topic).values() for v in part)
-        assert set(found.values()) == {1} and len(found) == 3 * 25 * 4
+        counts = Counter(v for part in values(topic).values() for v in part)
+        assert set(counts.values()) == {1} and len(counts) == 3 * 25 * 4
 
 
 class SlowFiles(UnsyncedFiles):
@@ -466,8 +468,8 @@ def _repeated(tree: dict[str, bytes | None]) -> list[bytes] | LastwordError:
             except LastwordError as error:
                 refused = error
         topic.append(b"unnamed", b"calls go on")
-        found = sorted(value for part in values(topic).values() for value in part)
-    return found if refused is None else refused
+        stored = sorted(value for part in values(topic).values() for value in part)
+    return stored if refused is None else refused
 
 
 def _journaled() -> tuple[dict[str, bytes | None], str, bytes]:
@@ -493,13 +495,15 @@ def _no_call_comes_in_twice(every: int, *, old_format: bool = False) -> int:
     for bit in range(0, 8 * len(data), every):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
-        found = _repeated({**tree, path: bytes(changed)})
-        if isinstance(found, LastwordError):
+        outcome = _repeated({**tree, path: bytes(changed)})
+        if isinstance(outcome, LastwordError):
             refused += 1
-            assert isinstance(found, DataError) and found.file is not None and found.file.endswith(path), bit
-            assert found.position is not None and found.remedy
+            assert (
+                isinstance(outcome, DataError) and outcome.file is not None and outcome.file.endswith(path)
+            ), bit
+            assert outcome.position is not None and outcome.remedy
         else:
-            assert found == whole, bit
+            assert outcome == whole, bit
     return refused
 
 

@@ -44,7 +44,7 @@ def test_it_covers_all_partitions_and_takes_a_readers_position(logs):
     assert lease.position == reader.position
     lease.advance({1: 2})
     assert lease.position == reader.position | {1: 2}
-    assert [one.partition for one in topic.leases()] == [0, 1, 2]
+    assert [info.partition for info in topic.leases()] == [0, 1, 2]
     with pytest.raises(UsageError):
         lease.advance({7: 1})
 
@@ -62,7 +62,7 @@ def test_it_needs_no_lock(tmp_path, clock):
         logs.create_topic("users", cleanup_policy="compact").append(b"a", b"1")
         with lastword.open(tmp_path / "data", clock=clock) as looking:
             looking.topic("users").lease("r", position=1)
-        assert [one.position for one in logs.topic("users").leases()] == [1]
+        assert [info.position for info in logs.topic("users").leases()] == [1]
 
 
 def test_it_lapses_visibly_after_max_age_and_comes_back_while_nothing_went(logs, clock):

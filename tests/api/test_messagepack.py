@@ -119,9 +119,9 @@ def test_as_a_serializer(tmp_path):
         with pytest.raises(SerializerError):
             topic.append(b"k", {1})
     with lastword.open(tmp_path) as logs:
-        one, other = logs.topic("m").read()
-        assert one.key == other.key == {"a": [2, b"x"], "b": 1}
-        assert (one.value, other.value) == ([None, 1.5], None)
+        record, tombstone = logs.topic("m").read()
+        assert record.key == tombstone.key == {"a": [2, b"x"], "b": 1}
+        assert (record.value, tombstone.value) == ([None, 1.5], None)
         assert [r.offset for r in logs.topic("m").read(keys=[{"b": 1, "a": [2, b"x"]}])] == [0, 1]
 
 

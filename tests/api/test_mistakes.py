@@ -27,9 +27,9 @@ APPENDS = {
 }
 
 
-@pytest.mark.parametrize(("key", "value", "more", "told"), APPENDS.values(), ids=list(APPENDS))
-def test_append(users, key, value, more, told):
-    with pytest.raises(UsageError, match=told) as caught:
+@pytest.mark.parametrize(("key", "value", "more", "message"), APPENDS.values(), ids=list(APPENDS))
+def test_append(users, key, value, more, message):
+    with pytest.raises(UsageError, match=message) as caught:
         users.append(key, value, **more)
     assert caught.value.remedy
     assert users.bounds() == {0: (0, 0)}
@@ -51,9 +51,9 @@ READS = {
 }
 
 
-@pytest.mark.parametrize(("call", "told"), READS.values(), ids=list(READS))
-def test_calls(users, call, told):
-    with pytest.raises(UsageError, match=told) as caught:
+@pytest.mark.parametrize(("call", "message"), READS.values(), ids=list(READS))
+def test_calls(users, call, message):
+    with pytest.raises(UsageError, match=message) as caught:
         call(users)
     assert caught.value.remedy
 

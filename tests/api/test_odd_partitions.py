@@ -133,7 +133,7 @@ def collect(call):
 
 
 def partitions_of(results):
-    return sorted({(one.topic, one.partition) for one in results if getattr(one, "topic", "")})
+    return sorted({(result.topic, result.partition) for result in results if getattr(result, "topic", "")})
 
 
 def every(call):
@@ -149,8 +149,8 @@ def every(call):
 
 def audit(logs):
     _, error = collect(lambda: logs.audit("t", delivered={}))
-    found = logs.audit("other", delivered={})
-    assert found.counts["missing"] == 1
+    report = logs.audit("other", delivered={})
+    assert report.counts["missing"] == 1
     return error
 
 
@@ -158,8 +158,8 @@ def restore(logs):
     to = Path(logs.paths[0]).parent / "out.jsonl"
     _, error = collect(lambda: logs.restore("t", to=to))
     assert not to.exists()  # a file without the odd partition's keys would look complete
-    assert [one.keys for one in logs.restore("t", 0, to=to)] == [1]
-    assert [one.keys for one in logs.restore("other", to=to)] == [1]
+    assert [restored.keys for restored in logs.restore("t", 0, to=to)] == [1]
+    assert [restored.keys for restored in logs.restore("other", to=to)] == [1]
     return error
 
 
@@ -170,12 +170,12 @@ def explain(logs):
 
 
 def verify(logs):
-    found = logs.verify()
-    assert not found.ok and found.records == 6
-    assert {problem.code for problem in found.problems} <= {"not-a-partition", "unreadable"}
-    assert all("t-1" in problem.file for problem in found.problems)
+    report = logs.verify()
+    assert not report.ok and report.records == 6
+    assert {problem.code for problem in report.problems} <= {"not-a-partition", "unreadable"}
+    assert all("t-1" in problem.file for problem in report.problems)
     assert logs.verify("other").ok and logs.verify("t", 0).ok
-    return "reported" if found.problems else None
+    return "reported" if report.problems else None
 
 
 def read(logs):
@@ -220,12 +220,12 @@ def test_verbs_in_python(root, kind, mode):
     files = spoil(root, kind)
     for name, verb in (READING | (WRITING if mode == "a" else {})).items():
         with lastword.open(root, mode, files=files, log_cleaner_enable=False) as logs:
-            told = verb(logs)
-            assert told is not None, name
-            if isinstance(told, LastwordError):
+            outcome = verb(logs)
+            assert outcome is not None, name
+            if isinstance(outcome, LastwordError):
                 expected = StorageError if kind in FORBIDDEN else NotAPartitionError
-                assert isinstance(told, expected), (name, told)
-                assert "t-1" in told.message and told.remedy, (name, told)
+                assert isinstance(outcome, expected), (name, outcome)
+                assert "t-1" in outcome.message and outcome.remedy, (name, outcome)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,8 +248,8 @@ def test_verbs_on_the_odd_partition_raise_its_error(root, kind):
         ):
             with pytest.raises(expected):
                 call()
-        found = logs.verify(*ODD)
-        assert [problem.code for problem in found.problems] == [
+        report = logs.verify(*ODD)
+        assert [problem.code for problem in report.problems] == [
             "unreadable" if kind in FORBIDDEN else "not-a-partition"
         ]
     assert not out.exists()

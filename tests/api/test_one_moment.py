@@ -69,8 +69,8 @@ def latest(logs: Any, path: Path) -> State:
 
 
 def changes(logs: Any, path: Path) -> State:
-    found = {record.key: record.value for record in logs.topic("users").read(view="changes")}
-    return {key: value for key, value in found.items() if value is not None}
+    newest_values = {record.key: record.value for record in logs.topic("users").read(view="changes")}
+    return {key: value for key, value in newest_values.items() if value is not None}
 
 
 def keys(logs: Any, path: Path) -> State:
@@ -89,9 +89,9 @@ def state(logs: Any, path: Path) -> State:
 
 
 def refreshed(logs: Any, path: Path) -> State:
-    found = logs.state("users")
-    found.refresh()
-    return dict(found)
+    state = logs.state("users")
+    state.refresh()
+    return dict(state)
 
 
 def restored(logs: Any, path: Path) -> State:
@@ -180,9 +180,9 @@ def test_newest_values_are_of_one_moment(
         after.append(overwrite(path, 5, strategy))
 
     met = {False, True}
-    for number, found in interleavings(template, tmp_path, action, read):
-        assert found in (before, after[-1]), f"interrupted before call {number}"
-        met.discard(found == before)
+    for number, values in interleavings(template, tmp_path, action, read):
+        assert values in (before, after[-1]), f"interrupted before call {number}"
+        met.discard(values == before)
     assert not met, "both moments must be met, or the interruptions are at the wrong places"
 
 
@@ -197,19 +197,19 @@ def test_an_earlier_end_is_answered_exactly_or_refused(
     def as_of(logs: Any, path: Path) -> State:
         if read == "state":
             return dict(logs.state("users", end=20))
-        found = {r.key: r.value for r in logs.topic("users").read(view=read, end=20)}
-        return {key: value for key, value in found.items() if value is not None}
+        newest_values = {r.key: r.value for r in logs.topic("users").read(view=read, end=20)}
+        return {key: value for key, value in newest_values.items() if value is not None}
 
     with opened(template, "r") as logs:
         right = as_of(logs, template)
         assert right
     refused = 0
-    for number, found in interleavings(template, tmp_path, lambda path: overwrite(path, 5) and None, as_of):
-        if isinstance(found, OffsetOutOfRangeError):
+    for number, outcome in interleavings(template, tmp_path, lambda path: overwrite(path, 5) and None, as_of):
+        if isinstance(outcome, OffsetOutOfRangeError):
             refused += 1
-            assert "or later" in str(found)
+            assert "or later" in str(outcome)
         else:
-            assert found == right, f"interrupted before call {number}"
+            assert outcome == right, f"interrupted before call {number}"
     assert refused
 
 
@@ -235,10 +235,10 @@ def test_a_log_read_never_goes_back(
         whole = offsets(logs, template)
         newest = {record.offset for record in logs.topic("users").read(view="changes")}
     seen = set()
-    for number, found in interleavings(template, tmp_path, clean, offsets):
-        assert found == sorted(set(found)), f"interrupted before call {number}"
-        assert newest <= set(found) <= set(whole)
-        seen.add(len(found))
+    for number, read_offsets in interleavings(template, tmp_path, clean, offsets):
+        assert read_offsets == sorted(set(read_offsets)), f"interrupted before call {number}"
+        assert newest <= set(read_offsets) <= set(whole)
+        seen.add(len(read_offsets))
     assert len(seen) > 1
 
 

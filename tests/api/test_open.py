@@ -198,9 +198,9 @@ def test_what_belongs_to_one_process_is_not_pickled(tmp_path):
 def test_recovery_says_nothing_of_a_stop_in_mode_r(tmp_path):
     lastword.open(tmp_path / "data", "a").close()
     with lastword.open(tmp_path / "data", "a") as logs:
-        assert [one.clean for one in logs.recovery] == [True]
+        assert [recovery.clean for recovery in logs.recovery] == [True]
     with lastword.open(tmp_path / "data") as logs:
-        assert [one.clean for one in logs.recovery] == [None]
+        assert [recovery.clean for recovery in logs.recovery] == [None]
 
 
 def test_a_second_open_in_one_process_names_the_first(tmp_path, monkeypatch):
@@ -248,10 +248,10 @@ def test_a_path_below_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with lastword.open("~/data", "a") as logs:
         assert logs.paths == [str(tmp_path / "data")]
-    for path, told in (("", "an empty path"), ("~nobody-of-that-name/x", "there is no such user")):
-        with pytest.raises(errors.UsageError, match=told):
+    for path, message in (("", "an empty path"), ("~nobody-of-that-name/x", "there is no such user")):
+        with pytest.raises(errors.UsageError, match=message):
             lastword.open(path, "a")
-    assert [one.name for one in tmp_path.iterdir()] == ["data"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
 def test_timeout_waits_for_the_lock(tmp_path):

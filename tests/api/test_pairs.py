@@ -29,7 +29,7 @@ def topic_in(path: Path, kind: str = "bytes", **more: Any) -> Any:
 
 
 def contents(topic: Any) -> list[tuple[int, int, Any, Any]]:
-    return [(one.partition, one.offset, one.key, one.value) for one in topic.read()]
+    return [(record.partition, record.offset, record.key, record.value) for record in topic.read()]
 
 
 @pytest.mark.parametrize("kind", KINDS)

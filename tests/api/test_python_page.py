@@ -26,9 +26,9 @@ def test_the_guide_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
     assert len(blocks) == 4
     for block in blocks:
         exec(block, session)
-        told = re.findall(r"print\(.*\)\s+# (.*)$", block, re.M)
+        expected = re.findall(r"print\(.*\)\s+# (.*)$", block, re.M)
         printed = capsys.readouterr().out.splitlines()
-        assert not told or printed == told
+        assert not expected or printed == expected
 
 
 def test_what_the_guide_says_of_json_holds(tmp_path):

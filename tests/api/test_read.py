@@ -132,12 +132,12 @@ def test_a_reader_goes_on_through_a_cleaning(logs):
         topic.append(b"key %d" % (number % 50), b"%d" % number)
     with lastword.open(logs.paths[0]) as beside:
         reader = beside.topic("t").read()
-        found = [next(reader) for _ in range(10)]
+        records = [next(reader) for _ in range(10)]
         topic.clean()
-        found += reader
-    newest_values = {r.key: r.value for r in found}
+        records += reader
+    newest_values = {r.key: r.value for r in records}
     assert newest_values == {b"key %d" % (n % 50): b"%d" % n for n in range(450, 500)}
-    offsets = [r.offset for r in found]
+    offsets = [r.offset for r in records]
     assert offsets == sorted(offsets)
 
 
@@ -167,8 +167,8 @@ def test_both_ways_of_reading_agree(tmp_path_factory, batches, data):
             if keys is None or model[offset][0] in keys
         ]
         for plain in (True, False):
-            found = scan.records(view, start, end, keys=keys, plain=plain)
-            assert [(r.offset, r.key, r.value) for r in found] == expected
+            records = scan.records(view, start, end, keys=keys, plain=plain)
+            assert [(r.offset, r.key, r.value) for r in records] == expected
         for tombstones in (True, False):
             last = {key: offset for offset, key, _ in expected if key is not None}
             wanted = [
@@ -176,8 +176,8 @@ def test_both_ways_of_reading_agree(tmp_path_factory, batches, data):
             ]
             for plain in (True, False):
                 range_ = Range(view, start, end)
-                found = newest(range_, tombstones=tombstones, map_bytes=1 << 20, keys=keys, plain=plain)
-                assert [(r.offset, r.key, r.value) for r in found] == wanted
+                records = newest(range_, tombstones=tombstones, map_bytes=1 << 20, keys=keys, plain=plain)
+                assert [(r.offset, r.key, r.value) for r in records] == wanted
 
 
 def test_describe_and_segments_count_exactly(logs):
@@ -207,8 +207,8 @@ def test_progress(logs):
         ("verify", topic.verify),
         ("clean", topic.clean),
     ):
-        told = []
-        call(progress=told.append)
-        assert {one.verb for one in told} == {verb}
-        assert [one.done_bytes for one in told] == sorted(one.done_bytes for one in told)
-        assert told[-1].done_bytes == told[-1].total_bytes > 0
+        reports = []
+        call(progress=reports.append)
+        assert {report.verb for report in reports} == {verb}
+        assert [report.done_bytes for report in reports] == sorted(report.done_bytes for report in reports)
+        assert reports[-1].done_bytes == reports[-1].total_bytes > 0

@@ -42,8 +42,8 @@ def test_five_minutes(tmp_path, monkeypatch):
         "3 bob None",
         "users-0: 4 records -> 2; the tombstone at 3 may go in 24 h",
     ]
-    told = re.findall(r"print\(.*#\s(.*)", BLOCKS[0])
-    assert told == [printed[0], f"{printed[1]} ... {printed[4]}", printed[5]]
+    expected = re.findall(r"print\(.*#\s(.*)", BLOCKS[0])
+    assert expected == [printed[0], f"{printed[1]} ... {printed[4]}", printed[5]]
 
 
 def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):

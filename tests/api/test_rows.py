@@ -52,17 +52,17 @@ def test_the_same_records_as_one_by_one(
         many = list(topic.read(5, COUNT - 5))
         monkeypatch.setattr(scan, "is_short", lambda *_: True)
         assert many == list(topic.read(5, COUNT - 5))
-    assert [one.offset for one in many] == list(range(5, COUNT - 5))
+    assert [record.offset for record in many] == list(range(5, COUNT - 5))
 
 
 def test_they_are_records_and_frozen(tmp_path: Path) -> None:
     with filled(tmp_path / "logs") as logs:
-        one = next(logs.topic("a").read())
-    assert type(one) is Record
-    assert hash(one) == hash(Record("a", 0, 0, one.timestamp, "create", b"key-0", b"", one.headers))
-    assert pickle.loads(pickle.dumps(one)) == one
+        record = next(logs.topic("a").read())
+    assert type(record) is Record
+    assert hash(record) == hash(Record("a", 0, 0, record.timestamp, "create", b"key-0", b"", record.headers))
+    assert pickle.loads(pickle.dumps(record)) == record
     with pytest.raises(FrozenInstanceError):
-        one.offset = 1  # type: ignore[misc]
+        record.offset = 1  # type: ignore[misc]
 
 
 def test_the_position_is_behind_the_record_that_was_given_out(tmp_path: Path) -> None:

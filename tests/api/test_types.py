@@ -91,9 +91,9 @@ def checked(tmp_path_factory):
     )
     said = {}
     for line in done.stdout.splitlines():
-        found = re.match(r"program.py:(\d+): (.*)", line)
-        assert found, done.stdout + done.stderr
-        said.setdefault(program.splitlines()[int(found[1]) - 1], []).append(found[2])
+        match = re.match(r"program.py:(\d+): (.*)", line)
+        assert match, done.stdout + done.stderr
+        said.setdefault(program.splitlines()[int(match[1]) - 1], []).append(match[2])
     assert said, done.stdout + done.stderr
     return said
 
@@ -106,7 +106,9 @@ def test_a_mistake_is_found(checked, line, code):
 
 @pytest.mark.slow
 def test_nothing_else_is_found_wrong(checked):
-    assert {line for line, said in checked.items() if any("error:" in one for one in said)} == set(MISTAKES)
+    assert {line for line, said in checked.items() if any("error:" in message for message in said)} == set(
+        MISTAKES
+    )
 
 
 @pytest.mark.slow
