@@ -57,12 +57,15 @@ def test_nothing_is_written_for_inserts_and_for_keys_that_expire(tmp_path, kind)
 
 
 def test_sixteen_partitions_are_mixed():
-    found = mixed(1000, 4)
-    assert len(found) == 16 and {one.kind for one in found} < set(KINDS)
-    assert len({one.rate for one in found}) == 5 and len({one.keys for one in found}) == 3
-    for one in found:
-        assert (one.times_ms[1:] >= one.times_ms[:-1]).all()
-        assert one.times_ms[one.traffic.loaded - 1] < 1000
+    scenarios = mixed(1000, 4)
+    assert len(scenarios) == 16 and {scenario.kind for scenario in scenarios} < set(KINDS)
+    assert (
+        len({scenario.rate for scenario in scenarios}) == 5
+        and len({scenario.keys for scenario in scenarios}) == 3
+    )
+    for scenario in scenarios:
+        assert (scenario.times_ms[1:] >= scenario.times_ms[:-1]).all()
+        assert scenario.times_ms[scenario.traffic.loaded - 1] < 1000
 
 
 @pytest.mark.slow
@@ -73,7 +76,7 @@ def test_one_target_for_sixteen_partitions_writes_less_than_one_for_each():
     apart = (
         sum(
             cost.written * cost.appended_bytes
-            for cost in (on_paper([one], "generational") for one in scenarios)
+            for cost in (on_paper([scenario], "generational") for scenario in scenarios)
         )
         / together.appended_bytes
     )

@@ -28,17 +28,21 @@ def logs(partition: Path) -> dict[str, bytes]:
 
 
 def test_a_data_set_is_the_same_bytes_each_time_and_kafka_keeps_a_record_a_key(tmp_path: Path) -> None:
-    one, two = (kafka.generate("a-none", tmp_path / x, 20_000, segment_bytes=SEGMENT_BYTES) for x in "12")
-    assert logs(one.partitions[0]) == logs(two.partitions[0])
-    assert len(logs(one.partitions[0])) == 3
-    assert one.bytes == sum(map(len, logs(one.partitions[0]).values()))
-    cleanings = kafka.clean(one.partitions[0], tmp_path / "work", repetitions=2, segment_bytes=SEGMENT_BYTES)
+    first, second = (
+        kafka.generate("a-none", tmp_path / x, 20_000, segment_bytes=SEGMENT_BYTES) for x in "12"
+    )
+    assert logs(first.partitions[0]) == logs(second.partitions[0])
+    assert len(logs(first.partitions[0])) == 3
+    assert first.bytes == sum(map(len, logs(first.partitions[0]).values()))
+    cleanings = kafka.clean(
+        first.partitions[0], tmp_path / "work", repetitions=2, segment_bytes=SEGMENT_BYTES
+    )
     assert [c.repetition for c in cleanings] == [1, 2]
     assert {(c.records, c.kept, c.passes, c.source_bytes) for c in cleanings} == {
-        (20_000, one.distinct, 1, one.bytes)
+        (20_000, first.distinct, 1, first.bytes)
     }
-    assert 0 < one.distinct < 4_000
-    assert logs(one.partitions[0]) == logs(two.partitions[0]), "the source was changed"
+    assert 0 < first.distinct < 4_000
+    assert logs(first.partitions[0]) == logs(second.partitions[0]), "the source was changed"
 
 
 def test_a_small_buffer_takes_kafka_more_passes(tmp_path: Path) -> None:
