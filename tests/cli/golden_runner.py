@@ -108,8 +108,10 @@ def execute(block: Block, clock: ManualClock) -> list[str]:
     finally:
         sys.stdin = stdin
         CONTEXT.clock = None
-    told = [line for line in err.getvalue().splitlines() if not line.startswith("compiling kernels")]
-    lines = out.getvalue().splitlines() + [f"! {line}" for line in told]  # a cold cache is of no importance
+    messages = [line for line in err.getvalue().splitlines() if not line.startswith("compiling kernels")]
+    lines = out.getvalue().splitlines() + [
+        f"! {line}" for line in messages
+    ]  # a cold cache is of no importance
     if code:
         lines.append(f"[exit {code}]")
     return [_masked(line) for line in lines]

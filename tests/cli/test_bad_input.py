@@ -29,9 +29,9 @@ def refused(capsys, arguments):
     """Return (class, exit code, message and remedy) of a refused command line."""
     code = main.run([*arguments, "--json"])
     captured = capsys.readouterr()
-    told = json.loads(captured.err.splitlines()[-1])
-    assert told["type"] == "error" and told["code"] == code and told["remedy"]
-    return told["class"], code, f"{told['message']} {told['remedy']}"
+    error = json.loads(captured.err.splitlines()[-1])
+    assert error["type"] == "error" and error["code"] == code and error["remedy"]
+    return error["class"], code, f"{error['message']} {error['remedy']}"
 
 
 USERS = ["data", "users"]
@@ -65,8 +65,8 @@ CASES = [
 def test_refused(data, capsys, monkeypatch, arguments, kind, code, says):
     monkeypatch.chdir(data)
     before = tree_digest(data)
-    told = refused(capsys, arguments)
-    assert told[:2] == (kind, code) and says in told[2]
+    error = refused(capsys, arguments)
+    assert error[:2] == (kind, code) and says in error[2]
     assert tree_digest(data) == before
 
 
@@ -200,8 +200,8 @@ def test_errors_have_a_class_with_its_code_in_the_contract():
 
     def leaves(kind):
         yield kind
-        for one in kind.__subclasses__():
-            yield from leaves(one)
+        for subclass in kind.__subclasses__():
+            yield from leaves(subclass)
 
     assert {kind.exit_code for kind in leaves(LastwordError)} == {2, 3, 4, 5, 6, 7, 70}
     assert CONTEXT.clock is None

@@ -40,8 +40,8 @@ def completed(shell, line, **more):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_commands_topics_and_settings_complete(shell, data):
     assert "verify" in completed(shell, "lastword ver")
-    found = completed(shell, f"lastword read {data} us")
-    assert "users-old" in found and "events" not in found
+    candidates = completed(shell, f"lastword read {data} us")
+    assert "users-old" in candidates and "events" not in candidates
     assert "cleanup.policy=" in completed(shell, f"lastword config {data} users --set cleanup.p")
     assert "users" not in completed(shell, f"lastword read {data}/missing us")
 

@@ -35,9 +35,9 @@ def test_every_rule_stands_beside_kafkas(rows: list[dict]) -> None:
     assert list(rules) == [trials.KAFKA, *(f"lastword, {name}" for name in STRATEGIES)]
     kafka = rules.pop(trials.KAFKA)
     assert (kafka["rounds"], kafka["lost"]) == (4, 1)
-    for one in rules.values():
-        assert one["lost"] == 0 and one["kept"] == kafka["kept"] + 1
-        assert one["written_bytes"] > 0 and one["read_bytes"] > 0
+    for row in rules.values():
+        assert row["lost"] == 0 and row["kept"] == kafka["kept"] + 1
+        assert row["written_bytes"] > 0 and row["read_bytes"] > 0
     assert rows[-1]["type"] == "summary" and rows[-1]["ok"]
 
 

@@ -32,7 +32,7 @@ MAKES = {"create": "data", "append": "copy"}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def examples_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the directory that the examples use: topics, a consumer's tables, a replica."""
     root = tmp_path_factory.mktemp("examples")
     clock = ManualClock(int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000))
@@ -53,8 +53,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def here(examples_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(examples_root, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -65,7 +65,9 @@ def typed(line: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
     if words[0] == "printf":
         return 0, words[1].encode().decode("unicode_escape").encode(), ""
     assert words.pop(0) == "lastword", line
-    words = [str(one) for word in words for one in (sorted(Path().glob(word)) if "*" in word else [word])]
+    words = [
+        str(argument) for word in words for argument in (sorted(Path().glob(word)) if "*" in word else [word])
+    ]
     if "--follow" in words:
         words += ["--timeout", "0"]
     out, err = io.StringIO(), io.StringIO()
@@ -81,8 +83,8 @@ def typed(line: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
 def check(line: str) -> None:
     data = b""
     for part in re.split(r" \| ", line):
-        code, data, told = typed(part, data)
-        assert code == 0, f"{part}\n{told}"
+        code, data, stderr = typed(part, data)
+        assert code == 0, f"{part}\n{stderr}"
 
 
 @pytest.mark.parametrize("command", [name for name in HELPED if name not in ("demo", "bench")])
@@ -92,7 +94,7 @@ def test_help(command: str, here: Path) -> None:
             shutil.rmtree("data", ignore_errors=True)
         if line.startswith("lastword read data users --json |"):
             typed("lastword create copy users --key-serializer str --value-serializer json")
-        if not any(one in line for one in STAYS):
+        if not any(phrase in line for phrase in STAYS):
             check(line)
 
 
@@ -106,7 +108,7 @@ def test_pages(page: str, fewest: int, here: Path) -> None:
     lines = console_lines(page)
     assert len(lines) >= fewest
     for line in lines:
-        if not any(one in line for one in STAYS):
+        if not any(phrase in line for phrase in STAYS):
             check(line)
 
 
@@ -125,7 +127,7 @@ def test_what_explain_says_on_the_page(here: Path) -> None:
         del users["bob"]
     CONTEXT.clock = clock
     try:
-        _, told, _ = typed("lastword explain data users --key bob")
+        _, output, _ = typed("lastword explain data users --key bob")
     finally:
         CONTEXT.clock = None
-    assert told.decode() == shown.group(1)
+    assert output.decode() == shown.group(1)

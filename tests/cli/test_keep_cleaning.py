@@ -62,26 +62,26 @@ def said(process):
 
 
 def lines(process, done):
-    found = []
-    while not done(found):
+    rows = []
+    while not done(rows):
         line = process.stdout.readline()
         assert line, said(process)
-        found.append(json.loads(line))
-    return found
+        rows.append(json.loads(line))
+    return rows
 
 
 def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
     with running(data, "--every", "50ms", "--metrics", 0, "--max-rate", "200MiB", "--json") as process:
 
-        def both(found):
-            rounds = {one["topic"] for one in found if one["type"] == "round"}
-            return rounds == {"users", "others"} and any(one["type"] == "deletion" for one in found)
+        def both(rows):
+            rounds = {row["topic"] for row in rows if row["type"] == "round"}
+            return rounds == {"users", "others"} and any(row["type"] == "deletion" for row in rows)
 
-        found = lines(process, both)
-        assert all(one["complete"] for one in found if one["type"] == "round")
-        told = json.loads(said(process).splitlines()[0])  # port 0 chooses a free port
-        assert told["type"] == "metrics" and told["address"].startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(told["address"], timeout=10) as answer:
+        rows = lines(process, both)
+        assert all(row["complete"] for row in rows if row["type"] == "round")
+        metrics_row = json.loads(said(process).splitlines()[0])  # port 0 chooses a free port
+        assert metrics_row["type"] == "metrics" and metrics_row["address"].startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(metrics_row["address"], timeout=10) as answer:
             text = answer.read().decode()
         root = str(data)
         assert f'lastword_cleaner_rounds_total{{dir="{root}",result="ok"}}' in text
@@ -95,7 +95,7 @@ def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
         assert f'lastword_cleaner_last_pick_timestamp_seconds{{dir="{root}"}}' in text
         assert 'lastword_log_dirty_ratio{partition="0",topic="users"}' in text
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(told["address"].replace("metrics", "elsewhere"), timeout=10)
+            urllib.request.urlopen(metrics_row["address"].replace("metrics", "elsewhere"), timeout=10)
         with pytest.raises(lastword.errors.BusyError):
             lastword.open(data, "a")
         process.send_signal(signal.SIGTERM)
@@ -103,7 +103,7 @@ def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
         assert process.wait(30) == 0
         summary = rest[-1]
         assert summary["type"] == "summary" and summary["ok"] and summary["freed_bytes"] > 0
-        assert summary["rounds"] == sum(one["type"] == "round" for one in found + rest) >= 2
+        assert summary["rounds"] == sum(row["type"] == "round" for row in rows + rest) >= 2
     with lastword.open(data) as logs:
         assert {record.key for record in logs.topic("users").read()} == {b"k0", b"k1", b"k2", b"k3"}
         assert logs.verify().ok

@@ -63,10 +63,10 @@ def test_read_into_append(data, tmp_path):
     read.stdout.close()
     assert read.wait(30) == 0
     assert json.loads(done.stdout)["records"] == 5000
-    with lastword.open(data) as one, lastword.open(tmp_path / "copy") as other:
+    with lastword.open(data) as source, lastword.open(tmp_path / "copy") as copy:
         raw = {"key_serializer": "bytes", "value_serializer": "bytes"}
-        assert [(r.timestamp, r.key, r.value) for r in one.topic("users", **raw).read()] == [
-            (r.timestamp, r.key, r.value) for r in other.topic("users").read()
+        assert [(r.timestamp, r.key, r.value) for r in source.topic("users", **raw).read()] == [
+            (r.timestamp, r.key, r.value) for r in copy.topic("users").read()
         ]
 
 
@@ -86,8 +86,8 @@ def test_ctrl_c_ends_with_130_and_keeps_what_is_there(data):
             break
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in told
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in stderr
     with lastword.open(data) as logs:
         assert logs.verify().ok and logs.topic("users").bounds() == {0: (0, 5000)}
 
@@ -121,8 +121,8 @@ def test_ctrl_c_is_an_error_object_with_json(data, monkeypatch, capsys):
 
     monkeypatch.setattr(lastword.LogDir, "verify", interrupted)
     assert main.run(["verify", str(data), "--json"]) == 130
-    told = json.loads(capsys.readouterr().err)
-    assert (told["type"], told["class"], told["code"]) == ("error", "KeyboardInterrupt", 130)
+    error = json.loads(capsys.readouterr().err)
+    assert (error["type"], error["class"], error["code"]) == ("error", "KeyboardInterrupt", 130)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -171,8 +171,10 @@ def test_a_full_drive_under_stdout_is_no_bug_of_ours(data):
 def test_our_bugs_show_no_traceback(data, monkeypatch, capsys):
     monkeypatch.setattr(OpenDirs, "select_by_topic", lambda *_: 1 / 0)
     assert main.run(["ls", str(data)]) == 70
-    told = capsys.readouterr().err
-    assert told.startswith("error: ZeroDivisionError") and "report it" in told and "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert (
+        stderr.startswith("error: ZeroDivisionError") and "report it" in stderr and "Traceback" not in stderr
+    )
 
 
 def test_json_errors_are_one_object(data, monkeypatch, capsys):
@@ -194,11 +196,11 @@ def test_json_errors_are_one_object(data, monkeypatch, capsys):
 
 def test_progress_lines(data, capsys):
     assert main.run(["verify", str(data), "--json", "--progress"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    reports = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert (
-        told
-        and {one["type"] for one in told} == {"progress"}
-        and told[-1]["done_bytes"] == told[-1]["total_bytes"]
+        reports
+        and {report["type"] for report in reports} == {"progress"}
+        and reports[-1]["done_bytes"] == reports[-1]["total_bytes"]
     )
 
 

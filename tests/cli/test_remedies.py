@@ -77,8 +77,8 @@ IN_WORDS = [
 
 
 def commands_in(line: str) -> list[str]:
-    found = QUOTED.findall(line)
-    return [command for command in found or BARE.findall(line) if command.split()[1:]]
+    quoted = QUOTED.findall(line)
+    return [command for command in quoted or BARE.findall(line) if command.split()[1:]]
 
 
 def carried_out(command: str, clock: ManualClock) -> tuple[int, str]:
@@ -130,16 +130,16 @@ def test_remedies_work_where_they_are_shown(script, tmp_path, monkeypatch):
                 if any(word in command for word in STAYS) or line + command in carried:
                     continue
                 carried.add(line + command)
-                code, told = carried_out(command, clock)
-                shown = f"{block.command}\n{line}\n=> {command}\n{told}"
+                code, output = carried_out(command, clock)
+                shown = f"{block.command}\n{line}\n=> {command}\n{output}"
                 before = message_before(lines, at).removeprefix("! ").partition("error: ")[2]
                 if remedy is not None and any(first in remedy[1] for first in FIRST):
-                    assert "--help" not in told and "unknown" not in told and code != 70, shown
+                    assert "--help" not in output and "unknown" not in output and code != 70, shown
                     continue
-                if "needs a confirmation" in told:  # it asks for confirmation, as it should
+                if "needs a confirmation" in output:  # it asks for confirmation, as it should
                     continue
                 assert code not in (2, 70), shown
-                assert not before or before not in told, shown
+                assert not before or before not in output, shown
 
 
 def test_a_remedy_that_does_not_work_is_noticed(tmp_path, monkeypatch):

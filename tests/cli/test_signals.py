@@ -76,16 +76,16 @@ def wait_for(condition, running):
 
 def ended_well(running, number, root):
     """Check the exit code, one sentence and no traceback; the marker exists and no temporary file is left."""
-    _, told = running.communicate(timeout=60)
-    assert running.returncode == 128 + number, told
-    assert "stopped at a safe point; finished work stays" in told
-    assert ("interrupted" in told) == (number == signal.SIGINT) and number.name in told + "SIGINT"
-    assert "Traceback" not in told
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 128 + number, stderr
+    assert "stopped at a safe point; finished work stays" in stderr
+    assert ("interrupted" in stderr) == (number == signal.SIGINT) and number.name in stderr + "SIGINT"
+    assert "Traceback" not in stderr
     assert (root / MARKER).exists()
     assert not [path for path in root.rglob("*") if "rewrite-" in path.name or "delete" in path.name]
     with lastword.open(root) as logs:
         assert logs.verify().ok
-    return told
+    return stderr
 
 
 PLACES = [
@@ -110,10 +110,10 @@ PLACES = [
     ids=lambda value: getattr(value, "name", None) or (value if isinstance(value, str) else value[0]),
 )
 def test_a_changing_command_ends_at_a_safe_point(data, tmp_path, number, call, part, command):
-    told = tmp_path / "reached"
+    reached = tmp_path / "reached"
     arguments = [data if word == "DIR" else word for word in command]
-    with process("-c", SLOW, call, part, told, *arguments) as running:
-        wait_for(told.exists, running)
+    with process("-c", SLOW, call, part, reached, *arguments) as running:
+        wait_for(reached.exists, running)
         running.send_signal(number)
         ended_well(running, number, data)
     with lastword.open(data) as logs:
@@ -143,9 +143,9 @@ def test_clean_every_ends_cleanly(data, number):
     with process("-m", "lastword", "clean", data, "--every", "50ms") as running:
         assert running.stdout.readline()  # a round, or the removals by retention
         running.send_signal(number)
-        _, told = running.communicate(timeout=60)
-        assert running.returncode == (0 if number == signal.SIGTERM else 128 + number), told
-        assert (data / MARKER).exists() and "Traceback" not in told
+        _, stderr = running.communicate(timeout=60)
+        assert running.returncode == (0 if number == signal.SIGTERM else 128 + number), stderr
+        assert (data / MARKER).exists() and "Traceback" not in stderr
 
 
 @pytest.mark.slow
@@ -155,17 +155,17 @@ def test_a_look_ends_where_it_is(data, number):
         for _ in range(60):
             running.stdout.readline()
         running.send_signal(number)
-        _, told = running.communicate(timeout=60)
-        assert running.returncode == 128 + number and "Traceback" not in told
+        _, stderr = running.communicate(timeout=60)
+        assert running.returncode == 128 + number and "Traceback" not in stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_the_second_signal_ends_at_once(data, tmp_path, number):
-    told = tmp_path / "reached"
+    reached = tmp_path / "reached"
     command = SLOW.replace("time.sleep(1.5)", "[time.sleep(0.1) for _ in range(600)]")
-    with process("-c", command, "rename", "rewrite-", told, "clean", data, "users") as running:
-        wait_for(told.exists, running)
+    with process("-c", command, "rename", "rewrite-", reached, "clean", data, "users") as running:
+        wait_for(reached.exists, running)
         running.send_signal(number)
         time.sleep(0.2)
         running.send_signal(number)  # the second hang-up, as from the shell
@@ -184,12 +184,12 @@ def test_the_second_signal_ends_at_once(data, tmp_path, number):
 @pytest.mark.parametrize("number", SIGNALS[:: stride(3)], ids=lambda number: number.name)
 def test_an_ignored_signal_stays_ignored(data, tmp_path, number):
     """As under nohup."""
-    told = tmp_path / "reached"
+    reached = tmp_path / "reached"
     command = SLOW.replace("import os", "import signal, os", 1).replace(
         "call, part", f"signal.signal({int(number)}, signal.SIG_IGN)\ncall, part", 1
     )
-    with process("-c", command, "unlink", MARKER, told, "clean", data, "users") as running:
-        wait_for(told.exists, running)
+    with process("-c", command, "unlink", MARKER, reached, "clean", data, "users") as running:
+        wait_for(reached.exists, running)
         running.send_signal(number)
         _, said = running.communicate(timeout=60)
         assert running.returncode == 0, said

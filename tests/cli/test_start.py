@@ -45,8 +45,8 @@ def test_light_commands_import_nothing_heavy(tmp_path):
         ["dump", "data/users-0/00000000000000000000.log"],
         ["verify", "data"],
     ]
-    told = imported(commands, tmp_path, '{"key": "a", "value": "b"}\n')
-    assert told == [[arguments, 0, []] for arguments in commands]
+    imports = imported(commands, tmp_path, '{"key": "a", "value": "b"}\n')
+    assert imports == [[arguments, 0, []] for arguments in commands]
 
 
 @pytest.mark.slow
