@@ -213,12 +213,12 @@ class LogBuilder:
 
 
 def records_of(view: PartitionView) -> list[RawRecord]:
-    found = []
+    records = []
     for segment in view.segments:
         for header in segment.headers():
             data = segment.read_batch(header)
-            found += read_records(data, _at_zero(data, segment.file))
-    return found
+            records += read_records(data, _at_zero(data, segment.file))
+    return records
 
 
 def _at_zero(data: bytes, file: str) -> Any:

@@ -108,12 +108,12 @@ class _Work:
         return ["all"] if self.way == "Kafka's choice" else list(self.of)
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> _Task | None:
-        found = [
+        candidates = [
             (-dirty, tp)
             for tp, (dirty, _) in self.left.items()
             if tp not in held and drive in (tp.topic, "all")
         ]
-        return _Task(self, min(found)[1], drive, Urgency(2, min(found)[0])) if found else None
+        return _Task(self, min(candidates)[1], drive, Urgency(2, min(candidates)[0])) if candidates else None
 
     def move(self, tp: TopicPartition, stop: Stop) -> None:
         drive, budget, usage = self.of[tp.topic], self.budgets[tp.topic], self.used[tp.topic]

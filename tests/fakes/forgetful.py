@@ -329,13 +329,13 @@ class ForgetfulFiles(Files):
             return
         self._remove(path, "unlink", lambda: self.inner.unlink(path))
 
-    def _remove(self, path: Any, what: str, action: Callable[[], None]) -> None:
+    def _remove(self, path: Any, call: str, action: Callable[[], None]) -> None:
         with self._mutex:
             inode = self._find(path)
             action()
             assert inode is not None
             self._log(
-                Op("names", inode, f"{what} {self._relative(path)}", names=((*self._place(path), None),))
+                Op("names", inode, f"{call} {self._relative(path)}", names=((*self._place(path), None),))
             )
 
     def rename(self, source: Any, target: Any) -> None:
@@ -423,8 +423,8 @@ class ForgetfulFiles(Files):
             elif op.kind in ("write", "truncate"):
                 _apply(contents.setdefault(op.inode, bytearray()), op, number, survivors, number in unsafe)
         image = Image(label or getattr(drop, "__name__", "policy"), upto, {}, {}, marks)
-        made = {op.inode for op in self.journal if op.path.startswith("mkdir ")}
-        folders = {n for n, node in self._start.items() if isinstance(node, dict)} | made
+        created_folders = {op.inode for op in self.journal if op.path.startswith("mkdir ")}
+        folders = {n for n, node in self._start.items() if isinstance(node, dict)} | created_folders
         self._collect(image, ROOT, "", directories, contents, mtimes, folders)
         return image
 

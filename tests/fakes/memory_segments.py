@@ -81,7 +81,7 @@ class State:
     log_start: int = 0
 
     def find(self, content: Content) -> Listed | None:
-        return next((one for one in self.listed if one.content is content), None)
+        return next((entry for entry in self.listed if entry.content is content), None)
 
 
 class MemorySegment:
@@ -237,7 +237,7 @@ class MemorySegments:
         listed = state.find(content)
         if listed is not None:
             more = replace(listed, size=len(content.log), mtime_ms=self.clock.now_ms())
-            changed = tuple(more if one is listed else one for one in state.listed)
+            changed = tuple(more if entry is listed else entry for entry in state.listed)
             self._swap(state, replace(state, listed=changed), "append")
 
     def raise_log_start(self, offset: int) -> None:
@@ -258,11 +258,11 @@ class MemorySegments:
         last = len(state.listed) - 1
         segments = SegmentSet(
             Segment(
-                MemorySegment(self, one.content, now),
-                StoredFacts(SegmentId(one.content.number, one.size), one.mtime_ms),
+                MemorySegment(self, entry.content, now),
+                StoredFacts(SegmentId(entry.content.number, entry.size), entry.mtime_ms),
                 active=number == last,
             )
-            for number, one in enumerate(state.listed)
+            for number, entry in enumerate(state.listed)
         )
         log_end = segments.active.next_offset if len(segments) else state.log_start
         first = segments[0].base_offset if len(segments) else log_end
@@ -292,7 +292,7 @@ class MemorySegments:
 
     def _add(self, content: Content, label: str) -> None:
         state, listed = self.now, Listed(content, len(content.log), self.clock.now_ms())
-        assert not any(one.content.base_offset == content.base_offset for one in state.listed)
+        assert not any(entry.content.base_offset == content.base_offset for entry in state.listed)
         self._swap(state, replace(state, listed=(*state.listed, listed)), label)
 
     def ingest(
@@ -308,7 +308,7 @@ class MemorySegments:
         return SegmentAppender.resume(segment, index_interval_bytes=index_interval_bytes)
 
     def stored(self, base_offset: int) -> MemorySegment:
-        contents = [one.content for one in self.now.listed if one.content.base_offset == base_offset]
+        contents = [entry.content for entry in self.now.listed if entry.content.base_offset == base_offset]
         return MemorySegment(self, (contents or [self._content(base_offset)])[0], self._current)
 
     def sync(self, segment: Segment) -> None:
@@ -349,7 +349,7 @@ class MemorySegments:
     def replace(self, sources: Sequence[Segment], output: Segment) -> Segment:
         state, stored = self.now, output.stored
         assert isinstance(stored, MemorySegment) and stored.content in self._private.values()
-        numbers = [one.content.number for one in state.listed]
+        numbers = [entry.content.number for entry in state.listed]
         first = numbers.index(sources[0].id.number)
         assert numbers[first : first + len(sources)] == [source.id.number for source in sources]
         assert output.base_offset == sources[0].base_offset and not any(s.active for s in sources)
@@ -366,7 +366,7 @@ class MemorySegments:
     def remove_front(self, gone: Sequence[Segment]) -> list[str]:
         numbers = {segment.id.number for segment in gone}
         state = self.now
-        left = tuple(one for one in state.listed if one.content.number not in numbers)
+        left = tuple(entry for entry in state.listed if entry.content.number not in numbers)
         self._swap(state, replace(state, listed=left), "remove the front")
         return []
 
@@ -409,11 +409,11 @@ class EarlierSegments:
         version = self._store.load_at(lambda: state)
         segments = [
             Segment(
-                MemorySegment(self._store, one.content, self._now),
-                StoredFacts(SegmentId(one.content.number, one.size), one.mtime_ms),
+                MemorySegment(self._store, entry.content, self._now),
+                StoredFacts(SegmentId(entry.content.number, entry.size), entry.mtime_ms),
                 active=segment.active,
             )
-            for segment, one in zip(version.segments, state.listed, strict=True)
+            for segment, entry in zip(version.segments, state.listed, strict=True)
         ]
         return replace(version, segments=SegmentSet(segments))
 
@@ -460,9 +460,9 @@ class MemoryLogBuilder(LogBuilder):
     def tree(self) -> dict[str, bytes]:
         """Return the log and the indexes of each segment."""
         return {
-            names.segment_file(one.content.base_offset, extension): bytes(data)
-            for one in self._store.now.listed
-            for extension, data in one.content.data.items()
+            names.segment_file(entry.content.base_offset, extension): bytes(data)
+            for entry in self._store.now.listed
+            for extension, data in entry.content.data.items()
         }
 
 
