@@ -20,7 +20,7 @@ from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint
 from lastword.logdir.identity import check_topic_id, format_partition_metadata
 from lastword.partition.checkpoint_file import EpochEntry, LeaderEpochs
 from lastword.segment import names
-from tests.partition.logs import NOW, one
+from tests.partition.logs import NOW, build_batch
 from tests.partition.nosync import UNSYNCED
 
 ID, OTHER = "Tz1YQeE9QeWVYn2ySRjWHg", "Uz1YQeE9QeWVYn2ySRjWHg"
@@ -33,42 +33,42 @@ def opened(path: Path, mode: str = "a", clock: ManualClock | None = None) -> Log
 def append(logs: LogDirectory, topic: str, partition: int, count: int) -> None:
     log = logs.log(topic, partition)
     for _ in range(count):
-        log.append_batch(one(log.log_end))
+        log.append_batch(build_batch(log.log_end))
 
 
 def epochs(path: Path, *entries: tuple[int, int]) -> LeaderEpochs:
     return LeaderEpochs(UNSYNCED, str(path), [EpochEntry(*entry) for entry in entries])
 
 
-def listed(found: LeaderEpochs) -> list[tuple[int, int]]:
-    return [(entry.epoch, entry.start_offset) for entry in found.entries]
+def listed(leader_epochs: LeaderEpochs) -> list[tuple[int, int]]:
+    return [(entry.epoch, entry.start_offset) for entry in leader_epochs.entries]
 
 
 def test_6X_328_epochs_and_offsets_rise(tmp_path: Path) -> None:
     """6X.328: Epochs and their start offsets strictly increase; a conflicting newer entry is replaced."""
-    found = epochs(tmp_path)
+    leader_epochs = epochs(tmp_path)
     for epoch, offset in ((1, 5), (2, 6), (3, 6), (3, 9), (5, 4), (4, 20), (6, 30)):
-        found.assign(epoch, offset)
-        pairs = listed(found)
+        leader_epochs.assign(epoch, offset)
+        pairs = listed(leader_epochs)
         assert pairs == sorted(pairs) and len({o for _, o in pairs}) == len({e for e, _ in pairs}) == len(
             pairs
         )
-    assert listed(found) == [(4, 20), (6, 30)]  # a newer entry removes the entries that contradict it
+    assert listed(leader_epochs) == [(4, 20), (6, 30)]  # a newer entry removes the entries that contradict it
 
 
 def test_6X_329_the_same_epoch_keeps_its_start(tmp_path: Path) -> None:
     """6X.329: Assigning the same epoch again does not move its start."""
-    found = epochs(tmp_path, (2, 6))
-    found.assign(2, 10)
-    assert listed(found) == [(2, 6)]
+    leader_epochs = epochs(tmp_path, (2, 6))
+    leader_epochs.assign(2, 10)
+    assert listed(leader_epochs) == [(2, 6)]
 
 
 def test_6X_330_from_the_end(tmp_path: Path) -> None:
     """6X.330: Truncation from the end drops the epochs that start at or after the offset."""
     for offset, left in ((8, [(2, 6)]), (9, [(2, 6), (3, 8)]), (12, [(2, 6), (3, 8), (4, 11)])):
-        found = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
-        found.truncate_from_end(offset)
-        assert listed(found) == left
+        leader_epochs = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
+        leader_epochs.truncate_from_end(offset)
+        assert listed(leader_epochs) == left
 
 
 def test_6X_331_from_the_start(tmp_path: Path) -> None:
@@ -77,16 +77,16 @@ def test_6X_331_from_the_start(tmp_path: Path) -> None:
     """
     every = [(2, 6), (3, 8), (4, 11)]
     for offset, left in ((9, [(3, 9), (4, 11)]), (15, [(4, 15)]), (1, every), (6, every)):
-        found = epochs(tmp_path, *every)
-        found.truncate_from_start(offset)
-        assert listed(found) == left
+        leader_epochs = epochs(tmp_path, *every)
+        leader_epochs.truncate_from_start(offset)
+        assert listed(leader_epochs) == left
 
 
 def test_6X_332_epochs_persist(tmp_path: Path) -> None:
     """6X.332: Epochs persist from one instance to the next."""
-    found = epochs(tmp_path)
-    found.assign(2, 6)
-    found.assign(4, 11)
+    leader_epochs = epochs(tmp_path)
+    leader_epochs.assign(2, 6)
+    leader_epochs.assign(4, 11)
     assert listed(LeaderEpochs.load(UNSYNCED, str(tmp_path))) == [(2, 6), (4, 11)]
 
 
@@ -205,11 +205,14 @@ def test_6X_339_recovery_points_are_each_logs_own(tmp_path: Path) -> None:
         logs.log("users", 1).flush()
         logs.sync()
         append(logs, "users", 2, 5)
-        found = Checkpoints(UNSYNCED, str(tmp_path)).recovery_points.read()
+        recovery_points = Checkpoints(UNSYNCED, str(tmp_path)).recovery_points.read()
         for partition in range(3):
-            assert found[TopicPartition("users", partition)] == logs.log("users", partition).recovery_point
-    found = Checkpoints(UNSYNCED, str(tmp_path)).recovery_points.read()
-    assert [found[TopicPartition("users", n)] for n in range(3)] == [4, 5, 11]
+            assert (
+                recovery_points[TopicPartition("users", partition)]
+                == logs.log("users", partition).recovery_point
+            )
+    recovery_points = Checkpoints(UNSYNCED, str(tmp_path)).recovery_points.read()
+    assert [recovery_points[TopicPartition("users", n)] for n in range(3)] == [4, 5, 11]
 
 
 def test_6X_341_remote_log_index_cache_and_metadata_are_ignored(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from lastword.logdir import LogDirectory
 from lastword.segment import names
 from tests.build import every_stop
 from tests.fakes.failing import KINDS, FailingFiles
-from tests.partition.logs import NOW, one, pair, records
+from tests.partition.logs import NOW, build_batch, pair, records
 from tests.partition.nosync import UNSYNCED
 
 CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY, names.HIGH_WATERMARKS)
@@ -41,13 +41,13 @@ def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirector
     return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
 
 
-def made(path: Path, partitions: int = 1, count: int = 8) -> None:
+def write_directory(path: Path, partitions: int = 1, count: int = 8) -> None:
     with opened(path) as logs:
         logs.create_topic("users", partitions, {"segment.bytes": "400"})
         for partition in range(partitions):
             log = logs.log("users", partition)
             for _ in range(count):
-                log.append_batch(one(log.log_end))
+                log.append_batch(build_batch(log.log_end))
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -69,7 +69,7 @@ def made(path: Path, partitions: int = 1, count: int = 8) -> None:
     ],
 )
 def test_11_damaged_checkpoints_cost_no_record(tmp_path: Path, data: bytes, clean: bool) -> None:
-    made(tmp_path)
+    write_directory(tmp_path)
     for name in CHECKPOINTS:
         (tmp_path / name).write_bytes(data)
     if not clean:
@@ -83,7 +83,7 @@ def test_11_damaged_checkpoints_cost_no_record(tmp_path: Path, data: bytes, clea
 
 
 def test_11_a_gigabyte_of_checkpoint_is_not_read(tmp_path: Path) -> None:
-    made(tmp_path)
+    write_directory(tmp_path)
     with open(tmp_path / names.LOG_STARTS, "r+b") as file:  # noqa: PTH123
         file.truncate(1 << 30)  # sparse
     began = time.monotonic()
@@ -97,7 +97,7 @@ def test_11_a_gigabyte_of_checkpoint_is_not_read(tmp_path: Path) -> None:
 )
 def test_13_hostile_names(tmp_path: Path, name: str) -> None:
     root = tmp_path / "d"
-    made(root)
+    write_directory(root)
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     with opened(root) as logs:
         for call in (
@@ -132,12 +132,12 @@ def test_13_case_twins_are_two_topics(tmp_path: Path) -> None:
             logs.create_topic("users")
 
 
-@pytest.mark.parametrize("which", ["partition", "lock"])
-def test_13_links_are_not_followed(tmp_path: Path, which: str) -> None:
+@pytest.mark.parametrize("link", ["partition", "lock"])
+def test_13_links_are_not_followed(tmp_path: Path, link: str) -> None:
     root, outside = tmp_path / "d", tmp_path / "outside"
-    made(root)
+    write_directory(root)
     outside.mkdir()
-    if which == "partition":
+    if link == "partition":
         shutil.move(root / "users-0", outside / "users-0")
         (root / "users-0").symlink_to(outside / "users-0")
     else:
@@ -152,7 +152,7 @@ def test_13_links_are_not_followed(tmp_path: Path, which: str) -> None:
 
 
 def test_13_a_linked_segment_is_not_written_through(tmp_path: Path) -> None:
-    made(tmp_path / "d", count=2)
+    write_directory(tmp_path / "d", count=2)
     log = tmp_path / "d" / "users-0" / names.segment_file(0, names.LOG)
     outside = tmp_path / "outside"
     outside.write_bytes(log.read_bytes())
@@ -160,7 +160,7 @@ def test_13_a_linked_segment_is_not_written_through(tmp_path: Path) -> None:
     log.symlink_to(outside)
     before = outside.read_bytes()
     with opened(tmp_path / "d") as logs, pytest.raises(NotAPartitionError, match="symbolic link"):
-        logs.log("users", 0).append_batch(one(2))
+        logs.log("users", 0).append_batch(build_batch(2))
     assert outside.read_bytes() == before
 
 
@@ -216,7 +216,7 @@ def open_up(root: Path) -> None:
 
 
 def test_14_one_unreadable_partition_the_others_serve(public: Path) -> None:
-    made(public / "d", 2)
+    write_directory(public / "d", 2)
     open_up(public / "d")
     for path in (public / "d" / "users-0").glob("*.log"):
         path.chmod(0)
@@ -230,7 +230,7 @@ for mode in "ra":
 
 
 def test_14_a_read_only_directory_can_be_read(public: Path) -> None:
-    made(public / "d")
+    write_directory(public / "d")
     open_up(public / "d")
     for path in [public / "d", *(public / "d").rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -267,7 +267,7 @@ for mode in "ra":
 
 
 def test_15_second_writers_and_stale_locks(tmp_path: Path) -> None:
-    made(tmp_path)
+    write_directory(tmp_path)
     root = str(tmp_path)
     opening = f"""
 import os, sys, time
@@ -304,7 +304,7 @@ time.sleep(60)
 @pytest.mark.parametrize("kind", KINDS)
 def test_17_every_failing_call_of_a_directorys_life(tmp_path: Path, kind: str) -> None:
     """Open, create a topic, append, sync, delete, close: every acknowledged record is there."""
-    made(tmp_path / "start")
+    write_directory(tmp_path / "start")
 
     def failing_at(number: int) -> bool:
         root = tmp_path / "run"
@@ -317,7 +317,7 @@ def test_17_every_failing_call_of_a_directorys_life(tmp_path: Path, kind: str) -
             log = logs.log("users", 0)
             logs.create_topic("other", 2)
             for _ in range(6):
-                log.append_batch(one(log.log_end))
+                log.append_batch(build_batch(log.log_end))
                 acknowledged += 1
             logs.sync()
             logs.delete_topic("other")

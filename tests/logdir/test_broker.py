@@ -109,10 +109,13 @@ def test_what_is_said_here_wins(root):
     (root / "lastword.toml").write_text(
         '[topics.users]\n"cleanup.policy" = "delete"\n[defaults]\n"retention.ms" = "5s"\n'
     )
-    found = settings(root, segment_bytes=2048)
-    assert found["cleanup.policy"] == ("delete", "lastword.toml:2 [topics.users]")
-    assert found["segment.bytes"] == ("2KiB", "argument")
-    assert found["retention.ms"] == ("1s", SOURCE)  # the topic's own setting, above a default of all topics
+    effective = settings(root, segment_bytes=2048)
+    assert effective["cleanup.policy"] == ("delete", "lastword.toml:2 [topics.users]")
+    assert effective["segment.bytes"] == ("2KiB", "argument")
+    assert effective["retention.ms"] == (
+        "1s",
+        SOURCE,
+    )  # the topic's own setting, above a default of all topics
 
 
 def test_a_topic_with_another_id_gets_nothing(root):
@@ -173,12 +176,12 @@ def test_defaults_that_were_changed_while_brokers_ran(root):
         config_record("log.retention.ms", "1", "77", 4),
         config_record("log.cleaner.threads", "9", "", 4),
     )
-    found = settings(root)
-    assert {name: value for name, (value, _) in found.items()} == {
+    effective = settings(root)
+    assert {name: value for name, (value, _) in effective.items()} == {
         "retention.ms": "8s",
         "retention.bytes": "1KiB",
     }
-    assert found["retention.ms"][1].startswith("__cluster_metadata broker")
+    assert effective["retention.ms"][1].startswith("__cluster_metadata broker")
 
 
 def test_records_of_a_newer_kafka(root, caplog):

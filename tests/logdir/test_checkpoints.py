@@ -85,8 +85,8 @@ def test_partition_metadata(tmp_path: Path) -> None:
 
 
 def test_ids() -> None:
-    made = {new_id(random.Random(seed)) for seed in range(200)}
-    assert len(made) == 200 and all(len(i) == 22 and not i.startswith("-") for i in made)
+    ids = {new_id(random.Random(seed)) for seed in range(200)}
+    assert len(ids) == 200 and all(len(i) == 22 and not i.startswith("-") for i in ids)
 
 
 class TestLeaderEpochs:
@@ -128,14 +128,14 @@ def test_one_line_is_told_without_reading_the_file_again(tmp_path: Path) -> None
     """The new line is returned after every change, by any writer."""
     files = RecordingFiles(UNSYNCED)
     checkpoint = OffsetCheckpoint(files, str(tmp_path), "offsets")
-    one, two = TopicPartition("a", 0), TopicPartition("a", 1)
-    assert checkpoint.get(one) is None
-    checkpoint.update({one: 5})
-    assert [checkpoint.get(one), checkpoint.get(two), checkpoint.get(one)] == [5, None, 5]
+    first, second = TopicPartition("a", 0), TopicPartition("a", 1)
+    assert checkpoint.get(first) is None
+    checkpoint.update({first: 5})
+    assert [checkpoint.get(first), checkpoint.get(second), checkpoint.get(first)] == [5, None, 5]
     assert files.count("pread") == 1
-    checkpoint.update({two: 6})
-    assert [checkpoint.get(one), checkpoint.get(two)] == [5, 6]
-    OffsetCheckpoint(UNSYNCED, str(tmp_path), "offsets").update({one: 70})
-    assert checkpoint.get(one) == 70
+    checkpoint.update({second: 6})
+    assert [checkpoint.get(first), checkpoint.get(second)] == [5, 6]
+    OffsetCheckpoint(UNSYNCED, str(tmp_path), "offsets").update({first: 70})
+    assert checkpoint.get(first) == 70
     (tmp_path / "offsets").unlink()
-    assert checkpoint.get(one) is None
+    assert checkpoint.get(first) is None

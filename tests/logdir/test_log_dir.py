@@ -30,7 +30,7 @@ from lastword.segment import names
 from tests.fakes import ForgetfulFiles
 from tests.fakes.forgetful import keep_all
 from tests.golden.loader import case, value_matches
-from tests.partition.logs import NOW, batch, indexes_fit, one, pair, records
+from tests.partition.logs import NOW, batch, build_batch, indexes_fit, pair, records
 from tests.partition.nosync import UNSYNCED
 from tests.support.settings import set_topic_config
 
@@ -48,7 +48,7 @@ def tree(root: Path) -> dict[str, bytes | None]:
 def append(logs: LogDirectory, topic: str, partition: int, count: int) -> None:
     log = logs.log(topic, partition)
     for _ in range(count):
-        log.append_batch(one(log.log_end))
+        log.append_batch(build_batch(log.log_end))
 
 
 def test_a_whole_life(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ class TestKafkasDirectories:
             for tp in logs.topic_partitions():
                 log = logs.log(*tp)
                 wanted = {o: line for o, line in expected.get(str(tp), {}).items() if o >= log.log_start}
-                found = {
+                recovered = {
                     offset: (key, value) for offset, key, value in records(log) if offset >= log.log_start
                 }
-                assert found.keys() == wanted.keys(), tp
-                for offset, (key, value) in found.items():
+                assert recovered.keys() == wanted.keys(), tp
+                for offset, (key, value) in recovered.items():
                     assert key == wanted[offset]["key"] and value_matches(wanted[offset], value)
                     assert next(log.batches(offset, offset + 1))[1].last_offset >= offset
 

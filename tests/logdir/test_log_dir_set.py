@@ -21,7 +21,7 @@ from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.log_dir_set import LogDirSet, read_partition_list
 from lastword.segment import names
-from tests.partition.logs import NOW, one, pair, records
+from tests.partition.logs import NOW, build_batch, pair, records
 from tests.partition.nosync import UNSYNCED
 
 
@@ -48,7 +48,7 @@ def append(log_dir: LogDirectory | None, topic: str, partition: int, count: int)
     assert log_dir is not None
     log = log_dir.log(topic, partition)
     for _ in range(count):
-        log.append_batch(one(log.log_end))
+        log.append_batch(build_batch(log.log_end))
 
 
 def test_fewest_partitions_first(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ class TestMarkedDirectories:
         for mode in "ra":
             with opened(tmp_path, mode) as logs:
                 assert logs.partitions("users") == [0, 1]
-                assert {(one.topic, one.partition, one.marker) for one in logs.set_aside()} == {
+                assert {(entry.topic, entry.partition, entry.marker) for entry in logs.set_aside()} == {
                     ("users", 1, "stray"),
                     ("users", 1, "future"),
                 }

@@ -17,7 +17,7 @@ from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.segment import names
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
-from tests.partition.logs import NOW, indexes_fit, one, pair, records
+from tests.partition.logs import NOW, build_batch, indexes_fit, pair, records
 from tests.partition.nosync import UNSYNCED
 from tests.support.exhaustive import stride
 
@@ -31,7 +31,7 @@ def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirector
 def append(home: LogDirectory, count: int) -> None:
     log = home.log("users", 0)
     for _ in range(count):
-        log.append_batch(one(log.log_end))
+        log.append_batch(build_batch(log.log_end))
 
 
 def both(root: Path, files: Files | object = UNSYNCED, mode: str = "a") -> tuple[LogDirectory, LogDirectory]:
@@ -106,7 +106,7 @@ def test_who_holds_the_old_log_is_told(tmp_path: Path) -> None:
     old = a.log("users", 0)
     move(a, b, "users", 0)
     with pytest.raises(BusyError, match="was moved to") as caught:
-        old.append_batch(one(20))
+        old.append_batch(build_batch(20))
     assert caught.value.retriable
     a.close()
     b.close()
@@ -127,7 +127,7 @@ def test_while_it_is_appended_to(tmp_path: Path) -> None:
                         if home.holds(*USERS):
                             log = home.log("users", 0)
                             with log.lock:
-                                acknowledged.append(log.append_batch(one(log.log_end)).base_offset)
+                                acknowledged.append(log.append_batch(build_batch(log.log_end)).base_offset)
                             break
                     except (BusyError, UsageError):
                         continue

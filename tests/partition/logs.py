@@ -31,7 +31,7 @@ def batch(*pairs: tuple[bytes | None, bytes | None], timestamp: int = NOW, produ
     return builder.build(0)
 
 
-def one(number: int) -> bytes:
+def build_batch(number: int) -> bytes:
     """Return the batch that `fill` appends as number `number`."""
     return batch((b"k%d" % (number % 5), b"value-%04d" % number + b"." * 20), timestamp=NOW + 1000 * number)
 
@@ -43,7 +43,7 @@ def pair(number: int) -> Pair:
 
 def fill(log: PartitionLog, count: int) -> None:
     for _ in range(count):
-        log.append_batch(one(log.log_end))
+        log.append_batch(build_batch(log.log_end))
 
 
 def make(path: Path | str) -> str:
@@ -75,14 +75,14 @@ def opened(
 
 def records(log: PartitionLog | PartitionView) -> list[Pair]:
     """Return all records of the log in reading order."""
-    found = []
+    pairs = []
     for segment, header, data in log.batches(log.log_start):
-        found += [(r.offset, r.key, r.value) for r in read_records(data, header, segment.file, position=0)]
-    return found
+        pairs += [(r.offset, r.key, r.value) for r in read_records(data, header, segment.file, position=0)]
+    return pairs
 
 
-def newest(found: list[Pair]) -> dict[bytes | None, Pair]:
-    return {key: (offset, key, value) for offset, key, value in found}
+def newest(pairs: list[Pair]) -> dict[bytes | None, Pair]:
+    return {key: (offset, key, value) for offset, key, value in pairs}
 
 
 def compacted(log: PartitionLog, sources: list[Segment], token: str = "x") -> Segment:
@@ -92,9 +92,9 @@ def compacted(log: PartitionLog, sources: list[Segment], token: str = "x") -> Se
     """
     kept = {offset for offset, _, _ in newest(records(log)).values()}
     directory = os.path.join(log.directory, names.PRIVATE, f"rewrite-{token}")
-    for made in (os.path.dirname(directory), directory):
-        if not log.files.exists(made):
-            log.files.mkdir(made)
+    for folder in (os.path.dirname(directory), directory):
+        if not log.files.exists(folder):
+            log.files.mkdir(folder)
     path = os.path.join(directory, names.segment_file(sources[0].base_offset, names.LOG))
     out = bytearray()
     for source in sources:

@@ -45,7 +45,7 @@ CONFIGS = st.builds(
 @st.composite
 def calls(draw: st.DrawFn) -> list[tuple[int, list[bytes]]]:
     """Generate calls as (ms that pass before the call, batches)."""
-    found = []
+    timed_calls = []
     for _ in range(draw(st.integers(1, 4))):
         batches = []
         for _ in range(draw(st.integers(0, 12))):
@@ -58,8 +58,8 @@ def calls(draw: st.DrawFn) -> list[tuple[int, list[bytes]]]:
             if draw(st.integers(0, 40)) == 0:
                 data[draw(st.integers(8, len(data) - 1))] ^= 1
             batches.append(bytes(data))
-        found.append((draw(st.sampled_from([0, 0, 50])), batches))
-    return found
+        timed_calls.append((draw(st.sampled_from([0, 0, 50])), batches))
+    return timed_calls
 
 
 @contextmanager
@@ -75,9 +75,9 @@ def as_block(batches: list[bytes]) -> Block:
     return Block(bytearray(b"".join(batches) + bytes(SLACK_BYTES)), list(map(len, batches)))
 
 
-def told(
+def replay(
     config: TopicConfig,
-    made: list[tuple[int, list[bytes]]],
+    timed_calls: list[tuple[int, list[bytes]]],
     clean: bool,
     ready: Callable[[list[bytes]], Sequence[Any]] = list,
 ) -> tuple[list[Any], Any]:
@@ -87,7 +87,7 @@ def told(
         clock = ManualClock(NOW)
         log, _ = opened(make(root), files=HastyFiles(), config=config, clock=clock)
         said: list[Any] = []
-        for passed, batches in made:
+        for passed, batches in timed_calls:
             clock.advance(passed)
             try:
                 said.append(log.append_batches(ready(batches), sync_follows=True))
@@ -115,11 +115,11 @@ def test_both_ways_leave_the_same_bytes(examples: int) -> None:
     settings(max_examples=examples, deadline=None)(given(CONFIGS, calls(), st.booleans())(_both_ways))()
 
 
-def _both_ways(config: TopicConfig, made: list[tuple[int, list[bytes]]], clean: bool) -> None:
-    by_table = told(config, made, clean)
-    assert told(config, made, clean, as_block) == by_table
+def _both_ways(config: TopicConfig, timed_calls: list[tuple[int, list[bytes]]], clean: bool) -> None:
+    by_table = replay(config, timed_calls, clean)
+    assert replay(config, timed_calls, clean, as_block) == by_table
     with only_plain():
-        assert told(config, made, clean) == by_table
+        assert replay(config, timed_calls, clean) == by_table
 
 
 def test_many_batches_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_many_batches_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     log, _ = opened(make(tmp_path))
     monkeypatch.setattr(appending.Pending, "add", None)
     done = log.append_batches([batch((b"k%d" % n, b"v" * 50)) for n in range(40)])
-    assert [one.base_offset for one in done] == list(range(40))
+    assert [appended.base_offset for appended in done] == list(range(40))
     assert len(log.segments) > 2
     log.close()
 
@@ -219,13 +219,13 @@ class Twin:
         return self.log.append_batch(data).base_offset, len(data)
 
     def do(self, step: tuple[Any, ...]) -> Any:
-        log, what = self.log, step[0]
+        log, action = self.log, step[0]
         self.clock.advance(7)
-        if what == "single":
+        if action == "single":
             return self.single(*step[1:])
-        if what == "trim":
+        if action == "trim":
             return log.raise_log_start(log.log_end - 1), len(log.remove_prefix())
-        if what == "transact":
+        if action == "transact":
             known = log.producer(5)
             sequence = 0 if known is None or known.last_sequence < 0 else known.last_sequence + 1
             builder = BatchBuilder(
@@ -233,15 +233,15 @@ class Twin:
             )
             builder.append(self.clock.now_ms(), b"k", b"v")
             return log.append_batch(builder.build())
-        if what == "end":
+        if action == "end":
             return end_transaction(log, 5, 0, commit=False)
-        if what == "extend":
+        if action == "extend":
             return log.append_batches([batch((b"k", b"v"))] * 6)
-        if what == "config":
+        if action == "config":
             log.config = step[1]
-        elif what == "cut":
+        elif action == "cut":
             log.truncate_to(max(0, log.log_end - step[1]))
-        elif what == "full drive":
+        elif action == "full drive":
             self.files.hit = False
             self.files.arm()
             try:
@@ -249,7 +249,7 @@ class Twin:
             finally:
                 self.files.disarm()
         else:
-            getattr(log, what)()
+            getattr(log, action)()
         return None
 
     def state(self, root: str) -> Any:

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.segment import names
-from tests.partition.logs import at_offset, make, one, opened
+from tests.partition.logs import at_offset, build_batch, make, opened
 from tests.partition.nosync import UNSYNCED
 
 
 def epochs(tmp_path: Path, *entries: tuple[int, int]) -> LeaderEpochs:
-    found = LeaderEpochs.load(UNSYNCED, str(tmp_path))
+    leader_epochs = LeaderEpochs.load(UNSYNCED, str(tmp_path))
     for epoch, start in entries:
-        found.assign(epoch, start)
-    return found
+        leader_epochs.assign(epoch, start)
+    return leader_epochs
 
 
-def pairs(found: LeaderEpochs) -> list[tuple[int, int]]:
-    return [(entry.epoch, entry.start_offset) for entry in found.entries]
+def pairs(leader_epochs: LeaderEpochs) -> list[tuple[int, int]]:
+    return [(entry.epoch, entry.start_offset) for entry in leader_epochs.entries]
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_6X_328_whatever_is_assigned(
 ) -> None:
     """6X.328: Epochs and their start offsets strictly increase; a conflicting newer entry is replaced."""
     directory = tmp_path_factory.mktemp("epochs")
-    found = epochs(directory, *assigned)
-    for earlier, later in zip(pairs(found), pairs(found)[1:], strict=False):
+    leader_epochs = epochs(directory, *assigned)
+    for earlier, later in zip(pairs(leader_epochs), pairs(leader_epochs)[1:], strict=False):
         assert earlier[0] < later[0] and earlier[1] < later[1]
     if assigned:
-        assert found.latest == assigned[-1][0]
-    assert pairs(epochs(directory)) == pairs(found)
+        assert leader_epochs.latest == assigned[-1][0]
+    assert pairs(epochs(directory)) == pairs(leader_epochs)
 
 
 def test_6X_329_an_epoch_keeps_its_start(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_6X_329_an_epoch_keeps_its_start(tmp_path: Path) -> None:
 )
 def test_6X_330_from_the_end(offset: int, left: list[tuple[int, int]], tmp_path: Path) -> None:
     """6X.330: Truncation from the end drops the epochs that start at or after the offset."""
-    found = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
-    found.truncate_from_end(offset)
-    assert pairs(found) == left
+    leader_epochs = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
+    leader_epochs.truncate_from_end(offset)
+    assert pairs(leader_epochs) == left
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_6X_331_from_the_start(offset: int, left: list[tuple[int, int]], tmp_pat
     """6X.331: Truncation from the start drops older epochs and moves the start of the one that contains
     the offset.
     """
-    found = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
-    found.truncate_from_start(offset)
-    assert pairs(found) == left
+    leader_epochs = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
+    leader_epochs.truncate_from_start(offset)
+    assert pairs(leader_epochs) == left
 
 
 def test_6X_332_they_outlive_their_object(tmp_path: Path) -> None:
@@ -102,25 +102,25 @@ def test_6T_252_epochs_come_back_from_the_batches(tmp_path: Path) -> None:
     """6T.252: Leader epochs that are missing in their file are recovered from the batches."""
     directory = make(tmp_path)
     log, _ = opened(directory, files=UNSYNCED)
-    log.append_batch(one(0))
+    log.append_batch(build_batch(0))
     log.abandon()
     with Path(log.active.file).open("ab") as file:
         for offset, epoch in ((1, 4), (2, 4), (3, 9)):
-            file.write(at_offset(one(offset), offset, epoch))
+            file.write(at_offset(build_batch(offset), offset, epoch))
     (Path(directory) / names.LEADER_EPOCHS).unlink()
     log, _ = opened(directory, files=UNSYNCED)
     assert pairs(log.epochs) == [(0, 0), (4, 1), (9, 3)]
     log.truncate_to(3)
     assert pairs(log.epochs) == [(0, 0), (4, 1)]
-    log.append_batch(one(3))
+    log.append_batch(build_batch(3))
     *_, (_, header, _) = log.batches(3)
     assert header.leader_epoch == 4
 
 
 def test_a_full_truncation_does_not_go_back_to_an_older_epoch(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
-    log.append_batch(one(0))
+    log.append_batch(build_batch(0))
     log.epochs.assign(7, 1)
     log.truncate_fully_and_start_at(5)
-    log.append_batch(one(5))
+    log.append_batch(build_batch(5))
     assert pairs(log.epochs) == [(7, 5)]

@@ -18,7 +18,19 @@ from lastword.partition.log import PartitionLog
 from lastword.partition.staged_batches import BEGUN
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.fakes.recording import RecordingFiles
-from tests.partition.logs import NOW, SMALL, Pair, batch, fill, indexes_fit, make, one, opened, pair, records
+from tests.partition.logs import (
+    NOW,
+    SMALL,
+    Pair,
+    batch,
+    build_batch,
+    fill,
+    indexes_fit,
+    make,
+    opened,
+    pair,
+    records,
+)
 from tests.partition.nosync import UNSYNCED
 
 LARGE = replace(SMALL, segment_bytes=4000)
@@ -44,11 +56,14 @@ def test_it_is_the_log_that_appending_makes(tmp_path: Path) -> None:
     Offsets are equal, and indexes follow the same rule.
     """
     log = begun(tmp_path)
-    file = staged(log.directory, *map(one, range(3, 20)))
+    file = staged(log.directory, *map(build_batch, range(3, 20)))
     assert log.ingest_file(file) and not Path(file).exists()
     fill(log, 5)
     assert records(log) == pairs_of(25) and indexes_fit(log)
-    assert [one.base_offset for one in log.segments] == [0, 3] and log.stable_offset == log.log_end == 25
+    assert [segment.base_offset for segment in log.segments] == [
+        0,
+        3,
+    ] and log.stable_offset == log.log_end == 25
     log.close()
     again, _ = opened(log.directory, config=LARGE)
     assert records(again) == pairs_of(25)
@@ -64,7 +79,7 @@ def pairs_of(count: int) -> list[Pair]:
 def test_its_bytes_are_not_written_again(tmp_path: Path) -> None:
     files = RecordingFiles(UNSYNCED)
     log = begun(tmp_path, files=files)
-    file = staged(log.directory, *map(one, range(3, 40)))
+    file = staged(log.directory, *map(build_batch, range(3, 40)))
     before = len(files.calls)
     assert log.ingest_file(file)
     calls = files.calls[before:]
@@ -78,11 +93,11 @@ def test_its_bytes_are_not_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "batches"),
     [
-        (replace(LARGE, segment_ms=5000), list(map(one, range(3, 20)))),
-        (replace(LARGE, segment_bytes=1200), list(map(one, range(3, 20)))),
-        (LARGE, [one(3), batch((b"k", b"v"), producer_id=7)]),
-        (replace(LARGE, segment_index_bytes=60), list(map(one, range(3, 20)))),
-        (replace(LARGE, max_message_bytes=150), [one(3), batch((b"k", b"v" * 200))]),
+        (replace(LARGE, segment_ms=5000), list(map(build_batch, range(3, 20)))),
+        (replace(LARGE, segment_bytes=1200), list(map(build_batch, range(3, 20)))),
+        (LARGE, [build_batch(3), batch((b"k", b"v"), producer_id=7)]),
+        (replace(LARGE, segment_index_bytes=60), list(map(build_batch, range(3, 20)))),
+        (replace(LARGE, max_message_bytes=150), [build_batch(3), batch((b"k", b"v" * 200))]),
     ],
     ids=["segment.ms", "segment.bytes", "a producer", "segment.index.bytes", "max.message.bytes"],
 )
@@ -99,13 +114,13 @@ def test_what_appending_would_not_make_is_left_alone(
 
 def test_an_empty_segment_takes_the_batches_instead(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), config=LARGE)
-    assert not log.ingest_file(staged(log.directory, one(0)))
+    assert not log.ingest_file(staged(log.directory, build_batch(0)))
     log.abandon()
 
 
 def test_a_damaged_file_is_told_and_not_touched(tmp_path: Path) -> None:
     log = begun(tmp_path)
-    file = staged(log.directory, one(3), one(4)[:-1])
+    file = staged(log.directory, build_batch(3), build_batch(4)[:-1])
     before = Path(file).read_bytes()
     with pytest.raises(CorruptBatchError):
         log.ingest_file(file)
@@ -145,7 +160,7 @@ def test_a_call_that_fails(tmp_path: Path, kind: str) -> None:
         files = FailingFiles(DEFAULT, kind, number)
         log, _ = opened(directory, config=LARGE, files=files)
         fill(log, 3)
-        file = staged(directory, *map(one, range(3, 20)))
+        file = staged(directory, *map(build_batch, range(3, 20)))
         files.arm()
         try:
             log.ingest_file(file)
@@ -154,7 +169,7 @@ def test_a_call_that_fails(tmp_path: Path, kind: str) -> None:
         finished = not files.hit
         files.disarm()
         with contextlib.suppress(LastwordError):
-            log.append_batch(one(log.log_end))
+            log.append_batch(build_batch(log.log_end))
         log.abandon()
         again, _ = opened(directory, config=LARGE)
         end = again.log_end
@@ -172,8 +187,8 @@ def test_a_call_that_fails(tmp_path: Path, kind: str) -> None:
 
 def test_a_file_that_is_gone_and_not_in_the_log_is_missed(tmp_path: Path) -> None:
     log = begun(tmp_path)
-    file = staged(log.directory, one(3))
-    known = staging.StagedFile("users", 0, 0, os.path.basename(file), len(one(3)), 1)
+    file = staged(log.directory, build_batch(3))
+    known = staging.StagedFile("users", 0, 0, os.path.basename(file), len(build_batch(3)), 1)
     (Path(file).parent / BEGUN).write_text('{"log_end": 3}')
     Path(file).unlink()
     with pytest.raises(CorruptFileError, match="not in the log"):

@@ -39,10 +39,10 @@ def test_the_floor_is_the_lowest_live_position(tmp_path):
     assert leases.load(DEFAULT, str(tmp_path), NOW).floor == leases.NO_FLOOR
     take(tmp_path, "b", 120)
     take(tmp_path, "a", 40)
-    found = leases.load(DEFAULT, str(tmp_path), NOW)
-    assert [one.name for one in found.live] == ["a", "b"]
-    assert found.floor == 40
-    assert found.lowest.name == "a"
+    held = leases.load(DEFAULT, str(tmp_path), NOW)
+    assert [lease.name for lease in held.live] == ["a", "b"]
+    assert held.floor == 40
+    assert held.lowest.name == "a"
     go_on(tmp_path, "a", 500)
     assert leases.load(DEFAULT, str(tmp_path), NOW).floor == 120
     assert leases.release(DEFAULT, str(tmp_path), "b")
@@ -61,7 +61,7 @@ def test_it_lapses_by_the_clock_and_stays_listed(tmp_path):
     assert leases.load(DEFAULT, str(tmp_path), NOW + DAY).floor == 5
     later = leases.load(DEFAULT, str(tmp_path), NOW + DAY + 1)
     assert later.floor == leases.NO_FLOOR
-    assert [one.name for one in later.lapsed] == ["a"]
+    assert [lease.name for lease in later.lapsed] == ["a"]
     go_on(tmp_path, "a", 6, now_ms=NOW + 2 * DAY)  # no tombstone was dropped meanwhile
     assert leases.load(DEFAULT, str(tmp_path), NOW + 2 * DAY).floor == 6
 
@@ -132,8 +132,8 @@ def test_a_damaged_lease_holds_everything_back_until_it_lapses(tmp_path):
     path = tmp_path / "lastword" / "lease-a"
     path.write_text('{"position": 5')
     written_ms = int(path.stat().st_mtime * 1000)
-    found = leases.load(DEFAULT, str(tmp_path), written_ms + DAY)
-    assert found.floor == 0 and found.live[0].damaged
+    held = leases.load(DEFAULT, str(tmp_path), written_ms + DAY)
+    assert held.floor == 0 and held.live[0].damaged
     assert leases.load(DEFAULT, str(tmp_path), written_ms + 8 * DAY).floor == leases.NO_FLOOR
     assert take(tmp_path, "a", 9).position == 9
 
@@ -152,9 +152,9 @@ def test_a_drop_noted_while_a_lease_is_taken_refuses_it(tmp_path, monkeypatch):
     """The cleaner notes a drop, then reads the leases; the reader writes its lease, then reads the note."""
     write = leases.write
 
-    def meanwhile(files, directory, one, **more):
+    def meanwhile(files, directory, lease, **more):
         removal_log.note_dropped(files, directory, 50)
-        return write(files, directory, one, **more)
+        return write(files, directory, lease, **more)
 
     monkeypatch.setattr(leases, "write", meanwhile)
     with pytest.raises(LeaseRefusedError):
@@ -185,9 +185,9 @@ def test_a_power_cut_leaves_a_whole_lease(tmp_path):
         image.write(target)
         count += 1
         done = [int(mark) for mark in image.marks if mark != "noted"]
-        found = leases.read(DEFAULT, str(target), "a") if target.exists() else None
-        assert found is None or (not found.damaged and found.position in (1, 20, 300))
-        assert not done or found.position >= max(done)
+        lease = leases.read(DEFAULT, str(target), "a") if target.exists() else None
+        assert lease is None or (not lease.damaged and lease.position in (1, 20, 300))
+        assert not done or lease.position >= max(done)
         if "noted" in image.marks:
             assert leases.dropped_up_to(DEFAULT, str(target)) == 251
     assert count > 10
@@ -210,21 +210,21 @@ def test_a_tombstone_never_goes_while_an_accepted_reader_has_not_met_it(tmp_path
     now = NOW
     accepted: dict[str, int] = {}  # position of each reader that has a lease
     known: dict[str, set[int]] = {}  # offsets dropped at or above the reader's position: it would miss them
-    for what, name, number in steps:
-        if what == "wait":
+    for action, name, number in steps:
+        if action == "wait":
             now += number * DAY
-        elif what == "drop":
+        elif action == "drop":
             if number < leases.load(DEFAULT, directory, now).floor:
                 removal_log.note_dropped(DEFAULT, directory, number)
                 for reader, position in accepted.items():
                     if position <= number:
                         known[reader].add(number)
-        elif what == "release":
+        elif action == "release":
             leases.release(DEFAULT, directory, name)
         else:
             arguments = {"log_start": 0, "log_end": 100, "now_ms": now}
             try:
-                if what == "take":
+                if action == "take":
                     done = leases.register(DEFAULT, directory, name, number, **arguments)
                 else:
                     done = leases.advance(DEFAULT, directory, name, number, **arguments)
@@ -233,7 +233,7 @@ def test_a_tombstone_never_goes_while_an_accepted_reader_has_not_met_it(tmp_path
             # The reader was accepted at this position: no offset that it has yet to read may be gone,
             # and no offset between its last position and this one.
             before = accepted.get(name)
-            if what == "advance" and before is not None and number >= before:
+            if action == "advance" and before is not None and number >= before:
                 assert not [offset for offset in known[name] if offset >= before]
             accepted[name] = done.position
             known[name] = set()
@@ -258,7 +258,7 @@ def test_a_cut_takes_leases_back_and_their_readers_are_told(tmp_path):
     take(directory, "behind", 40)
     removal_log.note_cut(DEFAULT, directory, 50)
     held = leases.load(DEFAULT, directory, NOW)
-    assert [(one.name, one.position, one.cut_from) for one in held.live] == [
+    assert [(lease.name, lease.position, lease.cut_from) for lease in held.live] == [
         ("ahead", 50, 90),
         ("behind", 40, None),
     ]

@@ -20,7 +20,18 @@ from lastword.records.batch import crc_ok, read_header
 from lastword.segment import names
 from lastword.segment.recover import inspect
 from tests.fakes import RecordingFiles
-from tests.partition.logs import NOW, SMALL, batch, fill, indexes_fit, make, one, opened, pair, records
+from tests.partition.logs import (
+    NOW,
+    SMALL,
+    batch,
+    build_batch,
+    fill,
+    indexes_fit,
+    make,
+    opened,
+    pair,
+    records,
+)
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
 
@@ -64,7 +75,7 @@ def test_many_batches_in_one_call_are_the_bytes_of_single_calls(tmp_path: Path) 
     single, _ = opened(make(tmp_path / "a"), files=UNSYNCED)
     many, _ = opened(make(tmp_path / "b"), files=UNSYNCED)
     fill(single, 50)
-    appended = many.append_batches([one(n) for n in range(50)])
+    appended = many.append_batches([build_batch(n) for n in range(50)])
     assert [a.base_offset for a in appended] == list(range(50))
     single.close()
     many.close()
@@ -89,8 +100,8 @@ def test_reading_from_any_offset(tmp_path: Path) -> None:
     for reader in (log, log.view(), PartitionView.load(DirectorySegments(UNSYNCED, log.directory))):
         for start in range(41):
             for end in (start, start + 1, start + 9, 40):
-                found = [h.base_offset for _, h, _ in reader.batches(start, end)]
-                assert found == list(range(start, min(end, 40)))
+                offsets = [h.base_offset for _, h, _ in reader.batches(start, end)]
+                assert offsets == list(range(start, min(end, 40)))
 
 
 def test_chunks_of_any_range(tmp_path: Path) -> None:
@@ -99,10 +110,10 @@ def test_chunks_of_any_range(tmp_path: Path) -> None:
     from lastword.kernels.table import BASE_OFFSET
 
     for start, end in ((0, 40), (3, 4), (6, 8), (13, 29), (39, 40), (40, 40), (5, 5)):
-        found = [
+        offsets = [
             int(o) for chunk in log.chunks(start, end, chunk_bytes=250) for o in chunk.table[:, BASE_OFFSET]
         ]
-        assert found == list(range(start, end))
+        assert offsets == list(range(start, end))
 
 
 def test_lookup_by_time(tmp_path: Path) -> None:
@@ -167,7 +178,7 @@ class TestRolling:
             if call == "single":
                 fill(log, 12)
             else:
-                log.append_batches([one(n) for n in range(12)])
+                log.append_batches([build_batch(n) for n in range(12)])
             assert [s.base_offset for s in log.segments] == [0, 4, 8]
             assert all(Path(s.stored.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
 
@@ -185,7 +196,7 @@ class TestRolling:
                 log.append_batch(batch((b"%d" % n, b"")))
             log.close()
         rolled = [inspect(UNSYNCED, directory, s.base_offset, index_interval_bytes=100) for s in log.segments]
-        assert [len(one.offset_entries) for one in rolled[:-1]] == [64, 64, 64]
+        assert [len(inspection.offset_entries) for inspection in rolled[:-1]] == [64, 64, 64]
 
     def test_an_empty_active_segment_is_not_rolled(self, tmp_path: Path) -> None:
         log, _ = opened(make(tmp_path), files=UNSYNCED)
@@ -235,7 +246,7 @@ class TestSync:
 
         def writer() -> None:
             for _ in range(20):
-                last = log.append_batch(one(0)).last_offset
+                last = log.append_batch(build_batch(0)).last_offset
                 log.sync()
                 synced.append(log.synced_to > last)
 
@@ -284,7 +295,7 @@ class TestRefusals:
         config = TopicConfig(max_message_bytes=200)
         log, _ = opened(make(tmp_path), files=UNSYNCED, config=config)
         with pytest.raises(RecordTooLargeError):
-            log.append_batches([one(0), batch((b"k", b"x" * 200))])
+            log.append_batches([build_batch(0), batch((b"k", b"x" * 200))])
         assert log.log_end == 0 and log.active.size == 0
 
     def test_a_full_drive_leaves_the_log_as_it_was(self, tmp_path: Path) -> None:
@@ -330,7 +341,7 @@ def test_log_append_time(tmp_path: Path) -> None:
     config = TopicConfig(message_timestamp_type="LogAppendTime")
     clock = ManualClock(99_000)
     log, _ = opened(make(tmp_path), files=UNSYNCED, config=config, clock=clock)
-    assert log.append_batch(one(5)).timestamp == 99_000
+    assert log.append_batch(build_batch(5)).timestamp == 99_000
     _, header, data = next(log.batches(0))
     assert header.log_append and header.max_timestamp == 99_000
     assert crc_ok(data, read_header(data, 0, len(data), "x"))
@@ -364,8 +375,8 @@ def test_appending_and_reading_threads(tmp_path: Path) -> None:
         try:
             while not done.is_set():
                 source = load()
-                found = [h.base_offset for _, h, _ in source.batches(max(0, least - 20))]
-                assert found == list(range(max(0, least - 20), max(0, least - 20) + len(found)))
+                offsets = [h.base_offset for _, h, _ in source.batches(max(0, least - 20))]
+                assert offsets == list(range(max(0, least - 20), max(0, least - 20) + len(offsets)))
                 assert source.log_end >= least
                 least = source.log_end
         except BaseException as error:
@@ -382,7 +393,8 @@ def test_appending_and_reading_threads(tmp_path: Path) -> None:
     for thread in readers:
         thread.start()
     writers = [
-        threading.Thread(target=lambda: [log.append_batch(one(0)) for _ in range(100)]) for _ in range(3)
+        threading.Thread(target=lambda: [log.append_batch(build_batch(0)) for _ in range(100)])
+        for _ in range(3)
     ]
     for thread in writers:
         thread.start()

@@ -44,8 +44,8 @@ def check_prefix(directory: str, least: int, label: str, *, holes: bool = False)
     except CorruptBatchError as error:
         assert holes and (error.offset is None or error.code != "bad-crc" or error.offset >= least), label
     log, _ = opened(directory, files=UNSYNCED)
-    found = records(log)
-    assert found == [pair(n) for n in range(log.log_end)], label
+    pairs = records(log)
+    assert pairs == [pair(n) for n in range(log.log_end)], label
     assert log.log_end >= least, label
     assert log.log_end <= view.log_end, label
     assert leftovers(directory) == [], label

@@ -47,8 +47,8 @@ def write_log(
                     T + delta, b"\0\0\0\1" if control else b"k%d" % delta, content, offset_delta=delta
                 )
                 if not control:
-                    one = RawRecord(offset + delta, T + delta, 0, b"k%d" % delta, content)
-                    all_records[one.offset] = one
+                    record = RawRecord(offset + delta, T + delta, 0, b"k%d" % delta, content)
+                    all_records[record.offset] = record
             span = delta + chance.choice([0, 0, 5])
             data += builder.build(offset, last_offset_delta=span)
             offset += span + 1 + chance.choice([0, 0, 4])
@@ -145,7 +145,7 @@ def test_a_damaged_batch_is_named_when_a_record_of_it_is_asked_for(tmp_path: Pat
     assert caught.value.position and data[caught.value.position : caught.value.position + 8] == (
         100
     ).to_bytes(8, "big")
-    assert [one.offset for one in records_at(view, [3, 99, 101, 190]) if one] == [3, 99, 101, 190]
+    assert [record.offset for record in records_at(view, [3, 99, 101, 190]) if record] == [3, 99, 101, 190]
 
 
 def test_old_messages(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_on_the_writers_side_and_after_a_rewrite(tmp_path: Path) -> None:
         log.put(number % 10, number)
     log.roll()
     writer: Any = log.log
-    assert [one.value for one in records_at(writer, [0, 55, 99]) if one] == [b"0", b"55", b"99"]
+    assert [record.value for record in records_at(writer, [0, 55, 99]) if record] == [b"0", b"55", b"99"]
     old = PartitionView.load(DirectorySegments(DEFAULT, log.directory))
     log.clean()
-    assert [one and one.value for one in records_at(old, [0, 55, 99])] == [None, None, b"99"]
+    assert [record and record.value for record in records_at(old, [0, 55, 99])] == [None, None, b"99"]
     assert isinstance(positions_of(writer, np.array([5]))[0], np.ndarray)

@@ -45,12 +45,12 @@ COMMITTED = [0, 2, 3, 5, 6, 7]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    made = tmp_path / "t-0"
-    made.mkdir()
+    path = tmp_path / "t-0"
+    path.mkdir()
     for base, batches in ((0, FIRST), (3, SECOND), (8, THIRD)):
-        (made / names.segment_file(base, names.LOG)).write_bytes(b"".join(batches))
-    (made / names.segment_file(3, names.TXN_INDEX)).write_bytes(encode_aborted([ABORTED]))
-    return made
+        (path / names.segment_file(base, names.LOG)).write_bytes(b"".join(batches))
+    (path / names.segment_file(3, names.TXN_INDEX)).write_bytes(encode_aborted([ABORTED]))
+    return path
 
 
 def _walk_by_kernels(yes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +61,9 @@ def _walk_by_kernels(yes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["a reader", "a reader with kernels", "the writer"])
 def view(request: pytest.FixtureRequest, directory: Path, monkeypatch: pytest.MonkeyPatch) -> PartitionView:
     _walk_by_kernels("kernels" in request.param, monkeypatch)
-    found = PartitionView.load(DirectorySegments(DEFAULT, str(directory)))
-    found.trusted = request.param == "the writer"
-    return found
+    partition_view = PartitionView.load(DirectorySegments(DEFAULT, str(directory)))
+    partition_view.trusted = request.param == "the writer"
+    return partition_view
 
 
 def read(view: PartitionView, start: int = 0, end: int | None = None) -> list[int]:
@@ -109,9 +109,9 @@ def test_the_walk_ends_once_everything_asked_for_is_decided(directory: Path) -> 
             met.append(batch[0].base_offset)
             yield batch
 
-    found = scan_batches(batches(PartitionView.load(DirectorySegments(DEFAULT, str(directory)))), until=3)
+    decisions = scan_batches(batches(PartitionView.load(DirectorySegments(DEFAULT, str(directory)))), until=3)
     assert met == [1, 3, 4, 6]  # the first batch at or above the end after which no older transaction is open
-    assert [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in found.aborted] == [
+    assert [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in decisions.aborted] == [
         (5, 1, 4)
     ]
 

@@ -64,15 +64,15 @@ def open_again(log: PartitionLog, *, clean: bool = False, **kwargs: Any) -> Part
 
 def aborted(log: PartitionLog) -> dict[int, list[AbortedTransaction]]:
     """Return the entries of all transaction indexes, by base offset."""
-    found = {}
+    by_base_offset = {}
     for path in sorted(Path(log.directory).glob("*.txnindex")):
         entries = indexes.decode_aborted(path.read_bytes(), path.name)
         if entries:
-            found[int(path.stem)] = entries
-    return found
+            by_base_offset[int(path.stem)] = entries
+    return by_base_offset
 
 
-def told(producers: list[Producer]) -> list[bytes]:
+def encode_producers(producers: list[Producer]) -> list[bytes]:
     """Return what a snapshot would hold of each producer, by producer id."""
     return [encode([producer]) for producer in sorted(producers, key=lambda p: p.producer_id)]
 
@@ -197,8 +197,8 @@ def test_6W_326_the_reference_interleaving(tmp_path: Path, how: str) -> None:
     end_transaction(log, 2, 0, commit=False)  # 74
     if how != "open":
         log = open_again(log, clean=how == "closed")
-    found = [tuple(entry) for entries in aborted(log).values() for entry in entries]
-    assert found == [(1, 0, 29, 8), (2, 8, 74, 11)]
+    transactions = [tuple(entry) for entries in aborted(log).values() for entry in entries]
+    assert transactions == [(1, 0, 29, 8), (2, 8, 74, 11)]
     assert log.stable_offset == 11
     assert (
         log.view().stable_offset
@@ -262,11 +262,11 @@ def test_a_roll_takes_a_snapshot_of_what_lies_below(tmp_path: Path) -> None:
     seen = []
     for _, header, _ in log.batches(0):
         if header.base_offset in store.offsets():
-            assert told(store.read(header.base_offset)) == told(state.producers)
+            assert encode_producers(store.read(header.base_offset)) == encode_producers(state.producers)
             seen.append(header.base_offset)
         state.update(header)
     assert seen == [s.base_offset for s in log.segments]
-    assert told(log.producers) == told(state.producers)
+    assert encode_producers(log.producers) == encode_producers(state.producers)
 
 
 def test_6U_295_the_recovery_point_waits_for_the_snapshot(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_6W_316_a_damaged_snapshot_is_removed_and_the_one_before_it_used(tmp_pat
         newest.write_bytes(damage)
         log, recovery = opened(log.directory, files=UNSYNCED, clean=True)
         assert [r.code for r in recovery.repaired] == ["snapshot"] and not newest.exists()
-        assert told(log.producers) == told(before)
+        assert encode_producers(log.producers) == encode_producers(before)
         assert log.close()
 
 
@@ -385,7 +385,7 @@ def test_6T_253_254_recovery_of_the_last_segment_and_of_all(tmp_path: Path, snap
         end_transaction(log, 1, 0, commit=False)
         if number % 3:
             end_transaction(log, 2, 0, commit=False)
-    expected, stable, producers = aborted(log), log.stable_offset, told(log.producers)
+    expected, stable, producers = aborted(log), log.stable_offset, encode_producers(log.producers)
     last = log.active.base_offset
     assert len(expected) > 2
     for recovery_point, wiped in ((last, ["*.txnindex"]), (0, ["*.txnindex", "*.index"])):
@@ -398,7 +398,11 @@ def test_6T_253_254_recovery_of_the_last_segment_and_of_all(tmp_path: Path, snap
             for path in Path(log.directory).glob("*.snapshot"):
                 path.unlink()
         log, _ = opened(log.directory, files=UNSYNCED, recovery_point=recovery_point)
-        assert (aborted(log), log.stable_offset, told(log.producers)) == (expected, stable, producers)
+        assert (aborted(log), log.stable_offset, encode_producers(log.producers)) == (
+            expected,
+            stable,
+            producers,
+        )
 
 
 def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_clean_stop(
@@ -529,7 +533,7 @@ def test_a_log_agrees_with_a_simple_model(tmp_path_factory: pytest.TempPathFacto
         assert (
             PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset == log.stable_offset
         )
-        entries = [entry for found in aborted(log).values() for entry in found]
+        entries = [entry for segment_entries in aborted(log).values() for entry in segment_entries]
         assert [(e.producer_id, e.first_offset, e.last_offset) for e in entries] == _aborted(appended)
     finally:
         log.abandon()
@@ -547,12 +551,12 @@ def _open_since(mine: list[tuple[str, int, int, int, int]]) -> int | None:
 
 
 def _aborted(appended: list[tuple[str, int, int, int, int]]) -> list[tuple[int, int, int]]:
-    found = []
+    transactions = []
     for at, (kind, producer_id, first, _, _) in enumerate(appended):
         since = _open_since([a for a in appended[:at] if a[1] == producer_id])
         if kind == "abort" and since is not None:
-            found.append((producer_id, since, first))
-    return found
+            transactions.append((producer_id, since, first))
+    return transactions
 
 
 # ---------------------------------------------------------------- Kafka's directories
@@ -596,7 +600,10 @@ def test_snapshots_after_recovery_are_kafkas(case: str, before: str, after: str,
         kept = offsets if before != after else [o for o in offsets if o in ours.offsets()]
         assert ours.offsets() == kept and kept[-1] == offsets[-1]
         for offset in kept:
-            assert told(ours.read(offset)) == told(expected.read(offset)), (directory.name, offset)
+            assert encode_producers(ours.read(offset)) == encode_producers(expected.read(offset)), (
+                directory.name,
+                offset,
+            )
             compared += 1
     assert compared
 

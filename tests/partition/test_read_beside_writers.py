@@ -50,6 +50,6 @@ def test_a_lease_whose_scratch_file_was_swept_away(tmp_path: Path, times: int) -
     files = Swept(log, times)
     leases.register(files, log.directory, "sink", 0, max_age_ms=1000, now_ms=0, log_start=0, log_end=1)
     leases.advance(files, log.directory, "sink", 1, now_ms=0, log_start=0, log_end=1)
-    one = leases.read(files, log.directory, "sink")
-    assert one is not None and one.position == 1 and files.times == 0
+    lease = leases.read(files, log.directory, "sink")
+    assert lease is not None and lease.position == 1 and files.times == 0
     log.close()

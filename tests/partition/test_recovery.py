@@ -18,13 +18,13 @@ from lastword.segment import names
 from tests.partition.logs import (
     at_offset,
     batch,
+    build_batch,
     compacted,
     fill,
     indexes_fit,
     leftovers,
     make,
     newest,
-    one,
     opened,
     pair,
     records,
@@ -63,7 +63,7 @@ def test_a_torn_tail_of_every_length_is_cut(tmp_path: Path, synced: bool) -> Non
     directory = filled(tmp_path, 3, sync=synced)
     path = log_file(directory, 0)
     size = Path(path).stat().st_size
-    whole = at_offset(one(3), 3)
+    whole = at_offset(build_batch(3), 3)
     for length in range(1, len(whole)):
         append_bytes(path, whole[:length])
         view = PartitionView.load(DirectorySegments(UNSYNCED, directory))
@@ -85,7 +85,7 @@ def test_a_batch_whose_end_is_zeros_is_cut(tmp_path: Path) -> None:
     """
     directory = filled(tmp_path, 3)
     path = log_file(directory, 0)
-    whole = at_offset(one(3), 3)
+    whole = at_offset(build_batch(3), 3)
     for length in range(1, len(whole) - 1):
         append_bytes(path, whole[:length] + bytes(len(whole) - length))
         assert PartitionView.load(DirectorySegments(UNSYNCED, directory)).log_end == 3
@@ -115,7 +115,7 @@ def test_every_bit_of_the_last_batch(tmp_path: Path) -> None:
     directory = filled(tmp_path, 3)
     path = log_file(directory, 0)
     good = Path(path).read_bytes()
-    start = len(good) - len(one(2))
+    start = len(good) - len(build_batch(2))
     for position in range(start, len(good)):
         bad = bytearray(good)
         bad[position] ^= 1 << position % 8
@@ -125,12 +125,12 @@ def test_every_bit_of_the_last_batch(tmp_path: Path) -> None:
         except CorruptBatchError as error:  # a base offset that no index can hold
             assert error.code == "offset-overflow" and position < start + 8
             continue
-        found = records(log)
+        pairs = records(log)
         log.abandon()
         if start + 12 <= position < start + 16:
-            assert found == [pair(n) for n in range(3)]
-        elif found != [pair(0), pair(1)]:  # a base offset that is still higher looks like a gap
-            assert position < start + 8 and found[:2] == [pair(0), pair(1)]
+            assert pairs == [pair(n) for n in range(3)]
+        elif pairs != [pair(0), pair(1)]:  # a base offset that is still higher looks like a gap
+            assert position < start + 8 and pairs[:2] == [pair(0), pair(1)]
         Path(path).write_bytes(good)
 
 
@@ -139,10 +139,14 @@ def test_damage_below_what_was_synced_takes_the_partition_offline(tmp_path: Path
     assert read_synced(UNSYNCED, directory) == 5
     path = log_file(directory, 0)
     before = Path(path).read_bytes()
-    overwrite(path, 2 * len(one(0)) + 70, b"\xee")
+    overwrite(path, 2 * len(build_batch(0)) + 70, b"\xee")
     with pytest.raises(CorruptBatchError) as caught:
         opened(directory, files=UNSYNCED)
-    assert caught.value.file == path and caught.value.position == 2 * len(one(0)) and caught.value.offset == 2
+    assert (
+        caught.value.file == path
+        and caught.value.position == 2 * len(build_batch(0))
+        and caught.value.offset == 2
+    )
     assert len(Path(path).read_bytes()) == len(before)
 
 
@@ -177,7 +181,7 @@ def test_damage_in_a_foreign_log_above_its_recovery_point_is_cut_with_all_behind
     """A broker syncs late: after a power cut a closed segment may be torn although the next one exists."""
     directory = filled(tmp_path, 20)
     (Path(directory) / names.PRIVATE / names.SYNCED).unlink()
-    overwrite(log_file(directory, 7), 2 * len(one(0)) + 70, b"\xee")
+    overwrite(log_file(directory, 7), 2 * len(build_batch(0)) + 70, b"\xee")
     log, recovery = opened(directory, files=UNSYNCED, recovery_point=7)
     assert log.log_end == 9
     assert records(log) == [pair(n) for n in range(9)]
@@ -195,7 +199,7 @@ def test_only_segments_from_the_recovery_point_on_are_walked(tmp_path: Path) -> 
 
 def test_offsets_that_do_not_rise_end_the_log_there(tmp_path: Path) -> None:
     directory = filled(tmp_path, 4)
-    append_bytes(log_file(directory, 0), at_offset(one(2), 2))
+    append_bytes(log_file(directory, 0), at_offset(build_batch(2), 2))
     log, recovery = opened(directory, files=UNSYNCED)
     assert log.log_end == 4
     assert "follows" in recovery.repaired[0].text
@@ -332,7 +336,7 @@ def test_a_log_start_above_the_log_end_is_where_the_log_goes_on(tmp_path: Path) 
     directory = filled(tmp_path, 5)
     log, _ = opened(directory, files=UNSYNCED, log_start=9)
     assert (log.log_start, log.log_end) == (9, 9)
-    assert log.append_batch(one(9)).base_offset == 9
+    assert log.append_batch(build_batch(9)).base_offset == 9
     log.abandon()
     log, recovery = opened(directory, files=UNSYNCED, log_start=1 << 60)
     assert log.log_end == 10 and "checkpoint" in {r.code for r in recovery.repaired}

@@ -32,14 +32,14 @@ def segments_of(log: LogBuilder) -> dict[str, bytes]:
 
 
 def _step(log: LogBuilder, rng: random.Random) -> None:
-    what = rng.choice(
+    action = rng.choice(
         ("append", "append", "append", "abort", "roll", "clean", "cut", "trim", "wait", "reopen")
     )
     opened = log.log
-    if what == "append":
+    if action == "append":
         pairs = [(b"k%d" % rng.randrange(5), rng.choice((None, b"v" * rng.randrange(30)))) for _ in range(4)]
         log.batch(pairs)
-    elif what == "abort":
+    elif action == "abort":
         builder = BatchBuilder(
             producer_id=opened.log_end, producer_epoch=0, base_sequence=0, transactional=True
         )
@@ -47,18 +47,18 @@ def _step(log: LogBuilder, rng: random.Random) -> None:
         producer_id = opened.log_end
         opened.append_batch(builder.build())
         end_transaction(opened, producer_id, 0, commit=False)
-    elif what == "roll":
+    elif action == "roll":
         log.roll()
-    elif what == "clean":
+    elif action == "clean":
         log.strategy = rng.choice(("kafka", "generational"))
         log.clean()
-    elif what == "cut":
+    elif action == "cut":
         opened.truncate_to(rng.randrange(opened.segments[0].base_offset, opened.log_end + 1))
         log.first_dirty = min(log.first_dirty or 0, opened.log_end)
-    elif what == "trim":
+    elif action == "trim":
         opened.raise_log_start(rng.randrange(opened.log_start, opened.stable_offset + 1))
         opened.remove_prefix()
-    elif what == "wait":
+    elif action == "wait":
         log.wait(rng.choice((1, HOUR)))
     else:
         log.reopen()
@@ -76,12 +76,12 @@ def test_the_same_calls_leave_the_same_bytes(seed: int, tmp_path: Path) -> None:
     for _ in range(60):
         for log, rng in zip(logs, rngs, strict=True):
             _step(log, rng)
-        one, two = logs
-        assert segments_of(one) == segments_of(two)
-        assert (one.log.log_start, one.log.stable_offset, one.log.log_end) == (
-            two.log.log_start,
-            two.log.stable_offset,
-            two.log.log_end,
+        first, second = logs
+        assert segments_of(first) == segments_of(second)
+        assert (first.log.log_start, first.log.stable_offset, first.log.log_end) == (
+            second.log.log_start,
+            second.log.stable_offset,
+            second.log.log_end,
         )
         assert store.outputs == []
     views = [PartitionView.load(log.store) for log in logs]

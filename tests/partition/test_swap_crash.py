@@ -52,17 +52,17 @@ def check_recovers(directory: str, old: list, new: list, label: str) -> list:
     seen = records(PartitionView.load(DirectorySegments(DEFAULT, directory)))
     assert seen in (old, new), label
     log, _ = opened(directory, files=UNSYNCED)
-    found = records(log)
-    assert found == seen, label
+    pairs = records(log)
+    assert pairs == seen, label
     assert leftovers(directory) == [], label
     assert not [
         n for n in DEFAULT.listdir(os.path.join(directory, "lastword")) if n.startswith("rewrite-")
     ], label
     assert indexes_fit(log), label
     fill(log, 2)
-    assert records(log)[:-2] == found, label
+    assert records(log)[:-2] == pairs, label
     log.abandon()
-    return found
+    return pairs
 
 
 def test_every_stop_leaves_old_or_new(before: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_every_stop_leaves_old_or_new(before: Path, tmp_path: Path) -> None:
         outcomes.append(check_recovers(os.path.join(target, "users-0"), old, new, f"stop {stop}"))
     assert outcomes.count(old) > 5 and outcomes.count(new) > 5
     first_new = outcomes.index(new)
-    assert all(found == new for found in outcomes[first_new:])
+    assert all(outcome == new for outcome in outcomes[first_new:])
 
 
 @pytest.mark.slow
@@ -97,9 +97,9 @@ def test_every_power_cut_leaves_old_or_new(before: Path, tmp_path: Path) -> None
     for number, image in enumerate(files.images(start=start, seeds=range(3))):
         target = tmp_path / f"image{number}"
         image.write(target)
-        found = check_recovers(str(target / "users-0"), old, new, image.label + "\n" + files.story())
-        outcomes[found == new] += 1
-        assert found == new or not image.marks, image.label
+        pairs = check_recovers(str(target / "users-0"), old, new, image.label + "\n" + files.story())
+        outcomes[pairs == new] += 1
+        assert pairs == new or not image.marks, image.label
         shutil.rmtree(target)
     assert outcomes[True] > 20 and outcomes[False] > 20
 
@@ -186,10 +186,10 @@ def test_a_failing_rename_leaves_the_log_usable(before: Path, tmp_path: Path) ->
         try:
             log.replace(sources, [output])
         except StorageError:
-            found = records(log)
-            assert found in (old, new)
+            pairs = records(log)
+            assert pairs in (old, new)
             fill(log, 1)
-            assert records(log) == [*found, records(log)[-1]]
+            assert records(log) == [*pairs, records(log)[-1]]
             log.close()
         else:
             if len(seen) <= number:

@@ -17,9 +17,9 @@ from lastword.partition.durability import read_synced
 from lastword.partition.snapshots import Snapshots
 from lastword.segment import names
 from tests.fakes import ForgetfulFiles
-from tests.partition.logs import batch, fill, indexes_fit, make, one, opened, pair, records
+from tests.partition.logs import batch, build_batch, fill, indexes_fit, make, opened, pair, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
-from tests.partition.test_producers import aborted, of, open_again, told
+from tests.partition.test_producers import aborted, encode_producers, of, open_again
 from tests.transactions import end_transaction
 
 
@@ -78,7 +78,7 @@ def test_a_batch_with_the_offset_inside_goes_and_the_log_goes_on_at_the_offset(t
     log.truncate_to(4)
     assert records(log) == [pair(0), pair(1)]
     assert log.log_end == 4
-    assert log.append_batch(one(4)).base_offset == 4
+    assert log.append_batch(build_batch(4)).base_offset == 4
     assert [r[0] for r in records(log)] == [0, 1, 4]
     assert [r[0] for r in records(open_again(log))] == [0, 1, 4]
 
@@ -125,12 +125,20 @@ def test_producers_transactions_and_epochs_go_back_too(tmp_path: Path) -> None:
             end_transaction(log, 1, 0, commit=False)
         if number % 4 == 2:
             log.epochs.assign(number, log.log_end)
-        found = [entry for entries in aborted(log).values() for entry in entries]
-        seen.append((log.log_end, log.stable_offset, told(log.producers), found, log.epochs.entries))
+        transactions = [entry for entries in aborted(log).values() for entry in entries]
+        seen.append(
+            (
+                log.log_end,
+                log.stable_offset,
+                encode_producers(log.producers),
+                transactions,
+                log.epochs.entries,
+            )
+        )
     for end, stable, producers, entries, epochs in reversed(seen):
         log.truncate_to(end)
-        assert (log.log_end, log.stable_offset, told(log.producers)) == (end, stable, producers)
-        assert [entry for found in aborted(log).values() for entry in found] == entries
+        assert (log.log_end, log.stable_offset, encode_producers(log.producers)) == (end, stable, producers)
+        assert [entry for segment_entries in aborted(log).values() for entry in segment_entries] == entries
         assert log.epochs.entries == tuple(e for e in epochs if e.start_offset < end)
         assert max(Snapshots(UNSYNCED, log.directory).offsets(), default=0) <= end
         assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset == stable
@@ -189,15 +197,15 @@ def test_a_power_cut_leaves_a_beginning(tmp_path: Path, offset: int) -> None:
         target = tmp_path / "image"
         image.write(target)
         log, _ = opened(str(target / "users-0"), files=UNSYNCED)
-        found = records(log)
+        pairs = records(log)
         old = [pair(n) for n in range(20)]
-        kept = [r for r in found if r[1] != b"new"]
+        kept = [r for r in pairs if r[1] != b"new"]
         assert kept == old[: len(kept)] and len(kept) >= offset, image
-        assert found[len(kept) :] == new[: len(found) - len(kept)], image
+        assert pairs[len(kept) :] == new[: len(pairs) - len(kept)], image
         if "cut" in marks:
             assert len(kept) == offset, image
         if "synced" in marks:
-            assert found == old[:offset] + new, image
+            assert pairs == old[:offset] + new, image
         fill(log, 1)
         assert indexes_fit(log)
         log.close()

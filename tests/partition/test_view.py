@@ -11,7 +11,7 @@ from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
-from tests.partition.logs import fill, make, one, opened, pair, records
+from tests.partition.logs import build_batch, fill, make, opened, pair, records
 from tests.partition.nosync import UNSYNCED
 
 
@@ -39,7 +39,7 @@ def test_a_batch_that_is_half_there_is_not_there_yet(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 6)
     path, size = log.active.file, log.active.size
-    log.append_batch(one(6))
+    log.append_batch(build_batch(6))
     whole = Path(path).read_bytes()
     for end in range(size, len(whole)):
         Path(path).write_bytes(whole[:end])

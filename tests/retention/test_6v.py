@@ -26,8 +26,8 @@ def test_6V_296_only_up_to_the_high_watermark() -> None:
     segments = fakes(*[(100, 30 * DAY)] * 4)
     config = policy("delete", retention_ms=DAY)
     for top in range(41):
-        found = decided(segments, config, upper_offset=top)
-        assert found.log_start <= top and found.segments == top // 10
+        deletion = decided(segments, config, upper_offset=top)
+        assert deletion.log_start <= top and deletion.segments == top // 10
 
 
 def test_6V_297_deleting_everything_keeps_the_log_end(tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ def test_6V_297_deleting_everything_keeps_the_log_end(tmp_path: Path) -> None:
     end.
     """
     log = Log(tmp_path, **DELETE | {"retention.ms": "1h"}).fill(15, age_ms=2 * HOUR)
-    found = log.expire()
-    assert found.segments == 3 and found.log_start == 15
+    deletion = log.expire()
+    assert deletion.segments == 3 and deletion.log_start == 15
     assert log.bases == [15] and log.log.active.size == 0
     assert (log.log.log_start, log.log.log_end) == (15, 15)
     assert not log.expire().removes
@@ -79,8 +79,8 @@ def test_6V_301_compact_knows_the_log_start(tmp_path: Path) -> None:
     """6V.301: With the policy compact, segments below the log start are deleted."""
     log = Log(tmp_path, **{"cleanup.policy": "compact"}).fill(15)
     log.home.raise_log_start("users", 0, 7, "trim")
-    found = log.expire()
-    assert found.segments == 1 and found.codes == ("log-start",) and found.log_start == 7
+    deletion = log.expire()
+    assert deletion.segments == 1 and deletion.codes == ("log-start",) and deletion.log_start == 7
     assert log.bases == [5, 10] and log.log.log_start == 7
     log.close()
 
@@ -304,10 +304,10 @@ def test_golden_dir_clean_kafka28(tmp_path: Path) -> None:
         offsets.setdefault(line["partition"], []).append(line["offset"])
     with LogDirectory.open(root, "a", UNSYNCED) as logs:
         assert logs.recovery.clean
-        for name, found in offsets.items():
+        for name, partition_offsets in offsets.items():
             topic, _, number = name.rpartition("-")
             log = logs.log(topic, int(number))
-            assert log.log_end == max(found) + 1
+            assert log.log_end == max(partition_offsets) + 1
         trimmed = {
             str(tp): logs.log(*tp).log_start for tp in logs.topic_partitions() if logs.log(*tp).log_start
         }

@@ -116,7 +116,8 @@ def test_every_power_cut(tmp_path: Path, work: str, seeds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(one, marks=pytest.mark.slow if one in ("EIO", "EROFS") else ()) for one in KINDS]
+    "kind",
+    [pytest.param(fault, marks=pytest.mark.slow if fault in ("EIO", "EROFS") else ()) for fault in KINDS],
 )
 @pytest.mark.parametrize("work", WORK)
 def test_17_every_failing_call(tmp_path: Path, work: str, kind: str) -> None:

@@ -17,7 +17,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
 import lastword
 from lastword.logdir import LogDirectory
 from lastword.clock import ManualClock
-from tests.partition.logs import batch, one
+from tests.partition.logs import batch, build_batch
 from tests.partition.nosync import UNSYNCED
 from tests.support.settings import set_topic_config
 
@@ -46,7 +46,7 @@ with LogDirectory.open(root, "a", UNSYNCED, ManualClock()) as logs:
     logs.create_topic("users", 1, settings)
     log = logs.log("users", 0)
     while len(log.segments) < {count}:
-        log.append_batches([one(log.log_end + n) for n in range(14)])
+        log.append_batches([build_batch(log.log_end + n) for n in range(14)])
     end = log.log_end
     print(descriptors() - before)
     read = sum(header.count for _, header, _ in log.batches(0))
@@ -88,14 +88,14 @@ with LogDirectory.open(root, "a", UNSYNCED, ManualClock()) as logs:
     assert opened < 10, opened
     assert descriptors() - before <= 8  # nothing is opened before it is used
     for number in range({count}):
-        logs.log("users", number).append_batch(one(number))
+        logs.log("users", number).append_batch(build_batch(number))
     most, maps = descriptors() - before, mappings()
     assert most <= {limit} // 2 + 8, most
     assert maps < 1000, maps
     for number in range(0, {count}, 7):
         log = logs.log("users", number)
         assert log.log_end == 1
-        log.append_batch(one(number))
+        log.append_batch(build_batch(number))
 assert descriptors() == before
 with lastword.open(root) as logs:
     topic = logs.topic("users")

@@ -11,15 +11,19 @@ from tests.retention.support import DAY, HOUR, NOW, Fake, decided, fakes, policy
 
 
 def test_no_policy_removes_nothing() -> None:
-    found = decided(fakes((100, 30 * DAY), (100, 0)), TopicConfig(retention_bytes=0), log_start=10)
-    assert not found.removes and found.codes == (NO_POLICY,) and found.log_start == 10
+    deletion = decided(fakes((100, 30 * DAY), (100, 0)), TopicConfig(retention_bytes=0), log_start=10)
+    assert not deletion.removes and deletion.codes == (NO_POLICY,) and deletion.log_start == 10
 
 
 def test_age_is_strict() -> None:
     config = policy("delete", retention_ms=HOUR)
     assert not decided(fakes((100, HOUR), (100, 0)), config).removes
-    found = decided(fakes((100, HOUR + 1), (100, 0)), config)
-    assert (found.segments, found.log_start, found.freed_bytes) == (1, 10, 100) and found.codes == (MS,)
+    deletion = decided(fakes((100, HOUR + 1), (100, 0)), config)
+    assert (deletion.segments, deletion.log_start, deletion.freed_bytes) == (
+        1,
+        10,
+        100,
+    ) and deletion.codes == (MS,)
 
 
 def test_age_without_timestamps_is_that_of_the_file() -> None:
@@ -30,8 +34,8 @@ def test_age_without_timestamps_is_that_of_the_file() -> None:
 
 
 def test_only_a_beginning_of_the_log() -> None:
-    found = decided(fakes((100, 3 * HOUR), (100, 0), (100, 3 * HOUR)), policy("delete", retention_ms=HOUR))
-    assert found.segments == 1
+    deletion = decided(fakes((100, 3 * HOUR), (100, 0), (100, 3 * HOUR)), policy("delete", retention_ms=HOUR))
+    assert deletion.segments == 1
 
 
 def test_size_leaves_at_least_the_limit() -> None:
@@ -42,46 +46,51 @@ def test_size_leaves_at_least_the_limit() -> None:
 
 def test_size_counts_what_the_log_start_left() -> None:
     segments = fakes((1000, 0), (100, 0), (100, 0))
-    found = decided(segments, policy("delete", retention_bytes=200), log_start=10)
-    assert (found.segments, found.codes) == (1, (LOG_START,))
-    found = decided(segments, policy("delete", retention_bytes=100), log_start=10)
-    assert (found.segments, found.codes) == (2, (LOG_START, BYTES))
+    deletion = decided(segments, policy("delete", retention_bytes=200), log_start=10)
+    assert (deletion.segments, deletion.codes) == (1, (LOG_START,))
+    deletion = decided(segments, policy("delete", retention_bytes=100), log_start=10)
+    assert (deletion.segments, deletion.codes) == (2, (LOG_START, BYTES))
 
 
 def test_log_start_needs_a_successor_at_or_below_it() -> None:
     segments = fakes((100, 0), (100, 0), (100, 0))
     for start, goes in ((0, 0), (9, 0), (10, 1), (19, 1), (20, 2), (29, 2), (30, 2)):
-        found = decided(segments, policy("compact"), log_start=start, log_end=30)
-        assert found.segments == goes and found.log_start == start, start
+        deletion = decided(segments, policy("compact"), log_start=start, log_end=30)
+        assert deletion.segments == goes and deletion.log_start == start, start
 
 
 def test_the_last_segment_goes_if_it_holds_records() -> None:
     config = policy("delete", retention_ms=HOUR)
-    found = decided(fakes((100, 2 * HOUR), (100, 2 * HOUR)), config)
-    assert (found.segments, found.log_start) == (2, 20)
-    found = decided(fakes((100, 2 * HOUR), (0, 2 * HOUR)), config)
-    assert (found.segments, found.log_start) == (1, 10)
+    deletion = decided(fakes((100, 2 * HOUR), (100, 2 * HOUR)), config)
+    assert (deletion.segments, deletion.log_start) == (2, 20)
+    deletion = decided(fakes((100, 2 * HOUR), (0, 2 * HOUR)), config)
+    assert (deletion.segments, deletion.log_start) == (1, 10)
     assert decided(fakes((0, 2 * HOUR)), config).reason == "the log is empty"
 
 
 def test_compaction_alone_has_no_limits() -> None:
     config = policy("compact", retention_ms=1, retention_bytes=1)
-    found = decided(fakes((100, DAY), (100, DAY)), config)
-    assert not found.removes and found.codes == (WITHIN,) and "cleanup.policy is compact" in found.reason
+    deletion = decided(fakes((100, DAY), (100, DAY)), config)
+    assert (
+        not deletion.removes
+        and deletion.codes == (WITHIN,)
+        and "cleanup.policy is compact" in deletion.reason
+    )
 
 
 def test_reasons_can_be_read() -> None:
     config = policy("delete", retention_ms=7 * DAY, retention_bytes=150)
-    found = decided(fakes((100, 8 * DAY), (100, 0)), config)
-    assert str(found) == (
+    deletion = decided(fakes((100, 8 * DAY), (100, 0)), config)
+    assert str(deletion) == (
         "users-0: 1 segment removed, 100 B, log start 10: retention.ms 7 d, "
         "newest record 2023-11-06 22:13:20Z"
     )
-    found = decided(fakes((100, DAY), (100, 0)), config)
+    deletion = decided(fakes((100, DAY), (100, 0)), config)
     assert (
-        "may go in 6 d by retention.ms" in found.reason and "200 B of retention.bytes 150 B" in found.reason
+        "may go in 6 d by retention.ms" in deletion.reason
+        and "200 B of retention.bytes 150 B" in deletion.reason
     )
-    assert found.to_dict()["segments"] == 0
+    assert deletion.to_dict()["segments"] == 0
 
 
 class TestClocks:
@@ -94,10 +103,10 @@ class TestClocks:
         assert decided(segments, config, now_ms=NOW - DAY).segments == 0
 
     def test_18_ten_years_ahead_removes_what_is_old_then_and_keeps_the_end(self) -> None:
-        found = decided(
+        deletion = decided(
             fakes((100, 0), (100, 0)), policy("delete", retention_ms=DAY), now_ms=NOW + 3650 * DAY
         )
-        assert (found.segments, found.log_start) == (2, 20)
+        assert (deletion.segments, deletion.log_start) == (2, 20)
 
     def test_18_timestamps_of_the_future_never_expire_by_age(self) -> None:
         segments = [Fake(0, largest_timestamp=2**62), Fake(10)]
@@ -156,7 +165,7 @@ def test_as_the_specification_says(parts: list[tuple[int, int, int, int]], data:
     limit, age = data.draw(st.integers(-1, 12)), data.draw(st.integers(-1, 12))
     now = data.draw(st.integers(0, 25))
     config = policy("delete", retention_bytes=limit, retention_ms=age)
-    found = decided(segments, config, log_start=log_start, log_end=log_end, now_ms=now, upper_offset=top)
-    assert found.segments == plainly(segments, log_start, log_end, top, now, limit, age)
-    assert log_start <= found.log_start <= max(top, log_start)
-    assert found.freed_bytes == sum(s.size for s in segments[: found.segments])
+    deletion = decided(segments, config, log_start=log_start, log_end=log_end, now_ms=now, upper_offset=top)
+    assert deletion.segments == plainly(segments, log_start, log_end, top, now, limit, age)
+    assert log_start <= deletion.log_start <= max(top, log_start)
+    assert deletion.freed_bytes == sum(s.size for s in segments[: deletion.segments])
