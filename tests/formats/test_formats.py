@@ -21,16 +21,16 @@ def mixed() -> bytes:
 
 def test_a_buffer_that_changes_magic_on_the_way() -> None:
     data = b"somewhere" + mixed()
-    position, found = 9, []
+    position, records = 9, []
     while position < len(data):
         header = formats.read_header(data, position, len(data), "x", file_position=position - 9)
         assert header.position == position - 9
         assert formats.crc_ok(data, header, position)
-        found += [
+        records += [
             (header.magic, r.offset, r.key) for r in formats.read_records(data, header, position=position)
         ]
         position += header.size
-    assert found == [(0, 0, b"a"), (1, 1, b"b"), (2, 2, b"c")]
+    assert records == [(0, 0, b"a"), (1, 1, b"b"), (2, 2, b"c")]
 
 
 @pytest.mark.parametrize("at", [0, 28, 64])

@@ -105,8 +105,8 @@ def test_cleaning_keeps_what_kafka_kept(case_name: str, tmp_path: Path) -> None:
         for path in loader.partition_files(root / before):
             data = path.read_bytes()
             for header in logs.headers(data, path.name):
-                _, found = formats.messages(data, header, path.name)
-                filtered = formats.filter_entry(data, header, [m.offset in kept for m in found], path.name)
+                _, messages = formats.messages(data, header, path.name)
+                filtered = formats.filter_entry(data, header, [m.offset in kept for m in messages], path.name)
                 if filtered is not None:
                     rebuilt.append(filtered)
         listed = [line for line in case.batches(after) if line["size"]]

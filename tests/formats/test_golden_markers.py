@@ -95,15 +95,15 @@ def test_a_pass_from_the_middle_keeps_markers_whose_data_it_cannot_have_met(tmp_
 
     def discarded(start: int) -> set[int]:
         tracker = MarkerTracker(entries, pass_start=start, log_start=0)
-        found = set()
+        offsets = set()
         for header, marker in batches:
             if header.base_offset < start:
                 continue
             if not header.control:
                 tracker.data(header)
             elif tracker.control(header, marker):
-                found.add(header.last_offset)
-        return found
+                offsets.add(header.last_offset)
+        return offsets
 
     whole = discarded(0)
     assert whole

@@ -37,13 +37,13 @@ def unpacked(name: str, stage: str, target: Path) -> Path:
 
 
 def listed_snapshots(name: str, stage: str) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_file: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in loader.case(name).indexes(stage):
         if line["file"].endswith(".snapshot"):
-            entries = found[line["file"]]
+            entries = by_file[line["file"]]
             if "producerId" in line:
                 entries.append(line)
-    return found
+    return by_file
 
 
 def as_listed(producer: Producer) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def test_replay_from_any_snapshot_leads_to_the_last_one(name: str, stage: str, t
                 state.update(header, marker)
         # Kafka drops idle producers when it loads a snapshot (after a day; these data have old timestamps).
         idle = {p.producer_id for p in state.producers if p.is_expired(now_ms, 86_400_000)}
-        found = {p.producer_id: as_listed(p) for p in state.producers}
-        assert {k: v for k, v in found.items() if k in expected or k not in idle} == expected
+        producers = {p.producer_id: as_listed(p) for p in state.producers}
+        assert {k: v for k, v in producers.items() if k in expected or k not in idle} == expected
 
 
 @pytest.mark.parametrize(("name", "stage"), ALL)
@@ -148,12 +148,12 @@ def test_index_files(name: str, stage: str, tmp_path: Path) -> None:
         for line in loader.case(name).indexes(stage)
         if line["file"].endswith(".txnindex") and "producerId" in line
     ]
-    found = []
+    entries = []
     for path in sorted(directory.glob("*.txnindex")):
         index = TransactionIndex(SegmentFiles(DEFAULT, str(path.parent), int(path.stem)))
         index.check()
-        found += [(path.name, *entry) for entry in index.entries]
-    assert found == [
+        entries += [(path.name, *entry) for entry in index.entries]
+    assert entries == [
         (line["file"], line["producerId"], line["firstOffset"], line["lastOffset"], line["lastStableOffset"])
         for line in listed
     ]

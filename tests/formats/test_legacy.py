@@ -169,9 +169,9 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
     assert filtered is not None
     assert (filtered.last_offset, filtered.max_timestamp, filtered.kept) == (52, T + 2 if magic else -1, 2)
     assert records_of(filtered.data) == records_of(expected) == three[1:]
-    found, wanted = header_of(filtered.data), header_of(expected)
-    assert formats.inner_bytes(filtered.data, found) == formats.inner_bytes(expected, wanted)
-    assert found.attributes == wanted.attributes
+    header, wanted = header_of(filtered.data), header_of(expected)
+    assert formats.inner_bytes(filtered.data, header) == formats.inner_bytes(expected, wanted)
+    assert header.attributes == wanted.attributes
     if codec == "lz4":
         assert filtered.data == expected
 
@@ -389,8 +389,8 @@ def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
     for keep, offsets in (([True] * 3, [30, 31, 33]), ([False, True, True], [31, 33])):
         filtered = formats.filter_entry(data, header_of(data), keep)
         assert filtered is not None
-        _, found = formats.messages(filtered.data, header_of(filtered.data))
-        assert [(m.magic, m.offset) for m in found] == [(1, offset) for offset in offsets]
+        _, messages = formats.messages(filtered.data, header_of(filtered.data))
+        assert [(m.magic, m.offset) for m in messages] == [(1, offset) for offset in offsets]
 
 
 def test_v1_message_in_a_v0_wrapper_keeps_its_timestamp_when_cleaned() -> None:

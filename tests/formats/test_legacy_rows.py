@@ -108,10 +108,10 @@ def entries(draw: st.DrawFn) -> bytes:
         if codec:
             data += formats.build_wrapper(magic, codec, batch, log_append_ms=stamp)
         else:
-            (one,) = batch
-            time = one.timestamp if stamp is None else stamp
+            (record,) = batch
+            time = record.timestamp if stamp is None else stamp
             data += formats.build_message(
-                magic, one.offset, one.key, one.value, time, log_append=stamp is not None
+                magic, record.offset, record.key, record.value, time, log_append=stamp is not None
             )
     return data
 
@@ -168,12 +168,12 @@ def inner_bytes(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(0, 4))):
         magic = draw(st.integers(0, 1))
         timestamp = draw(times) if magic else -1
-        one = bytearray(formats.build_message(magic, offset, draw(blobs), draw(blobs), timestamp))
+        entry = bytearray(formats.build_message(magic, offset, draw(blobs), draw(blobs), timestamp))
         if draw(st.integers(0, 9)) == 0:
-            one[draw(st.integers(0, len(one) - 1))] = draw(st.integers(0, 255))
+            entry[draw(st.integers(0, len(entry) - 1))] = draw(st.integers(0, 255))
             if draw(st.booleans()):
-                struct.pack_into(">I", one, 12, zlib.crc32(one[16:]))
-        data += bytes(one)
+                struct.pack_into(">I", entry, 12, zlib.crc32(entry[16:]))
+        data += bytes(entry)
         offset += draw(st.sampled_from([1, 1, 2, 0]))
     return data[: len(data) - draw(st.sampled_from([0, 0, 0, 1, 30]))]
 
@@ -197,19 +197,19 @@ def test_wrapper_kernels_and_their_twin(
     )
     data = slack(inner)
     count, first, last, status = legacy_kernels.scan_inner(data, len(inner))
-    found: tuple[int, int, int, bytes] | str
+    translated: tuple[int, int, int, bytes] | str
     if status == kernels.OK:
         plain = np.zeros(len(inner) + 8 * (count + 1) + kernels.SLACK, np.uint8)
         done, status = legacy_kernels.translate_wrapper(data, count, first, last, table, 0, plain, 0)
     if status == kernels.OK:
         row = table[0]
         facts = row[fields.BASE_OFFSET], row[fields.LAST_OFFSET], row[fields.COUNT]
-        found = (int(facts[0]), int(facts[1]), int(facts[2]), plain[:done].tobytes())
+        translated = (int(facts[0]), int(facts[1]), int(facts[2]), plain[:done].tobytes())
         assert (row[fields.RECORDS_POSITION], row[fields.RECORDS_END]) == (0, done)
     else:
-        found = STATUS[status]
+        translated = STATUS[status]
     # The kernel may find a malformed message before or after damage of the next entry: both are refused.
-    assert found == expected or (isinstance(found, str) and isinstance(expected, str))
+    assert translated == expected or (isinstance(translated, str) and isinstance(expected, str))
 
 
 def test_errors_name_file_position_and_offset() -> None:
@@ -236,14 +236,14 @@ def test_falling_offsets_are_refused() -> None:
 
 def test_a_wrapper_that_reaches_into_its_neighbours_is_refused() -> None:
     """The first offset of a wrapper is only inside it; so is the last offset of an old one with offset 0."""
-    one = formats.build_message(1, 3, b"k", b"v", T)
+    message = formats.build_message(1, 3, b"k", b"v", T)
     wide = formats.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
     with pytest.raises(CorruptBatchError, match="3 to 4 overlap"):
-        chunk_of(one + wide)
+        chunk_of(message + wide)
     zero = bytearray(
         formats.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)])
     )
     zero[:8] = bytes(8)
     assert [r.offset for r in decoded(bytes(zero))] == [0, 1, 2, 3, 4]
     with pytest.raises(CorruptBatchError, match="0 to 4 overlap"):
-        chunk_of(bytes(zero) + one)
+        chunk_of(bytes(zero) + message)

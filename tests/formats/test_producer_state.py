@@ -46,9 +46,9 @@ def state_after(*batches: BatchHeader) -> ProducerState:
 
 
 def producer(state: ProducerState) -> Producer:
-    found = state.get(PID)
-    assert found is not None
-    return found
+    entry = state.get(PID)
+    assert entry is not None
+    return entry
 
 
 def test_6N_142_sequences_wrap_at_max_int() -> None:
@@ -261,28 +261,28 @@ def test_6W_326_index_entries_of_the_reference_interleaving(leader: bool) -> Non
     """
     sequences = dict.fromkeys((1, 2, 3, 4), 0)
     state = ProducerState()
-    found = []
+    aborted = []
 
     def step(header: BatchHeader, marker: ControlRecord | None = None) -> None:
         if leader:
             pending = state.begin()
             assert pending.add(header, marker) is None
-            found.extend(state.apply(pending))
+            aborted.extend(state.apply(pending))
         elif (entry := state.update(header, marker)) is not None:
-            found.append(entry)
+            aborted.append(entry)
 
     order = "1:5 -:3 2:2 1:4 3:3 -:2 1:10 1:abort 2:6 4:3 -:10 3:9 3:commit 4:8 2:7 2:abort -:10 4:4 4:commit"
-    for who, what in (item.split(":") for item in order.split()):
+    for who, action in (item.split(":") for item in order.split()):
         end = state.end_offset
         if who == "-":
-            step(data(-1, end, count=int(what)))
-        elif what in ("abort", "commit"):
-            step(control(int(who), end), abort() if what == "abort" else commit())
+            step(data(-1, end, count=int(action)))
+        elif action in ("abort", "commit"):
+            step(control(int(who), end), abort() if action == "abort" else commit())
         else:
-            step(data(int(who), end, sequences[int(who)], count=int(what), transactional=True))
-            sequences[int(who)] += int(what)
+            step(data(int(who), end, sequences[int(who)], count=int(action), transactional=True))
+            sequences[int(who)] += int(action)
     assert state.end_offset == 90
-    assert found == [AbortedTransaction(1, 0, 29, 8), AbortedTransaction(2, 8, 74, 36)]
+    assert aborted == [AbortedTransaction(1, 0, 29, 8), AbortedTransaction(2, 8, 74, 36)]
 
 
 def test_6W_327_the_last_stable_offset_is_not_below_the_log_start() -> None:

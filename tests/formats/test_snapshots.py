@@ -74,10 +74,10 @@ producers = st.builds(
 
 
 @given(st.lists(producers, unique_by=lambda p: p.producer_id))
-def test_6W_315_round_trip(these: list[Producer]) -> None:
+def test_6W_315_round_trip(known: list[Producer]) -> None:
     """6W.315: A snapshot round-trips open, finished and empty transactions."""
-    found = snapshots.decode(snapshots.encode(these), "x")
-    assert found == sorted(these, key=lambda p: p.producer_id)
+    decoded = snapshots.decode(snapshots.encode(known), "x")
+    assert decoded == sorted(known, key=lambda p: p.producer_id)
 
 
 @given(st.integers(0, len(VECTOR) - 1), st.integers(1, 255))

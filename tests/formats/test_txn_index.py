@@ -131,7 +131,7 @@ def test_6R_211_last_offsets_must_rise(last: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fetch", "upper", "found", "complete"),
+    ("fetch", "upper", "overlapping", "complete"),
     [
         (0, 100, [0, 1, 2, 3], False),
         (0, 32, [0, 1, 2], True),
@@ -141,11 +141,13 @@ def test_6R_211_last_offsets_must_rise(last: int, tmp_path: Path) -> None:
         (20, 41, [2, 3], False),
     ],
 )
-def test_6R_212_collect(fetch: int, upper: int, found: list[int], complete: bool, tmp_path: Path) -> None:
+def test_6R_212_collect(
+    fetch: int, upper: int, overlapping: list[int], complete: bool, tmp_path: Path
+) -> None:
     """6R.212: An index gives a broker the aborted transactions that overlap a range, and whether later
     entries may matter.
     """
-    assert collected(filled(tmp_path).entries, fetch, upper) == ([FIVE[n] for n in found], complete)
+    assert collected(filled(tmp_path).entries, fetch, upper) == ([FIVE[n] for n in overlapping], complete)
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
