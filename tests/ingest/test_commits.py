@@ -51,15 +51,15 @@ def stage(
     root: Path, job: str, parts: dict[int, list[str]], files: Files = DEFAULT
 ) -> tuple[staging.StagedFile, ...]:
     """Stage the files of one attempt: a batch for each value of each partition."""
-    found = []
+    staged_files = []
     for number, values in parts.items():
         writer = staging.StagedWriter(files, str(root), "t", number, job, 0, 0)
         for value in values:
             writer.write(batch(value), 1)
         closed = writer.close(sync=True)
         assert closed is not None
-        found.append(closed)
-    return tuple(found)
+        staged_files.append(closed)
+    return tuple(staged_files)
 
 
 def commit(root: Path, manifest: Manifest, files: Files = DEFAULT, patience: float = 5.0) -> None:
@@ -76,10 +76,10 @@ def commit(root: Path, manifest: Manifest, files: Files = DEFAULT, patience: flo
 
 def values(root: Path) -> dict[int, list[str]]:
     with lastword.open(root) as logs:
-        found: dict[int, list[str]] = {0: [], 1: []}
+        contents: dict[int, list[str]] = {0: [], 1: []}
         for record in logs.topic("t").read():
-            found[record.partition].append(record.value.decode())
-        return found
+            contents[record.partition].append(record.value.decode())
+        return contents
 
 
 def leftovers(root: Path) -> list[str]:
@@ -114,9 +114,9 @@ def test_who_holds_the_lock_takes_in_while_others_append(tmp_path: Path) -> None
         finally:
             done.set()
             thread.join()
-    found = values(tmp_path)
-    assert [v for v in found[0] if v != "mine"] == [f"{n}{x}" for n in range(5) for x in "ab"]
-    assert found[1] == [f"{n}c" for n in range(5)] and leftovers(tmp_path) == []
+    contents = values(tmp_path)
+    assert [v for v in contents[0] if v != "mine"] == [f"{n}{x}" for n in range(5) for x in "ab"]
+    assert contents[1] == [f"{n}c" for n in range(5)] and leftovers(tmp_path) == []
 
 
 def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
         mine.start()
         commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: [str(n) for n in range(50)]}), sync=False))
         mine.join()
-    found = values(tmp_path)[0]
-    first = found.index("0")
-    assert found[first : first + 50] == [str(n) for n in range(50)]
+    contents = values(tmp_path)[0]
+    first = contents.index("0")
+    assert contents[first : first + 50] == [str(n) for n in range(50)]
 
 
 def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
@@ -275,9 +275,9 @@ def test_killed_at_every_step_and_run_again(
         finally:
             files.stop()
         open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
-        found = values(root)
-        assert found in ({0: ["before"], 1: []}, {0: ["before", "a", "b"], 1: ["c"]}), (step, torn)
-        outcomes.add(len(found[1]))
+        contents = values(root)
+        assert contents in ({0: ["before"], 1: []}, {0: ["before", "a", "b"], 1: ["c"]}), (step, torn)
+        outcomes.add(len(contents[1]))
         if writer is not None:
             again = stage(root, "again", {0: ["a", "b"], 1: ["c"]})
             commit(root, Manifest("again", again, True, writer=writer, sequence=sequence))
@@ -298,13 +298,13 @@ def large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def three_tasks(root: Path, job: str, sizes: tuple[int, ...], files: Files = DEFAULT) -> Any:
     """Stage a file for partition 0 by each task; `sizes` are the numbers of batches."""
-    found = []
+    staged_files = []
     for task, size in enumerate(sizes):
         writer = staging.StagedWriter(files, str(root), "t", 0, job, task, 0)
         for number in range(size):
             writer.write(batch(f"{job}{task}{number}"), 1)
-        found.append(writer.close(sync=True))
-    return tuple(found)
+        staged_files.append(writer.close(sync=True))
+    return tuple(staged_files)
 
 
 @pytest.mark.slow
@@ -331,12 +331,12 @@ def test_killed_while_files_become_segments(
         finally:
             files.stop()
         open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
-        found = values(root)[0]
-        assert found in (["before"], wanted), (step, torn)
-        outcomes.add(len(found))
+        contents = values(root)[0]
+        assert contents in (["before"], wanted), (step, torn)
+        outcomes.add(len(contents))
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.topic("t").append(b"after", b"after")
-            assert values(root)[0] == [*found, "after"]
+            assert values(root)[0] == [*contents, "after"]
             assert logs.verify("t").problems == ()
         shutil.rmtree(root)
     else:
@@ -367,11 +367,11 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
         target = tmp_path / "image"
         image.write(target)
         open_to_append(str(target), clock=ManualClock(NOW_MS)).close()
-        found = values(target)[0]
-        assert found in allowed[len(image.marks) :], image.label
-        seen.add(len(found))
+        contents = values(target)[0]
+        assert contents in allowed[len(image.marks) :], image.label
+        seen.add(len(contents))
         shutil.rmtree(target)
-    assert seen == {len(one) for one in allowed}
+    assert seen == {len(outcome) for outcome in allowed}
 
 
 @pytest.mark.slow
@@ -388,7 +388,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         manifest = Manifest(job, stage(root, job, parts, files), True, writer="q", sequence=sequence)
         commit(root, manifest, files)
         files.mark(f"returned {job}")
-    none, one, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
+    none, first, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
     seen = set()
     for number, image in enumerate(files.images(seeds=range(1))):
         if number % 6:
@@ -396,10 +396,10 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         target = tmp_path / "image"
         image.write(target)
         open_to_append(str(target), clock=ManualClock(NOW_MS)).close()
-        allowed = [none, one, both][len(image.marks) :]
-        found = values(target)
-        assert found in allowed, image.label
-        seen.add(len(found[0]))
+        allowed = [none, first, both][len(image.marks) :]
+        contents = values(target)
+        assert contents in allowed, image.label
+        seen.add(len(contents[0]))
         shutil.rmtree(target)
     assert seen == {0, 2, 3}
 
@@ -541,9 +541,11 @@ def test_what_came_in_of_a_commit_is_not_cleaned_before_the_rest(
                 plan = logs.topic("t").plan(due=due)[0]
                 logs.topic("t").clean(due=due)
                 if not due:
-                    assert "unfinished-commit" in [one.code for one in plan.reasons]
-                    lines = [str(one) for one in logs.topic("t").explain(key=b"a", partition=0).versions]
-                    assert any("unfinished-commit" in one for one in lines), lines
+                    assert "unfinished-commit" in [reason.code for reason in plan.reasons]
+                    lines = [
+                        str(version) for version in logs.topic("t").explain(key=b"a", partition=0).versions
+                    ]
+                    assert any("unfinished-commit" in line for line in lines), lines
         open_to_append(str(root)).close()
         assert values(root)[0] == ["a", "z", "a", "a", "a", "b", "c"]
 
