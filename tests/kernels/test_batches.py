@@ -101,11 +101,11 @@ def test_a_full_table_goes_on_where_it_stopped(log: list[bytes], rows: int) -> N
     data = b"".join(log)
     raw = padded(data)
     table = np.zeros((rows, fields.FIELDS), np.int64)
-    position, offset, found, status = 0, 0, 0, kernels.FULL
+    position, offset, total, status = 0, 0, 0, kernels.FULL
     while status == kernels.FULL:
         count, position, offset, status = walk_batches(raw, position, len(data), 0, offset, True, table, 0)
-        found += count
-    assert (status, found, position) == (kernels.OK, len(log), len(data))
+        total += count
+    assert (status, total, position) == (kernels.OK, len(log), len(data))
 
 
 def test_a_buffer_without_slack_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_rows_within_a_bound_of_damaged_zstd(junk: bytes) -> None:
 
 @st.composite
 def some_batches(draw: st.DrawFn) -> list[bytes]:
-    found = []
+    encoded = []
     for number in range(draw(st.integers(0, 11))):
         value = b"v" * draw(st.integers(0, 70))
         data = bytearray(
@@ -180,8 +180,8 @@ def some_batches(draw: st.DrawFn) -> list[bytes]:
             data[draw(st.integers(0, len(data) - 1))] ^= 1 << draw(st.integers(0, 7))
         if draw(st.integers(0, 15)) == 0:
             del data[draw(st.integers(0, len(data))) :]
-        found.append(bytes(data))
-    return found
+        encoded.append(bytes(data))
+    return encoded
 
 
 def placed(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, list[bytes], np.ndarray]:
@@ -196,11 +196,11 @@ def placed(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, lis
 @settings(deadline=None)
 @given(some_batches(), st.sampled_from([0, 7, 2**63 - 20, 2**63 - 1]), st.integers(-1, 2**31 - 1))
 def test_placed_like_the_twin(batches: list[bytes], next_offset: int, epoch: int) -> None:
-    rows, found, table = placed(batches, next_offset, epoch)
-    assert (rows, found) == naive_assign_offsets(batches, next_offset, epoch)
+    rows, placed_batches, table = placed(batches, next_offset, epoch)
+    assert (rows, placed_batches) == naive_assign_offsets(batches, next_offset, epoch)
     if rows == len(batches):
         position = 0
-        for row, data in enumerate(found):
+        for row, data in enumerate(placed_batches):
             assert table[row, fields.POSITION] == table[row, fields.FILE_POSITION] == position
             assert table[row, fields.SIZE] == len(data)
             assert table[row, fields.BASE_OFFSET] == int.from_bytes(data[:8], "big")

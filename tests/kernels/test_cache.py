@@ -66,9 +66,9 @@ def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LASTWORD_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(kernels.tempfile, "gettempdir", lambda: str(tmp_path))
-    found = kernels.cache_folder.__wrapped__()
-    assert found.parent == tmp_path / f"lastword-{os.getuid()}"
-    assert found.stat().st_mode & 0o777 == 0o700
+    folder = kernels.cache_folder.__wrapped__()
+    assert folder.parent == tmp_path / f"lastword-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_warm_leaves_nothing_to_compile() -> None:
@@ -88,7 +88,7 @@ def test_warm_leaves_nothing_to_compile() -> None:
 
     warm()
     dispatchers = {
-        f"{module.__name__}.{name}": found
+        f"{module.__name__}.{name}": dispatcher
         for module in (
             batches,
             columns,
@@ -101,12 +101,12 @@ def test_warm_leaves_nothing_to_compile() -> None:
             key_batch,
             repack,
         )
-        for name, found in vars(module).items()
-        if hasattr(found, "signatures")
+        for name, dispatcher in vars(module).items()
+        if hasattr(dispatcher, "signatures")
     }
-    before = {name: len(found.signatures) for name, found in dispatchers.items()}
+    before = {name: len(dispatcher.signatures) for name, dispatcher in dispatchers.items()}
     _whole_round()
-    assert {name: len(found.signatures) for name, found in dispatchers.items()} == before
+    assert {name: len(dispatcher.signatures) for name, dispatcher in dispatchers.items()} == before
 
 
 def _whole_round() -> None:
@@ -129,21 +129,21 @@ def _whole_round() -> None:
     headers = pa.array([[{"key": "h", "value": None}]] * 200, kind)
     data = bytearray().join(pack_arrow(keys, keys, np.zeros(200, np.int64), headers, batch_bytes=500))
     rebase(data, 0, 0)
-    found = resolve([MemorySegment(bytes(data), 0, 200)], map_bytes=1500, salt=b"", now_ms=0)
-    assert found.passes > 1
+    resolution = resolve([MemorySegment(bytes(data), 0, 200)], map_bytes=1500, salt=b"", now_ms=0)
+    assert resolution.passes > 1
     chunk = chunk_of(data)
     columns = decode_columns(chunk)
-    to_arrow(columns.select(~found.dead.mask(columns.offset)), chunk)
+    to_arrow(columns.select(~resolution.dead.mask(columns.offset)), chunk)
     raw_records(columns, chunk)
     old = [RawRecord(n, 0, 0, b"k", b"v") for n in (1, 2)]
     wrapped = chunk_of(build_message(0, 0, b"k", b"v") + build_wrapper(1, 3, old))
     assert len(decode_columns(wrapped)) == 3
-    found.dead.count(0, 100)
+    resolution.dead.count(0, 100)
     out = np.empty(1 << 16, np.uint8)
     table = np.empty((100, chunk.table.shape[1]), np.int64)
     retain = np.zeros(chunk.rows, np.uint8)
     classes = np.empty(100, np.int64)
-    dead = found.dead.window(0, 200).arrays
+    dead = resolution.dead.window(0, 200).arrays
     joining, side = np.full(JOINING_FIELDS, -1, np.int64), np.empty(64, np.uint8)
     bytes_needed(chunk.table, 0, side)
     source, output = (
@@ -154,7 +154,7 @@ def _whole_round() -> None:
     all_stay, ends = np.ones(chunk.rows, np.uint8), np.empty(chunk.rows, np.uint8)
     largest = np.empty(chunk.rows, np.int64)
     sum_contents(chunk.uncompressed, chunk.table, chunk.rows, dead, all_stay, -1, ends, largest)
-    sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *digest_seeds(found.digest_seed))
+    sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *digest_seeds(resolution.digest_seed))
 
 
 CHECKED = """

@@ -30,14 +30,14 @@ def digest_of(hashed, offset, seed0, seed1):
 def test_key_hash_like_the_twin(key: bytes, start: int, seed0: int, seed1: int) -> None:
     for filler in (0, 0xFF):  # bytes behind the key do not count
         array = padded(bytes(start) + key, filler)
-        found = hash_of(array, start, len(key), np.uint64(seed0), np.uint64(seed1))
-        assert int(found) == naive.key_hash(key, seed0, seed1)
+        hashed = hash_of(array, start, len(key), np.uint64(seed0), np.uint64(seed1))
+        assert int(hashed) == naive.key_hash(key, seed0, seed1)
 
 
 @given(words, st.integers(0, (1 << 63) - 1), words, words)
 def test_pair_digest_like_the_twin(hashed: int, offset: int, seed0: int, seed1: int) -> None:
-    found = digest_of(np.uint64(hashed), offset, np.uint64(seed0), np.uint64(seed1))
-    assert int(found) == naive.fold(hashed ^ seed0, offset ^ seed1)
+    digest = digest_of(np.uint64(hashed), offset, np.uint64(seed0), np.uint64(seed1))
+    assert int(digest) == naive.fold(hashed ^ seed0, offset ^ seed1)
 
 
 def test_seeds_differ_by_salt_and_purpose() -> None:
@@ -66,7 +66,7 @@ def test_span_hashes_like_the_twin(
 
 @pytest.mark.parametrize(("position", "length"), [(-1, 1), (0, 11), (11, 1), (1 << 62, 5)])
 def test_a_span_outside_is_refused(position: int, length: int) -> None:
-    found = hash_spans(
+    status = hash_spans(
         padded(bytes(10)),
         np.array([position], np.int64),
         np.array([length], np.int32),
@@ -74,7 +74,7 @@ def test_a_span_outside_is_refused(position: int, length: int) -> None:
         np.uint64(2),
         np.zeros(1, np.uint64),
     )
-    assert found == kernels.NO_SLACK
+    assert status == kernels.NO_SLACK
 
 
 def partitions_of(data: bytes, edges: list[int], partitions: int) -> tuple[int, list[int]]:
@@ -86,8 +86,8 @@ def partitions_of(data: bytes, edges: list[int], partitions: int) -> tuple[int, 
 @given(st.lists(st.binary(max_size=70), max_size=20), st.integers(1, 1 << 31))
 def test_partitions_like_the_twin(keys: list[bytes], partitions: int) -> None:
     edges = [0, *np.cumsum([len(key) for key in keys]).astype(int).tolist()]
-    found = partitions_of(b"".join(keys), edges, partitions)
-    assert found == (kernels.OK, [by_murmur2(key, partitions) for key in keys])
+    result = partitions_of(b"".join(keys), edges, partitions)
+    assert result == (kernels.OK, [by_murmur2(key, partitions) for key in keys])
 
 
 @pytest.mark.parametrize("edges", [[-1, 2], [0, 11], [3, 2], [0, 3, 1], [11, 12]])

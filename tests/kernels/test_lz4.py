@@ -110,10 +110,10 @@ def test_others_are_left_alone() -> None:
 
 def test_skipped_rows_are_not_decompressed() -> None:
     frame = compress(LZ4, b"hello")
-    found = decompressed(
+    result = decompressed(
         frame, b"damaged", b"plain", frame, codecs=(LZ4, LZ4, 0, LZ4), skip_rows=(0, 1, 1, 0)
     )
-    assert found == ([b"hello", b"", b"", b"hello"], 4, kernels.OK)
+    assert result == ([b"hello", b"", b"", b"hello"], 4, kernels.OK)
 
 
 def test_room() -> None:

@@ -18,18 +18,19 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @given(rows, st.sampled_from([80, 300, 16384]))
-def test_like_the_twin(found: list, batch_bytes: int) -> None:
+def test_like_the_twin(drawn_rows: list, batch_bytes: int) -> None:
     records = [
         Record(i, time, key, value, tuple((name.encode(), note) for name, note in notes or ()))
-        for i, (key, value, time, notes) in enumerate(found)
+        for i, (key, value, time, notes) in enumerate(drawn_rows)
     ]
     headers = pa.array(
-        [None if row[3] is None else [{"key": k, "value": v} for k, v in row[3]] for row in found], HEADERS
+        [None if row[3] is None else [{"key": k, "value": v} for k, v in row[3]] for row in drawn_rows],
+        HEADERS,
     )
     arrays = [
-        pa.array([row[0] for row in found], pa.binary()),
-        pa.array([row[1] for row in found], pa.large_binary()),
-        np.array([row[2] for row in found], np.int64),
+        pa.array([row[0] for row in drawn_rows], pa.binary()),
+        pa.array([row[1] for row in drawn_rows], pa.large_binary()),
+        np.array([row[2] for row in drawn_rows], np.int64),
     ]
     expected = pack(records, batch_bytes)
     assert pack_arrow(*arrays, headers, batch_bytes=batch_bytes) == expected
@@ -69,6 +70,6 @@ def test_log_append_time_is_every_batchs_maximum() -> None:
 def test_many_batches_more_than_one_table_holds() -> None:
     count = 10_000
     keys = pa.array([b"%05d" % i for i in range(count)])
-    found = pack_arrow(keys, pa.nulls(count), np.zeros(count, np.int64), batch_bytes=1)
-    assert len(found) == count
-    assert all(found[i].count(b"%05d" % i) == 1 for i in range(0, count, 997))
+    batches = pack_arrow(keys, pa.nulls(count), np.zeros(count, np.int64), batch_bytes=1)
+    assert len(batches) == count
+    assert all(batches[i].count(b"%05d" % i) == 1 for i in range(0, count, 997))

@@ -99,16 +99,16 @@ logs = batches(time=st.integers(T - 100, T + 100), most=4)
 @given(logs, st.data())
 def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
     joined = b"".join(log)
-    found = walk(joined)[0]
-    offsets = [record.offset for header in found for record in decode(joined, header)]
+    headers = walk(joined)[0]
+    offsets = [record.offset for header in headers for record in decode(joined, header)]
     dead = data.draw(st.sets(st.sampled_from(offsets))) if offsets else set()
     retain = [
-        data.draw(st.sampled_from([0, 2, 3] if header.attributes & 0x20 else [0, 1])) for header in found
+        data.draw(st.sampled_from([0, 2, 3] if header.attributes & 0x20 else [0, 1])) for header in headers
     ]
     horizon_ms = data.draw(st.sampled_from([-1, T + 1500]))
     expected = b"".join(
         repack(joined, header, dead, retain=keep, horizon_ms=horizon_ms) or b""
-        for header, keep in zip(found, retain, strict=True)
+        for header, keep in zip(headers, retain, strict=True)
     )
     assert kernel_repack(joined, dead, retain, horizon_ms) == expected
 
@@ -126,16 +126,16 @@ mixed_logs = batches(
 @given(mixed_logs, st.data())
 def test_neighbours_are_joined_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
     joined = b"".join(log)
-    found = walk(joined)[0]
-    offsets = [record.offset for header in found for record in decode(joined, header)]
+    headers = walk(joined)[0]
+    offsets = [record.offset for header in headers for record in decode(joined, header)]
     dead = data.draw(st.sets(st.sampled_from(offsets))) if offsets else set()
-    retain = [0 if header.attributes & 0x20 else data.draw(st.sampled_from([0, 0, 1])) for header in found]
+    retain = [0 if header.attributes & 0x20 else data.draw(st.sampled_from([0, 0, 1])) for header in headers]
     horizon_ms = data.draw(st.sampled_from([-1, T, T + 1500]))
     target = data.draw(st.sampled_from([0, 100, 150, 300, 1000, 4000]))
     most = data.draw(st.sampled_from([250, 700, 1 << 20]))
     expected = repack_all(
         joined,
-        found,
+        headers,
         dead,
         retain=retain,
         horizon_ms=horizon_ms,
@@ -192,10 +192,10 @@ def test_digests_of_what_is_left(log: list[bytes], data: st.DataObject) -> None:
     target = data.draw(st.sampled_from([0, 400]))
     output = kernel_repack(joined, dead, retain, horizon_ms, target)
     raw, table, _, _ = walked(output)
-    found = summed(raw, without_timestamps(table), set(), [1] * len(table), -1)
-    assert found[:4] == (contents, batches, controls, count)
+    sums = summed(raw, without_timestamps(table), set(), [1] * len(table), -1)
+    assert sums[:4] == (contents, batches, controls, count)
     last_offsets = {h.last_offset for h, end in zip(headers, ends, strict=True) if end}
-    assert set(table[np.array(found[4], bool), fields.LAST_OFFSET].tolist()) <= last_offsets
+    assert set(table[np.array(sums[4], bool), fields.LAST_OFFSET].tolist()) <= last_offsets
     seeds = digest_seeds(5)
     pairs, _, _, status = sum_pairs(raw, table, len(table), *seeds)
     kept = [record for record in records if record.offset not in dead]

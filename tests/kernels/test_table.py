@@ -37,8 +37,8 @@ def test_like_the_twin_in_one_go_and_in_two(steps: list, interval: int, cut: int
             )
         out = np.zeros((len(part), 2), np.int64), np.zeros((len(part), 2), np.int64)
         sizes = index_rows(table, len(part), interval, state, *out)
-        offsets += [tuple(one) for one in out[0][: sizes[0]].tolist()]
-        times += [tuple(one) for one in out[1][: sizes[1]].tolist()]
+        offsets += [tuple(entry) for entry in out[0][: sizes[0]].tolist()]
+        times += [tuple(entry) for entry in out[1][: sizes[1]].tolist()]
     assert (offsets, times, tuple(state.tolist())) == twin.index_rows(rows, interval, begin)
 
 
@@ -64,11 +64,11 @@ def test_cut_like_the_twin(
     before = 2  # rows of another output
     table = np.zeros((before + len(rows), fields.FIELDS), np.int64)
     position = 1000
-    for number, (one, offset, timestamp) in enumerate(rows):
+    for number, (row_size, offset, timestamp) in enumerate(rows):
         cells = table[before + number]
-        cells[fields.POSITION], cells[fields.SIZE] = position, one
+        cells[fields.POSITION], cells[fields.SIZE] = position, row_size
         cells[fields.LAST_OFFSET], cells[fields.MAX_TIMESTAMP] = offset, timestamp
-        position += one
+        position += row_size
     end = fields.rows_before_roll(
         table,
         before,

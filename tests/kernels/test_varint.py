@@ -60,10 +60,10 @@ def test_written_as_the_twin_writes(value: int) -> None:
 @given(st.binary(min_size=10, max_size=10))
 def test_any_bytes_read_as_the_twin_reads(data: bytes) -> None:
     for groups, kernel in ((5, read32), (10, read64)):
-        found = kernel(padded(data))
+        result = kernel(padded(data))
         try:
             expected = read(data, 0, len(data), groups)
         except BadVarint:
-            assert found[0] == memory.OVERLONG if groups == 5 else not found[2]
+            assert result[0] == memory.OVERLONG if groups == 5 else not result[2]
         else:
-            assert found[:2] == expected
+            assert result[:2] == expected
