@@ -169,15 +169,15 @@ class StoredLogModel(RuleBasedStateMachine):
 
     @rule(due=st.booleans())
     def clean(self, due: bool) -> None:
-        before = self._found()
+        before = self._records()
         self._start_clocks()
         round_ = self.log.clean(due=due, map_bytes=self.map_bytes)
         if round_ is None:
-            assert self._found() == before
+            assert self._records() == before
             return
         self.first_dirty = self.log.first_dirty
         self._settle()
-        left = [r for r in self._found() if r.offset < round_.end]
+        left = [r for r in self._records() if r.offset < round_.end]
         assert len(left) == round_.records_kept
         assert len({r.key for r in left}) == len(left), "below the limit there is one record for a key"
 
@@ -200,7 +200,7 @@ class StoredLogModel(RuleBasedStateMachine):
         self.log.abandon()
         self._begin()
 
-    def _found(self) -> list[RawRecord]:
+    def _records(self) -> list[RawRecord]:
         """Return the data records, also of aborted and undecided transactions."""
         return data_records(PartitionView.load(self.log.store))
 
@@ -224,10 +224,10 @@ class StoredLogModel(RuleBasedStateMachine):
         hidden = self.aborted | self.open
         newest = {record.key: record for record in self.appended if record.producer_id not in hidden}
         by_offset = {record.offset: record for record in self.appended}
-        found = self._found()
-        offsets = [record.offset for record in found]
+        records = self._records()
+        offsets = [record.offset for record in records]
         assert offsets == sorted(set(offsets)), "order"
-        for record in found:
+        for record in records:
             known = by_offset[record.offset]
             assert (record.timestamp, record.key, record.value) == (known.timestamp, known.key, known.value)
         for record in self.appended:
@@ -239,7 +239,7 @@ class StoredLogModel(RuleBasedStateMachine):
                 due_ms = self.clocks[record.offset] + self.log.config.delete_retention_ms
                 assert due_ms <= self.last_round_ms, f"the delete of {record.key!r} went before its time"
         state = {record.key: record.value for record in newest.values() if record.value is not None}
-        committed = [r for r in found if by_offset[r.offset].producer_id not in hidden]
+        committed = [r for r in records if by_offset[r.offset].producer_id not in hidden]
         assert state_of(committed) == state
         starts = [record.offset for record in self.appended if record.producer_id in self.open]
         assert self.log.log.stable_offset == min([*starts, self.log.log.log_end])
