@@ -72,14 +72,17 @@ def clean_log(
     segments: Sequence[NaiveSegment], *, start: int, limit: int, now_ms: int, delete_retention_ms: int
 ) -> list[NaiveSegment]:
     """Clean the segments below `limit`; the others stay. `start`: the first dirty offset."""
-    below = [one for one in segments if one.base_offset < limit]
-    last = newest(batch for one in below for batch in one.batches)
+    below = [segment for segment in segments if segment.base_offset < limit]
+    last = newest(batch for segment in below for batch in segment.batches)
     due = old_due(below, start, delete_retention_ms)
     cleaned = [
-        replace(one, batches=tuple(clean(one.batches, now_ms, delete_retention_ms, last=last, old_due=old)))
-        for one, old in zip(below, due, strict=True)
+        replace(
+            segment,
+            batches=tuple(clean(segment.batches, now_ms, delete_retention_ms, last=last, old_due=old)),
+        )
+        for segment, old in zip(below, due, strict=True)
     ]
-    return cleaned + [one for one in segments if one.base_offset >= limit]
+    return cleaned + [segment for segment in segments if segment.base_offset >= limit]
 
 
 def old_due(below: Sequence[NaiveSegment], start: int, delete_retention_ms: int) -> list[bool]:
@@ -88,14 +91,14 @@ def old_due(below: Sequence[NaiveSegment], start: int, delete_retention_ms: int)
     They go if a round has processed them, and the retention is shorter than the time between the segment's
     last append and that of the newest segment that was cleaned. The log's last records stay.
     """
-    clean_times = [one.written_ms for one in below if one.base_offset < start]
-    with_data = [one.base_offset for one in below if one.size_bytes]
+    clean_times = [segment.written_ms for segment in below if segment.base_offset < start]
+    with_data = [segment.base_offset for segment in below if segment.size_bytes]
     return [
         bool(clean_times)
-        and one.next_offset <= start
-        and one.written_ms <= clean_times[-1] - delete_retention_ms
-        and one.base_offset != with_data[-1]
-        for one in below
+        and segment.next_offset <= start
+        and segment.written_ms <= clean_times[-1] - delete_retention_ms
+        and segment.base_offset != with_data[-1]
+        for segment in below
     ]
 
 

@@ -64,28 +64,28 @@ def translate_wrapper(
 
     The result is (first offset, last offset, count, records).
     """
-    found: list[Message] = []
+    messages: list[Message] = []
     position = 0
-    while (one := message(inner[position:])) is not None:
-        if one.attributes & 7:
+    while (entry := message(inner[position:])) is not None:
+        if entry.attributes & 7:
             raise BadEntry("record")
-        if one.offset < 0 or (found and one.offset <= found[-1].offset):
+        if entry.offset < 0 or (messages and entry.offset <= messages[-1].offset):
             raise BadEntry("offset")
-        found.append(one)
-        position += one.size
-    if not found:
+        messages.append(entry)
+        position += entry.size
+    if not messages:
         raise BadEntry("record")
-    last = found[-1].offset
+    last = messages[-1].offset
     shift = wrapper_offset - last if magic == 1 and wrapper_offset != 0 else 0
-    if shift < 0 or last - found[0].offset >= 1 << 31:
+    if shift < 0 or last - messages[0].offset >= 1 << 31:
         raise BadEntry("offset")
-    first = found[0].offset + shift
+    first = messages[0].offset + shift
     plain = b"".join(
         encode_record(
             Record(m.offset + shift, base_timestamp if attributes & 8 else m.timestamp, m.key, m.value),
             first,
             base_timestamp,
         )
-        for m in found
+        for m in messages
     )
-    return first, max(last + shift, wrapper_offset), len(found), plain
+    return first, max(last + shift, wrapper_offset), len(messages), plain

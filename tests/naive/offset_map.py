@@ -57,17 +57,17 @@ def resolve(
             clocked = header.attributes & HORIZON != 0
             past = now_ms is not None and clocked and header.base_timestamp <= now_ms
             for record in decode(data, header):
-                one = facts[index]
-                one.records += 1
+                segment = facts[index]
+                segment.records += 1
                 if header.base_offset in aborted:
-                    one.dead.add(record.offset)
-                    one.aborted += 1
+                    segment.dead.add(record.offset)
+                    segment.aborted += 1
                 if header.base_offset in aborted or header.base_offset in undecided:
                     continue
                 if record.key is None:
-                    one.keyless += 1
+                    segment.keyless += 1
                     if now_ms is not None:
-                        one.dead.add(record.offset)
+                        segment.dead.add(record.offset)
                     else:
                         live.append((index, None, record.offset, record.value is None, False))
                     continue
@@ -78,14 +78,14 @@ def resolve(
                         facts[before.segment].due_tombstones -= 1
                 due = past and record.value is None
                 if due:
-                    one.dead.add(record.offset)
-                    one.due_tombstones += 1
+                    segment.dead.add(record.offset)
+                    segment.due_tombstones += 1
                 newest[record.key] = _Seen(index, record.offset, due)
                 live.append((index, record.key, record.offset, record.value is None, not clocked))
     for index, key, offset, tombstone, unclocked in live:
-        one = facts[index]
-        if offset not in one.dead:
-            one.digest = (one.digest + pair_digest(key, offset, seed0, seed1)) & MASK
-            one.tombstones += tombstone
-            one.tombstones_without_horizon += tombstone and unclocked and key is not None
+        segment = facts[index]
+        if offset not in segment.dead:
+            segment.digest = (segment.digest + pair_digest(key, offset, seed0, seed1)) & MASK
+            segment.tombstones += tombstone
+            segment.tombstones_without_horizon += tombstone and unclocked and key is not None
     return facts, {key: seen.offset for key, seen in newest.items()}

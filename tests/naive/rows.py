@@ -24,13 +24,13 @@ def divided(records: list[Row], shards: int) -> list[bytes]:
             shard = ((hashed >> 32) * shards) >> 32
             words = [hashed, digest, offset, word | len(key) << 32]
             keys[shard] += key
-        rows[shard] += b"".join(one.to_bytes(8, "little") for one in words)
+        rows[shard] += b"".join(field.to_bytes(8, "little") for field in words)
     return [a + b for a, b in zip(rows, keys, strict=True)]
 
 
 def joined(section: bytes, count: int, with_keyless: bool) -> list[Row]:
     """Return the records of a section of `count` rows."""
-    found: list[Row] = []
+    records: list[Row] = []
     position = 32 * count
     for i in range(count):
         hashed, digest, offset, word = (
@@ -42,8 +42,8 @@ def joined(section: bytes, count: int, with_keyless: bool) -> list[Row]:
         length = word >> 32 & ((1 << 28) - 1)
         if word & ROW_KEYLESS:
             if with_keyless:
-                found.append((hashed, digest, offset, size, None))
+                records.append((hashed, digest, offset, size, None))
             continue
-        found.append((hashed, digest, offset, size, section[position : position + length]))
+        records.append((hashed, digest, offset, size, section[position : position + length]))
         position += length
-    return found
+    return records

@@ -50,49 +50,49 @@ class Log:
         self.killers: dict[int, int] = {}
 
     def truth(self, seed0: int, seed1: int) -> Truth:
-        found = [Facts() for _ in self.segments]
+        facts = [Facts() for _ in self.segments]
         newest: dict[bytes, int] = {}
         copies: Counter[bytes] = Counter()
         live: dict[int, tuple[int, bytes, int | None, bool]] = {}
         for index, data in enumerate(self.segments):
-            one = found[index]
+            segment = facts[index]
             for header in walk(data)[0]:
                 if header.attributes & CONTROL:
                     continue
                 horizon = header.base_timestamp if header.attributes & HORIZON else None
                 for record in decode(data, header):
-                    one.records += 1
+                    segment.records += 1
                     if record.key is not None:
                         copies[record.key] += 1
                     if header.base_offset in self.aborted:
-                        one.aborted += 1
-                        one.dead.add(record.offset)
+                        segment.aborted += 1
+                        segment.dead.add(record.offset)
                     elif record.key is None:
-                        one.keyless += 1
-                        one.dead.add(record.offset)
+                        segment.keyless += 1
+                        segment.dead.add(record.offset)
                     else:
                         before = newest.get(record.key)
                         if before is not None:
                             at, *_ = live.pop(before)
-                            found[at].dead.add(before)
+                            facts[at].dead.add(before)
                             self.killers.setdefault(before, record.offset)
                         newest[record.key] = record.offset
                         live[record.offset] = index, record.key, horizon, record.value is None
-        truth = Truth(found, newest, copies, [])
+        truth = Truth(facts, newest, copies, [])
         for offset, (index, key, horizon, tombstone) in sorted(live.items()):
-            one = found[index]
+            segment = facts[index]
             if offset in self.due:
-                one.dead.add(offset)
-                one.due_tombstones += 1
+                segment.dead.add(offset)
+                segment.due_tombstones += 1
                 continue
-            one.digest = (one.digest + pair_digest(key, offset, seed0, seed1)) & MASK
+            segment.digest = (segment.digest + pair_digest(key, offset, seed0, seed1)) & MASK
             if tombstone:
-                one.tombstones += 1
-                one.tombstones_without_horizon += horizon is None and offset not in self.revived
+                segment.tombstones += 1
+                segment.tombstones_without_horizon += horizon is None and offset not in self.revived
                 truth.tombstones.append((offset, copies[key], -1 if horizon is None else horizon))
-        for one in found:
-            killers = [self.killers[offset] for offset in one.dead if offset in self.killers]
-            one.lowest_superseding = min(killers, default=None)
+        for segment in facts:
+            killers = [self.killers[offset] for offset in segment.dead if offset in self.killers]
+            segment.lowest_superseding = min(killers, default=None)
         return truth
 
     def rewrite(self, first: int, last: int, dead: set[int]) -> bytes:
@@ -103,11 +103,11 @@ class Log:
                 if header.attributes & CONTROL:
                     kept.append(data[header.position : header.position + header.size])
                     continue
-                left = [one for one in decode(data, header) if one.offset not in dead]
+                left = [record for record in decode(data, header) if record.offset not in dead]
                 if left:
                     kept.append(
                         encode_batch(
-                            [Record(one.offset, 0, one.key, one.value) for one in left],
+                            [Record(record.offset, 0, record.key, record.value) for record in left],
                             base_offset=header.base_offset,
                             last_offset=header.last_offset,
                             attributes=header.attributes,

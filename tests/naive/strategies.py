@@ -38,7 +38,7 @@ def batches(
     """Draw batches with ascending offsets and gaps; some empty, some control, some with a horizon (T)."""
     gaps = gap if gap is not None else st.sampled_from([0, 0, 0, 1, 3, 100, 5000])
     offset = first_offset
-    found = []
+    encoded = []
     for _ in range(draw(st.integers(0, most))):
         base = offset + draw(gaps)
         attributes = draw(st.sampled_from(attribute_choices))
@@ -51,7 +51,7 @@ def batches(
         last = max(position - 1, base) + draw(st.sampled_from([0, 0, 2]))
         horizon = draw(st.sampled_from([T - 1, T, T + 1])) if attributes & 0x40 else None
         largest = draw(st.integers(T, T + 5)) if attributes & 8 else None
-        found.append(
+        encoded.append(
             encode_batch(
                 records,
                 base_offset=base,
@@ -64,4 +64,4 @@ def batches(
             )
         )
         offset = last + 1
-    return found
+    return encoded
