@@ -486,8 +486,8 @@ def test_what_is_built_is_what_is_read(records: Any, codec: int, base_offset: in
         when = newest if log_append else timestamp
         expected.append(RawRecord(base_offset + delta, when, int(log_append), key, value, tuple(headers)))
     raw = builder.build(base_offset)
-    header, found = decode(raw)
-    assert found == expected
+    header, decoded = decode(raw)
+    assert decoded == expected
     assert header.count == len(expected)
     assert header.max_timestamp == newest
     assert header.size == len(raw)
@@ -499,8 +499,8 @@ def test_a_header_name_that_is_not_utf8_keeps_its_bytes() -> None:
     builder = BatchBuilder()
     builder.append(T, b"k", b"v", [(b"\xff\xfe".decode("utf-8", "surrogateescape"), b"1")])
     raw = builder.build()
-    [found] = decode(raw)[1]
-    assert found.headers[0][0].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+    [decoded] = decode(raw)[1]
+    assert decoded.headers[0][0].encode("utf-8", "surrogateescape") == b"\xff\xfe"
 
 
 def test_a_header_that_was_read_is_a_value_like_any_other() -> None:

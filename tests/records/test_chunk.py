@@ -37,14 +37,14 @@ def compressed(batch: bytes, codec: int) -> bytes:
 @given(batches(), st.integers(1, 400))
 def test_whatever_the_chunk_size(log: list[bytes], chunk_bytes: int) -> None:
     data = b"".join(log)
-    found = []
+    positioned = []
     chunks = reader(data, chunk_bytes=chunk_bytes)
     for chunk in chunks:
         for row in chunk.table:
             start, size = int(row[fields.POSITION]), int(row[fields.SIZE])
-            found.append((int(row[fields.FILE_POSITION]), chunk.raw[start : start + size].tobytes()))
+            positioned.append((int(row[fields.FILE_POSITION]), chunk.raw[start : start + size].tobytes()))
     headers, _, _ = walk(data)
-    assert found == [(header.position, batch) for header, batch in zip(headers, log, strict=True)]
+    assert positioned == [(header.position, batch) for header, batch in zip(headers, log, strict=True)]
     assert chunks.position == len(data)
     assert chunks.next_offset == (headers[-1].last_offset + 1 if headers else 0)
 
@@ -61,10 +61,10 @@ def test_every_codec_beside_every_other(log: list[bytes], codecs: list[int], chu
     plain = [
         record for chunk in reader(b"".join(log)) for record in raw_records(decode_columns(chunk), chunk)
     ]
-    found = []
+    records = []
     for chunk in reader(b"".join(mixed), chunk_bytes=chunk_bytes):
-        found += raw_records(decode_columns(chunk), chunk)
-    assert found == plain
+        records += raw_records(decode_columns(chunk), chunk)
+    assert records == plain
 
 
 GOOD = [encode_batch([Record(i, T, b"k", b"value")]) for i in range(3)]
@@ -83,7 +83,7 @@ def test_batches_before_a_bad_one_come_first() -> None:
     assert caught.value.remedy
 
 
-def told(data: bytes, *, later: bool) -> tuple[list[int], str]:
+def read_rows(data: bytes, *, later: bool) -> tuple[list[int], str]:
     """Return the rows of the chunks that were read, and the error after them."""
     chunks, came = reader(data, chunk_bytes=3 * len(GOOD[0])), []
     if later:
@@ -109,15 +109,15 @@ def test_every_damaged_byte_is_told_of_its_batch_whenever_checksums_are_verified
     if old:
         log[1] = build_message(1, 1, b"k", b"value", T)
     whole = b"".join(log)
-    assert told(whole, later=False)[1] == told(whole, later=True)[1] == ""
+    assert read_rows(whole, later=False)[1] == read_rows(whole, later=True)[1] == ""
     start = len(whole) - 3 * size  # of the batch of offset 5
     for at in range(size):
         bad = bytearray(whole)
         bad[start + at] ^= 0x41
-        rows, text = told(bytes(bad), later=False)
+        rows, text = read_rows(bytes(bad), later=False)
         if at >= 17:
             assert sum(rows) == 5 and "bad-crc" in text and text.endswith(f"{start} 5")
-        later = told(bytes(bad), later=True)
+        later = read_rows(bytes(bad), later=True)
         assert later[1] == text and rows[: len(later[0])] == later[0]
 
 
@@ -240,7 +240,7 @@ def test_more_batches_than_the_first_table_holds() -> None:
     chunk = chunk_of(b"".join(log))
     assert chunk.rows == 3000
     assert chunk.next_offset == 3000
-    assert sum(one.rows for one in reader(b"".join(log))) == 3000
+    assert sum(part.rows for part in reader(b"".join(log))) == 3000
 
 
 def test_chunk_of_names_what_follows_its_batches() -> None:

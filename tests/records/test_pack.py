@@ -86,10 +86,10 @@ def test_chosen_rows_are_packed_as_arrow_would_take_them(
     workspace = Workspace()
     for _ in range(2):
         runs = pack(taken, codec=codec, batch_bytes=120, workspace=workspace)
-        found = [bytes(batch) for run in runs for batch in run.batches()]
+        batches = [bytes(batch) for run in runs for batch in run.batches()]
         indices = pa.array(chosen)
         given = headers.take(indices) if noted else None
         whole = pack_arrow(
             key.take(indices), value.take(indices), times[chosen], given, codec=codec, batch_bytes=120
         )
-        assert found == whole
+        assert batches == whole

@@ -48,25 +48,25 @@ def test_in_order_whichever_part_is_slow(
     """Each pair: the time to prepare an item, and the time to take it."""
     bad = data.draw(st.none() | st.integers(0, max(len(pauses) - 1, 0)))
 
-    def prepare(one: list[int]) -> None:
-        pause(pauses[one[0]][0])
-        if one[0] == bad:
+    def prepare(item: list[int]) -> None:
+        pause(pauses[item[0]][0])
+        if item[0] == bad:
             raise Bad("prepare")
-        one.append(one[0] ** 2)
+        item.append(item[0] ** 2)
 
     taken = []
-    told = ""
+    error_text = ""
     with second_thread("slots", threads) as second:
         try:
             with closing(prepared(numbers(len(pauses), ends_badly=ends_badly), prepare, second)) as each:
-                for one in each:
-                    pause(pauses[one[0]][1])
-                    taken.append(tuple(one))
+                for item in each:
+                    pause(pauses[item[0]][1])
+                    taken.append(tuple(item))
         except Bad as error:
-            told = str(error)
+            error_text = str(error)
     whole = len(pauses) if bad is None or bad >= len(pauses) else bad
     assert taken == [(number, number**2) for number in range(whole)]
-    assert told == ("prepare" if whole < len(pauses) else "read" if ends_badly else "")
+    assert error_text == ("prepare" if whole < len(pauses) else "read" if ends_badly else "")
 
 
 def test_at_most_so_many_are_read_ahead() -> None:
@@ -77,30 +77,30 @@ def test_at_most_so_many_are_read_ahead() -> None:
             read.append(number)
             yield number
 
-    with second_thread("slots", 2) as second, closing(prepared(counted, lambda one: None, second)) as each:
-        for one in each:
+    with second_thread("slots", 2) as second, closing(prepared(counted, lambda item: None, second)) as each:
+        for item in each:
             pause(2)
-            assert len(read) <= one + SLOTS
+            assert len(read) <= item + SLOTS
 
 
 def test_both_threads_prepare() -> None:
     """The first two items wait at a barrier, which one thread alone could not pass."""
     met = threading.Barrier(2, timeout=10)
 
-    def prepare(one: list[int]) -> None:
-        if one[0] < 2:
+    def prepare(item: list[int]) -> None:
+        if item[0] < 2:
             met.wait()
 
     with second_thread("slots", 2) as second:
-        assert [one for (one,) in prepared(numbers(5), prepare, second)] == [0, 1, 2, 3, 4]
+        assert [item for (item,) in prepared(numbers(5), prepare, second)] == [0, 1, 2, 3, 4]
 
 
 def test_without_waiting_for_a_second_thread_that_has_other_work() -> None:
     free = threading.Event()
     with ThreadPoolExecutor(1) as second:
         busy = second.submit(free.wait, 10)
-        with closing(prepared(numbers(9), lambda one: None, second)) as each:
-            assert [one for (one,) in each] == list(range(9))
+        with closing(prepared(numbers(9), lambda item: None, second)) as each:
+            assert [item for (item,) in each] == list(range(9))
         assert not busy.done()
         free.set()
         assert busy.result()
@@ -109,7 +109,7 @@ def test_without_waiting_for_a_second_thread_that_has_other_work() -> None:
 def test_given_up_in_the_middle() -> None:
     with second_thread("slots", 2) as second:
         assert second is not None
-        with closing(prepared(numbers(1000), lambda one: None, second)) as each:
+        with closing(prepared(numbers(1000), lambda item: None, second)) as each:
             assert next(each) == [0]
         assert second.submit(int).result(10) == 0  # it is free again
 
@@ -129,7 +129,7 @@ def test_what_is_left_behind_is_done_one_after_another(pauses: list[tuple[int, i
 
     with (
         second_thread("slots", threads) as second,
-        closing(prepared(numbers(len(pauses)), lambda one: None, second)) as each,
+        closing(prepared(numbers(len(pauses)), lambda item: None, second)) as each,
     ):
         for (number,) in each:
             pause(pauses[number][0])
@@ -146,7 +146,7 @@ def test_an_error_of_what_was_left_is_told() -> None:
 
     with (
         second_thread("slots", 2) as second,
-        closing(prepared(numbers(3), lambda one: None, second)) as each,
+        closing(prepared(numbers(3), lambda item: None, second)) as each,
     ):
         assert next(each) == [0]
         each.defer(fail)
