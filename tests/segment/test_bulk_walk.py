@@ -43,21 +43,21 @@ def log_of(seed: int, count: int = 300) -> tuple[bytearray, list[int]]:
 def inspected(directory: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> Inspection:
     """Inspect a log by kernels; check that the plain walk gives the same result."""
     (directory / names.segment_file(BASE, names.LOG)).write_bytes(data)
-    found = []
+    inspections = []
     for least in (1, 1 << 40):
         monkeypatch.setattr(recover, "BULK_BYTES", least)
         monkeypatch.setattr(recover, "LOADING_BYTES", least)
-        found.append(inspect(DEFAULT, str(directory), BASE, index_interval_bytes=900))
-    assert found[0] == found[1]
-    return found[0]
+        inspections.append(inspect(DEFAULT, str(directory), BASE, index_interval_bytes=900))
+    assert inspections[0] == inspections[1]
+    return inspections[0]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_sound_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     data, positions = log_of(seed)
-    found = inspected(tmp_path, data, monkeypatch)
-    assert (found.size, found.batches, found.damage) == (len(data), len(positions), None)
-    assert found.offset_entries and found.producers and found.epochs
+    inspection = inspected(tmp_path, data, monkeypatch)
+    assert (inspection.size, inspection.batches, inspection.damage) == (len(data), len(positions), None)
+    assert inspection.offset_entries and inspection.producers and inspection.epochs
 
 
 def test_nothing_and_a_batch_larger_than_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def test_nothing_and_a_batch_larger_than_the_buffer(tmp_path: Path, monkeypatch:
     data, _ = log_of(1)
     last = inspected(tmp_path, bytes(data), monkeypatch).next_offset
     after = batch(random.Random(1), last + 1)
-    found = inspected(tmp_path, bytes(data) + builder.build(last) + after, monkeypatch)
-    assert (found.batches, found.damage) == (302, None)
+    inspection = inspected(tmp_path, bytes(data) + builder.build(last) + after, monkeypatch)
+    assert (inspection.batches, inspection.damage) == (302, None)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -87,15 +87,15 @@ def test_a_damaged_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
             data[at:] = bytes(len(data) - at)
         case 4:
             data[at : at + 8] = (BASE - 1 + chance.randrange(2)).to_bytes(8, "big")
-    found = inspected(tmp_path, data, monkeypatch)
-    assert found.size <= len(data)
+    inspection = inspected(tmp_path, data, monkeypatch)
+    assert inspection.size <= len(data)
 
 
 def test_old_messages_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = b"".join(build_message(1, BASE + n, b"k", b"v", T + n) for n in range(50))
     data = batch(random.Random(1), BASE + 60)
-    found = inspected(tmp_path, old + data, monkeypatch)
-    assert (found.batches, found.damage, found.size) == (51, None, len(old + data))
+    inspection = inspected(tmp_path, old + data, monkeypatch)
+    assert (inspection.batches, inspection.damage, inspection.size) == (51, None, len(old + data))
 
 
 def test_an_offset_that_the_segment_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,19 +36,19 @@ def test_headers_positions_and_timestamps(stages: list[tuple[str, str, Path]]) -
             if "tail" not in line:
                 listed.setdefault(_file(line), []).append(line)
         for path in logs(root):
-            found = inspect(DEFAULT, str(path.parent), int(path.stem), index_interval_bytes=4096)
+            inspection = inspect(DEFAULT, str(path.parent), int(path.stem), index_interval_bytes=4096)
             segment = Segment.load(SegmentFiles(DEFAULT, str(path.parent), int(path.stem)))
-            segment = segment.ending_at(found.size, active=False)
+            segment = segment.ending_at(inspection.size, active=False)
             headers = list(segment.headers())
             expected = listed.get(f"{path.parent.name}/{path.name}", [])
             assert [h.position for h in headers] == [b["position"] for b in expected]
             assert [h.last_offset for h in headers] == [b["lastOffset"] for b in expected]
             if headers:
-                assert segment.next_offset == headers[-1].next_offset == found.next_offset
+                assert segment.next_offset == headers[-1].next_offset == inspection.next_offset
                 assert (
                     segment.largest_timestamp
                     == max(h.max_timestamp for h in headers)
-                    == found.largest_timestamp
+                    == inspection.largest_timestamp
                 )
             for header in headers:
                 assert segment.position_of(header.last_offset) == header.position

@@ -17,17 +17,17 @@ from tests.naive.pack import Record, encode_batch
 
 def written(directory: str, steps: list[tuple[int, int, int]], interval: int) -> list[tuple[int, int]]:
     """Write batches of (gap before, records, value bytes); return (last offset, position) of each."""
-    data, offset, found = b"", 10, []
+    data, offset, positions = b"", 10, []
     for gap, count, size in steps:
         offset += gap
         records = [Record(offset + n, 5, b"k", b"v" * size, ()) for n in range(count)]
-        found.append((offset + count - 1, len(data)))
+        positions.append((offset + count - 1, len(data)))
         data += encode_batch(records, base_offset=offset, last_offset=offset + count - 1)
         offset += count
     path = Path(directory) / names.segment_file(10, names.LOG)
     path.write_bytes(data)
     build_indexes(DEFAULT, str(path), 10, index_interval_bytes=interval)
-    return found
+    return positions
 
 
 STEPS = st.lists(
@@ -63,9 +63,9 @@ def test_a_warm_lookup_reads_nothing(tmp_path: Path) -> None:
     segment = Segment.load(SegmentFiles(files, str(tmp_path), 10))
     for _, position in batches:
         segment.position_of(10 + position // 200)
-    found = [segment.position_of(last) for last, _ in batches]
+    positions = [segment.position_of(last) for last, _ in batches]
     before = len(files.calls)
-    assert [segment.position_of(last) for last, _ in batches[2:]] == found[2:]
-    assert [segment.position_of(last - 1) for last, _ in batches[2:]] == found[2:]
+    assert [segment.position_of(last) for last, _ in batches[2:]] == positions[2:]
+    assert [segment.position_of(last - 1) for last, _ in batches[2:]] == positions[2:]
     assert len(files.calls) == before
-    assert found == [position for _, position in batches]
+    assert positions == [position for _, position in batches]

@@ -28,7 +28,7 @@ def test_a_batch_larger_than_what_is_read_at_a_time(tmp_path: Path, sizes: tuple
     for end in (path.stat().st_size, path.stat().st_size - 1):
         with DEFAULT.open_read(str(path)) as handle:
             walk = SoundWalk(handle, path.name, 0, end, 0, 0)
-            found = [header.size for header in walk]
+            header_sizes = [header.size for header in walk]
         whole = end == path.stat().st_size
-        assert found == [len(one) for one in data][: len(data) if whole else -1]
+        assert header_sizes == [len(encoded) for encoded in data][: len(data) if whole else -1]
         assert (walk.damage is None) == whole
