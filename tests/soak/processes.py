@@ -120,10 +120,10 @@ def follow(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> Non
 def digest(held: dict[bytes, int]) -> str:
     import hashlib
 
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for key in sorted(held):
-        found.update(b"%s %d\n" % (key, held[key]))
-    return f"{len(held)} {found.hexdigest()}"
+        sha256.update(b"%s %d\n" % (key, held[key]))
+    return f"{len(held)} {sha256.hexdigest()}"
 
 
 class Child:
@@ -170,7 +170,7 @@ class Child:
         return self.rest()
 
     def rest(self) -> list[str]:
-        found = list(self.lines(3600))
+        lines = list(self.lines(3600))
         os.waitpid(self.pid, 0)
         os.close(self.pipe)
-        return found
+        return lines

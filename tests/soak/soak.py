@@ -61,18 +61,18 @@ class Oracle:
         self.newest, self.deleted = np.full(keys, -1, np.int64), np.zeros(keys, np.bool_)
 
     def hear(self, line: str) -> None:
-        what, *numbers = line.split()
-        if what == "open":
+        event, *numbers = line.split()
+        if event == "open":
             end = int(numbers[0])
             assert self.acked <= end <= self.begun, f"{end} is not in {self.acked}..{self.begun}"
             self.acked = self.begun = end
-        elif what == "try":
+        elif event == "try":
             first, self.begun = map(int, numbers)
             assert first == self.acked, f"an append at {first}, acknowledged was {self.acked}"
             self.began_ms.append((first, now_ms()))
-        elif what == "ack":
+        elif event == "ack":
             self.acked = int(numbers[0])
-        elif what == "round":
+        elif event == "round":
             self.rounds += 1
 
     def take(self, end: int) -> None:
@@ -107,17 +107,17 @@ def check(root: str, oracle: Oracle) -> NDArray[np.int64]:
     end = log_end(root)
     assert oracle.acked <= end <= oracle.begun, f"the log ends at {end}: {oracle.acked}..{oracle.begun}"
     oracle.take(end)
-    found: list[int] = []
+    read_offsets: list[int] = []
     last = -1
     with opened(root, oracle.plan, "r") as logs:
         for record in logs.topic(TOPIC).read():
             assert record.offset > last, f"offset {record.offset} follows {last}"
             last = record.offset
-            found.append(last)
+            read_offsets.append(last)
             problem = oracle.plan.workload.wrong([last], [record.key], [record.value])
             assert problem is None, problem
     at_ms = now_ms()
-    offsets = np.array(found, np.int64)
+    offsets = np.array(read_offsets, np.int64)
     there = np.isin(oracle.newest, offsets)
     lost = np.flatnonzero((oracle.newest >= 0) & ~oracle.deleted & ~there)
     assert not lost.size, f"lost: the newest of {key_of(int(lost[0]))!r} at {oracle.newest[lost[0]]}"
@@ -192,7 +192,7 @@ def soak(root: str, plan: Plan, seed: int, say: bool = False) -> Oracle:
                 check(root, oracle)
             if say and time.monotonic() - checked > 10:
                 checked = time.monotonic()
-                print(f"{oracle.acked} records, {told(oracle)}; {checked - started:.0f} s", flush=True)
+                print(f"{oracle.acked} records, {summarize(oracle)}; {checked - started:.0f} s", flush=True)
         assert sink is not None
         heard = sink.rest()
         sink = None
@@ -221,7 +221,7 @@ def finish(root: str, oracle: Oracle) -> None:
     raise AssertionError(f"tombstones at {offsets[left][:5]} are left after five rounds, each in its time")
 
 
-def told(oracle: Oracle) -> str:
+def summarize(oracle: Oracle) -> str:
     return (
         f"{oracle.kills} kills, {oracle.in_rounds} of them inside one of {oracle.rounds} rounds by hand, "
         f"{oracle.stops} stops"
@@ -260,8 +260,9 @@ def main() -> int:
             shutil.rmtree(root, ignore_errors=True)
         seconds = time.monotonic() - started
         print(
-            f"{strategy}: {total.acked} records over {total.plan.workload.keys} keys, {told(total)}: newest "
-            f"values, offsets, order, contents and tombstones of log and sink are right; {seconds:.0f} s",
+            f"{strategy}: {total.acked} records over {total.plan.workload.keys} keys, {summarize(total)}: "
+            f"newest values, offsets, order, contents and tombstones of log and sink are right; "
+            f"{seconds:.0f} s",
             flush=True,
         )
     return 0

@@ -25,10 +25,10 @@ class Workload:
     def mixed(self, first: int, end: int) -> NDArray[np.uint64]:
         """Return a hash of each offset in [first, end)."""
         with np.errstate(over="ignore"):
-            found = (np.arange(first, end, dtype=np.uint64) + np.uint64(self.seed + 1)) * np.uint64(_STEP)
-            found = (found ^ (found >> np.uint64(30))) * np.uint64(_MIX_1)
-            found = (found ^ (found >> np.uint64(27))) * np.uint64(_MIX_2)
-            return found ^ (found >> np.uint64(31))
+            hashes = (np.arange(first, end, dtype=np.uint64) + np.uint64(self.seed + 1)) * np.uint64(_STEP)
+            hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(_MIX_1)
+            hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(_MIX_2)
+            return hashes ^ (hashes >> np.uint64(31))
 
     def numbers(self, first: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the key number of each offset, and whether its record is a tombstone."""
