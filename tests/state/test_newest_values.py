@@ -42,8 +42,8 @@ def loaded(logs, monkeypatch, *, dirty_part: int) -> dict[bytes, bytes]:
     with lastword.open(logs.paths[0]) as beside:
         state = beside.state("users", key_serializer="bytes", value_serializer="bytes")
         assert bool(taken) is (dirty_part == 0)
-        assert sum(one.bytes for one in state.restored) == sum(len(k) + len(v) for k, v in state.items())
-        assert sum(one.keys for one in state.restored) == len(state)
+        assert sum(entry.bytes for entry in state.restored) == sum(len(k) + len(v) for k, v in state.items())
+        assert sum(entry.keys for entry in state.restored) == len(state)
         return dict(state)
 
 
@@ -110,4 +110,4 @@ def test_a_key_in_two_partitions_is_held_once(logs):
     topic.append(b"k", b"older, longer", partition=0)
     topic.append(b"k", b"newer", partition=1)
     state = logs.state("users")
-    assert dict(state) == {b"k": b"newer"} and sum(one.bytes for one in state.restored) == len(b"knewer")
+    assert dict(state) == {b"k": b"newer"} and sum(entry.bytes for entry in state.restored) == len(b"knewer")

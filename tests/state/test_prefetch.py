@@ -14,22 +14,22 @@ def test_everything_comes_in_order_and_errors_come_last():
             yield number
         raise OSError("the disk is gone")
 
-    heard, found = [], []
+    heard, numbers = [], []
     with pytest.raises(OSError, match="gone"):
         for number in prefetch(work, lambda done, total: heard.append((threading.current_thread(), done)), 3):
-            found.append(number)
-    assert found == list(range(100))
+            numbers.append(number)
+    assert numbers == list(range(100))
     assert [done for _, done in heard] == list(range(100))
     assert {who for who, _ in heard} == {threading.current_thread()}
 
 
 def test_it_runs_ahead_so_far_and_no_farther():
-    made = []
+    produced = []
     arrived = threading.Event()
 
     def work(tell):
         for number in range(10):
-            made.append(number)
+            produced.append(number)
             if number == 3:
                 arrived.set()
             yield number
@@ -37,7 +37,7 @@ def test_it_runs_ahead_so_far_and_no_farther():
     parts = prefetch(work, None, 3)
     assert next(parts) == 0
     assert arrived.wait(10)  # 0 is in use, 1 and 2 wait, and 3 waits for room
-    assert made == [0, 1, 2, 3]
+    assert produced == [0, 1, 2, 3]
     assert list(parts) == list(range(1, 10))
 
 

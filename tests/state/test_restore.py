@@ -27,13 +27,17 @@ def test_a_state_from_a_file_and_the_tail_is_the_state_from_the_log(logs, path):
     users.update({f"k{i}": {"n": i} for i in range(50)})
     del users["k7"]
     restored = logs.restore("users", to=path)
-    assert sum(one.keys for one in restored) == 49 and {one.partition for one in restored} == {0, 1, 2}
+    assert sum(entry.keys for entry in restored) == 49 and {entry.partition for entry in restored} == {
+        0,
+        1,
+        2,
+    }
     users["k8"] = {"n": "newer"}
     del users["k9"]
     users["new"] = None
     started = logs.state("users", snapshot=path)
     assert dict(started) == dict(users) and started.position == logs.state("users").position
-    assert sum(one.keys for one in started.restored) == 49
+    assert sum(entry.keys for entry in started.restored) == 49
     started["k1"] = {"n": "after"}
     assert logs.state("users")["k1"] == {"n": "after"}
 
@@ -91,7 +95,7 @@ def test_what_a_cleaning_forgot_cannot_be_restored(logs, path):
     logs.clean("users")
     with pytest.raises(errors.OffsetOutOfRangeError, match="the newest values below 1 are lost"):
         logs.restore("users", to=path, end=1)
-    assert [one.name for one in path.parent.iterdir()] == ["data"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["data"]
 
 
 def test_a_deleted_key_does_not_come_back_from_a_file(logs, path, clock: ManualClock):
@@ -175,15 +179,15 @@ def test_a_byte_that_changed_is_told_or_changes_nothing(logs, tmp_path, form):
     users.update({f"k{n}": f"value {n}" for n in range(20)})
     logs.restore("users", to=path)
     sound = path.read_bytes()
-    told = 0
+    refused = 0
     for at in range(0, len(sound), 1 + len(sound) // 60):
         path.write_bytes(sound[:at] + bytes([sound[at] ^ 0xFF]) + sound[at + 1 :])
         try:
-            found = dict(logs.state("users", snapshot=path))
-            assert form == "arrow" or found == dict(users)
+            restored = dict(logs.state("users", snapshot=path))
+            assert form == "arrow" or restored == dict(users)
         except errors.LastwordError:
-            told += 1
-    assert told > 5
+            refused += 1
+    assert refused > 5
     for size in range(0, len(sound), 1 + len(sound) // 10):
         path.write_bytes(sound[:size])
         with pytest.raises(errors.CorruptFileError):

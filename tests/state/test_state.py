@@ -110,13 +110,13 @@ def test_restore(logs, monkeypatch, plain):
     for n in range(50):
         del users[f"key {n}"]
     with lastword.open(logs.paths[0]) as beside:
-        told = []
-        restored = beside.state("users", progress=told.append)
+        reports = []
+        restored = beside.state("users", progress=reports.append)
         assert dict(restored) == dict(users) and len(restored) == 250
         assert restored.position == users.position
         assert sum(r.keys for r in restored.restored) == 250
         assert [r.end_offset for r in restored.restored] == [restored.position[0], restored.position[1]]
-        assert {p.verb for p in told} == {"restore"} and told[-1].done_bytes == told[-1].total_bytes
+        assert {p.verb for p in reports} == {"restore"} and reports[-1].done_bytes == reports[-1].total_bytes
         logs.clean("users")
         assert dict(beside.state("users")) == dict(users)
 
@@ -171,7 +171,7 @@ def test_what_is_held_is_counted_where_two_partitions_have_one_key(logs):
         topic.append(b"k", value, partition=partition)
     state = logs.state("twice", key_serializer="bytes", value_serializer="bytes")
     assert dict(state) == {b"k": b"yyy"}
-    assert sum(one.bytes for one in state.restored) == len(b"k" + b"yyy")
+    assert sum(entry.bytes for entry in state.restored) == len(b"k" + b"yyy")
 
 
 def test_max_bytes(logs):
@@ -340,9 +340,9 @@ def test_it_joins_and_copies_as_a_dict_does(logs):
     users |= {"bob": 2}
     users |= [("eve", 3)]
     assert same is users and dict(users) == {"ada": [1], "bob": 2, "eve": 3}
-    for made in (users.copy(), copy.copy(users), copy.deepcopy(users)):
-        assert type(made) is dict and made == dict(users)
-        made["ada"].append(2)
+    for duplicate in (users.copy(), copy.copy(users), copy.deepcopy(users)):
+        assert type(duplicate) is dict and duplicate == dict(users)
+        duplicate["ada"].append(2)
     assert users["ada"] == [1]
     for other in (5, [1]):
         with pytest.raises(TypeError):
@@ -379,22 +379,22 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize(("given", "told"), CONTRADICTIONS.values(), ids=list(CONTRADICTIONS))
-def test_what_contradicts_the_topic_is_refused(logs, given, told):
+@pytest.mark.parametrize(("given", "message"), CONTRADICTIONS.values(), ids=list(CONTRADICTIONS))
+def test_what_contradicts_the_topic_is_refused(logs, given, message):
     """Without an error, a writer would make the mistake and its readers would find it."""
-    made = {"partitions": 2, "segment_bytes": "1MiB"}
-    logs.state("users", **made)["ada"] = 1
-    with pytest.raises(errors.InvalidSettingError, match=told) as caught:
-        logs.state("users", **made | given)
+    config = {"partitions": 2, "segment_bytes": "1MiB"}
+    logs.state("users", **config)["ada"] = 1
+    with pytest.raises(errors.InvalidSettingError, match=message) as caught:
+        logs.state("users", **config | given)
     assert caught.value.remedy
     if "key_serializer" not in given and "value_serializer" not in given:
-        with pytest.raises(errors.InvalidSettingError, match=told):
+        with pytest.raises(errors.InvalidSettingError, match=message):
             logs.create_topic("users", exist_ok=True, **given)
     elif "bytes" not in given.values():
         for ask in (logs.topic, lambda name, **more: logs.create_topic(name, exist_ok=True, **more)):
-            with pytest.raises(errors.InvalidSettingError, match=told):
+            with pytest.raises(errors.InvalidSettingError, match=message):
                 ask("users", **given)
-    assert dict(logs.state("users", **made)) == {"ada": 1}
+    assert dict(logs.state("users", **config)) == {"ada": 1}
     assert dict(logs.state("users", key_serializer="str", value_serializer="json")) == {"ada": 1}
 
 
@@ -443,14 +443,14 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize(("config", "told"), POLICIES.values(), ids=list(POLICIES))
-def test_a_topic_that_would_lose_its_keys_is_refused(logs, config, told):
+@pytest.mark.parametrize(("config", "message"), POLICIES.values(), ids=list(POLICIES))
+def test_a_topic_that_would_lose_its_keys_is_refused(logs, config, message):
     """Retention removes keys without a tombstone: the next restore would not have them."""
     logs.create_topic("users", key_serializer="str", value_serializer="json", **config).append("ada", 1)
-    with pytest.raises(errors.UsageError, match=told) as caught:
+    with pytest.raises(errors.UsageError, match=message) as caught:
         logs.state("users")
     if config:
-        with pytest.raises(errors.UsageError, match=told):
+        with pytest.raises(errors.UsageError, match=message):
             logs.state("new", **config)
         assert "new" not in logs
     with lastword.open(logs.paths[0]) as beside:  # reading is allowed

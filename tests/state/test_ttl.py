@@ -138,10 +138,10 @@ def test_an_append_that_comes_in_between_wins(
             if len(calls) == 1 and when == "before the first look":
                 logs.topic("s").append("a", 2)
                 end = log.log_end
-            found = real(log, start, end)
+            range_keys = real(log, start, end)
             if len(calls) == 1 and when == "before the lock":
                 logs.topic("s").append("a", 2)
-            return found
+            return range_keys
 
         monkeypatch.setattr(engine, "_keys", keys)
         watch = ExpiryWatch()
@@ -242,21 +242,21 @@ def test_as_a_dict_with_times_to_live(
     logs = opened(root / "d", clock)
     state = logs.state("s", lastword_ttl_ms=topic_ttl)
     model: dict[str, tuple[int, int]] = {}
-    for number, (what, key, more) in enumerate(actions):
-        if what == "set":
+    for number, (action, key, more) in enumerate(actions):
+        if action == "set":
             state.set(key, number, ttl=more)
             life = more if more is not None else (topic_ttl or None)
             model[key] = number, NEVER if life is None else clock.now_ms() + life
-        elif what == "del":
+        elif action == "del":
             state.pop(key, None)
             model.pop(key, None)
-        elif what == "wait":
+        elif action == "wait":
             clock.advance(more)
-        elif what == "expire":
+        elif action == "expire":
             expire(logs)
-        elif what == "clean":
+        elif action == "clean":
             logs.clean("s")
-        elif what == "refresh":
+        elif action == "refresh":
             state.refresh()
         else:
             logs.close()
