@@ -126,8 +126,8 @@ def fetch(target: Path) -> None:
         said = (done.stdout + done.stderr).strip()
         shutil.rmtree(private, ignore_errors=True)
         away = bool(UNREACHABLE.search(said))
-        what = "Maven Central can't be reached" if away else "Maven could not fetch Kafka"
-        raise KafkaMissing(f"{what}: {said[:400]}", setup_fault=not away)
+        cause = "Maven Central can't be reached" if away else "Maven could not fetch Kafka"
+        raise KafkaMissing(f"{cause}: {said[:400]}", setup_fault=not away)
     _publish(private, target)
 
 

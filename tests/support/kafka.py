@@ -280,15 +280,17 @@ class Broker:
 
         Fields: id, epoch, sequence, timestamp, coordinator, start (first offset of the open transaction).
         """
-        found = self.tools.ask("producers", bootstrap=self.bootstrap, topic=topic, partition=partition)
-        return sorted(found, key=lambda one: one["id"])
+        producers = self.tools.ask("producers", bootstrap=self.bootstrap, topic=topic, partition=partition)
+        return sorted(producers, key=lambda producer: producer["id"])
 
     def consume(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, Consumed]:
         """Read every partition of the topics, from its first record to its current end."""
         answer = self.tools.ask("consume", bootstrap=self.bootstrap, topics=topics, isolation=isolation)
         return {
-            name: Consumed(one["start"], one["end"], tuple(_from_json(line, name) for line in one["records"]))
-            for name, one in answer.items()
+            name: Consumed(
+                content["start"], content["end"], tuple(_from_json(line, name) for line in content["records"])
+            )
+            for name, content in answer.items()
         }
 
     def _properties(self, controller_port: int) -> dict[str, str]:
@@ -359,9 +361,9 @@ def _logging(log_file: Path | None, level: str, directory: Path = HERE) -> list[
 
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [server.getsockname()[1] for server in sockets]
+    for server in sockets:
+        server.close()
     return ports
 
 

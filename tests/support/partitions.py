@@ -49,13 +49,13 @@ def records_of(directory: Path, files: Files = DEFAULT) -> list[RawRecord]:
 
 def data_records(view: PartitionView) -> list[RawRecord]:
     """Return every data record of a view, in plain Python."""
-    found: list[RawRecord] = []
+    records: list[RawRecord] = []
     for segment in view.segments:
         for header in segment.headers():
             if not header.control:
                 data = segment.read_batch(header)
-                found += read_records(data, read_header(data, 0, len(data), segment.file))
-    return found
+                records += read_records(data, read_header(data, 0, len(data), segment.file))
+    return records
 
 
 def log_end(directory: Path, files: Files = DEFAULT) -> int:

@@ -66,12 +66,12 @@ def test_only_an_unreachable_repository_is_excused_in_ci(
     said: str, excused: bool, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(machine, "mvn", f"echo '{said}'; exit 1")
-    found = missing()
-    assert said in str(found)
+    error = missing()
+    assert said in str(error)
     monkeypatch.setenv("CI", "true")
-    assert must_not_skip(found) == (not excused)
+    assert must_not_skip(error) == (not excused)
     monkeypatch.setenv("CI", "")
-    assert not must_not_skip(found)
+    assert not must_not_skip(error)
     assert list(jars.cache_directory().iterdir()) == [], "half a fetch was left behind"
 
 
@@ -79,7 +79,7 @@ def test_a_fetch_gives_all_jars_or_none_and_happens_once(machine: Path) -> None:
     create = " ".join(f'"$dir/{name}"' for name in JARS)
     find_target = 'for word in "$@"; do case $word in -DoutputDirectory=*) dir=${word#*=};; esac; done'
     script(machine, "mvn", f"{find_target}; for f in {create}; do : > $f; done")
-    found = KafkaJars.find_or_fetch()
-    assert sorted(path.name for path in found.directory.iterdir()) == sorted(JARS)
+    kafka_jars = KafkaJars.find_or_fetch()
+    assert sorted(path.name for path in kafka_jars.directory.iterdir()) == sorted(JARS)
     (machine / "mvn").unlink()
-    assert KafkaJars.find_or_fetch() == found
+    assert KafkaJars.find_or_fetch() == kafka_jars
