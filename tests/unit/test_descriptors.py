@@ -19,16 +19,16 @@ from lastword.files import OsFiles
 
 def open_here(path: Path) -> int:
     """Return the number of this process's descriptors below `path`."""
-    found = 0
+    count = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
-            found += str(link.readlink()).startswith(str(path))
+            count += str(link.readlink()).startswith(str(path))
         except FileNotFoundError:
             continue
-    return found
+    return count
 
 
-def made(path: Path, count: int) -> list[Path]:
+def write_files(path: Path, count: int) -> list[Path]:
     files = [path / f"{number:04d}" for number in range(count)]
     for number, file in enumerate(files):
         file.write_bytes(b"%04d" % number)
@@ -37,7 +37,7 @@ def made(path: Path, count: int) -> list[Path]:
 
 def test_handles_share_a_few_descriptors(tmp_path: Path) -> None:
     files = OsFiles(max_open=7)
-    handles = [files.open_read(path) for path in made(tmp_path, 100)]
+    handles = [files.open_read(path) for path in write_files(tmp_path, 100)]
     order = list(range(100)) * 3
     random.Random(1).shuffle(order)
     for number in order:
@@ -68,14 +68,16 @@ def test_what_is_not_synced_is_synced_before_its_descriptor_goes(tmp_path: Path,
     files = OsFiles(max_open=2)
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", lambda fd: synced.append(fd))
-    one = files.open_append(tmp_path / "one", create=True)
-    one.append(b"x")
-    two = files.open_append(tmp_path / "two", create=True)
-    three = files.open_append(tmp_path / "three", create=True)  # two was not written to: it is closed first
-    assert not synced and two.fd == -1 and one.fd >= 0
-    three.append(b"x")
+    first = files.open_append(tmp_path / "one", create=True)
+    first.append(b"x")
+    second = files.open_append(tmp_path / "two", create=True)
+    third = files.open_append(
+        tmp_path / "three", create=True
+    )  # the second was not written to: it is closed first
+    assert not synced and second.fd == -1 and first.fd >= 0
+    third.append(b"x")
     files.open_append(tmp_path / "four", create=True)
-    assert len(synced) == 1 and one.fd == -1
+    assert len(synced) == 1 and first.fd == -1
 
 
 def test_a_handle_that_is_appended_to_keeps_its_descriptor(tmp_path: Path, monkeypatch) -> None:
@@ -102,8 +104,8 @@ def test_a_handle_that_is_appended_to_keeps_its_descriptor(tmp_path: Path, monke
 def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path, monkeypatch) -> None:
     files = OsFiles(max_open=1)
     files.guard(tmp_path)
-    one = files.open_append(tmp_path / "one", create=True)
-    one.append(b"x")
+    handle = files.open_append(tmp_path / "one", create=True)
+    handle.append(b"x")
 
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -112,7 +114,7 @@ def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path
     with files.open_append(tmp_path / "two", create=True):
         pass
     with pytest.raises(SyncFailedError):
-        one.fsync()
+        handle.fsync()
     assert files.offline(tmp_path) is not None
 
 
@@ -143,7 +145,7 @@ def test_a_closed_handle_stays_closed(tmp_path: Path) -> None:
 
 def test_garbage_gives_its_descriptor_back(tmp_path: Path) -> None:
     files = OsFiles(max_open=5)
-    for path in made(tmp_path, 50):
+    for path in write_files(tmp_path, 50):
         files.open_read(path).pread(1, 0)
     gc.collect()
     assert open_here(tmp_path) == 0 and len(files.descriptors) == 0
@@ -152,7 +154,7 @@ def test_garbage_gives_its_descriptor_back(tmp_path: Path) -> None:
 def test_threads_never_read_each_others_files(tmp_path: Path) -> None:
     """They would if a descriptor were closed while another thread reads through its number."""
     files = OsFiles(max_open=3)
-    handles = [files.open_read(path) for path in made(tmp_path, 30)]
+    handles = [files.open_read(path) for path in write_files(tmp_path, 30)]
     wrong: list[object] = []
 
     def work(seed: int) -> None:

@@ -74,12 +74,15 @@ def test_a_partial_failure_is_of_the_class_of_its_first_error(first: LastwordErr
     text = first.message
     error = PartialFailure.of(["done"], [first, DataError("second")], "1 other cleaned")
     again = pickle.loads(pickle.dumps(error))
-    for one in (error, again):
-        assert isinstance(one, PartialFailure) and isinstance(one, type(first))
-        assert one.message == f"{text}; 1 other cleaned" and str(one).startswith(one.message)
-        assert one.results == ["done"] and [failed.message for failed in one.errors] == [text, "second"]
-        assert type(one).exit_code == type(first).exit_code and one.remedy == first.remedy
-        assert getattr(one, "errno", None) == getattr(first, "errno", None)
+    for failure in (error, again):
+        assert isinstance(failure, PartialFailure) and isinstance(failure, type(first))
+        assert failure.message == f"{text}; 1 other cleaned" and str(failure).startswith(failure.message)
+        assert failure.results == ["done"] and [failed.message for failed in failure.errors] == [
+            text,
+            "second",
+        ]
+        assert type(failure).exit_code == type(first).exit_code and failure.remedy == first.remedy
+        assert getattr(failure, "errno", None) == getattr(first, "errno", None)
     assert first.message == text
     assert type(again) is type(error)
 
@@ -146,7 +149,7 @@ def test_what_is_missing_is_named_as_pyproject_requires_it() -> None:
     """`pip install "lastword[spark]"` fails while the package is on no index, or finds another package."""
     root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    known = {one for group in extras["optional-dependencies"].values() for one in group}
+    known = {requirement for group in extras["optional-dependencies"].values() for requirement in group}
     named = set()
     for folder in ("src", "examples"):
         for file in (root / folder).rglob("*.py"):

@@ -41,9 +41,9 @@ class TestForgetful:
         files = ForgetfulFiles(root)
         write(files, f"{root}/a", b"hello", sync=False)
         files.fsync_dir(root)
-        found = [tree["a"] for tree in trees(files)]
-        assert b"" in found and b"hello" in found and bytes(5) in found
-        assert b"h" in found and b"he" in found and b"hell" in found, "torn writes"
+        contents = [tree["a"] for tree in trees(files)]
+        assert b"" in contents and b"hello" in contents and bytes(5) in contents
+        assert b"h" in contents and b"he" in contents and b"hell" in contents, "torn writes"
 
     def test_a_missing_fsync_dir_loses_the_name_of_synced_data(self, root: str) -> None:
         files = ForgetfulFiles(root)
@@ -79,8 +79,8 @@ class TestForgetful:
         Path(root, "f").write_bytes(b"old")
         files = ForgetfulFiles(root)
         files.write_atomic(f"{root}/f", b"brand new")
-        found = {image.tree.get("f") for image in files.images(seeds=range(30))}
-        assert found == {b"old", b"brand new"}
+        contents = {image.tree.get("f") for image in files.images(seeds=range(30))}
+        assert contents == {b"old", b"brand new"}
         assert files.crash().tree == {"f": b"brand new"}
 
     def test_a_replacement_without_fsync_shows_an_empty_file(self, root: str) -> None:
@@ -96,8 +96,8 @@ class TestForgetful:
         Path(root, "sub", "a").write_bytes(b"hello")
         files = ForgetfulFiles(root)
         files.rename(f"{root}/sub/a", f"{root}/a")
-        found = {("a" in tree, "sub/a" in tree) for tree in trees(files)}
-        assert found == {(True, False), (False, True), (True, True)}
+        names = {("a" in tree, "sub/a" in tree) for tree in trees(files)}
+        assert names == {(True, False), (False, True), (True, True)}
         files.fsync_dir(root)
         assert {("a" in tree, "sub/a" in tree) for tree in trees(files)} == {(True, False), (True, True)}
         files.fsync_dir(f"{root}/sub")

@@ -196,15 +196,15 @@ class TestFailedSync:
     ) -> None:
         (tmp_path / "p-0").mkdir()
         files.guard(tmp_path)
-        one = files.open_append(tmp_path / "p-0" / "a", create=True)
+        handle = files.open_append(tmp_path / "p-0" / "a", create=True)
         other = files.open_append(tmp_path / "b", create=True)
-        one.append(b"x")
+        handle.append(b"x")
         with pytest.raises(SyncFailedError, match="EIO") as caught:
-            one.fsync()
+            handle.fsync()
         assert caught.value.errno == errno.EIO
         for change in (
-            one.fsync,
-            lambda: one.append(b"x"),
+            handle.fsync,
+            lambda: handle.append(b"x"),
             lambda: other.append(b"x"),
             other.fsync,
             lambda: other.truncate(0),
@@ -218,7 +218,7 @@ class TestFailedSync:
         assert len(broken_fsync) == 1, "never asked again"
         assert DIR_OFFLINE.value(str(tmp_path)) == 1
         assert isinstance(files.offline(tmp_path / "p-0"), SyncFailedError)
-        assert one.pread(1, 0) == b"x", "looking goes on"
+        assert handle.pread(1, 0) == b"x", "looking goes on"
 
     def test_opening_again_begins_anew_but_old_handles_stay_refused(
         self, files: OsFiles, tmp_path: Path, broken_fsync: list[int]

@@ -28,11 +28,11 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 def entries(root: Path) -> dict[str, tuple[int, int, int]]:
     """Return owner, group and permissions of the root and all below it, by relative path."""
-    found = {}
+    by_path = {}
     for path in (root, *root.rglob("*")):
         facts = path.lstat()
-        found[str(path.relative_to(root))] = (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode))
-    return found
+        by_path[str(path.relative_to(root))] = (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode))
+    return by_path
 
 
 def give_away(root: Path, uid: int, gid: int, *, folder: int, file: int) -> None:
@@ -76,8 +76,8 @@ def test_what_root_makes_belongs_to_the_owner(root: Path, folder: int, file: int
         users.lease("reader").advance({0: 5, 1: 5})
         logs.sync()
         assert misfits(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=folder, file=file) == {}
-    made = set(entries(root)) - before
-    assert {"orders-0", "orders-0/partition.metadata", "lastword.toml"} & made
+    created = set(entries(root)) - before
+    assert {"orders-0", "orders-0/partition.metadata", "lastword.toml"} & created
     assert misfits(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=folder, file=file) == {}
 
 
@@ -100,9 +100,9 @@ def test_a_new_directory_that_belongs_to_a_user(tmp_path: Path) -> None:
     root.chmod(0o700)
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.state("users")["ada"] = 1
-    found = entries(root)
-    assert {facts[:2] for facts in found.values()} == {(OTHER, OTHER)}
-    assert {facts[2] & 0o077 for facts in found.values()} == {0}
+    by_path = entries(root)
+    assert {facts[:2] for facts in by_path.values()} == {(OTHER, OTHER)}
+    assert {facts[2] & 0o077 for facts in by_path.values()} == {0}
 
 
 @as_root
@@ -242,9 +242,9 @@ def test_a_directory_that_its_group_shares_takes_every_member(open_root: Path) -
     give_away(root, NOBODY.pw_uid, OTHER, folder=0o2775, file=0o664)
     done = run_as(OTHER, "create", root, "orders")
     assert done.returncode == 0, done.stderr
-    made = {name: facts for name, facts in entries(root).items() if name.startswith("orders-0")}
-    assert len(made) > 3
-    for name, facts in made.items():
+    created = {name: facts for name, facts in entries(root).items() if name.startswith("orders-0")}
+    assert len(created) > 3
+    for name, facts in created.items():
         assert facts == (OTHER, OTHER, 0o2775 if (root / name).is_dir() else 0o664), name
 
 

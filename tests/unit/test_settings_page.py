@@ -20,7 +20,7 @@ def test_its_sample_is_accepted_and_shows_the_defaults() -> None:
     assert everything.topic("any").compacts and everything.instance.drives == {"/srv/d2": 20 << 20}
     examples = ("not set by default", "drives.")
     settings = Settings.from_text(
-        "\n".join(one for one in lines if not any(mark in one for mark in examples))
+        "\n".join(line for line in lines if not any(mark in line for mark in examples))
     )
     assert settings.instance == Settings.from_text("").instance
     assert settings.topic("any") == Settings.from_text("").topic("any")
