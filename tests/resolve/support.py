@@ -31,11 +31,11 @@ def segments(
 ) -> list[MemorySegment]:
     """Return the batches as consecutive segments; a new segment starts at each index in `cuts`."""
     edges = sorted({0, *(cut for cut in cuts if cut < len(batches))})
-    found = []
+    memory_segments = []
     for start, end in zip(edges, [*edges[1:], len(batches)], strict=True):
         data = b"".join(batches[start:end])
         headers = walk(data)[0]
         base = headers[0].base_offset if headers else 0
         after = headers[-1].last_offset + 1 if headers else 0
-        found.append(MemorySegment(data, base, after, chunk_bytes))
-    return found
+        memory_segments.append(MemorySegment(data, base, after, chunk_bytes))
+    return memory_segments

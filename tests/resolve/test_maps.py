@@ -62,22 +62,22 @@ some_keys = st.one_of(
 @settings(max_examples=25)
 @given(st.lists(some_keys, max_size=25), st.lists(some_keys, max_size=5))
 def test_the_newest_offset_of_each_key(form: type[Map], keys: list[bytes], others: list[bytes]) -> None:
-    found, wanted = form(1 << 14), {}
+    offset_map, wanted = form(1 << 14), {}
     for offset, key in enumerate(keys):
-        found.put(key, offset)
+        offset_map.put(key, offset)
         wanted[key] = offset
-    assert len(found) == len(wanted)
+    assert len(offset_map) == len(wanted)
     for key in [*keys, *others]:
-        assert found.get(key) == wanted.get(key, -1)
+        assert offset_map.get(key) == wanted.get(key, -1)
 
 
 @every_form
 def test_one_more_key_than_there_is_room_for_is_refused(form: type[Map]) -> None:
-    found = form(2048)
+    offset_map = form(2048)
     with pytest.raises(ValueError, match=r"\d"):
         for offset in range(200):
-            found.put(b"key-%03d" % offset, offset)
-    assert 40 <= len(found) <= 2048 // 24
+            offset_map.put(b"key-%03d" % offset, offset)
+    assert 40 <= len(offset_map) <= 2048 // 24
 
 
 @every_exact_form
@@ -101,11 +101,11 @@ def test_two_keys_of_one_md5_are_two(form: type[Map]) -> None:
         b"TEXTCOLLBYfGiJUETHQ4h%scKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak" % letter
         for letter in (b"A", b"E")
     )
-    found, kafka = form(2048), DigestMap(2048)
-    for one in (found, kafka):
-        one.put(first, 0)
-        one.put(second, 1)
-    assert (len(found), found.get(first), found.get(second)) == (2, 0, 1)
+    exact, kafka = form(2048), DigestMap(2048)
+    for offset_map in (exact, kafka):
+        offset_map.put(first, 0)
+        offset_map.put(second, 1)
+    assert (len(exact), exact.get(first), exact.get(second)) == (2, 0, 1)
     assert (len(kafka), kafka.get(first)) == (1, 1), "the older of the two is lost"
 
 
@@ -115,11 +115,11 @@ def test_the_exact_forms_refuse_at_about_the_same_key() -> None:
     keys = [rng.randbytes(rng.randrange(4, 60)) for _ in range(2000)]
     room = []
     for form in EXACT.values():
-        found = form(20_000)
+        offset_map = form(20_000)
         with pytest.raises(ValueError, match=r"\d"):
             for offset, key in enumerate(keys):
-                found.put(key, offset)
-        room.append(len(found))
+                offset_map.put(key, offset)
+        room.append(len(offset_map))
     assert 0.93 * room[0] <= room[1] <= room[0] + 2
 
 
@@ -127,11 +127,11 @@ def test_the_salt_decides_where_keys_go() -> None:
     """Two maps with different salts put the same keys into different slots, and return the same offsets."""
     maps = [FastMap(1 << 14, salt) for salt in (b"one", b"two", b"one")]
     for offset in range(100):
-        for one in maps:
-            one.put(b"key-%d" % offset, offset)
-    slots = [one.running._scan.map.slots.tolist() for one in maps]  # type: ignore[union-attr]
+        for offset_map in maps:
+            offset_map.put(b"key-%d" % offset, offset)
+    slots = [offset_map.running._scan.map.slots.tolist() for offset_map in maps]  # type: ignore[union-attr]
     assert slots[0] == slots[2] != slots[1]
-    assert all(one.get(b"key-%d" % n) == n for one in maps for n in range(100))
+    assert all(offset_map.get(b"key-%d" % n) == n for offset_map in maps for n in range(100))
 
 
 @pytest.mark.slow
@@ -152,8 +152,8 @@ def test_keys_chosen_for_another_salt_cost_no_more_probes() -> None:
     usual = np.frombuffer(rng.randbytes(16 * len(hostile)), np.uint8).reshape(-1, 16)
 
     def probes(keys: np.ndarray, salt: bytes) -> float:
-        found = resolve(dense(keys), map_bytes=45 * len(keys), salt=salt, now_ms=None)
-        return found.probes / found.records
+        resolution = resolve(dense(keys), map_bytes=45 * len(keys), salt=salt, now_ms=None)
+        return resolution.probes / resolution.records
 
     assert probes(chosen, b"guessed") > 10 * probes(usual, b"guessed"), "they do meet where the salt is known"
     assert probes(chosen, b"secret") <= 2 * probes(usual, b"secret")

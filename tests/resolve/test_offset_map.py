@@ -22,11 +22,11 @@ def test_newest_of_each_key() -> None:
     """6A.1: Every key reads back the offset that was put with it, for 10 to 5,000 keys at two slots a key."""
     keys = [b"", b"a", b"a" * 7, b"a" * 8, b"a" * 9, b"a" * 254, b"a" * 255, b"a" * 256, b"\0", b"\0\0"]
     records = [Record(i, 0, key, b"") for i, key in enumerate(keys * 3)]
-    found = filled(records)
-    assert found.distinct_keys == len(keys)
-    assert [found.newest(key) for key in keys] == [2 * len(keys) + i for i in range(len(keys))]
-    assert found.newest(b"b") == -1
-    assert found.newest(b"a" * 6) == -1
+    offset_map = filled(records)
+    assert offset_map.distinct_keys == len(keys)
+    assert [offset_map.newest(key) for key in keys] == [2 * len(keys) + i for i in range(len(keys))]
+    assert offset_map.newest(b"b") == -1
+    assert offset_map.newest(b"a" * 6) == -1
 
 
 def test_known_keys_update_a_full_map() -> None:
@@ -40,22 +40,22 @@ def test_known_keys_update_a_full_map() -> None:
     keys = [b"%03d" % i for i in range(60)]
     records = [Record(i, 0, keys[i % 60], b"") for i in range(600)]
     exact = 8 + 60 * (15 + 3) + 8 * 76
-    found = filled(records, exact)
-    assert found.passes == 1
-    assert found.newest(keys[59]) == 599
+    offset_map = filled(records, exact)
+    assert offset_map.passes == 1
+    assert offset_map.newest(keys[59]) == 599
 
 
 def test_the_budget_bounds_arena_and_slots() -> None:
-    found = filled([Record(0, 0, b"k", b"")], 5003)
-    assert found.map_bytes == 5000
-    assert found.bytes_used <= found.peak_bytes <= 5000
-    assert found.state[loops.ARENA_LIMIT] + found.slots.nbytes <= 5000
-    assert 0 < found.used_ratio < 1
+    offset_map = filled([Record(0, 0, b"k", b"")], 5003)
+    assert offset_map.map_bytes == 5000
+    assert offset_map.bytes_used <= offset_map.peak_bytes <= 5000
+    assert offset_map.state[loops.ARENA_LIMIT] + offset_map.slots.nbytes <= 5000
+    assert 0 < offset_map.used_ratio < 1
 
 
 def test_a_small_log_touches_little_of_a_large_budget() -> None:
-    found = filled([Record(i, 0, b"%d" % i, b"") for i in range(100)], 1 << 26)
-    assert found.bytes_used < 10_000
+    offset_map = filled([Record(i, 0, b"%d" % i, b"") for i in range(100)], 1 << 26)
+    assert offset_map.bytes_used < 10_000
 
 
 def test_no_map_without_bytes() -> None:
@@ -89,7 +89,7 @@ def test_keys_with_one_tag_and_one_slot_stay_two() -> None:
             break
     assert pair is not None
     first, second = pair
-    found = filled([Record(0, 0, first, b""), Record(1, 0, second, b""), Record(2, 0, first, b"")])
-    assert found.slots.size == 8  # the number of slots used in the search
-    assert found.distinct_keys == 2
-    assert (found.newest(first), found.newest(second)) == (2, 1)
+    offset_map = filled([Record(0, 0, first, b""), Record(1, 0, second, b""), Record(2, 0, first, b"")])
+    assert offset_map.slots.size == 8  # the number of slots used in the search
+    assert offset_map.distinct_keys == 2
+    assert (offset_map.newest(first), offset_map.newest(second)) == (2, 1)

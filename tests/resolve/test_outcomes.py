@@ -46,23 +46,23 @@ def test_an_aborted_record_replaces_nothing_and_is_dead() -> None:
         marker(8, commit=True),
     ]
     for now_ms in (None, T):
-        found = check(
+        resolution = check(
             segments(log, [1, 3]),
             BIG,
             now_ms,
             outcomes=Decisions([AbortedTransaction(5, 2, 6, 7)]),
             aborted={2},
         )
-        assert found.dead.offsets().tolist() == [1, 2, 3, 4, 5]
-        assert [facts.aborted_records for facts in found.segments] == [0, 4, 0]
-        assert (found.distinct_keys, found.records) == (2, 7)
+        assert resolution.dead.offsets().tolist() == [1, 2, 3, 4, 5]
+        assert [facts.aborted_records for facts in resolution.segments] == [0, 4, 0]
+        assert (resolution.distinct_keys, resolution.records) == (2, 7)
 
 
 def test_an_undecided_record_replaces_nothing_and_stays() -> None:
     log = [encode_batch([Record(0, T, b"a", b"1")]), data(1, (b"a", b"2")), data(2, (b"b", b"1"), producer=6)]
     for outcomes in (Decisions(undecided={5: 1, 6: 2}), Decisions(stable_offset=1)):
-        found = check(segments(log, [1]), BIG, None, outcomes=outcomes, undecided={1, 2})
-        assert (found.dead.offsets().tolist(), found.records) == ([], 3)
+        resolution = check(segments(log, [1]), BIG, None, outcomes=outcomes, undecided={1, 2})
+        assert (resolution.dead.offsets().tolist(), resolution.records) == ([], 3)
 
 
 def test_a_cleaning_refuses_what_is_undecided() -> None:

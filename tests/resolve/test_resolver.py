@@ -28,19 +28,19 @@ def check(
     outcomes: Decisions | None = None,
     **batches: Container[int],
 ) -> Resolution:
-    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms, outcomes=outcomes)
-    same_as_a_dict(found, sources, now_ms, **batches)
-    return found
+    resolution = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms, outcomes=outcomes)
+    same_as_a_dict(resolution, sources, now_ms, **batches)
+    return resolution
 
 
 def same_as_a_dict(
-    found: Resolution, sources: Sequence[MemorySegment], now_ms: int | None, **batches: Container[int]
+    resolution: Resolution, sources: Sequence[MemorySegment], now_ms: int | None, **batches: Container[int]
 ) -> None:
-    seeds = [int(seed) for seed in digest_seeds(found.digest_seed)]
+    seeds = [int(seed) for seed in digest_seeds(resolution.digest_seed)]
     expected, newest = naive.resolve([source.data for source in sources], now_ms, *seeds, **batches)
-    assert found.dead.offsets().tolist() == sorted(set().union(*(facts.dead for facts in expected)))
-    assert found.distinct_keys == len(newest)
-    for facts, wanted, source in zip(found.segments, expected, sources, strict=True):
+    assert resolution.dead.offsets().tolist() == sorted(set().union(*(facts.dead for facts in expected)))
+    assert resolution.distinct_keys == len(newest)
+    for facts, wanted, source in zip(resolution.segments, expected, sources, strict=True):
         assert facts.records == wanted.records
         assert facts.dead_records == len(wanted.dead)
         assert facts.live_digest == wanted.digest
@@ -49,7 +49,7 @@ def same_as_a_dict(
         assert facts.due_tombstones == wanted.due_tombstones
         assert facts.keyless == wanted.keyless
         assert facts.aborted_records == wanted.aborted
-        assert found.dead.count(source.base_offset, source.next_offset) == facts.dead_records
+        assert resolution.dead.count(source.base_offset, source.next_offset) == facts.dead_records
         assert facts.live_bytes + facts.dead_bytes == facts.size_bytes == source.size
         assert 0 <= facts.dead_bytes <= source.size
 
@@ -73,14 +73,14 @@ def synthetic(seed: int, records: int, keys: int, segment_records: int) -> list[
     offset = 0
     while offset < records:
         count = min(rng.randint(1, 40), records - offset)
-        made = []
+        batch_records = []
         for _ in range(count):
             key = b"key-%d" % rng.randrange(keys)
             value = None if rng.random() < 0.1 else bytes(rng.randrange(30))
-            made.append(Record(offset, T, key, value))
+            batch_records.append(Record(offset, T, key, value))
             offset += 1
         horizon = rng.choice([None, T - 5, T + 5])
-        log.append(encode_batch(made, attributes=0x40 if horizon else 0, base_timestamp=horizon))
+        log.append(encode_batch(batch_records, attributes=0x40 if horizon else 0, base_timestamp=horizon))
     starts = range(0, len(log), max(1, segment_records // 20))
     return segments(log, list(starts), chunk_bytes=3000)
 
@@ -100,14 +100,14 @@ def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
 def test_passes_stay_near_what_the_keys_need() -> None:
     sources = synthetic(2, 6000, 2000, 1000)
     needed = 2000 * (15 + 8 + 10)
-    found = check(sources, needed // 3, None)
-    assert found.passes <= 7
+    resolution = check(sources, needed // 3, None)
+    assert resolution.passes <= 7
 
 
 def test_no_records_at_all() -> None:
     assert resolve([], map_bytes=BIG, salt=b"", now_ms=None).segments == ()
-    found = resolve([MemorySegment(b"", 0, 0)], map_bytes=BIG, salt=b"", now_ms=None)
-    assert (found.records, found.distinct_keys, found.segments[0].records) == (0, 0, 0)
+    resolution = resolve([MemorySegment(b"", 0, 0)], map_bytes=BIG, salt=b"", now_ms=None)
+    assert (resolution.records, resolution.distinct_keys, resolution.segments[0].records) == (0, 0, 0)
 
 
 def test_a_cleaning_takes_due_tombstones_and_records_without_key() -> None:
@@ -129,19 +129,21 @@ def test_a_cleaning_takes_due_tombstones_and_records_without_key() -> None:
 def test_tombstones_that_a_reader_has_not_passed_are_not_due() -> None:
     log = [encode_batch([Record(n, T, b"%d" % n, None)], attributes=0x40, base_timestamp=T) for n in range(3)]
     for below, dead in ((0, []), (1, [0]), (3, [0, 1, 2])):
-        found = resolve(segments(log, [1]), map_bytes=BIG, salt=b"", now_ms=T, due_below=below)
-        assert found.dead.offsets().tolist() == dead
-        assert sum(one.due_tombstones for one in found.segments) == len(dead)
-        assert sum(one.tombstones for one in found.segments) == 3 - len(dead)
-        assert sum(one.tombstones_without_horizon for one in found.segments) == 0
+        resolution = resolve(segments(log, [1]), map_bytes=BIG, salt=b"", now_ms=T, due_below=below)
+        assert resolution.dead.offsets().tolist() == dead
+        assert sum(facts.due_tombstones for facts in resolution.segments) == len(dead)
+        assert sum(facts.tombstones for facts in resolution.segments) == 3 - len(dead)
+        assert sum(facts.tombstones_without_horizon for facts in resolution.segments) == 0
 
 
 @pytest.mark.parametrize("below", [0, 500, 1 << 62])
 def test_a_tiny_map_knows_the_same_leases(below: int) -> None:
     sources = synthetic(1, 1500, 400, 500)
-    found = [resolve(sources, map_bytes=size, salt=b"s", now_ms=T, due_below=below) for size in (BIG, 2000)]
-    assert found[1].passes > 1
-    assert found[0].segments == found[1].segments
+    resolutions = [
+        resolve(sources, map_bytes=size, salt=b"s", now_ms=T, due_below=below) for size in (BIG, 2000)
+    ]
+    assert resolutions[1].passes > 1
+    assert resolutions[0].segments == resolutions[1].segments
 
 
 def test_a_key_written_again_after_its_due_tombstone_lives() -> None:
@@ -150,9 +152,9 @@ def test_a_key_written_again_after_its_due_tombstone_lives() -> None:
         encode_batch([Record(1, T, b"a", None)], attributes=0x40, base_timestamp=T),
         encode_batch([Record(2, T, b"a", b"2")]),
     ]
-    found = check(segments(log, [1, 2]), BIG, T)
-    assert found.dead.offsets().tolist() == [0, 1]
-    assert sum(facts.due_tombstones for facts in found.segments) == 0
+    resolution = check(segments(log, [1, 2]), BIG, T)
+    assert resolution.dead.offsets().tolist() == [0, 1]
+    assert sum(facts.due_tombstones for facts in resolution.segments) == 0
 
 
 def test_two_keys_with_one_md5_stay_two() -> None:
@@ -165,20 +167,20 @@ def test_two_keys_with_one_md5_stay_two() -> None:
     assert first != second
     assert hashlib.md5(first).digest() == hashlib.md5(second).digest()
     log = [encode_batch([Record(0, T, first, b"1"), Record(1, T, second, b"2")])]
-    found = check(segments(log, []), BIG, None)
-    assert found.distinct_keys == 2
-    assert found.dead.offsets().tolist() == []
+    resolution = check(segments(log, []), BIG, None)
+    assert resolution.distinct_keys == 2
+    assert resolution.dead.offsets().tolist() == []
 
 
 def test_two_keys_taken_for_one_leave_the_digest_wrong() -> None:
     """The sum of the certificate uses the key of the newer record, so a false kill does not cancel out."""
     log = [encode_batch([Record(0, T, b"one", b"1"), Record(1, T, b"two", b"2")])]
-    found = check(segments(log, []), BIG, None)
-    seed0, seed1 = (int(seed) for seed in digest_seeds(found.digest_seed))
+    resolution = check(segments(log, []), BIG, None)
+    seed0, seed1 = (int(seed) for seed in digest_seeds(resolution.digest_seed))
     from tests.naive.hashing import MASK, pair_digest
 
     survivor = pair_digest(b"two", 1, seed0, seed1)
-    met = found.segments[0].live_digest
+    met = resolution.segments[0].live_digest
     false_kill = (met - pair_digest(b"two", 0, seed0, seed1)) & MASK
     assert false_kill != survivor
 
@@ -196,9 +198,9 @@ def test_control_batches_leave_no_trace() -> None:
         marker,
         encode_batch([Record(2, T, b"x", b"1")]),
     ]
-    found = check(segments(log, []), BIG, T)
-    assert found.dead.offsets().tolist() == []
-    assert (found.records, found.segments[0].control_batches) == (2, 1)
+    resolution = check(segments(log, []), BIG, T)
+    assert resolution.dead.offsets().tolist() == []
+    assert (resolution.records, resolution.segments[0].control_batches) == (2, 1)
 
 
 def test_segments_that_overlap_are_refused() -> None:
@@ -232,8 +234,8 @@ def test_keys_longer_and_shorter_than_the_first_ones() -> None:
             key = b"%04d" % i * (sizes[i // 200] // 4)
             log.append(encode_batch([Record(i, T, key, b"")]))
         room = 200 * (sum(sizes) + 2 * (15 + 10))
-        found = check(segments(log, [200], chunk_bytes=1000), int(room * 1.15), None)
-        assert found.passes == 1
+        resolution = check(segments(log, [200], chunk_bytes=1000), int(room * 1.15), None)
+        assert resolution.passes == 1
 
 
 def test_progress_reaches_the_end() -> None:
@@ -270,8 +272,8 @@ def dense(keys: np.ndarray) -> list[MemorySegment]:
 def test_a_key_of_24_bytes_costs_at_most_52() -> None:
     count = 20_000
     keys = np.random.default_rng(0).integers(0, 256, (count, 24), np.uint8)
-    found = resolve(dense(keys), map_bytes=52 * count, salt=b"s", now_ms=None)
-    assert (found.passes, found.distinct_keys) == (1, count)
+    resolution = resolve(dense(keys), map_bytes=52 * count, salt=b"s", now_ms=None)
+    assert (resolution.passes, resolution.distinct_keys) == (1, count)
 
 
 def test_keys_chosen_without_the_salt_cost_no_more_probes() -> None:
@@ -288,9 +290,9 @@ def test_keys_chosen_without_the_salt_cost_no_more_probes() -> None:
     map_bytes = 47 * count
 
     def probes(keys: np.ndarray) -> float:
-        found = resolve(dense(keys), map_bytes=map_bytes, salt=b"secret", now_ms=None)
-        assert found.distinct_keys == count
-        return found.probes / found.records
+        resolution = resolve(dense(keys), map_bytes=map_bytes, salt=b"secret", now_ms=None)
+        assert resolution.distinct_keys == count
+        return resolution.probes / resolution.records
 
     usual = probes(random_keys)
     for name, words in hostile.items():
@@ -299,9 +301,9 @@ def test_keys_chosen_without_the_salt_cost_no_more_probes() -> None:
 
 def test_the_salt_changes_no_result() -> None:
     sources = synthetic(4, 800, 100, 200)
-    found = [check(sources, 3000, T, salt) for salt in (b"", b"a", bytes(16))]
-    assert len({facts.dead_records for one in found for facts in one.segments[:1]}) == 1
-    assert len({tuple(one.dead.offsets().tolist()) for one in found}) == 1
+    resolutions = [check(sources, 3000, T, salt) for salt in (b"", b"a", bytes(16))]
+    assert len({facts.dead_records for resolution in resolutions for facts in resolution.segments[:1]}) == 1
+    assert len({tuple(resolution.dead.offsets().tolist()) for resolution in resolutions}) == 1
 
 
 def test_many_pages() -> None:
@@ -309,8 +311,8 @@ def test_many_pages() -> None:
     log = [
         encode_batch([Record(i * 4096, T, b"k%d" % (i % 7), b"")], base_offset=i * 4096) for i in range(3000)
     ]
-    found = check(segments(log, [1000, 2000]), BIG, None)
-    assert found.dead.page_ids.size == 3000
+    resolution = check(segments(log, [1000, 2000]), BIG, None)
+    assert resolution.dead.page_ids.size == 3000
 
 
 def test_a_full_arena_stops_at_the_slots() -> None:
@@ -321,14 +323,14 @@ def test_a_full_arena_stops_at_the_slots() -> None:
     log = []
     for i in range(0, 600, 6):
         numbers = [rng.randrange(i // 4, i // 4 + 40) for _ in range(6)]
-        made = [Record(i + j, T, b"%03d" % n + b"." * (n // 3), b"") for j, n in enumerate(numbers)]
-        log.append(encode_batch(made))
+        records = [Record(i + j, T, b"%03d" % n + b"." * (n // 3), b"") for j, n in enumerate(numbers)]
+        log.append(encode_batch(records))
     sources = segments(log, [30, 60])
     expected = resolve(sources, map_bytes=BIG, salt=b"s", now_ms=None)
     for map_bytes in range(1024, 1024 + 8 * 40, 8):
-        found = resolve(sources, map_bytes=map_bytes, salt=b"s", now_ms=None)
-        assert found.distinct_keys == expected.distinct_keys
-        assert found.segments == expected.segments
+        resolution = resolve(sources, map_bytes=map_bytes, salt=b"s", now_ms=None)
+        assert resolution.distinct_keys == expected.distinct_keys
+        assert resolution.segments == expected.segments
 
 
 def test_the_map_is_free_when_resolve_returns() -> None:
@@ -341,6 +343,6 @@ def test_the_map_is_free_when_resolve_returns() -> None:
     gc.disable()
     try:
         resolve(synthetic(1, 500, 100, 100), map_bytes=BIG, salt=b"", now_ms=None)
-        assert not [one for one in gc.get_objects() if isinstance(one, OffsetMap)]
+        assert not [value for value in gc.get_objects() if isinstance(value, OffsetMap)]
     finally:
         gc.enable()

@@ -70,22 +70,22 @@ class Pair:
         self.running.add_segments(sources, outcomes=Outcomes(self.log.aborted))
 
     def mark_due(self, wanted: int) -> None:
-        found = self.running.tombstones()
-        due = found.offset[found.copies == 1][:wanted].tolist()
+        tombstones = self.running.tombstones()
+        due = tombstones.offset[tombstones.copies == 1][:wanted].tolist()
         self.running.mark_due(due)
         self.log.due.update(due)
 
     def revive(self, floor: int) -> None:
         """Revive tombstones from `floor` on; those that a newer record supersedes stay dead."""
         self.running.revive(np.array([offset for offset in self.log.due if offset >= floor], np.int64))
-        again = {int(one) for one in self.running.tombstones().offset} & self.log.due
+        again = {int(offset) for offset in self.running.tombstones().offset} & self.log.due
         assert all(offset >= floor for offset in again)
         self.log.due -= again
         self.log.revived |= again
 
     def rewrite(self, first: int, last: int, *, swap: bool = True) -> None:
         bits = self.running.resolution().dead
-        dead = set().union(*(one.dead for one in self.log.truth(*SEEDS).facts[first : last + 1]))
+        dead = set().union(*(facts.dead for facts in self.log.truth(*SEEDS).facts[first : last + 1]))
         for data in self.log.segments[first : last + 1]:
             if data:
                 for chunk in MemorySegment(data, 0, 0, chunk_bytes=300).chunk_reader():
@@ -99,11 +99,13 @@ class Pair:
 
     def check(self) -> None:
         truth = self.log.truth(*SEEDS)
-        found = self.running.resolution()
-        assert found.segments == self.running.facts()
-        assert found.distinct_keys == self.running.distinct_keys == len(truth.newest)
-        assert found.dead.offsets().tolist() == sorted(set().union(*(one.dead for one in truth.facts)))
-        for index, (facts, wanted) in enumerate(zip(found.segments, truth.facts, strict=True)):
+        resolution = self.running.resolution()
+        assert resolution.segments == self.running.facts()
+        assert resolution.distinct_keys == self.running.distinct_keys == len(truth.newest)
+        assert resolution.dead.offsets().tolist() == sorted(
+            set().union(*(facts.dead for facts in truth.facts))
+        )
+        for index, (facts, wanted) in enumerate(zip(resolution.segments, truth.facts, strict=True)):
             assert facts.base_offset == self.bases[index]
             assert facts.next_offset == self.ends[index]
             assert facts.size_bytes == len(self.log.segments[index])
@@ -145,7 +147,7 @@ few_keys = st.one_of(st.none(), st.sampled_from([b"a", b"bb", b"c" * 24, b"d" * 
 @st.composite
 def some_batches(draw: st.DrawFn, first_offset: int, aborted: set[int]) -> list[bytes]:
     """Return batches as `strategies.batches` does: few keys, many tombstones, aborted transactions."""
-    offset, found = first_offset, []
+    offset, batches = first_offset, []
     for _ in range(draw(st.integers(0, 4))):
         base = offset + draw(st.sampled_from([0, 0, 0, 2, 5000]))
         attributes = draw(st.sampled_from([0, 0, 0, HORIZON, TRANSACTIONAL, CONTROL]))
@@ -156,37 +158,37 @@ def some_batches(draw: st.DrawFn, first_offset: int, aborted: set[int]) -> list[
         if attributes == TRANSACTIONAL:
             aborted.add(base)
         horizon = draw(st.sampled_from([T, T + 9])) if attributes == HORIZON else None
-        found.append(encode_batch(records, attributes=attributes, base_timestamp=horizon))
+        batches.append(encode_batch(records, attributes=attributes, base_timestamp=horizon))
         offset = records[-1].offset + 1
-    return found
+    return batches
 
 
 def live_through(data: st.DataObject, most: int) -> None:
     pair = Pair(data.draw(st.sampled_from([1600, BIG])))
     try:
         for _ in range(data.draw(st.integers(1, most))):
-            what = data.draw(
+            operation = data.draw(
                 st.sampled_from(
                     ["absorb", "absorb", "due", "due", "revive", "rewrite", "rewrite", "abandon", "parts"]
                 )
             )
-            if what == "absorb":
+            if operation == "absorb":
                 parts, after = [], pair.next_offset
                 for _ in range(data.draw(st.integers(1, 3))):
                     parts.append(data.draw(some_batches(after, pair.log.aborted)))
                     headers = walk(b"".join(parts[-1]))[0]
                     after = headers[-1].last_offset + 1 if headers else after + 1
                 pair.absorb(parts)
-            elif what == "due":
+            elif operation == "due":
                 pair.mark_due(data.draw(st.integers(0, 5)))
-            elif what == "revive":
+            elif operation == "revive":
                 pair.revive(data.draw(st.integers(0, max(pair.next_offset, 1))))
-            elif what == "parts":
+            elif operation == "parts":
                 pair.reload()
             elif pair.log.segments:
                 first = data.draw(st.integers(0, len(pair.log.segments) - 1))
                 last = data.draw(st.integers(first, len(pair.log.segments) - 1))
-                pair.rewrite(first, last, swap=what == "rewrite")
+                pair.rewrite(first, last, swap=operation == "rewrite")
             pair.check()
     except MapFull:
         assert pair.map_bytes < BIG
@@ -212,10 +214,13 @@ def test_absorbed_in_parts_or_resolved_at_once(log: list[bytes], cuts: list[int]
     running = RunningResolution(map_bytes=BIG, salt=SALT)
     running.add_segments(sources[:split])
     running.add_segments(sources[split:])
-    found, wanted = running.resolution(), resolve(sources, map_bytes=BIG, salt=SALT, now_ms=T, due_below=0)
-    assert found.segments == wanted.segments
-    assert found.dead.offsets().tolist() == wanted.dead.offsets().tolist()
-    assert (found.distinct_keys, found.records, found.keyless, found.digest_seed) == (
+    resolution, wanted = (
+        running.resolution(),
+        resolve(sources, map_bytes=BIG, salt=SALT, now_ms=T, due_below=0),
+    )
+    assert resolution.segments == wanted.segments
+    assert resolution.dead.offsets().tolist() == wanted.dead.offsets().tolist()
+    assert (resolution.distinct_keys, resolution.records, resolution.keyless, resolution.digest_seed) == (
         wanted.distinct_keys, wanted.records, wanted.keyless, wanted.digest_seed,
     )  # fmt: skip
 
@@ -334,8 +339,8 @@ def test_a_sample_tells_the_share_of_garbage() -> None:
     assert not sample.exact
     sample.add_segments(sources)
     assert sample.resolution().records == wanted.records
-    truth = sum(one.dead_records for one in wanted.segments)
-    assert abs(sum(one.dead_records for one in sample.facts()) * 8 - truth) < 4 * np.sqrt(7 * truth * 5)
+    truth = sum(facts.dead_records for facts in wanted.segments)
+    assert abs(sum(facts.dead_records for facts in sample.facts()) * 8 - truth) < 4 * np.sqrt(7 * truth * 5)
     assert abs(sample.distinct_keys * 8 - wanted.distinct_keys) < 4 * np.sqrt(7 * wanted.distinct_keys)
 
 
@@ -343,7 +348,7 @@ def test_a_sample_takes_its_share_of_records_without_a_key() -> None:
     log = [encode_batch([Record(i, T, None, b"v") for i in range(n, n + 100)]) for n in range(0, 8000, 100)]
     sample = RunningResolution(map_bytes=1 << 16, salt=SALT, share=1 / 4)
     sample.add_segments(segments(log, []))
-    assert 1700 < sum(one.dead_records for one in sample.facts()) < 2300
+    assert 1700 < sum(facts.dead_records for facts in sample.facts()) < 2300
 
 
 def test_a_key_of_24_bytes_costs_at_most_52_however_it_came() -> None:
@@ -376,17 +381,17 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         parts | {"page_slots": parts["page_slots"] + 9},
         parts | {"tally_sizes": parts["tally_sizes"][:0]},
     ]
-    for one in wrong:
+    for changed in wrong:
         with pytest.raises(ValueError, match=r"."):
-            RunningResolution.from_parts(one, map_bytes=BIG)
+            RunningResolution.from_parts(changed, map_bytes=BIG)
     with pytest.raises(MapFull):
         RunningResolution.from_parts(running_of(3000).to_parts(), map_bytes=1024)
 
 
 def running_of(count: int) -> RunningResolution:
-    made = RunningResolution(map_bytes=1 << 20, salt=SALT)
-    made.add_segments(dense(np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)))
-    return made
+    running = RunningResolution(map_bytes=1 << 20, salt=SALT)
+    running.add_segments(dense(np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)))
+    return running
 
 
 def test_bits_of_a_rewritten_range_give_their_memory_back() -> None:

@@ -24,9 +24,9 @@ def test_keys_in_a_file_or_in_memory(tmp_path: Path) -> None:
     sources = synthetic(1, 3000, 700, 500)
     plain = RunningResolution(map_bytes=1 << 20, salt=SALT)
     spilled = RunningResolution(map_bytes=1 << 14, salt=SALT, scratch=str(tmp_path))
-    for one in (plain, spilled):
-        one.add_segments(sources[:3])
-        one.add_segments(sources[3:])
+    for running in (plain, spilled):
+        running.add_segments(sources[:3])
+        running.add_segments(sources[3:])
     assert spilled.facts() == plain.facts()
     assert spilled.tombstones().copies.tolist() == plain.tombstones().copies.tolist()
     assert not list(tmp_path.iterdir()), "the file has no name"

@@ -95,12 +95,13 @@ def compare(
     """Compare the shards with one map of the log; return the passes of each shard."""
     with extracted(root, sources, units, shards, **how) as (parts, handles, rules):  # type: ignore[arg-type]
         extents = [Extent(s.base_offset, s.next_offset, s.size, s.file) for s in sources]
-        found = [
+        resolutions = [
             resolve_shard(extents, handles, shard, shards, map_bytes=map_bytes, salt=SALT, rules=rules)
             for shard in range(shards)
         ]
         filled = [
-            any(read_index(one, shard, shards)[:, ROWS].any() for one in handles) for shard in range(shards)
+            any(read_index(handle, shard, shards)[:, ROWS].any() for handle in handles)
+            for shard in range(shards)
         ]
     whole = resolve(
         sources,
@@ -111,9 +112,9 @@ def compare(
         due_below=rules.due_below,
     )
     first, end = sources[0].base_offset, sources[-1].next_offset
-    bits = bitmaps_of([one.dead for one in found], first, end)
-    counts = merge_counts(parts, found)
-    merged = merge_resolutions(counts.facts(), bits, found, map_bytes=map_bytes, salt=SALT, seconds=0.0)
+    bits = bitmaps_of([resolution.dead for resolution in resolutions], first, end)
+    counts = merge_counts(parts, resolutions)
+    merged = merge_resolutions(counts.facts(), bits, resolutions, map_bytes=map_bytes, salt=SALT, seconds=0.0)
     assert merged.segments == whole.segments
     assert bits.offsets().tolist() == whole.dead.offsets().tolist()
     assert (merged.distinct_keys, merged.records, merged.keyless, merged.digest_seed) == (
@@ -142,11 +143,15 @@ def compare(
     )
     assert alone.passes >= sum(filled)
     for source in sources:
-        window = bitmaps_of([one.dead for one in found], source.base_offset, source.next_offset)
+        window = bitmaps_of(
+            [resolution.dead for resolution in resolutions], source.base_offset, source.next_offset
+        )
         inside = range(source.base_offset, source.next_offset)
-        got, wanted = ([o for o in one.offsets().tolist() if o in inside] for one in (window, whole.dead))
+        got, wanted = (
+            [o for o in bitmaps.offsets().tolist() if o in inside] for bitmaps in (window, whole.dead)
+        )
         assert got == wanted
-    return [one.passes for one in found]
+    return [resolution.passes for resolution in resolutions]
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -254,7 +259,7 @@ def check_divided(
 ) -> Resolution:
     """Resolve the log in divided shards and compare the result with a dict."""
     with scratch(root) as out:
-        found = resolve_divided(
+        resolution = resolve_divided(
             sources,
             out,
             shards,
@@ -263,9 +268,9 @@ def check_divided(
             rules=Rules.of(now_ms, NEVER),
             threads=threads,
         )
-        assert found.scratch_bytes == out.size()
-    same_as_a_dict(found, sources, now_ms)
-    return found
+        assert resolution.scratch_bytes == out.size()
+    same_as_a_dict(resolution, sources, now_ms)
+    return resolution
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -294,8 +299,8 @@ def test_divided_over_maps_that_fit_and_that_do_not(tmp_path: Path, threads: int
 
 def test_divided_nothing(tmp_path: Path) -> None:
     with scratch(tmp_path) as out:
-        found = resolve_divided([], out, 3, map_bytes=1 << 20, salt=SALT, rules=Rules())
-        assert found.segments == () and found.passes == 0
+        resolution = resolve_divided([], out, 3, map_bytes=1 << 20, salt=SALT, rules=Rules())
+        assert resolution.segments == () and resolution.passes == 0
     empty = MemorySegment(b"", 0, 0)
     assert check_divided(tmp_path, [empty], 3, 1 << 20, None).records == 0
 
@@ -325,7 +330,7 @@ def test_progress_counts_the_log_and_then_the_scratch_file(tmp_path: Path) -> No
             rules=Rules(),
             progress=lambda *now: calls.append(now),
         )
-        total = sum(one.size for one in sources)
+        total = sum(source.size for source in sources)
         assert calls[-1] == (total + out.size(), total + out.size())
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
     assert (total, total) in calls
@@ -384,12 +389,12 @@ def read_back(
     filler = KeyBatchFiller(max(count, 1))
     status = key_batch.fill_from_rows(data, count, with_keyless, filler.cursor, filler.arrays)
     assert status == kernels.OK
-    found = []
+    entries = []
     for i in range(int(filler.cursor[key_batch.FILLED])):
         position, length, offset, size = filler.arrays.spans[:, i].tolist()
         key = None if length < 0 else section[position : position + length]
-        found.append((*filler.arrays.hashes[:, i].tolist(), offset, size, key))
-    return found
+        entries.append((*filler.arrays.hashes[:, i].tolist(), offset, size, key))
+    return entries
 
 
 def test_a_section_that_is_too_short(tmp_path: Path) -> None:

@@ -36,20 +36,20 @@ class WithoutSlots(MemorySegment):
         yield from super().chunk_reader(**options)
 
 
-def same(one: Any, two: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Return whether all fields except the time are equal.
 
     Equal `probes` show that the order in the map is equal, too.
     """
     plain = [
         {
-            name: getattr(found, name)
-            for name in type(found).__dataclass_fields__
+            name: getattr(resolution, name)
+            for name in type(resolution).__dataclass_fields__
             if name not in ("dead", "seconds")
         }
-        for found in (one, two)
+        for resolution in (first, second)
     ]
-    return plain[0] == plain[1] and one.dead.offsets().tolist() == two.dead.offsets().tolist()
+    return plain[0] == plain[1] and first.dead.offsets().tolist() == second.dead.offsets().tolist()
 
 
 @pytest.mark.parametrize("map_bytes", [BIG, 6000])
@@ -62,36 +62,36 @@ def same(one: Any, two: Any) -> bool:
 def test_two_threads_find_what_one_finds(
     sources: Callable[[], list[MemorySegment]], now_ms: int | None, map_bytes: int
 ) -> None:
-    found = [
+    resolutions = [
         resolve(sources(), map_bytes=map_bytes, salt=b"s", now_ms=now_ms, threads=threads)
         for threads in (1, 2)
     ]
-    assert same(*found)
-    assert (found[0].passes > 1) == (map_bytes < BIG)
+    assert same(*resolutions)
+    assert (resolutions[0].passes > 1) == (map_bytes < BIG)
 
 
 def test_sources_without_slots() -> None:
     plain = synthetic(2, 2000, 300, 400)
-    others = [WithoutSlots(one.data, one.base_offset, one.next_offset, 700) for one in plain]
-    one, two = (
+    others = [WithoutSlots(source.data, source.base_offset, source.next_offset, 700) for source in plain]
+    first, second = (
         resolve(sources, map_bytes=BIG, salt=b"s", now_ms=None, threads=threads)
         for sources, threads in ((plain, 1), (others, 2))
     )
-    assert one.segments == two.segments
+    assert first.segments == second.segments
 
 
 def test_a_running_resolution_with_two_threads() -> None:
-    found = []
+    resolutions = []
     for threads in (1, 2):
         running = RunningResolution(map_bytes=BIG, salt=b"s", threads=threads)
         for source in packed(4):
             running.add_segments([source])
-        found.append(running.resolution())
-    assert same(*found)
+        resolutions.append(running.resolution())
+    assert same(*resolutions)
 
 
 def helpers() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith("lastword-resolve")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lastword-resolve")]
 
 
 def test_damage_ends_both_threads() -> None:
