@@ -58,7 +58,7 @@ class Read:
 
     @property
     def records(self) -> list[RawRecord]:
-        return [record for one in self.segments for record in naive.survivors(one.batches)]
+        return [record for segment in self.segments for record in naive.survivors(segment.batches)]
 
     def newest(self, *, committed: bool) -> dict[bytes, bytes]:
         view: dict[bytes, bytes | None] = {}
@@ -91,12 +91,12 @@ def read(directory: Path) -> Read:
                 transactional.update((record.offset, header.producer_id) for record in records)
             batches[-1].append(naive.NaiveBatch(records, header.delete_horizon_ms, False, header.magic))
     undecided = {place for places in open_.values() for place in places}
-    ends = [one.base_offset for one in view.segments[1:]] + [view.log_end]
+    ends = [segment.base_offset for segment in view.segments[1:]] + [view.log_end]
     segments = [
         naive.NaiveSegment(
             segment.base_offset,
             end,
-            tuple(replace(one, aborted=(number, n) in aborted) for n, one in enumerate(batches[number])),
+            tuple(replace(batch, aborted=(number, n) in aborted) for n, batch in enumerate(batches[number])),
             segment.mtime_ms,
             segment.size,
         )
@@ -177,7 +177,7 @@ def check_ours(log: RandomLog, strategy: str, story: Story) -> None:
             now_ms=log.now_ms[round_],
             delete_retention_ms=log.config.delete_retention_ms,
         )
-        wanted = [r.offset for one in reference for r in naive.survivors(one.batches)]
+        wanted = [r.offset for segment in reference for r in naive.survivors(segment.batches)]
         if strategy == "kafka":
             assert offsets == wanted, f"{name}: kept {set(offsets) ^ set(wanted)} or not"
         else:
@@ -189,7 +189,9 @@ def check_ours(log: RandomLog, strategy: str, story: Story) -> None:
 def check_garbage(log: RandomLog, strategy: str, story: Story, limits: Sequence[int]) -> None:
     """Check that no superseded or aborted record is left below the limit of each round."""
     for round_, (before, after, limit) in enumerate(zip(story.before, story.after, limits, strict=True)):
-        below = [one for segment in before.segments if segment.base_offset < limit for one in segment.batches]
+        below = [
+            batch for segment in before.segments if segment.base_offset < limit for batch in segment.batches
+        ]
         last = naive.newest(below)
         left = [r for r in after.records if r.offset < limit and r.key is not None]
         garbage = [r.offset for r in left if last.get(r.key) != r.offset or r.offset in before.hidden]
@@ -218,8 +220,8 @@ def by_the_model(log: RandomLog, directory: Path, limits: Iterable[int]) -> set[
         log.write(directory / f"{TOPIC}-0", part)
     whole = read_model(PartitionView.load(DirectorySegments(UNSYNCED, str(directory / f"{TOPIC}-0"))))
     second = log.parts[1][0][0]
-    segments = tuple(one for one in whole if one.base_offset < second)
-    later = tuple(one for one in whole if one.base_offset >= second)
+    segments = tuple(segment for segment in whole if segment.base_offset < second)
+    later = tuple(segment for segment in whole if segment.base_offset >= second)
     dirty = 0
     for now_ms, limit, added in zip(log.now_ms, limits, ((), later), strict=True):
         segments, rounds = cleaner.clean(
@@ -230,7 +232,7 @@ def by_the_model(log: RandomLog, directory: Path, limits: Iterable[int]) -> set[
             delete_retention_ms=log.config.delete_retention_ms,
         )
         dirty = rounds[-1].next_dirty if rounds else dirty
-    return {record.offset for one in segments for record in one.records}
+    return {record.offset for segment in segments for record in segment.records}
 
 
 @dataclass
@@ -283,8 +285,8 @@ def _against_kafka(
         assert log.old_formats and OLD_EMPTY_BATCH in answer, f"log {log.seed}: {answer}"
         totals.refused += 1
         return
-    limits = [one.limit for one in answer]
-    totals.kafka_rounds += sum(one.rounds for one in answer)
+    limits = [cleaned.limit for cleaned in answer]
+    totals.kafka_rounds += sum(cleaned.rounds for cleaned in answer)
     kafka = read(place / "real" / f"{TOPIC}-0")
     kept = {record.offset for record in kafka.records}
     for strategy, story in stories.items():

@@ -99,12 +99,12 @@ class _Writer:
 
     def rows(self, magic: int) -> list[RawRecord]:
         offset = self.offset + self.gap()
-        found = []
+        records = []
         for _ in range(self.count()):
             key, value = self.pair()
-            found.append(RawRecord(offset, self.stamp() if magic else -1, magic - 1, key, value))
+            records.append(RawRecord(offset, self.stamp() if magic else -1, magic - 1, key, value))
             offset += 1 + (self.gap() if self.rng.random() < 0.1 else 0)
-        return found
+        return records
 
     def gap(self) -> int:
         return self.rng.choice((0,) * 12 + (1, 3, 90))

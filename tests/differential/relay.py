@@ -49,31 +49,31 @@ def live(seed: int, root: Path, kafka: KafkaCleaner) -> Counter[str]:
     rng = random.Random(f"relay {seed}")
     log = random_log(seed, PARTS)
     cleaned, whole = root / "cleaned", root / "whole" / f"{TOPIC}-0"
-    directory, turns, now_ms, told = cleaned / f"{TOPIC}-0", Counter[str](), log.now_ms[0], f"life {seed}"
+    directory, turns, now_ms, label = cleaned / f"{TOPIC}-0", Counter[str](), log.now_ms[0], f"life {seed}"
     for part in range(PARTS):
         now_ms += rng.choice((0, 2_000, 5_000, 60_000, 7_200_000))
         for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
             (cleaned / name).unlink(missing_ok=True)  # so that opening checks every file
-        for one in (directory, whole):
-            add_part(log, one, part, now_ms)
+        for partition_dir in (directory, whole):
+            add_part(log, partition_dir, part, now_ms)
         _harm(rng, directory)
         who = rng.choice(WHO)
-        told += f", {who}"
+        label += f", {who}"
         before = read(directory)
         if who == KAFKA:
             try:
                 _by_kafka(log, cleaned, kafka, now_ms)
             except Refused as refused:
-                assert log.old_formats and OLD_EMPTY_BATCH in str(refused), f"{told}: {refused}"
+                assert log.old_formats and OLD_EMPTY_BATCH in str(refused), f"{label}: {refused}"
                 break
         else:
-            turns["runs"] += _by_ours(log, cleaned, who, rng, now_ms, told)
+            turns["runs"] += _by_ours(log, cleaned, who, rng, now_ms, label)
         turns[who] += 1
         after = read(directory)
-        _check(told, directory, after, read(whole))
+        _check(label, directory, after, read(whole))
         if who in STRATEGIES:
             story = Story([before], [after])
-            check_garbage(log, told, story, [_limit(before)])
+            check_garbage(log, label, story, [_limit(before)])
     shutil.rmtree(root)
     return turns
 
@@ -106,7 +106,7 @@ def _by_kafka(log: RandomLog, root: Path, kafka: KafkaCleaner, now_ms: int) -> N
     path.write_text(f"0\n1\n{TOPIC} 0 {done.first_dirty}\n")
 
 
-def _by_ours(log: RandomLog, root: Path, who: str, rng: random.Random, now_ms: int, told: str) -> int:
+def _by_ours(log: RandomLog, root: Path, who: str, rng: random.Random, now_ms: int, label: str) -> int:
     """Clean by our cleaner; return the number of chosen runs that were rewritten."""
     with lastword.open(root, "a", clock=ManualClock(now_ms)) as logs:
         logs.topic(TOPIC).set_config(
@@ -123,7 +123,7 @@ def _by_ours(log: RandomLog, root: Path, who: str, rng: random.Random, now_ms: i
         else:
             logs.clean(due=who == DUE, strategy=who if who in STRATEGIES else None)
         problems = logs.verify().problems
-        assert not problems, f"{told}: {problems[0]}"
+        assert not problems, f"{label}: {problems[0]}"
         return rewritten
 
 
@@ -135,34 +135,34 @@ def _some_run(logs: Any, rng: random.Random, now_ms: int) -> bool:
         return False
     first = rng.randrange(len(account.segments))
     last = min(first + rng.randrange(4), len(account.segments) - 1)
-    found = rewritten(place, Columns.of(account, seen.write_clock, 0.0).run(account, first, last, 0.0))
-    return found is not None and found.certificate is not None
+    clean_round = rewritten(place, Columns.of(account, seen.write_clock, 0.0).run(account, first, last, 0.0))
+    return clean_round is not None and clean_round.certificate is not None
 
 
 def _limit(before: Read) -> int:
     """Return the offset up to which a round over the whole log may clean."""
     segments = before.segments
     undecided = min(before.undecided, default=segments[-1].next_offset)
-    return max((one.next_offset for one in segments if one.next_offset <= undecided), default=0)
+    return max((segment.next_offset for segment in segments if segment.next_offset <= undecided), default=0)
 
 
-def _check(told: str, directory: Path, after: Read, whole: Read) -> None:
+def _check(label: str, directory: Path, after: Read, whole: Read) -> None:
     appended = {record.offset: record for record in whole.records}
     offsets = [record.offset for record in after.records]
-    assert offsets == sorted(set(offsets)), f"{told}: another order"
+    assert offsets == sorted(set(offsets)), f"{label}: another order"
     for record in after.records:
         was = appended[record.offset]  # Kafka may convert magic 0 to 2, which changes the timestamp type
         same = (record.key, record.value, record.timestamp, record.headers)
-        assert same == (was.key, was.value, was.timestamp, was.headers), f"{told}: {record} was {was}"
-    assert after.hidden == whole.hidden & set(offsets), f"{told}: others are visible"
-    assert after.newest(committed=True) == whole.newest(committed=True), f"{told}: another committed view"
+        assert same == (was.key, was.value, was.timestamp, was.headers), f"{label}: {record} was {was}"
+    assert after.hidden == whole.hidden & set(offsets), f"{label}: others are visible"
+    assert after.newest(committed=True) == whole.newest(committed=True), f"{label}: another committed view"
     entries = _aborted(directory)
     for offset, producer_id in after.transactional.items():
         named = any(
             e.producer_id == producer_id and e.first_offset <= offset <= e.last_offset for e in entries
         )
         aborted = offset in whole.hidden - whole.undecided
-        assert named == aborted, f"{told}: {offset} in the transaction index: {named}, aborted: {aborted}"
+        assert named == aborted, f"{label}: {offset} in the transaction index: {named}, aborted: {aborted}"
 
 
 def _aborted(directory: Path) -> list[AbortedTransaction]:

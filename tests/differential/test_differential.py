@@ -79,7 +79,7 @@ def test_harm_is_noticed(tmp_path: Path, harm: str, strategy: str) -> None:
     if harm == "kept" and strategy != "kafka":
         pytest.skip("which garbage stays is the strategy's own business")
     first = story.after[-1].segments[0]
-    place = next(n for n, one in enumerate(first.batches) if one.records)
+    place = next(n for n, batch in enumerate(first.batches) if batch.records)
     record, *others = first.batches[place].records
     older = story.before[0].records[0]
     assert older.offset < record.offset, "the log's first record is superseded"

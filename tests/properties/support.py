@@ -57,14 +57,14 @@ def header_of(data: bytes, position: int = 0) -> BatchHeader:
 
 def records_of(data: bytes) -> list[RawRecord]:
     """Return all records of all batches in `data`, and verify the checksums."""
-    found: list[RawRecord] = []
+    records: list[RawRecord] = []
     position = 0
     while position < len(data):
         header = header_of(data, position)
         formats.check_crc(data, header, "test.log")
-        found += formats.read_records(data, header, "test.log")
+        records += formats.read_records(data, header, "test.log")
         position += header.size
-    return found
+    return records
 
 
 def record_bytes(

@@ -14,28 +14,28 @@ def key(number: int) -> bytes:
 
 
 def filled(slots: int, keys: int) -> DigestMap:
-    found = DigestMap(slots * 24)
+    offset_map = DigestMap(slots * 24)
     for number in range(keys):
-        found.put(key(number), number)
-    return found
+        offset_map.put(key(number), number)
+    return offset_map
 
 
 @pytest.mark.parametrize("keys", [10, 100, 1000, 5000])
 def test_6A_1_every_key_reads_back_its_offset(keys: int) -> None:
     """6A.1: Every key reads back the offset that was put with it, for 10 to 5,000 keys at two slots a key."""
-    found = DigestMap(keys * 48)
+    offset_map = DigestMap(keys * 48)
     for number in range(keys):
-        found.put(key(number), number)
-        assert found.get(key(number)) == number
-    assert [found.get(key(number)) for number in range(keys)] == list(range(keys))
+        offset_map.put(key(number), number)
+        assert offset_map.get(key(number)) == number
+    assert [offset_map.get(key(number)) for number in range(keys)] == list(range(keys))
 
 
 def test_6A_2_a_cleared_map_knows_no_key() -> None:
     """6A.2: After `clear` no key has an offset."""
-    found = filled(100, 90)
-    found.clear()
-    assert {found.get(key(number)) for number in range(90)} == {-1}
-    assert (len(found), found.latest_offset, found.used_ratio) == (0, -1, 0.0)
+    offset_map = filled(100, 90)
+    offset_map.clear()
+    assert {offset_map.get(key(number)) for number in range(90)} == {-1}
+    assert (len(offset_map), offset_map.latest_offset, offset_map.used_ratio) == (0, -1, 0.0)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 13, 14, 64])
@@ -45,12 +45,12 @@ def test_6A_3_a_full_map_still_answers(slots: int) -> None:
 
     Here: Our own map also updates known keys when it is full.
     """
-    found = filled(slots, slots)
-    assert len(found) == slots
-    assert found.get(b"absent") == -1
-    assert found.get(key(slots - 1)) == slots - 1
+    offset_map = filled(slots, slots)
+    assert len(offset_map) == slots
+    assert offset_map.get(b"absent") == -1
+    assert offset_map.get(key(slots - 1)) == slots - 1
     with pytest.raises(ValueError, match="taken"):
-        found.put(key(0), 99)
+        offset_map.put(key(0), 99)
 
 
 def test_6A_4_the_latest_offset_can_be_set_and_changes_no_entry() -> None:
@@ -58,31 +58,33 @@ def test_6A_4_the_latest_offset_can_be_set_and_changes_no_entry() -> None:
 
     Here: Our own map has no latest offset: a pass always reaches its limit.
     """
-    found = filled(8, 8)
+    offset_map = filled(8, 8)
     for latest in (100, 3):
-        found.latest_offset = latest
-        assert found.latest_offset == latest
-        assert [found.get(key(number)) for number in range(8)] == list(range(8))
+        offset_map.latest_offset = latest
+        assert offset_map.latest_offset == latest
+        assert [offset_map.get(key(number)) for number in range(8)] == list(range(8))
 
 
 def test_6A_5_the_latest_offset_is_that_of_the_last_put() -> None:
     """6A.5: The latest offset is the offset of the last put."""
-    found = DigestMap(100 * 24)
-    assert found.latest_offset == -1
+    offset_map = DigestMap(100 * 24)
+    assert offset_map.latest_offset == -1
     for number in range(5):
-        found.put(key(number), number)
-        assert found.latest_offset == number
-    found.put(key(0), 3)
-    assert (found.latest_offset, found.get(key(0)), len(found)) == (3, 3, 5), "the last put wins, no max"
+        offset_map.put(key(number), number)
+        assert offset_map.latest_offset == number
+    offset_map.put(key(0), 3)
+    assert (offset_map.latest_offset, offset_map.get(key(0)), len(offset_map)) == (3, 3, 5), (
+        "the last put wins, no max"
+    )
 
 
 def test_6A_6_use_is_entries_over_slots() -> None:
     """6A.6: The used ratio is 0 for an empty map, and entries divided by slots after each put."""
-    found = DigestMap(10 * 24)
-    assert found.used_ratio == 0.0
+    offset_map = DigestMap(10 * 24)
+    assert offset_map.used_ratio == 0.0
     for number in range(5):
-        found.put(key(number), number)
-        assert found.used_ratio == (number + 1) / 10
+        offset_map.put(key(number), number)
+        assert offset_map.used_ratio == (number + 1) / 10
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_6B_8_a_range_maps_its_keys_and_no_others(start: int, end: int) -> None:
     boundaries.
     """
     log = [ModelSegment(base, records(*range(base, base + 10), first=base)) for base in range(0, 40, 10)]
-    whole = [one for one in log if one.base_offset < end]
+    whole = [segment for segment in log if segment.base_offset < end]
     limit = end if end % 10 == 0 else whole[-1].base_offset
     cleaner = KafkaCleaner(1 << 12)
     _, done = cleaner.clean_once(log, limit, first_dirty=start, now_ms=T, delete_retention_ms=0)
@@ -136,9 +136,11 @@ def test_6B_14_small_maps_over_transactions_come_to_the_end() -> None:
     """
     batches = []
     for n in range(20):
-        one = RawRecord(n, T, CREATE_TIME, b"%d" % (n % 7), b"v")
+        raw_record = RawRecord(n, T, CREATE_TIME, b"%d" % (n % 7), b"v")
         marker = n % 5 == 4
-        batches.append(ModelBatch(() if marker else (one,), n, aborted=n // 5 % 2 == 1, control=marker))
+        batches.append(
+            ModelBatch(() if marker else (raw_record,), n, aborted=n // 5 % 2 == 1, control=marker)
+        )
     cleaner = KafkaCleaner(4 * 24, load_factor=0.75)
     left, rounds = cleaner.clean([ModelSegment(0, tuple(batches))], 20, now_ms=T, delete_retention_ms=0)
     assert [done.next_dirty for done in rounds] == [3, 13, 20]
@@ -154,9 +156,9 @@ def test_6B_14_ours_with_a_small_map_over_transactions(tmp_path: Path, strategy:
     """
     log = LogBuilder(tmp_path)
     for n in range(40):
-        one = Producer(log, n % 3, n)
-        one.put(*((f"key {(n * 31 + k) % 400:020d}", n) for k in range(30)))
-        one.abort() if n % 4 == 3 else one.commit()
+        producer = Producer(log, n % 3, n)
+        producer.put(*((f"key {(n * 31 + k) % 400:020d}", n) for k in range(30)))
+        producer.abort() if n % 4 == 3 else producer.commit()
     log.roll()
     before = committed(log)
     round_ = log.clean(strategy=strategy, map_bytes=4 << 10)

@@ -136,7 +136,7 @@ def test_6C_23_what_is_uncleanable_is_untouched_and_what_lies_before_shrinks(
     data, inode = Path(held.file).read_bytes(), held.id
     log.clean(strategy=strategy)
     assert log.sizes()[0][1] < 6 * 70 and log.offsets()[:2] == [4, 5]
-    held = next(one for one in log.log.segments if one.base_offset == 6)
+    held = next(segment for segment in log.log.segments if segment.base_offset == 6)
     assert (Path(held.file).read_bytes(), held.id) == (data, inode)
     log.close()
 
@@ -153,8 +153,8 @@ def test_6C_24_keyless_records_go_and_are_counted(tmp_path: Path, strategy: str)
     assert round_.removed.keyless == 10 and all(record.key is not None for record in log.records())
     assert [(r.key, r.value) for r in log.records()] == [(r.key, r.value) for r in keyed.records()]
     assert sum(size for _, size in log.sizes()) <= sum(size for _, size in keyed.sizes())
-    for one in (log, keyed):
-        one.close()
+    for builder in (log, keyed):
+        builder.close()
 
 
 @by_strategy
@@ -192,12 +192,12 @@ def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
     log.roll()
     plan = prepare(log.log, log.config, Request())
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
-    made = clean(view, plan, FullScan(), Collector(plan), CleanContext(log.files, log.clock, SALT))
+    prepared = clean(view, plan, FullScan(), Collector(plan), CleanContext(log.files, log.clock, SALT))
     removed = log.log.segments[0]
     log.log.raise_log_start(removed.next_offset)
-    assert [one.base_offset for one in log.log.remove_prefix()] == [0]
+    assert [segment.base_offset for segment in log.log.remove_prefix()] == [0]
     with suppress(LastwordError):
-        Publisher(log.log, plan, lambda offset: None).publish(made)
+        Publisher(log.log, plan, lambda offset: None).publish(prepared)
     assert log.state() == {b"k0": b"28", b"k1": b"29", b"k2": b"26", b"k3": b"27"}
     log.reopen()
     assert log.state() == {b"k0": b"28", b"k1": b"29", b"k2": b"26", b"k3": b"27"}

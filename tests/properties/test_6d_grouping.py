@@ -36,8 +36,8 @@ def facts(count: int, live_bytes: int = 100) -> list[Facts]:
     return [Facts(100 * n, 100 * n + 100, live_bytes) for n in range(count)]
 
 
-def ranges(found: list[Facts], limits: OutputLimits) -> list[tuple[int, int]]:
-    return [(one.first, one.last) for one in group(found, limits)]
+def ranges(facts: list[Facts], limits: OutputLimits) -> list[tuple[int, int]]:
+    return [(segments.first, segments.last) for segments in group(facts, limits)]
 
 
 def test_6D_30_31_what_is_clean_dirty_and_neither(tmp_path: Path) -> None:
@@ -54,19 +54,19 @@ def test_6D_30_31_what_is_clean_dirty_and_neither(tmp_path: Path) -> None:
         for n in range(5):
             log.put(f"k{n}", "v")
         log.roll()
-    (_, one), *_ = log.sizes()
+    (_, size), *_ = log.sizes()
     plan = log.plan(due=True)
-    assert (plan.total_bytes, plan.dirty_bytes, plan.dirty_ratio) == (4 * one, 4 * one, 1.0)
+    assert (plan.total_bytes, plan.dirty_bytes, plan.dirty_ratio) == (4 * size, 4 * size, 1.0)
     log.first_dirty = 5
     plan = log.plan(due=True)
-    assert (plan.dirty_bytes, plan.dirty_ratio) == (3 * one, 0.75)
+    assert (plan.dirty_bytes, plan.dirty_ratio) == (3 * size, 0.75)
     Producer(log).put(("k0", 1))
     log.roll()
     plan = log.plan(due=True)
-    assert (plan.limit, plan.dirty_bytes, plan.dirty_ratio) == (20, 3 * one, 0.75)
+    assert (plan.limit, plan.dirty_bytes, plan.dirty_ratio) == (20, 3 * size, 0.75)
     log.first_dirty = 7
     plan = log.plan(due=True)
-    assert plan.dirty_bytes == 3 * one - 2 * one // 5
+    assert plan.dirty_bytes == 3 * size - 2 * size // 5
     log.close()
 
 
@@ -149,7 +149,7 @@ def test_6D_38_an_index_that_understates_the_data(tmp_path: Path, strategy: str)
             log.put(f"k{base + n}", "newest")
     log.roll().clean(strategy=strategy)
     assert log.offsets()[:2] == [3, far + 3] and len(log.offsets()) == 8
-    bases = [one.base_offset for one in log.log.segments]
+    bases = [segment.base_offset for segment in log.log.segments]
     assert all(b - a <= MAX_RELATIVE_OFFSET or a == 0 for a, b in pairwise(bases))
     log.close()
 

@@ -16,11 +16,11 @@ def test_6F_47_data_then_index_entries_then_markers(tmp_path: Path, strategy: st
     abort markers.
     """
     log = LogBuilder(tmp_path, delete_retention_ms=HOUR)
-    one, two = Producer(log, 1), Producer(log, 2)
-    one.put(("a", 1), ("b", 1)).abort()
-    two.put(("a", 2), ("c", 2)).abort()
-    one.put(("d", 1)).commit()
-    two.put(("e", 1)).commit()
+    first, second = Producer(log, 1), Producer(log, 2)
+    first.put(("a", 1), ("b", 1)).abort()
+    second.put(("a", 2), ("c", 2)).abort()
+    first.put(("d", 1)).commit()
+    second.put(("e", 1)).commit()
     log.roll()
     aborts = [m.offset for m in markers(log) if m.type == "abort"]
     log.clean(strategy=strategy)
@@ -29,7 +29,7 @@ def test_6F_47_data_then_index_entries_then_markers(tmp_path: Path, strategy: st
     for _ in range(4):
         log.wait(2 * HOUR).put("z", 1).roll().clean(strategy=strategy)
         seen.append((len(entries(log)), [m.offset for m in markers(log) if m.offset in aborts]))
-    assert all(found >= later for (found, _), (later, _) in pairwise(seen))
+    assert all(earlier >= later for (earlier, _), (later, _) in pairwise(seen))
     assert seen[-1] == (0, []), "the aborted transactions have left no trace"
     assert [m.type for m in markers(log)] == ["commit", "commit"], "whose data is there"
     assert set(committed(log)) == {b"d", b"e", b"z"}
@@ -44,10 +44,10 @@ def test_6F_59_buffers_full_of_what_goes_stop_nothing(tmp_path: Path, strategy: 
     The log has 2 MB of aborted batches, more than one read returns, and then one record.
     """
     log = LogBuilder(tmp_path, max_message_bytes=100_000)
-    one = Producer(log)
+    producer = Producer(log)
     for n in range(30):
-        one.put((f"k{n}", "v" * 70_000))
-    one.abort()
+        producer.put((f"k{n}", "v" * 70_000))
+    producer.abort()
     log.put("after", "v").roll()
     log.clean(strategy=strategy)
     assert offsets(log) == [31] and committed(log) == {b"after": b"v"}

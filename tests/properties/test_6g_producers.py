@@ -15,8 +15,8 @@ def compacted(root: Path, strategy: str) -> LogBuilder:
     """Clean a log with four producers whose records are all superseded; segments are merged."""
     log = LogBuilder(root)
     for producer_id in range(1, 5):
-        one = Producer(log, producer_id)
-        one.put(("a", 1), ("b", 1), transactional=False).put(("a", 2), ("b", 2), transactional=False)
+        producer = Producer(log, producer_id)
+        producer.put(("a", 1), ("b", 1), transactional=False).put(("a", 2), ("b", 2), transactional=False)
         log.roll()
     log.put("a", "newest").put("b", "newest").roll()
     log.clean(strategy=strategy)
@@ -62,11 +62,11 @@ def test_6G_67_a_truncation_rebuilds_the_original_last_sequence(tmp_path: Path, 
     last sequence.
     """
     log = LogBuilder(tmp_path)
-    one = Producer(log)
-    one.put(("a", 1), ("b", 1), ("c", 1), transactional=False)  # offsets 0-2; only b stays
+    producer = Producer(log)
+    producer.put(("a", 1), ("b", 1), ("c", 1), transactional=False)  # offsets 0-2; only b stays
     log.put("a", 2).put("c", 2).roll()
     log.clean(strategy=strategy)
-    one.put(("d", 1), transactional=False)
+    producer.put(("d", 1), transactional=False)
     assert state_of(log) == {7: (0, 3, 5)}
     log.log.truncate_to(5)
     assert state_of(log) == {7: (0, 2, 2)} and log.offsets() == [1, 3, 4]
@@ -77,7 +77,7 @@ def test_6G_67_a_truncation_rebuilds_the_original_last_sequence(tmp_path: Path, 
 def test_6G_69_snapshots_are_those_of_the_segments_that_are_left(tmp_path: Path, strategy: str) -> None:
     """6G.69: After cleaning merged segments, the only snapshots left are those of the remaining segments."""
     log = compacted(tmp_path, strategy)
-    bases = {one.base_offset for one in log.log.segments}
+    bases = {segment.base_offset for segment in log.log.segments}
     kept = {int(path.name[:20]) for path in Path(log.directory).glob(f"*{names.SNAPSHOT}")}
     assert len(bases) < 6, "segments were merged"
     assert kept <= bases | {log.log.log_end}

@@ -144,17 +144,17 @@ def test_6K_107_a_failed_directory_does_not_touch_the_checkpoints_of_another(tmp
     Here: Each directory has its own checkpoint files, and keeps nothing of them in memory for other
     directories.
     """
-    one, two = filled(tmp_path / "one"), filled(tmp_path / "two", "orders")
-    one.set_first_dirty("users", 0, 2)
-    two.set_first_dirty("orders", 0, 3)
-    one.log("users", 0).retire(StorageError("gone", errno=5))
+    users_logs, orders_logs = filled(tmp_path / "one"), filled(tmp_path / "two", "orders")
+    users_logs.set_first_dirty("users", 0, 2)
+    orders_logs.set_first_dirty("orders", 0, 3)
+    users_logs.log("users", 0).retire(StorageError("gone", errno=5))
     with pytest.raises(StorageError):
-        one.set_first_dirty("users", 0, 5)
-        one.log("users", 0).append_batch(batch(0, b"a"))
-    two.set_first_dirty("orders", 0, 4)
-    assert (two.first_dirty("orders", 0), one.first_dirty("orders", 0)) == (4, None)
-    one.abandon()
-    two.close()
+        users_logs.set_first_dirty("users", 0, 5)
+        users_logs.log("users", 0).append_batch(batch(0, b"a"))
+    orders_logs.set_first_dirty("orders", 0, 4)
+    assert (orders_logs.first_dirty("orders", 0), users_logs.first_dirty("orders", 0)) == (4, None)
+    users_logs.abandon()
+    orders_logs.close()
 
 
 @pytest.mark.parametrize(("offset", "kept"), [(4, 3), (3, 3), (2, 2), (0, 0)])
@@ -164,8 +164,8 @@ def test_6K_108_a_truncation_lowers_the_checkpoint(tmp_path: Path, offset: int, 
         logs.set_first_dirty("users", 0, 3)
         logs.log("users", 0).roll()
         logs.truncate("users", 0, offset)
-        found = logs.first_dirty("users", 0)
-        assert found is not None and found <= kept and found <= logs.log("users", 0).log_end
+        first_dirty = logs.first_dirty("users", 0)
+        assert first_dirty is not None and first_dirty <= kept and first_dirty <= logs.log("users", 0).log_end
 
 
 def test_6K_109_moving_a_partition_moves_its_line(tmp_path: Path) -> None:

@@ -58,13 +58,13 @@ class Stage:
         """Return the records after recovery; check that a reader without a lock reads them before."""
         seen = records(PartitionView.load(DirectorySegments(UNSYNCED, self.directory)))
         log, _ = opened(self.directory, files=UNSYNCED)
-        found = records(log)
-        assert found == seen
+        recovered = records(log)
+        assert recovered == seen
         assert leftovers(self.directory) == [] and indexes_fit(log)  # 6L.122
         for segment in log.segments:
             assert segment.next_offset - 1 - segment.base_offset <= MAX_RELATIVE_OFFSET
         log.abandon()
-        return found
+        return recovered
 
 
 def _stem(path: Path) -> str:
@@ -83,11 +83,11 @@ def stage(tmp_path: Path) -> Stage:
 def cleaned(stage: Stage) -> list:
     gone = [r for r in stage.old if FIRST <= r[0] < LAST + 7]
     left = [r for r in stage.old if r not in gone]
-    found = stage.recovered()
-    kept = [r for r in found if r not in left]
-    assert [r for r in found if r in left] == left  # outside the range nothing changed
+    recovered = stage.recovered()
+    kept = [r for r in recovered if r not in left]
+    assert [r for r in recovered if r in left] == left  # outside the range nothing changed
     assert len(kept) < len(gone) and set(kept) < set(gone)
-    return found
+    return recovered
 
 
 def test_6L_116_only_cleaned_files(stage: Stage) -> None:

@@ -45,12 +45,12 @@ def cut(root: Path, *batches: bytes) -> list[tuple[BatchHeader, list[RawRecord],
 
 
 def left(segment: Segment) -> list[tuple[BatchHeader, list[RawRecord], bytes]]:
-    found = []
+    batches = []
     for header in segment.headers():
         data = segment.read_batch(header)
         formats.check_crc(data, header, segment.file, 0)
-        found.append((header, list(formats.read_records(data, header, segment.file, position=0)), data))
-    return found
+        batches.append((header, list(formats.read_records(data, header, segment.file, position=0)), data))
+    return batches
 
 
 def test_6M_124_the_leader_epoch_stays(tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_6M_125_an_emptied_batch_that_must_stay(tmp_path: Path, codec: int, log_
 def test_6M_126_an_empty_batch_that_must_stay_stays(tmp_path: Path) -> None:
     """6M.126: An empty batch that must stay keeps its 61 bytes, and counts no record as read."""
     producer = {"producer_id": 23, "producer_epoch": 5, "base_sequence": 10}
-    found = cut(tmp_path, batch(3, b"a", **producer), newer(b"k3", b"x"))
-    data = found[0][2]
-    assert len(data) == 61 and found[0][1] == []
-    second = write_segment(tmp_path / "t", 0, [one[2] for one in found] + [_again(b"x")])
+    batches = cut(tmp_path, batch(3, b"a", **producer), newer(b"k3", b"x"))
+    data = batches[0][2]
+    assert len(data) == 61 and batches[0][1] == []
+    second = write_segment(tmp_path / "t", 0, [data for _, _, data in batches] + [_again(b"x")])
     ((facts, new),) = rewrite_all([second], tmp_path / "o2")
     assert left(new)[0][2] == data
     assert (facts.records_read, facts.records_kept) == (3, 2)
@@ -102,9 +102,10 @@ def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
     The log has a newer batch of its producer.
     """
     producer = {"producer_id": 23, "producer_epoch": 5}
-    found = cut(tmp_path, batch(3, b"a", base_sequence=10, **producer), newer(b"k3", b"x"))
-    data = [one[2] for one in found] + [batch(200, b"a", base_sequence=11, **producer), _again(b"x")]
-    second = write_segment(tmp_path / "t", 0, data)
+    batches = cut(tmp_path, batch(3, b"a", base_sequence=10, **producer), newer(b"k3", b"x"))
+    kept = [data for _, _, data in batches]
+    later = batch(200, b"a", base_sequence=11, **producer)
+    second = write_segment(tmp_path / "t", 0, [*kept, later, _again(b"x")])
     ((_, new),) = rewrite_all([second], tmp_path / "o2")
     assert [(h.base_offset, h.count) for h, _, _ in left(new)] == [(100, 1), (200, 1), (500, 1)]
 
@@ -114,8 +115,8 @@ def test_6M_128_a_batch_without_survivors_goes_whole(tmp_path: Path) -> None:
 
     The dead records are marked before the rewrite, so such a batch is neither decoded nor written.
     """
-    found = cut(tmp_path, batch(0, b"a", b"b"), batch(2, b"c"), newer(b"k0", b"k1"))
-    assert [h.base_offset for h, _, _ in found] == [2, NEWER]
+    batches = cut(tmp_path, batch(0, b"a", b"b"), batch(2, b"c"), newer(b"k0", b"k1"))
+    assert [h.base_offset for h, _, _ in batches] == [2, NEWER]
 
 
 def test_6M_129_gaps_stay(tmp_path: Path) -> None:
@@ -137,10 +138,10 @@ def test_6M_130_producers_stay_who_they_are(tmp_path: Path) -> None:
     Each record also keeps its sequence: the base sequence of the batch plus the offset delta of the record.
     """
     producer = {"producer_id": 23, "producer_epoch": 5}
-    one = batch(0, b"a", b"b", b"c", base_sequence=2**31 - 2, **producer)
-    two = batch(3, b"d", base_sequence=1, **producer)
-    (first, kept, _), (second, _, _), _ = cut(tmp_path, one, two, newer(b"k0"))
-    for header, before in ((first, header_of(one)), (second, header_of(two))):
+    first_batch = batch(0, b"a", b"b", b"c", base_sequence=2**31 - 2, **producer)
+    second_batch = batch(3, b"d", base_sequence=1, **producer)
+    (first, kept, _), (second, _, _), _ = cut(tmp_path, first_batch, second_batch, newer(b"k0"))
+    for header, before in ((first, header_of(first_batch)), (second, header_of(second_batch))):
         for name in ("producer_id", "producer_epoch", "base_sequence", "last_sequence"):
             assert getattr(header, name) == getattr(before, name)
     assert first.last_sequence == 0
@@ -161,11 +162,16 @@ def test_6M_132_133_what_is_left_in_every_form(tmp_path: Path, magic: int, codec
         tmp_path / "s", 0, [source, _with(0, b"k1", b"k5", b"k6", b"k7", b"k8", offset=NEWER)]
     )
     ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(index_interval_bytes=0))
-    found = left(new)
-    assert [r.offset for _, rows, _ in found for r in rows] == [0, 2, 3, 4, *range(NEWER, NEWER + 5)]
+    batches = left(new)
+    assert [r.offset for _, rows, _ in batches for r in rows] == [0, 2, 3, 4, *range(NEWER, NEWER + 5)]
     assert (facts.records_read, facts.records_kept) == (14, 9)
-    assert [r.key for r in records_of(b"".join(one[2] for one in found))][:4] == [b"k0", b"k2", b"k3", b"k4"]
-    rows = found[:-1]
+    assert [r.key for r in records_of(b"".join(data for _, _, data in batches))][:4] == [
+        b"k0",
+        b"k2",
+        b"k3",
+        b"k4",
+    ]
+    rows = batches[:-1]
     assert all((h.magic, h.codec) == (magic, codec) for h, _, _ in rows)
     if magic < 2 and not codec:
         assert [(h.base_offset, h.last_offset) for h, _, _ in rows] == [(o, o) for o in (0, 2, 3, 4)]

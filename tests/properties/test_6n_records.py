@@ -64,10 +64,10 @@ def test_6N_139_an_empty_header_round_trips(transactional: bool, control: bool, 
         last_offset=20 + 20,
     )
     data = empty_batch(wanted)
-    found = header_of(data)
-    assert len(data) == 61 and crc_ok(data, found)
-    assert found == replace(wanted, size=61, crc=found.crc, count=0, base_timestamp=-1)
-    assert found.last_sequence == 983 + 20
+    header = header_of(data)
+    assert len(data) == 61 and crc_ok(data, header)
+    assert header == replace(wanted, size=61, crc=header.crc, count=0, base_timestamp=-1)
+    assert header.last_sequence == 983 + 20
     assert records_of(data) == []
 
 
@@ -181,8 +181,8 @@ def test_6N_150_all_ways_of_reading_agree(tmp_path: Path, codec: int) -> None:
     assert list(scan.records(view, 0, log.log_end, plain=False)) == plain and len(plain) == 11
     bare = [
         (int(offset), int(timestamp))
-        for _, found in scan.columns(view, 0, log.log_end)
-        for offset, timestamp in zip(found.offset, found.timestamp, strict=True)
+        for _, columns in scan.columns(view, 0, log.log_end)
+        for offset, timestamp in zip(columns.offset, columns.timestamp, strict=True)
     ]
     assert bare == [(r.offset, r.timestamp) for r in plain]
     log.abandon()
@@ -200,8 +200,8 @@ def test_6N_151_a_record_round_trips_and_its_size_is_known(key: bytes | None, va
     builder.append(T - 3, key, value, headers)
     data = builder.build(10)
     assert len(data) == builder.size_estimate
-    found = records_of(data)[1]
-    assert (found.offset, found.timestamp, found.key, found.value, found.headers) == (
+    record = records_of(data)[1]
+    assert (record.offset, record.timestamp, record.key, record.value, record.headers) == (
         11,
         T - 3,
         key,

@@ -127,9 +127,9 @@ def test_6O_183_headers_from_a_file_are_those_of_whole_batches(
     data = entry(magic, codec, 5) + entry(magic, codec, 20, 1)
     (tmp_path / "x.log").write_bytes(data)
     with DEFAULT.open_read(tmp_path / "x.log") as handle:
-        found = list(headers(handle, "test.log", 0, len(data)))
-    assert found == [header_of(data, header.position) for header in found]
-    assert found[-1].end == len(data) and found[-1].last_offset == 20
+        batch_headers = list(headers(handle, "test.log", 0, len(data)))
+    assert batch_headers == [header_of(data, header.position) for header in batch_headers]
+    assert batch_headers[-1].end == len(data) and batch_headers[-1].last_offset == 20
     assert [r.offset for r in records_of(data)] == [5, 6, 7, 20]
 
 

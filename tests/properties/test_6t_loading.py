@@ -301,7 +301,7 @@ def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> N
         offsets(PartitionView.load(DirectorySegments(UNSYNCED, str(directory))), 0) == WHOLE
     )  # readers can read it before the split
     log, recovery = opened(str(directory), clean=clean, recovery_point=NEXT + 1)
-    assert "split" in {one.code for one in recovery.repaired}
+    assert "split" in {repair.code for repair in recovery.repaired}
     log.abandon()
     check_split(directory, [0, FAR, NEXT], WHOLE, clean=True, recovery_point=NEXT + 1)
 
@@ -315,7 +315,7 @@ def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
     segment = write_segment(tmp_path, FAR, batch(FAR, b"c"))
     log, recovery = opened(os.path.dirname(segment.file))
     assert [s.base_offset for s in log.segments] == [0, FAR]
-    assert "split" not in {one.code for one in recovery.repaired}
+    assert "split" not in {repair.code for repair in recovery.repaired}
     log.abandon()
 
 
@@ -342,15 +342,15 @@ def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> 
     Here: Only closed segments are split; in the active segment an overflowing offset is damage.
     """
     producer = {"producer_epoch": 0, "base_sequence": 0, "transactional": True}
-    one, two = batch(1, b"x", producer_id=5, **producer), batch(FAR, b"y", producer_id=6, **producer)
+    first, second = batch(1, b"x", producer_id=5, **producer), batch(FAR, b"y", producer_id=6, **producer)
     aborts = [placed(marker_batch(n, 0, False, 0, T), at) for n, at in ((5, 2), (6, FAR + 1))]
-    directory = overflowed(tmp_path, OVERFLOWING[0], one, aborts[0], two, aborts[1])
+    directory = overflowed(tmp_path, OVERFLOWING[0], first, aborts[0], second, aborts[1])
     entries = [AbortedTransaction(5, 1, 2, 3), AbortedTransaction(6, FAR, FAR + 1, FAR + 2)]
     (directory / names.segment_file(0, names.TXN_INDEX)).write_bytes(encode_aborted(entries))
     log, _ = opened(str(directory), clean=True)
     for base, entry in ((0, entries[0]), (FAR, entries[1])):
-        found = (directory / names.segment_file(base, names.TXN_INDEX)).read_bytes()
-        assert found == encode_aborted([entry])
+        index = (directory / names.segment_file(base, names.TXN_INDEX)).read_bytes()
+        assert index == encode_aborted([entry])
     log.abandon()
 
 

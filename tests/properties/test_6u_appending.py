@@ -110,8 +110,8 @@ def test_6U_266_jitter_is_taken_off(tmp_path: Path, seed: int) -> None:
 
 def test_6U_267_rolling_by_size(tmp_path: Path) -> None:
     """6U.267: The record that does not fit `segment.bytes` rolls."""
-    one = len(batch(0, b"a"))
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=10 * one))
+    size = len(batch(0, b"a"))
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=10 * size))
     log.append_batches([batch(0, b"a")] * 10)
     assert bases(log) == [0]
     log.append_batch(batch(0, b"a"))
@@ -145,8 +145,8 @@ def test_6U_269_every_offset_gives_its_record(tmp_path: Path) -> None:
     for number in range(30):
         log.append_batch(batch(0, b"value-%d" % number))
     for number in range(30):
-        found = list(read(log, number, number + 1))
-        assert [(r.offset, r.value) for r in found] == [(number, b"value-%d" % number)]
+        records = list(read(log, number, number + 1))
+        assert [(r.offset, r.value) for r in records] == [(number, b"value-%d" % number)]
     assert offsets(log, 30) == []
     log.abandon()
 
@@ -227,12 +227,12 @@ def test_6U_276_a_batch_larger_than_a_segment(tmp_path: Path) -> None:
     Here: The limit holds for each batch, where Kafka's holds for a whole append. The batches of one append
     can be spread over several segments.
     """
-    one = batch(0, b"x" * 50)
-    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=len(one) - 1))
+    data = batch(0, b"x" * 50)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=len(data) - 1))
     with pytest.raises(RecordTooLargeError, match=r"segment\.bytes"):
-        log.append_batch(one)
-    log.config = CONFIG.replace(segment_bytes=len(one))
-    log.append_batches([one, one, one])
+        log.append_batch(data)
+    log.config = CONFIG.replace(segment_bytes=len(data))
+    log.append_batches([data, data, data])
     assert bases(log) == [0, 1, 2] and log.log_end == 3
     log.abandon()
 
@@ -258,9 +258,9 @@ def test_6U_278_a_batch_above_max_message_bytes(tmp_path: Path) -> None:
 
     The limit is for the size of the whole batch; a batch of exactly this size is appended.
     """
-    one = batch(0, b"x" * 50)
-    log, _ = opened(partition(tmp_path), CONFIG.replace(max_message_bytes=len(one)))
-    log.append_batch(one)
+    data = batch(0, b"x" * 50)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(max_message_bytes=len(data)))
+    log.append_batch(data)
     with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
         log.append_batches([batch(0, b"a"), batch(0, b"x" * 51)])
     assert log.log_end == 1  # the first batch of the call is not appended either
@@ -357,8 +357,8 @@ def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int
 
     Here: Other names are ignored (`logdir.topics`); a broker does not start if there are such names.
     """
-    found = names.parse_partition_dir(name)
-    assert found == (PartitionDir(*parsed) if parsed else None)
+    partition_dir = names.parse_partition_dir(name)
+    assert partition_dir == (PartitionDir(*parsed) if parsed else None)
     if parsed and not parsed[2]:
         assert names.partition_dir(parsed[0], parsed[1]) == name
 

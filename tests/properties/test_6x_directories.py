@@ -165,15 +165,15 @@ def test_6X_339_the_recovery_point_checkpoint(tmp_path: Path) -> None:
             logs.log("users", number).append_batches([batch(0, b"a")] * (number + 1))
         logs.log("users", 1).flush()
         logs.sync()
-        found = logs.checkpoints.recovery_points.read()
-        assert found == {
+        recovery_points = logs.checkpoints.recovery_points.read()
+        assert recovery_points == {
             TopicPartition("users", number): logs.log("users", number).recovery_point for number in range(3)
         }
-        assert found[TopicPartition("users", 2)] == 3
+        assert recovery_points[TopicPartition("users", 2)] == 3
     with home(tmp_path) as logs:  # lines of unchanged partitions stay
         logs.log("users", 0).append_batch(batch(0, b"a"))
         logs.sync()
-        assert logs.checkpoints.recovery_points.read() == found | {TopicPartition("users", 0): 2}
+        assert logs.checkpoints.recovery_points.read() == recovery_points | {TopicPartition("users", 0): 2}
 
 
 def test_6X_341_directories_of_a_broker_that_are_no_topics(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_a_number_has_one_statement() -> None:
     for statements in stated().values():
         for _, number, text in statements:
             texts[number].add(text)
-    assert not {number: found for number, found in texts.items() if len(found) > 1}
-    assert not [number for number, found in texts.items() if len(next(iter(found)).split()) < 4]
+    assert not {number: wordings for number, wordings in texts.items() if len(wordings) > 1}
+    assert not [number for number, wordings in texts.items() if len(next(iter(wordings)).split()) < 4]
 
 
 def test_a_numbered_test_states_its_numbers() -> None:
