@@ -43,12 +43,14 @@ class Tally:
 
     def raise_any(self) -> None:
         if self.violations:
-            label, found = self.violations[0]
-            raise Violated(found, f"{len(self.violations)} images violate invariants; the first: {label}")
+            label, violations = self.violations[0]
+            raise Violated(
+                violations, f"{len(self.violations)} images violate invariants; the first: {label}"
+            )
 
 
 def judge_run(
-    made: Run,
+    scenario_run: Run,
     *,
     moments: Iterable[int] | None = None,
     seeds: Iterable[int] = (),
@@ -65,25 +67,26 @@ def judge_run(
     judged: dict[int, int] = {}
     known: dict[str, Partition] = {}
     known_at = -1
-    for image in PowerCuts(made.files, doomed).images(moments, seeds):
-        promised = _promised(made.history, image)
+    for image in PowerCuts(scenario_run.files, doomed).images(moments, seeds):
+        promised = _promised(scenario_run.history, image)
         if judged.get(image.identity, -1) >= promised:
             continue
         judged[image.identity] = promised
         tally.images += 1
         tally.states.add(image.identity)
         # A call in flight had not returned.
-        told = image.upto - (image.policy == "torn in flight")
-        if known_at != told:
-            known, known_at = made.history.at(told), told
+        returned_at = image.upto - (image.policy == "torn in flight")
+        if known_at != returned_at:
+            known, known_at = scenario_run.history.at(returned_at), returned_at
         thorough = len(judged) % THOROUGH_EVERY == 0
-        subject = Subject(made.settings, made.clock, image.killed, thorough)
-        found = check(image.tree, image.mtimes, known, subject)
-        if found:
-            label = f"{made.scenario.name}, after {image.upto} of {len(made.files.journal)}, {image.policy}"
-            tally.violations.append((label, found))
+        subject = Subject(scenario_run.settings, scenario_run.clock, image.killed, thorough)
+        violations = check(image.tree, image.mtimes, known, subject)
+        if violations:
+            name, count = scenario_run.scenario.name, len(scenario_run.files.journal)
+            label = f"{name}, after {image.upto} of {count}, {image.policy}"
+            tally.violations.append((label, violations))
             enough = len(tally.violations) >= stop_at if looking_for is None else False
-            if enough or looking_for in {one.invariant for one in found}:
+            if enough or looking_for in {violation.invariant for violation in violations}:
                 break
     return tally
 
@@ -97,24 +100,24 @@ def _promised(history: History, image: PowerCut) -> int:
     return 2 * count + image.killed
 
 
-def recoveries(made: Run, seeds: Iterable[int], work: Scenario | None = None) -> Iterator[Run]:
+def recoveries(scenario_run: Run, seeds: Iterable[int], work: Scenario | None = None) -> Iterator[Run]:
     """Yield runs that recover some images of this run, each on a journal."""
     for seed in seeds:
         rng = random.Random(seed)
-        upto = rng.randrange(1, len(made.files.journal) + 1)
-        images = list(PowerCuts(made.files).images([upto], seeds=range(4)))
+        upto = rng.randrange(1, len(scenario_run.files.journal) + 1)
+        images = list(PowerCuts(scenario_run.files).images([upto], seeds=range(4)))
         image = rng.choice(images)
         chosen = second_life_cleaning if seed % 3 == 0 else second_life
         scenario = Scenario(
-            f"recovery of ({made.scenario.name}, after {upto}, {image.policy})",
+            f"recovery of ({scenario_run.scenario.name}, after {upto}, {image.policy})",
             chosen,
-            made.scenario.settings,
-            made.scenario.retention_ms,
+            scenario_run.scenario.settings,
+            scenario_run.scenario.retention_ms,
         )
         yield run(
             scenario,
             image,
-            made.history.until(upto - (image.policy == "torn in flight"), killed=image.killed),
+            scenario_run.history.until(upto - (image.policy == "torn in flight"), killed=image.killed),
         )
 
 
@@ -140,19 +143,19 @@ def do(task: tuple[str, int, int]) -> Done:
     kind, number, count = task
     tally = Tally()
     if kind == "random":
-        made = run(from_seed(number))
-        judge_run(made, seeds=range(4), tally=tally)
-        for again in recoveries(made, range(number, number + count)):
+        scenario_run = run(from_seed(number))
+        judge_run(scenario_run, seeds=range(4), tally=tally)
+        for again in recoveries(scenario_run, range(number, number + count)):
             judge_run(again, tally=tally)
     else:
         scenario = list(SCENARIOS.values())[number]
-        made = run(scenario)
+        scenario_run = run(scenario)
         if kind == "fixed":
-            judge_run(made, seeds=range(8), tally=tally)
+            judge_run(scenario_run, seeds=range(8), tally=tally)
         else:
-            for again in recoveries(made, range(count)):
+            for again in recoveries(scenario_run, range(count)):
                 judge_run(again, seeds=range(1), tally=tally)
-    failed = [f"{label}\n  " + "\n  ".join(map(str, found)) for label, found in tally.violations]
+    failed = [f"{label}\n  " + "\n  ".join(map(str, violations)) for label, violations in tally.violations]
     return f"{kind} {number}", tally.images, len(tally.states), failed
 
 

@@ -146,31 +146,31 @@ def live(life: Life) -> Lived:
 
 
 def as_reader(files: MemoryFiles) -> tuple[Shown, DataError | None]:
-    found: Shown = []
+    shown: Shown = []
     try:
-        _read(PartitionView.load(DirectorySegments(files, DIRECTORY)), found)
+        _read(PartitionView.load(DirectorySegments(files, DIRECTORY)), shown)
     except DataError as error:
-        return found, error
-    return found, None
+        return shown, error
+    return shown, None
 
 
 def as_writer(files: MemoryFiles) -> tuple[Shown, DataError | None]:
     """Open the log as a writer, read it, and release it as a killed process would."""
     logs = LogDirectory.open(ROOT, "a", files, ManualClock(NOW), settings_of(), rng=random.Random(7))
-    found: Shown = []
+    shown: Shown = []
     try:
-        _read(logs.log("users", 0), found)
+        _read(logs.log("users", 0), shown)
     except DataError as error:
-        return found, error
+        return shown, error
     finally:
         logs.abandon()
-    return found, None
+    return shown, None
 
 
-def _read(log: PartitionLog | PartitionView, found: Shown) -> None:
+def _read(log: PartitionLog | PartitionView, shown: Shown) -> None:
     view = log.view() if isinstance(log, PartitionLog) else log
     for record in scan.records(view, view.log_start, view.stable_offset, plain=True):
-        found.append((record.offset, record.key, record.value))
+        shown.append((record.offset, record.key, record.value))
 
 
 def logs_of(tree: Tree) -> Tree:

@@ -55,10 +55,10 @@ class Violation(NamedTuple):
 class Violated(AssertionError):
     """The violations of a check. `names`: the names of the violated invariants."""
 
-    def __init__(self, found: list[Violation], label: str = "") -> None:
-        super().__init__(label + "\n" + "\n".join(map(str, found)))
-        self.found = found
-        self.names = {one.invariant for one in found}
+    def __init__(self, violations: list[Violation], label: str = "") -> None:
+        super().__init__(label + "\n" + "\n".join(map(str, violations)))
+        self.violations = violations
+        self.names = {violation.invariant for violation in violations}
 
 
 class Subject(NamedTuple):
@@ -77,14 +77,14 @@ def check(
     subject: Subject,
 ) -> list[Violation]:
     """Open the image as a reader, as a writer, and again; check every result."""
-    found: list[Violation] = []
+    violations: list[Violation] = []
     try:
         for violation in _check(tree, mtimes, known, subject):
-            found.append(violation)
+            violations.append(violation)
     except LastwordError as error:
         where = "".join(traceback.format_tb(error.__traceback__)[-3:])
-        found.append(Violation("I1", f"cannot be opened: {type(error).__name__}: {error}\n{where}"))
-    return found
+        violations.append(Violation("I1", f"cannot be opened: {type(error).__name__}: {error}\n{where}"))
+    return violations
 
 
 def _check(
@@ -178,9 +178,9 @@ def _as_reader(files: MemoryFiles, name: str, known: Partition) -> Iterator[Viol
 
 
 def _read(
-    log: PartitionLog | PartitionView, damage: list[Violation], found: list[Attempt] | None = None
+    log: PartitionLog | PartitionView, damage: list[Violation], collected: list[Attempt] | None = None
 ) -> list[Attempt]:
-    records: list[Attempt] = [] if found is None else found
+    records: list[Attempt] = [] if collected is None else collected
     for segment, header, data in log.batches(log.log_start):
         if not crc_ok(data, header, 0):
             damage.append(Violation("I9", f"the batch at {header.base_offset} has a wrong checksum"))
@@ -209,9 +209,9 @@ def judge(log: PartitionLog, known: Partition, *, kill: bool) -> Iterator[Violat
 
 
 def offsets_rise(name: str, records: list[Attempt]) -> Iterator[Violation]:
-    for one, two in itertools.pairwise(records):
-        if two.offset <= one.offset:
-            yield Violation("I3", f"{name}: offset {two.offset} follows {one.offset}")
+    for record, following in itertools.pairwise(records):
+        if following.offset <= record.offset:
+            yield Violation("I3", f"{name}: offset {following.offset} follows {record.offset}")
             return
 
 
@@ -268,7 +268,7 @@ def _nothing_else(name: str, records: list[Attempt], line: Mapping[int, Attempt]
             continue
         if attempted is not None and attempted[2:4] == record[2:4]:
             yield Violation("I9", f"{name}: {attempted} was appended, {record} is there")
-        elif any(one[1:] == record[1:] for one in line.values()):
+        elif any(appended[1:] == record[1:] for appended in line.values()):
             yield Violation("I3", f"{name}: {record} was appended under another offset")
         else:
             yield Violation("I5", f"{name}: {record} was never attempted")
@@ -447,8 +447,8 @@ def _again(
 
     for name, log in opened.items():
         before = log.log_end
-        made = one_batch(before, [(b"after", b"the crash")], timestamp=NOW + 10**9)
-        log.append_batch(made)
+        batch = one_batch(before, [(b"after", b"the crash")], timestamp=NOW + 10**9)
+        log.append_batch(batch)
         damage: list[Violation] = []
         after = _read(log, damage)
         yield from damage

@@ -60,8 +60,8 @@ def write_on(root: str, seed: int, fd: int) -> None:
     tell(f"open {log.log_end}")
     while True:
         clock.advance(1)
-        what = rng.random()
-        if what < 0.06:
+        draw = rng.random()
+        if draw < 0.06:
             tell("round")
             clean(
                 log,
@@ -73,9 +73,9 @@ def write_on(root: str, seed: int, fd: int) -> None:
                 strategy=rng.choice(("kafka", "generational")),
             )
             tell("cleaned")
-        elif what < 0.08:
+        elif draw < 0.08:
             logs.sync()
-        elif what < 0.1:
+        elif draw < 0.1:
             log.roll()
         else:
             batches, first = [], log.log_end
@@ -116,22 +116,22 @@ class Oracle:
     def heard(self, lines: list[str], seed: int) -> None:
         cleaning = False
         for line in lines:
-            what, *numbers = line.split()
-            if what == "open":
+            event, *numbers = line.split()
+            if event == "open":
                 end = int(numbers[0])
                 assert self.acked <= end <= self.begun, f"{end} is not in {self.acked}..{self.begun}"
                 self.acked = self.begun = end
-            elif what == "try":
+            elif event == "try":
                 first, count = map(int, numbers)
                 assert first == self.acked, f"an append at {first}, acknowledged was {self.acked}"
                 for offset in range(first, first + count):
                     self.by[offset] = seed
                 self.begun = first + count
-            elif what == "ack":
+            elif event == "ack":
                 self.records += int(numbers[0]) - self.acked
                 self.acked = int(numbers[0])
             else:
-                cleaning = what == "round"
+                cleaning = event == "round"
                 self.rounds += cleaning
         self.kills += 1
         self.in_rounds += cleaning
@@ -257,11 +257,11 @@ def run_kills(root: str, kills: int, *, seed: int, fresh_every: int = 0, renew: 
     return total
 
 
-def _add(total: Oracle, one: Oracle) -> None:
-    total.kills += one.kills
-    total.in_rounds += one.in_rounds
-    total.rounds += one.rounds
-    total.records += one.records
+def _add(total: Oracle, oracle: Oracle) -> None:
+    total.kills += oracle.kills
+    total.in_rounds += oracle.in_rounds
+    total.rounds += oracle.rounds
+    total.records += oracle.records
 
 
 def main() -> int:

@@ -79,13 +79,13 @@ class MemoryFiles(Files):
 
     def tree(self) -> dict[str, bytes | None]:
         """Return all contents by path relative to `ROOT`."""
-        found: dict[str, bytes | None] = {}
+        contents: dict[str, bytes | None] = {}
         for folder, entries in self._folders.items():
             above = folder[len(ROOT) + 1 :]
             for name, node in entries.items():
                 path = f"{above}/{name}" if above else name
-                found[path] = None if node is None else bytes(node.data)
-        return found
+                contents[path] = None if node is None else bytes(node.data)
+        return contents
 
     def mtimes(self) -> dict[str, int]:
         return {

@@ -76,8 +76,8 @@ def records(logs: lastword.LogDir, topic: str) -> list[tuple[int, bytes | None, 
 
 
 def _files(root: Path) -> list[Path]:
-    found = [p for p in sorted(root.rglob("*")) if p.is_file() and p.name != ".lock"]
-    return [p for p in found if not p.relative_to(root).parts[0].startswith(UNTOUCHED)]
+    files = [p for p in sorted(root.rglob("*")) if p.is_file() and p.name != ".lock"]
+    return [p for p in files if not p.relative_to(root).parts[0].startswith(UNTOUCHED)]
 
 
 def flip(root: Path, rng: random.Random) -> str:
@@ -97,20 +97,20 @@ def cut(root: Path, rng: random.Random) -> str:
 
 
 def exchange(root: Path, rng: random.Random) -> str:
-    one, two = rng.sample(_files(root), 2)
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
-    two.write_bytes(first)
-    return f"exchange {one.name}, {two.name}"
+    first_file, second_file = rng.sample(_files(root), 2)
+    first, second = first_file.read_bytes(), second_file.read_bytes()
+    first_file.write_bytes(second)
+    second_file.write_bytes(first)
+    return f"exchange {first_file.name}, {second_file.name}"
 
 
 def _batches(data: bytes) -> list[bytes]:
-    found, position = [], 0
+    batches, position = [], 0
     while position < len(data):
         size = read_header(data, position, len(data), "").size
-        found.append(data[position : position + size])
+        batches.append(data[position : position + size])
         position += size
-    return found
+    return batches
 
 
 def _logs(root: Path) -> list[Path]:
@@ -162,8 +162,8 @@ CHANGES: tuple[Callable[[Path, random.Random], str], ...] = (
 # ---------------------------------------------------------------- verbs
 
 
-def _drain(found: Any) -> None:
-    for _ in found:
+def _drain(records: Any) -> None:
+    for _ in records:
         pass
 
 
@@ -236,9 +236,9 @@ def judge(template: Path, place: Path, seed: int) -> list[str]:
         with contextlib.suppress(LastwordError, OSError, IndexError):  # files that an earlier change broke
             changes.append(rng.choice(CHANGES)(root, rng))
     label = f"seed {seed} ({'; '.join(changes)})"
-    found: list[str] = []
+    failures: list[str] = []
 
-    def attempt(what: str, call: Callable[[], Any]) -> Any:
+    def attempt(operation: str, call: Callable[[], Any]) -> Any:
         try:
             with _bounded():
                 return call()
@@ -247,7 +247,7 @@ def judge(template: Path, place: Path, seed: int) -> list[str]:
             return error
         except Exception as error:
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
-            found.append(f"{label}: {what}: {type(error).__name__}: {error}\n{where}")
+            failures.append(f"{label}: {operation}: {type(error).__name__}: {error}\n{where}")
             return error
 
     for mode in ("r", "a"):
@@ -268,10 +268,10 @@ def judge(template: Path, place: Path, seed: int) -> list[str]:
                 attempt(f"{mode}: {verb[0]}", verb[1])
             shown = attempt(f"{mode}: others", lambda logs=logs: records(logs, UNTOUCHED))
             if shown != sound:
-                found.append(f"{label}: {mode}: the untouched partition shows {shown}")
+                failures.append(f"{label}: {mode}: the untouched partition shows {shown}")
         finally:
             attempt(f"close {mode}", logs.close)
-    return found
+    return failures
 
 
 def main() -> int:

@@ -155,9 +155,9 @@ class Process:
         log = self.log(name)
         self.clock.advance(1000)
         now = self.clock.now_ms() if timestamp is None else timestamp
-        offset, made = log.log_end, []
+        offset, encoded_batches = log.log_end, []
         for pairs in batches:
-            made.append(one_batch(offset, pairs, timestamp=now, codec=codec, headers=headers))
+            encoded_batches.append(one_batch(offset, pairs, timestamp=now, codec=codec, headers=headers))
             self.history.note(
                 "attempt",
                 log.name,
@@ -169,7 +169,7 @@ class Process:
             offset += len(pairs)
         single = len(batches) == len(batches[0]) == 1 and not headers and not codec
         if not single or log.append_single(*batches[0][0], now, log.config.max_message_bytes) is None:
-            log.append_batches(made)
+            log.append_batches(encoded_batches)
         if ack == "disk":
             log.sync()
             self.history.note("disk", log.name, offset)
@@ -258,10 +258,10 @@ class Process:
 
         assert self.logs
         log = self.log()
-        found = outlook(log.view(), log.config, self.clock.now_ms())
-        self.history.note("start", log.name, found.log_start)
+        deletion = outlook(log.view(), log.config, self.clock.now_ms())
+        self.history.note("start", log.name, deletion.log_start)
         expire(self.logs, log.topic, log.partition)
-        self.history.note("started", log.name, found.log_start)
+        self.history.note("started", log.name, deletion.log_start)
         return self
 
     def truncate(self, offset: int, *, fully: bool = False) -> Process:
@@ -315,11 +315,11 @@ class Process:
 def _offsets(segment) -> set[int]:  # type: ignore[no-untyped-def]
     from lastword.records.batch import read_records
 
-    found: set[int] = set()
+    offsets: set[int] = set()
     for header in segment.headers():
         data = segment.read_batch(header)
-        found |= {r.offset for r in read_records(data, header, segment.file, position=0)}
-    return found
+        offsets |= {r.offset for r in read_records(data, header, segment.file, position=0)}
+    return offsets
 
 
 # ---------------------------------------------------------------- the scenarios
@@ -623,25 +623,25 @@ def life(p: Process, rng: random.Random, steps: int) -> None:
     for number in range(steps):
         if p.logs is None:
             p.open()
-        what = rng.choices(
+        operation = rng.choices(
             ("put", "many", "sync", "checkpoint", "roll", "clean", "wait", "close", "kill"),
             (10, 3, 2, 2, 2, 3, 1, 1, 1),
         )[0]
-        if what == "put":
+        if operation == "put":
             pairs = [
                 (b"k%d" % rng.randrange(4), None if rng.random() < 0.2 else value(number, rng.randrange(40)))
                 for _ in range(rng.randrange(1, 4))
             ]
             ack, codec = rng.choice(("os", "os", "disk")), rng.choice((0, 0, 3, 4))
             p.put(pairs, ack=ack, codec=codec, headers=len(pairs) > 1)
-        elif what == "many":
+        elif operation == "many":
             p.put_many([[keyed(number + n)] for n in range(rng.randrange(2, 6))])
-        elif what == "wait":
+        elif operation == "wait":
             p.wait(rng.choice((1, HOUR, 3 * HOUR)))
-        elif what == "kill":
+        elif operation == "kill":
             p.abandon()
         else:
-            getattr(p, what)()
+            getattr(p, operation)()
 
 
 def second_life(p: Process) -> None:

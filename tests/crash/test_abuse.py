@@ -54,7 +54,9 @@ def records(path: Path, topic: str = "t", **more: Any) -> list[tuple[int, bytes 
         return [(r.offset, r.key, r.value) for r in logs.topic(topic).read(**more)]
 
 
-def made(path: Path, count: int = 6, **settings: Any) -> list[tuple[int, bytes | None, bytes | None]]:
+def write_log_dir(
+    path: Path, count: int = 6, **settings: Any
+) -> list[tuple[int, bytes | None, bytes | None]]:
     """Make a cleanly closed directory with one topic `t` of single-record batches; return its records."""
     with opened(path, **settings) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact", exist_ok=True)
@@ -76,7 +78,7 @@ def logs_of(path: Path, topic: str = "t-0") -> list[Path]:
 
 
 def _names(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
+    return sorted(entry.name for entry in path.iterdir())
 
 
 def ended(action: Callable[[], Any]) -> Any:
@@ -94,11 +96,11 @@ def prefix_or_error(path: Path, sound: list[Any], least: int = 0) -> None:
     """Check that a reader, then a writer, returns a prefix of `sound` or raises an error with the file."""
     for mode in ("r", "a"):
         with opened(path, mode) as logs:
-            found = ended(lambda logs=logs: [(r.offset, r.key, r.value) for r in logs.topic("t").read()])
-        if isinstance(found, LastwordError):
-            assert isinstance(found, DataError) and found.file, found
+            result = ended(lambda logs=logs: [(r.offset, r.key, r.value) for r in logs.topic("t").read()])
+        if isinstance(result, LastwordError):
+            assert isinstance(result, DataError) and result.file, result
         else:
-            assert found == sound[: len(found)] and len(found) >= least
+            assert result == sound[: len(result)] and len(result) >= least
 
 
 def sealed(batch: bytearray) -> bytes:
@@ -115,7 +117,7 @@ def one_batch(count: int = 1, **more: Any) -> bytearray:
 
 def crafted(path: Path, batch: bytes) -> tuple[Any, Any]:
     """Read a directory that ends with this batch, then open it to append; return both results."""
-    sound = made(path, 2)
+    sound = write_log_dir(path, 2)
     with logs_of(path)[-1].open("ab") as file:
         file.write(batch)
     read = ended(lambda: records(path))
@@ -126,9 +128,9 @@ def crafted(path: Path, batch: bytes) -> tuple[Any, Any]:
             return [(r.offset, r.key, r.value) for r in logs.topic("t").read()]
 
     recovered = ended(recover)
-    for found in (read, recovered):
-        if isinstance(found, list):
-            assert found[:2] == sound
+    for result in (read, recovered):
+        if isinstance(result, list):
+            assert result[:2] == sound
     shutil.rmtree(path)
     return read, recovered
 
@@ -138,7 +140,7 @@ def crafted(path: Path, batch: bytes) -> tuple[Any, Any]:
 
 @pytest.mark.slow
 def test_abuse_01_a_wrong_bit_at_every_position(tmp_path: Path) -> None:
-    sound = made(tmp_path / "d", 3)
+    sound = write_log_dir(tmp_path / "d", 3)
     log = logs_of(tmp_path / "d")[0]
     data = log.read_bytes()
     size = len(data) // 3
@@ -150,10 +152,10 @@ def test_abuse_01_a_wrong_bit_at_every_position(tmp_path: Path) -> None:
             changed = bytearray(data)
             changed[start + bit // 8] ^= 1 << bit % 8
             logs_of(copy)[0].write_bytes(changed)
-            found = ended(lambda copy=copy: records(copy))
-            assert isinstance(found, DataError) or found == sound[: len(found)], bit
-            if middle and isinstance(found, list):
-                assert found == sound, "what was acknowledged is behind it"
+            result = ended(lambda copy=copy: records(copy))
+            assert isinstance(result, DataError) or result == sound[: len(result)], bit
+            if middle and isinstance(result, list):
+                assert result == sound, "what was acknowledged is behind it"
             prefix_or_error(killed(copy), sound, 0 if middle else 2)
             shutil.rmtree(copy)
 
@@ -162,21 +164,21 @@ def test_abuse_01_a_wrong_base_offset_in_the_newest_segment(tmp_path: Path) -> N
     """No checksum covers the base offset: closed segments are checked by the next base offset, the newest
     segment by the log end.
     """
-    sound = made(tmp_path / "d", 3)
+    sound = write_log_dir(tmp_path / "d", 3)
     log = logs_of(tmp_path / "d")[0]
     data = bytearray(log.read_bytes())
     data[len(data) // 3 + 6] ^= 1  # 1 becomes 257
     log.write_bytes(data)
-    found = ended(lambda: records(tmp_path / "d"))
-    assert isinstance(found, DataError) or found == sound
+    result = ended(lambda: records(tmp_path / "d"))
+    assert isinstance(result, DataError) or result == sound
 
 
 def _used(topic: Any, action: str) -> Any:
     return topic.append(b"k", b"v", partition=0) if action == "append" else list(topic.read(partition=0))
 
 
-@pytest.mark.parametrize("what", ["crc", "base offset", "lost"])
-def test_abuse_01_the_last_batch_after_a_clean_stop(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("damage", ["crc", "base offset", "lost"])
+def test_abuse_01_the_last_batch_after_a_clean_stop(tmp_path: Path, damage: str) -> None:
     """The batch was acknowledged at `disk`: no verb cuts it, every reader and `verify` name it, other
     partitions work.
     """
@@ -188,9 +190,9 @@ def test_abuse_01_the_last_batch_after_a_clean_stop(tmp_path: Path, what: str) -
     log = logs_of(tmp_path / "d")[0]
     data = bytearray(log.read_bytes())
     last = len(data) * 8 // 9
-    if what == "crc":
+    if damage == "crc":
         data[-1] ^= 1
-    elif what == "base offset":
+    elif damage == "base offset":
         data[last + 6] ^= 16  # 8 becomes 4104
     else:
         del data[last:]
@@ -215,8 +217,8 @@ def test_abuse_01_the_last_batch_after_a_clean_stop(tmp_path: Path, what: str) -
         (tmp_path / "d" / name).unlink(missing_ok=True)
     (log.parent / names.PRIVATE / names.SYNCED).unlink()
     with opened(tmp_path / "d") as logs:
-        found = [r.offset for r in logs.topic("t").read(partition=0)]
-    assert found[:8] == list(range(8)) and (len(found) == 8 or what == "base offset")
+        offsets = [r.offset for r in logs.topic("t").read(partition=0)]
+    assert offsets[:8] == list(range(8)) and (len(offsets) == 8 or damage == "base offset")
 
 
 @pytest.mark.parametrize("magic", [3, 5, 127, 255])
@@ -225,8 +227,8 @@ def test_abuse_02_unknown_magic(tmp_path: Path, magic: int) -> None:
     struct.pack_into(">q", batch, 0, 2)
     batch[16] = magic
     read, recovered = crafted(tmp_path / "d", bytes(batch))
-    for found in (read, recovered):  # an invalid tail is cut, and never returned
-        assert isinstance(found, DataError) or len(found) == 2
+    for result in (read, recovered):  # an invalid tail is cut, and never returned
+        assert isinstance(result, DataError) or len(result) == 2
 
 
 @pytest.mark.parametrize("bits", [5, 6, 7, 0x40, 0x80, 0x20])
@@ -247,8 +249,8 @@ LENGTHS = (-(2**31), -1, 0, 1, 48, 49, 60, 2**31 - 1)
 def test_abuse_03_lengths_that_lie(tmp_path: Path, length: int) -> None:
     batch = one_batch()
     struct.pack_into(">qi", batch, 0, 2, length)
-    for found in crafted(tmp_path / "d", bytes(batch)):
-        assert isinstance(found, DataError) or len(found) == 2
+    for result in crafted(tmp_path / "d", bytes(batch)):
+        assert isinstance(result, DataError) or len(result) == 2
 
 
 @pytest.mark.parametrize(
@@ -269,8 +271,8 @@ def test_abuse_03_counts_and_offsets_that_lie(tmp_path: Path, position: int, for
     batch = one_batch()
     struct.pack_into(">q", batch, 0, 2)
     struct.pack_into(form, batch, position, number)
-    for found in crafted(tmp_path / "d", sealed(batch)):
-        assert isinstance(found, DataError) or found[2:] in ([], [(2, b"k0", b"v" * 10)])
+    for result in crafted(tmp_path / "d", sealed(batch)):
+        assert isinstance(result, DataError) or result[2:] in ([], [(2, b"k0", b"v" * 10)])
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_abuse_03_records_that_lie(tmp_path: Path, body: bytes) -> None:
 
 
 def test_abuse_03_a_record_without_a_key_in_a_compacted_topic(tmp_path: Path) -> None:
-    sound = made(tmp_path / "d", 2)
+    sound = write_log_dir(tmp_path / "d", 2)
     with opened(tmp_path / "d") as logs:
         assert isinstance(ended(lambda: logs.topic("t").append(None, b"v")), lastword.errors.KeyRequiredError)
         logs.topic("t").append(b"k", b"v")
@@ -305,21 +307,21 @@ def test_abuse_03_a_record_without_a_key_in_a_compacted_topic(tmp_path: Path) ->
 )
 def test_abuse_04_tails(tmp_path: Path, tail: bytes) -> None:
     """Zeros of a preallocated file and torn headers are cut off and reported."""
-    sound = made(tmp_path / "d", 3)
+    sound = write_log_dir(tmp_path / "d", 3)
     with logs_of(tmp_path / "d")[-1].open("ab") as file:
         file.write(tail)
     assert records(tmp_path / "d") == sound
     killed(tmp_path / "d")
     with opened(tmp_path / "d") as logs:
         assert [(r.offset, r.key, r.value) for r in logs.topic("t").read()] == sound
-        assert any(one.code == "torn-tail" for found in logs.recovery for one in found.repaired)
+        assert any(repair.code == "torn-tail" for recovery in logs.recovery for repair in recovery.repaired)
         assert logs.topic("t").append(b"next", b"one").offset == 3
 
 
 def test_abuse_04_the_last_batch_twice_and_half_a_batch(tmp_path: Path) -> None:
     for twice in (True, False):
         path = tmp_path / str(twice)
-        sound = made(path, 3)
+        sound = write_log_dir(path, 3)
         log = logs_of(path)[-1]
         data = log.read_bytes()
         last = data[len(data) // 3 * 2 :]
@@ -425,12 +427,12 @@ def _colliding(count: int) -> list[bytes]:
 
     seed = 0x9747B28C ^ 8
     target = 0x12345678
-    found = []
+    keys = []
     for first in range(count):
         state = (seed * m & mask) ^ mixed(first)
         second = unmixed((state * m & mask) ^ target)
-        found.append(struct.pack("<II", first, second))
-    return found
+        keys.append(struct.pack("<II", first, second))
+    return keys
 
 
 @pytest.mark.slow
@@ -456,7 +458,7 @@ def test_abuse_08_more_keys_than_the_map_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extension", [".index", ".timeindex"])
 def test_abuse_09_index_files(tmp_path: Path, extension: str) -> None:
     """A read is right whatever an index contains; recovery rebuilds it."""
-    sound = made(tmp_path / "d", 30, segment_bytes=800, index_interval_bytes=100)
+    sound = write_log_dir(tmp_path / "d", 30, segment_bytes=800, index_interval_bytes=100)
     files = sorted((tmp_path / "d" / "t-0").glob("*" + extension))
     other = files[1].read_bytes()
     whole = files[0].read_bytes()
@@ -484,16 +486,16 @@ def test_abuse_09_index_files(tmp_path: Path, extension: str) -> None:
                 killed(copy)
             with opened(copy, segment_bytes=800, index_interval_bytes=100) as logs:
                 for offset in (0, 3, 17, 29):
-                    found = [
+                    shown = [
                         (r.offset, r.key, r.value) for r in logs.topic("t").read(start=offset, end=offset + 1)
                     ]
-                    assert found == sound[offset : offset + 1]
+                    assert shown == sound[offset : offset + 1]
                 assert clean or file.read_bytes() == whole
             shutil.rmtree(copy)
 
 
 def test_abuse_10_leftovers_in_every_combination(tmp_path: Path) -> None:
-    sound = made(tmp_path / "d", 30, segment_bytes=800)
+    sound = write_log_dir(tmp_path / "d", 30, segment_bytes=800)
     base = logs_of(tmp_path / "d")[1].name[:-4]
     data = logs_of(tmp_path / "d")[1].read_bytes()
     suffixes = (
@@ -512,11 +514,11 @@ def test_abuse_10_leftovers_in_every_combination(tmp_path: Path) -> None:
                 if chosen >> number & 1:
                     whole = content if ".log" in suffix else b""
                     (copy / "t-0" / (base + suffix)).write_bytes(whole)
-            found = ended(lambda copy=copy: _opened_and_read(copy))
-            if isinstance(found, LastwordError):
-                assert isinstance(found, DataError) and found.file, (chosen, found)
+            result = ended(lambda copy=copy: _opened_and_read(copy))
+            if isinstance(result, LastwordError):
+                assert isinstance(result, DataError) and result.file, (chosen, result)
             else:
-                assert found == sound, (chosen, len(content))
+                assert result == sound, (chosen, len(content))
                 names_left = [
                     n for n in _names(copy / "t-0") if n.endswith((".cleaned", ".swap", ".deleted"))
                 ]
@@ -547,7 +549,7 @@ BAD_CHECKPOINTS = (
     "name", [names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY, names.HIGH_WATERMARKS]
 )
 def test_abuse_11_checkpoints(tmp_path: Path, name: str) -> None:
-    sound = made(tmp_path / "d", 12, segment_bytes=800)
+    sound = write_log_dir(tmp_path / "d", 12, segment_bytes=800)
     for bad in (*BAD_CHECKPOINTS, None):
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "d", copy)
@@ -558,15 +560,15 @@ def test_abuse_11_checkpoints(tmp_path: Path, name: str) -> None:
         else:
             (copy / name).write_bytes(bad)
         with opened(copy, segment_bytes=800) as logs:
-            found = [(r.offset, r.key, r.value) for r in logs.topic("t").read()]
+            shown = [(r.offset, r.key, r.value) for r in logs.topic("t").read()]
             end = logs.topic("t").append(b"one", b"more").offset
         if not (name == names.LOG_STARTS and bad == BAD_CHECKPOINTS[5]):  # a log start, far above
-            assert found == sound and end == 12
+            assert shown == sound and end == 12
         shutil.rmtree(copy)
 
 
 def test_abuse_12_names_that_are_no_segments(tmp_path: Path) -> None:
-    sound = made(tmp_path / "d", 4)
+    sound = write_log_dir(tmp_path / "d", 4)
     partition = tmp_path / "d" / "t-0"
     for name in (
         "123.log",
@@ -584,34 +586,34 @@ def test_abuse_12_names_that_are_no_segments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "socket"])
 def test_abuse_12_things_that_are_no_files(tmp_path: Path, kind: str) -> None:
-    sound = made(tmp_path / "d", 4)
+    sound = write_log_dir(tmp_path / "d", 4)
     path = tmp_path / "d" / "t-0" / f"{100:020}.log"
     if kind == "directory":
         path.mkdir()
     elif kind == "fifo":
         os.mkfifo(path)
     else:
-        with socket.socket(socket.AF_UNIX) as one:
+        with socket.socket(socket.AF_UNIX) as unix_socket:
             here = Path.cwd()
             os.chdir(path.parent)
             try:
-                one.bind(path.name)
+                unix_socket.bind(path.name)
             finally:
                 os.chdir(here)
     for mode in ("r", "a"):
         with opened(tmp_path / "d", mode) as logs:
-            found = ended(lambda logs=logs: [(r.offset, r.key, r.value) for r in logs.topic("t").read()])
-        assert found == sound or (isinstance(found, LastwordError) and str(path.parent) in str(found))
+            result = ended(lambda logs=logs: [(r.offset, r.key, r.value) for r in logs.topic("t").read()])
+        assert result == sound or (isinstance(result, LastwordError) and str(path.parent) in str(result))
 
 
 def test_abuse_12_gaps_and_overlaps(tmp_path: Path) -> None:
     """A segment that overlaps its neighbour is damage."""
-    made(tmp_path / "d", 30, segment_bytes=800)
+    write_log_dir(tmp_path / "d", 30, segment_bytes=800)
     log = logs_of(tmp_path / "d")
     copy = log[1].with_name(f"{int(log[1].stem) + 1:020}.log")
     shutil.copy(log[1], copy)
-    found = ended(lambda: records(tmp_path / "d"))
-    assert isinstance(found, DataError)
+    result = ended(lambda: records(tmp_path / "d"))
+    assert isinstance(result, DataError)
     assert isinstance(ended(lambda: _opened_and_read(killed(tmp_path / "d"))), DataError)
 
 
@@ -644,17 +646,17 @@ def test_abuse_13_topic_names(tmp_path: Path, name: str) -> None:
     assert _names(tmp_path) == ["d"]
 
 
-@pytest.mark.parametrize("what", ["segment", "partition", "lock"])
-def test_abuse_13_symbolic_links(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("linked", ["segment", "partition", "lock"])
+def test_abuse_13_symbolic_links(tmp_path: Path, linked: str) -> None:
     """A link could lead a write out of the directory, so no write follows a link."""
-    made(tmp_path / "d", 3)
+    write_log_dir(tmp_path / "d", 3)
     outside = tmp_path / "outside"
     outside.mkdir()
     path = {
         "segment": logs_of(tmp_path / "d")[-1],
         "partition": tmp_path / "d" / "t-0",
         "lock": tmp_path / "d" / names.LOCK,
-    }[what]
+    }[linked]
     target = outside / path.name
     shutil.move(path, target)
     path.symlink_to(target)
@@ -694,7 +696,7 @@ def test_abuse_14_one_partition_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
 def test_abuse_14_a_directory_that_is_read_only(tmp_path: Path) -> None:
-    sound = made(tmp_path / "d", 3)
+    sound = write_log_dir(tmp_path / "d", 3)
     (tmp_path / "d" / "t-0").chmod(0o500)
     try:
         assert records(tmp_path / "d") == sound
@@ -706,7 +708,7 @@ def test_abuse_14_a_directory_that_is_read_only(tmp_path: Path) -> None:
 
 
 def test_abuse_15_two_writers(tmp_path: Path) -> None:
-    made(tmp_path / "d", 3)
+    write_log_dir(tmp_path / "d", 3)
     with opened(tmp_path / "d") as logs:
         assert isinstance(ended(lambda: opened(tmp_path / "d")), LogDirLockedError)
         child = os.fork()
@@ -721,7 +723,7 @@ def test_abuse_15_two_writers(tmp_path: Path) -> None:
 
 
 def test_abuse_15_the_lock_of_a_killed_process(tmp_path: Path) -> None:
-    made(tmp_path / "d", 3)
+    write_log_dir(tmp_path / "d", 3)
     code = f"""
 import time, lastword
 logs = lastword.open({str(tmp_path / "d")!r}, "a")
@@ -740,7 +742,7 @@ time.sleep(60)
 
 def test_abuse_16_files_cut_under_readers(tmp_path: Path) -> None:
     """In a separate process: no signal may end that process."""
-    made(tmp_path / "d", 60, segment_bytes=800, index_interval_bytes=0)
+    write_log_dir(tmp_path / "d", 60, segment_bytes=800, index_interval_bytes=0)
     code = f"""
 import os, pathlib, lastword
 from lastword.errors import LastwordError
@@ -769,7 +771,7 @@ with lastword.open(root) as views, lastword.open(root, "a", segment_bytes=800) a
 
 
 def test_abuse_16_a_file_replaced_under_a_reader(tmp_path: Path) -> None:
-    sound = made(tmp_path / "d", 30, segment_bytes=800)
+    sound = write_log_dir(tmp_path / "d", 30, segment_bytes=800)
     with lastword.open(tmp_path / "d") as logs:
         reader = logs.topic("t").read()
         first = [next(reader).offset for _ in range(3)]
@@ -777,8 +779,8 @@ def test_abuse_16_a_file_replaced_under_a_reader(tmp_path: Path) -> None:
             copy = path.with_suffix(".copy")
             shutil.copy(path, copy)
             copy.rename(path)
-        found = ended(lambda: first + [r.offset for r in reader])
-        assert isinstance(found, LastwordError) or found == [offset for offset, _, _ in sound]
+        result = ended(lambda: first + [r.offset for r in reader])
+        assert isinstance(result, LastwordError) or result == [offset for offset, _, _ in sound]
 
 
 def test_abuse_17_a_full_drive(tmp_path: Path) -> None:

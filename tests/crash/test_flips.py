@@ -92,22 +92,22 @@ def test_the_end_is_kept_for_the_next_opening() -> None:
 
 
 @pytest.mark.parametrize("life", LIVES[:6], ids=lambda life: life.name)
-@pytest.mark.parametrize("what", ["recovery point", "no recovery point", "no snapshots", "no mark", "mark"])
-def test_a_sound_log_is_not_refused_for_one_damaged_witness(life: Life, what: str) -> None:
+@pytest.mark.parametrize("damage", ["recovery point", "no recovery point", "no snapshots", "no mark", "mark"])
+def test_a_sound_log_is_not_refused_for_one_damaged_witness(life: Life, damage: str) -> None:
     lived = live(life)
     tree = dict(lived.tree)
     mark = f"users-0/{names.PRIVATE}/{names.SYNCED}"
-    if what == "recovery point":
+    if damage == "recovery point":
         tree[names.RECOVERY_POINTS] = b"0\n1\nusers 0 97\n"
-    elif what == "no recovery point":
+    elif damage == "no recovery point":
         del tree[names.RECOVERY_POINTS]
-    elif what == "no snapshots":
+    elif damage == "no snapshots":
         tree = {path: data for path, data in tree.items() if not path.endswith(names.SNAPSHOT)}
     elif mark in tree:
         data = bytearray(tree[mark] or b"")
         data[5] ^= 1
         tree[mark] = bytes(data)
-        if what == "no mark":
+        if damage == "no mark":
             del tree[mark]
     assert as_reader(MemoryFiles(tree)) == (lived.shown, None)
     assert as_writer(MemoryFiles(tree)) == (lived.shown, None)
@@ -195,8 +195,10 @@ def test_every_bit_of_a_transaction_index() -> None:
         tree = {**lived.tree, path: bytes(changed)}
         assert as_reader(MemoryFiles(tree)) == (lived.shown, None), bit
         assert as_writer(MemoryFiles(tree)) == (lived.shown, None), bit
-        found = verify(MemoryFiles(tree), [ROOT], [("users", 0, DIRECTORY)], clock=ManualClock(NOW)).problems
+        problems = verify(
+            MemoryFiles(tree), [ROOT], [("users", 0, DIRECTORY)], clock=ManualClock(NOW)
+        ).problems
         position, value = divmod(bit // 8, indexes.TXN_ENTRY.size)[1], changed[bit // 8]
         if not (position >= 26 and value < data[bit // 8]):
-            assert [(p.file, p.code) for p in found] == [(f"{ROOT}/{path}", "bad-txn-index")], bit
+            assert [(p.file, p.code) for p in problems] == [(f"{ROOT}/{path}", "bad-txn-index")], bit
     assert verify(MemoryFiles(lived.tree), [ROOT], [("users", 0, DIRECTORY)]).ok

@@ -36,11 +36,11 @@ def caught(scenario: str, invariant: str) -> None:
     named(run(SCENARIOS[scenario]), invariant)
 
 
-def named(made: Run, invariant: str, doomed: Any = ()) -> None:
-    moments = range(0, len(made.files.journal) + 1, stride(3))
-    tally = judge_run(made, moments=moments, seeds=range(1), doomed=doomed, looking_for=invariant)
-    found = {one.invariant for _, violations in tally.violations for one in violations}
-    assert invariant in found, f"{invariant} should have named it; violated: {sorted(found)}"
+def named(scenario_run: Run, invariant: str, doomed: Any = ()) -> None:
+    moments = range(0, len(scenario_run.files.journal) + 1, stride(3))
+    tally = judge_run(scenario_run, moments=moments, seeds=range(1), doomed=doomed, looking_for=invariant)
+    invariants = {violation.invariant for _, violations in tally.violations for violation in violations}
+    assert invariant in invariants, f"{invariant} should have named it; violated: {sorted(invariants)}"
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -220,8 +220,8 @@ def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
 
         @staticmethod
         def decide(files: Files, directory: str, listing: Any) -> Any:
-            found = real(files, directory, listing)
-            return replace(found, logs=tuple(one for one in found.logs if not one[1]))
+            decision = real(files, directory, listing)
+            return replace(decision, logs=tuple(log for log in decision.logs if not log[1]))
 
     monkeypatch.setattr(directory_segments, "swap", Blind)
     caught("cleans_small", "I12")
@@ -229,7 +229,7 @@ def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
 
 def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
     monkeypatch.setattr(recovery.DamageRepair, "_remove_segment", nothing)
-    monkeypatch.setattr(recovery.DamageRepair, "_is_cut", lambda self, found, bases: True)
+    monkeypatch.setattr(recovery.DamageRepair, "_is_cut", lambda self, inspections, bases: True)
     monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
     caught("append", "I2")
 
@@ -239,14 +239,14 @@ def test_an_offset_off_by_one(monkeypatch: Patch) -> None:
     real = append_module.SegmentAppender.resume.__func__  # type: ignore[attr-defined]
 
     def wrong(cls: Any, segment: Any, **more: Any) -> Any:
-        made = real(cls, segment, **more)
-        end = made.end
-        made.end = end._replace(next_offset=max(end.next_offset - 1, made.base_offset))
-        return made
+        appender = real(cls, segment, **more)
+        end = appender.end
+        appender.end = end._replace(next_offset=max(end.next_offset - 1, appender.base_offset))
+        return appender
 
-    made = run(SCENARIOS["append"])
+    scenario_run = run(SCENARIOS["append"])
     monkeypatch.setattr(append_module.SegmentAppender, "resume", classmethod(wrong))
-    named(made, "I3")
+    named(scenario_run, "I3")
 
 
 def test_a_torn_index_that_is_accepted(monkeypatch: Patch) -> None:
@@ -269,17 +269,17 @@ def test_an_index_entry_one_byte_too_far(monkeypatch: Patch) -> None:
         return real(self, position + 1, last_offset, max_timestamp)
 
     monkeypatch.setattr(indexes.IndexBuilder, "batch", wrong)
-    made = run(SCENARIOS["checkpoints"])
+    scenario_run = run(SCENARIOS["checkpoints"])
     monkeypatch.setattr(indexes.IndexBuilder, "batch", real)
-    named(made, "I7")
+    named(scenario_run, "I7")
 
 
 def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
     """Recovery ends the log before a torn batch but keeps its bytes."""
     real = recover.repair
 
-    def uncut(files: Files, found: Any) -> Any:
-        return real(Instead(files, truncate=nothing), found)  # type: ignore[arg-type]
+    def uncut(files: Files, inspection: Any) -> Any:
+        return real(Instead(files, truncate=nothing), inspection)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recovery, "repair", uncut)
     caught("append", "I8")
@@ -327,9 +327,10 @@ def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
     real = Resolver.run
 
     def run_wrong(resolver: Resolver) -> Any:
-        found = real(resolver)
-        found.dead.page_bits[found.dead.page_slots[0], 0] |= np.uint64(1 << 1)  # offset 1 is the only `c`
-        return found
+        resolution = real(resolver)
+        dead = resolution.dead
+        dead.page_bits[dead.page_slots[0], 0] |= np.uint64(1 << 1)  # offset 1 is the only `c`
+        return resolution
 
     monkeypatch.setattr(Resolver, "run", run_wrong)
     monkeypatch.setattr(certificate.Certified, "__eq__", lambda self, other: True)
@@ -343,10 +344,10 @@ def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
 
 def test_a_record_that_nobody_appended(monkeypatch: Patch) -> None:
     """The process does not report one of its appends."""
-    made = run(SCENARIOS["append"])
-    silent = [e for e in made.history.events if e.kind == "attempt" and e.value]
-    made.history.events.remove(silent[3])
-    named(made, "I5")
+    scenario_run = run(SCENARIOS["append"])
+    silent = [e for e in scenario_run.history.events if e.kind == "attempt" and e.value]
+    scenario_run.history.events.remove(silent[3])
+    named(scenario_run, "I5")
 
 
 # ---------------------------------------------------------------- a sync that fails
@@ -401,9 +402,9 @@ def _with_a_failing_sync(monkeypatch: Patch, fail_at: int) -> tuple[Run, set[int
 
 @pytest.mark.parametrize("fail_at", [1, 3, 6])
 def test_a_failed_sync_is_final(monkeypatch: Patch, fail_at: int) -> None:
-    made, doomed = _with_a_failing_sync(monkeypatch, fail_at)
+    scenario_run, doomed = _with_a_failing_sync(monkeypatch, fail_at)
     assert doomed
-    judge_run(made, doomed=doomed).raise_any()
+    judge_run(scenario_run, doomed=doomed).raise_any()
 
 
 def test_a_sync_that_is_tried_again(monkeypatch: Patch) -> None:
@@ -417,5 +418,5 @@ def test_a_sync_that_is_tried_again(monkeypatch: Patch) -> None:
             real(self)
 
     monkeypatch.setattr(append_module.SegmentAppender, "sync_log", again)
-    made, doomed = _with_a_failing_sync(monkeypatch, 3)
-    named(made, "I1", doomed)
+    scenario_run, doomed = _with_a_failing_sync(monkeypatch, 3)
+    named(scenario_run, "I1", doomed)

@@ -59,18 +59,18 @@ def test_five_thousand_and_more() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_power_cut(name: str) -> None:
-    made = run(SCENARIOS[name])
-    moments = range(0, len(made.files.journal) + 1, STRIDES.get(name, 1) * stride(2))
-    tally = judge_run(made, moments=moments, seeds=range(2))
+    scenario_run = run(SCENARIOS[name])
+    moments = range(0, len(scenario_run.files.journal) + 1, STRIDES.get(name, 1) * stride(2))
+    tally = judge_run(scenario_run, moments=moments, seeds=range(2))
     tally.raise_any()
     assert len(tally.states) >= LEAST.get(name, 100)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_some_power_cuts(name: str) -> None:
-    made = run(SCENARIOS[name])
-    step = 17 * STRIDES.get(name, 1)
-    judge_run(made, moments=range(0, len(made.files.journal) + 1, step), seeds=range(1)).raise_any()
+    scenario_run = run(SCENARIOS[name])
+    moments = range(0, len(scenario_run.files.journal) + 1, 17 * STRIDES.get(name, 1))
+    judge_run(scenario_run, moments=moments, seeds=range(1)).raise_any()
 
 
 @pytest.mark.slow
@@ -83,8 +83,10 @@ def test_power_cuts_during_recovery(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_power_cuts_of_random_lives(seed: int) -> None:
-    made = run(from_seed(seed))
-    judge_run(made, moments=range(0, len(made.files.journal) + 1, 3 * stride(6)), seeds=range(1)).raise_any()
+    scenario_run = run(from_seed(seed))
+    judge_run(
+        scenario_run, moments=range(0, len(scenario_run.files.journal) + 1, 3 * stride(6)), seeds=range(1)
+    ).raise_any()
 
 
 @pytest.mark.parametrize("name", ["append", "cleans", "closes"])
@@ -96,6 +98,6 @@ def test_the_images_are_those_of_the_forgetful_files(name: str) -> None:
         for policy in (keep_all, forget_all, names_only, leave_out(number), torn(number, 5), seeded(upto)):
             cuts = PowerCuts(files)
             list(cuts.images([upto]))
-            made = cuts._image(upto, "", policy, files.pending(upto))
+            image = cuts._image(upto, "", policy, files.pending(upto))
             other = files.crash(upto, policy)
-            assert made.tree == other.tree and made.mtimes == other.mtimes
+            assert image.tree == other.tree and image.mtimes == other.mtimes

@@ -437,7 +437,7 @@ class Writer:
     def records(self, number: int, size: int) -> list[Written]:
         """Return records at the log end: few keys, unique values, some tombstones, some without a key."""
         rng, offset, partitions = self.rng, self.log(number).log_end, len(self.history.partitions)
-        made = []
+        records = []
         for at in range(size):
             self.count += 1
             key = None if rng.random() < 0.03 else b"k%d" % (rng.randrange(self.keys) * partitions + number)
@@ -448,8 +448,8 @@ class Writer:
             )
             headers = (("h", b"%d" % self.count),) if rng.random() < 0.1 else ()
             timestamp = self.clock.now_ms() - rng.choice((0, 0, 0, 5000))
-            made.append(Written(offset + at, timestamp, key, value, headers))
-        return made
+            records.append(Written(offset + at, timestamp, key, value, headers))
+        return records
 
     keys = 7
 
@@ -479,11 +479,13 @@ class Writer:
         builder = BatchBuilder(
             producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True
         )
-        made = [record._replace(producer_id=producer_id, headers=()) for record in self.records(number, size)]
-        for record in made:
+        records = [
+            record._replace(producer_id=producer_id, headers=()) for record in self.records(number, size)
+        ]
+        for record in records:
             builder.append(record.timestamp, record.key, record.value)
             partition.lineages[-1].records[record.offset] = record
-        self.ongoing[number].setdefault(producer_id, []).extend(record.offset for record in made)
+        self.ongoing[number].setdefault(producer_id, []).extend(record.offset for record in records)
         with self.call(f"transaction of {producer_id}, {size} records"):
             log.append_batch(builder.build(0))
 
@@ -607,12 +609,12 @@ class Writer:
 def _offsets(segment: Any) -> list[int]:
     from lastword.records.formats import read_records
 
-    found: list[int] = []
+    offsets: list[int] = []
     for header in segment.headers():
         if not header.control:
             data = segment.read_batch(header)
-            found += [r.offset for r in read_records(data, header, segment.file, position=0)]
-    return found
+            offsets += [r.offset for r in read_records(data, header, segment.file, position=0)]
+    return offsets
 
 
 def writer_of(
@@ -636,8 +638,8 @@ def writer_of(
     if kind == 5:
         settings["retention_ms"] = 8 * HOUR
         settings["retention_bytes"] = rng.choice((1500, 4000, -1))
-    made = writer_class or Writer
-    writer = made(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
+    writer_type = writer_class or Writer
+    writer = writer_type(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
     writer.keys = rng.choice((3, 7, 20))
     return writer
 
@@ -686,35 +688,35 @@ def _append(writer: Writer, rng: random.Random) -> None:
     writer.write(number, sizes, rng.choice((0, 0, 0, 1, 3, 4)))
 
 
-def _step(writer: Writer, rng: random.Random, what: str) -> None:
+def _step(writer: Writer, rng: random.Random, operation: str) -> None:
     number = rng.randrange(len(writer.history.partitions))
     writer.clock.advance(rng.choice((1, 1000, 60_000)))
     ongoing = writer.ongoing[number]
-    if what == "append":
+    if operation == "append":
         _append(writer, rng)
-    elif what == "transact":
+    elif operation == "transact":
         writer.transact(number, rng.choice((11, 12)), rng.randrange(1, 5))
-    elif what == "decide":
+    elif operation == "decide":
         if ongoing:
             writer.decide(number, rng.choice(sorted(ongoing)), rng.random() < 0.5)
-    elif what == "clean":
+    elif operation == "clean":
         writer.clean(rng.choice(("kafka", "generational")), due=rng.random() < 0.3)
-    elif what == "sharded":
+    elif operation == "sharded":
         writer.clean_sharded(number)
-    elif what == "roll":
+    elif operation == "roll":
         with writer.call("roll"):
             writer.log(number).roll()
-    elif what == "wait":
+    elif operation == "wait":
         writer.clock.advance(rng.choice((1, 2, 12)) * HOUR)
-    elif what == "trim":
+    elif operation == "trim":
         writer.trim(number)
-    elif what == "expire":
+    elif operation == "expire":
         writer.expire()
-    elif what == "truncate":
+    elif operation == "truncate":
         writer.truncate(number)
-    elif what == "recreate":
+    elif operation == "recreate":
         writer.recreate()
-    elif what == "reopen":
+    elif operation == "reopen":
         writer.reopen(kill=rng.random() < 0.5)
-    elif what == "waste":
+    elif operation == "waste":
         writer.remove_deferred()

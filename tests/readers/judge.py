@@ -184,17 +184,17 @@ class Window:
 
     def survivors(self) -> dict[int, Written]:
         """Return the records in the log at the end of the read, in each lineage of the window."""
-        found: dict[int, Written] | None = None
+        survivors: dict[int, Written] | None = None
         for number in self.lines:
             lineage = self.partition.lineages[number]
             gone = self.partition.removed_up_to(self.last, number)
             hidden = lineage.aborted if self.committed else ()
             left = {o: r for o, r in lineage.records.items() if o not in gone and o not in hidden}
-            if found is not None:
-                left = {o: r for o, r in left.items() if found.get(o) == r}
-            found = left
+            if survivors is not None:
+                left = {o: r for o, r in left.items() if survivors.get(o) == r}
+            survivors = left
         log_start = self.log_starts[-1]
-        return {o: r for o, r in (found or {}).items() if o >= log_start}
+        return {o: r for o, r in (survivors or {}).items() if o >= log_start}
 
     def check_complete(
         self,

@@ -64,19 +64,19 @@ def row(record: Any) -> Row:
 
 
 def rows_of(records: Any) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
+    rows: dict[int, list[Row]] = {}
     for record in records:
-        found.setdefault(record.partition, []).append(row(record))
-    return found
+        rows.setdefault(record.partition, []).append(row(record))
+    return rows
 
 
 def arrow_rows(batches: Any) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
+    rows: dict[int, list[Row]] = {}
     for batch in batches:
         names = ("partition", "offset", "key", "value")
         for partition, offset, key, value in zip(*(batch.column(n).to_pylist() for n in names), strict=True):
-            found.setdefault(partition, []).append(Row(offset, key, value))
-    return found
+            rows.setdefault(partition, []).append(Row(offset, key, value))
+    return rows
 
 
 def check_rows(journey: Journey, rows: dict[int, list[Row]], *, view: str = "log", **given: Any) -> None:
@@ -87,14 +87,14 @@ def check_rows(journey: Journey, rows: dict[int, list[Row]], *, view: str = "log
         if view == "log":
             window.check_log(shown, **given)
             continue
-        for one in shown:
-            window.check_row(one)
-        offsets = [one.offset for one in shown]
-        if window.is_one_line and len({one.key for one in shown}) != len(shown):
+        for row in shown:
+            window.check_row(row)
+        offsets = [row.offset for row in shown]
+        if window.is_one_line and len({row.key for row in shown}) != len(shown):
             raise Violation("twice", f"a key is shown twice: {offsets}")
         if offsets != sorted(offsets):
             raise Violation("goes back", f"{offsets}")
-        newest = {one.key: one.offset for one in shown if one.key is not None}
+        newest = {row.key: row.offset for row in shown if row.key is not None}
         window.check_moment(newest, tombstones=view == "changes", **given)
 
 
@@ -130,14 +130,14 @@ def read_keys(journey: Journey) -> None:
         return
     for number, window in journey.windows().items():
         shown = rows.get(number, [])
-        if any(one.key not in keys for one in shown):
+        if any(row.key not in keys for row in shown):
             raise Violation("another key", "a record has none of the keys that were asked for")
         window.partition  # noqa: B018
-        offsets = [one.offset for one in shown]
+        offsets = [row.offset for row in shown]
         if offsets != sorted(set(offsets)):
             raise Violation("goes back", f"{offsets}")
-        for one in shown:
-            window.check_row(one)
+        for row in shown:
+            window.check_row(row)
         wanted = [offset for offset, record in window.survivors().items() if record.key in keys]
         window.check_complete(set(offsets), -1, wanted=wanted)
 
@@ -172,7 +172,7 @@ def read_as_of(journey: Journey) -> None:
             else:
                 with_values = False
                 rows = rows_of(logs.topic(TOPIC).read(end=end, view=kind, partition=0))
-                shown = {one.key: one.offset for one in rows.get(0, [])}
+                shown = {row.key: row.offset for row in rows.get(0, [])}
     except LastwordError as error:
         journey.check_error(error, end=end, as_of=True)
         return
@@ -221,19 +221,19 @@ def _values(journey: Journey, state: Any, first: int | None = None, *, forgotten
 
 def state(journey: Journey) -> None:
     with journey.open() as logs:
-        found = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
-        _values(journey, found)
+        state = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
+        _values(journey, state)
 
 
 def state_refreshed(journey: Journey) -> None:
     with journey.open() as logs:
-        found = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
-        _values(journey, found)
+        state = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
+        _values(journey, state)
         for _ in range(2):
             journey.files.pause()
             first = journey.files.now
-            found.refresh()
-            _values(journey, found, first, forgotten=True)
+            state.refresh()
+            _values(journey, state, first, forgotten=True)
 
 
 def _restored(journey: Journey) -> dict[int, list[Row]]:
@@ -243,8 +243,8 @@ def _restored(journey: Journey) -> dict[int, list[Row]]:
     for line in journey.files.read_bytes(SNAPSHOT).splitlines():
         fields = json.loads(line)
         if fields["type"] == "record":
-            one = Row(fields["offset"], _bytes(fields["key"]), _bytes(fields["value"]), fields["timestamp"])
-            rows.setdefault(fields["partition"], []).append(one)
+            row = Row(fields["offset"], _bytes(fields["key"]), _bytes(fields["value"]), fields["timestamp"])
+            rows.setdefault(fields["partition"], []).append(row)
     return rows
 
 
@@ -269,7 +269,7 @@ def restore_as_of(journey: Journey) -> None:
     except LastwordError as error:
         journey.check_error(error, end=end, as_of=True)
         return
-    shown = {one.key: one.offset for one in _restored(journey).get(0, []) if one.key is not None}
+    shown = {row.key: row.offset for row in _restored(journey).get(0, []) if row.key is not None}
     journey.windows()[0].check_moment(shown, tombstones=False, end=end)
 
 
@@ -286,10 +286,10 @@ def snapshot_and_tail(journey: Journey) -> None:
         return  # the topic did not exist yet
     files.now, files._pace = journey.first, pace
     with journey.open() as logs:
-        found = logs.state(TOPIC, snapshot=SNAPSHOT, key_serializer="bytes", value_serializer="bytes")
+        state = logs.state(TOPIC, snapshot=SNAPSHOT, key_serializer="bytes", value_serializer="bytes")
         # A truncation in between may have removed records that superseded some of the file's.
         cut = any(not window.is_one_line for window in journey.windows(restored).values())
-        _values(journey, found, restored if cut else None)
+        _values(journey, state, restored if cut else None)
 
 
 def at_time(journey: Journey) -> None:
@@ -303,11 +303,11 @@ def at_time(journey: Journey) -> None:
         reader = logs.topic(TOPIC).read(start=datetime.fromtimestamp(wanted / 1000, UTC), partition=0)
         shown = rows_of(reader).get(0, [])
     window = journey.windows()[0]
-    offsets = [one.offset for one in shown]
+    offsets = [row.offset for row in shown]
     if offsets != sorted(set(offsets)):
         raise Violation("goes back", f"{offsets}")
-    for one in shown:
-        window.check_row(one)
+    for row in shown:
+        window.check_row(row)
     survivors = window.survivors()
     young = [offset for offset, record in survivors.items() if record.timestamp >= wanted]
     if window.is_one_line:
@@ -320,25 +320,25 @@ def at_offsets(journey: Journey) -> None:
     ends = window.calls[0]
     wanted = sorted(journey.rng.sample(range(ends.log_end + 1), min(6, ends.log_end + 1)))
     with journey.open() as logs:
-        found = logs.dirs.view(TOPIC, 0).records_at(wanted)
+        records = logs.dirs.view(TOPIC, 0).records_at(wanted)
     window = journey.windows(committed=False)[0]
     shown = {}
-    for offset, record in zip(wanted, found, strict=True):
+    for offset, record in zip(wanted, records, strict=True):
         if record is not None:
-            one = Row(record.offset, record.key, record.value, record.timestamp, tuple(record.headers))
-            if one.offset != offset:
-                raise Violation("another offset", f"{one.offset} for {offset}")
-            window.check_row(one)
-            shown[offset] = one
+            row = Row(record.offset, record.key, record.value, record.timestamp, tuple(record.headers))
+            if row.offset != offset:
+                raise Violation("another offset", f"{row.offset} for {offset}")
+            window.check_row(row)
+            shown[offset] = row
     survivors = [offset for offset in window.survivors() if offset in wanted]
     window.check_complete(shown, -1, wanted=survivors)
 
 
 def verify(journey: Journey) -> None:
     with journey.open() as logs:
-        found = logs.verify(TOPIC, quick=journey.rng.random() < 0.3)
-    if found.problems:
-        raise Violation("false alarm", "; ".join(str(problem) for problem in found.problems[:3]))
+        verification = logs.verify(TOPIC, quick=journey.rng.random() < 0.3)
+    if verification.problems:
+        raise Violation("false alarm", "; ".join(str(problem) for problem in verification.problems[:3]))
 
 
 # ---------------------------------------------------------------- Spark's Python side
@@ -382,8 +382,9 @@ def _tasks(
     for task in tasks:
         if journey.rng.random() < 0.3:
             journey.files.pause()
-        for number, found in arrow_rows(read_batches(task, options, schema, columns, journey.files)).items():
-            rows.setdefault(number, []).extend(found)
+        batches = read_batches(task, options, schema, columns, journey.files)
+        for number, part_rows in arrow_rows(batches).items():
+            rows.setdefault(number, []).extend(part_rows)
     return rows
 
 
@@ -427,17 +428,17 @@ def spark_stream(journey: Journey) -> None:
             if until == at:
                 break
             tasks = reader.partitions(at, until)
-            for number, found in _tasks(journey, tasks, options, schema, reader.columns).items():
-                rows.setdefault(number, []).extend(found)
+            for number, part_rows in _tasks(journey, tasks, options, schema, reader.columns).items():
+                rows.setdefault(number, []).extend(part_rows)
             reader.commit(until)
             at = until
     for number, window in journey.windows().items():
         shown = rows.get(number, [])
-        offsets = [one.offset for one in shown]
+        offsets = [row.offset for row in shown]
         if offsets != sorted(set(offsets)):
             raise Violation("goes back", f"{offsets}")
-        for one in shown:
-            window.check_row(one)
+        for row in shown:
+            window.check_row(row)
         reached = at.get(TOPIC, {}).get(str(number), 0)
         if window.is_one_line:
             window.check_complete(set(offsets), -1, end=reached)
@@ -542,12 +543,12 @@ def interleavings(
     kinds: list[str] | None = None,
     files: TravellingFiles | None = None,
     *,
-    told_from: int | None = None,
+    lines_from: int | None = None,
 ) -> Iterator[Outcome]:
-    """Yield the first `count` interleavings of a history; `files` lists operations from `told_from` on."""
+    """Yield the first `count` interleavings of a history; `files` lists operations from `lines_from` on."""
     files = files or TravellingFiles(history)
     with _settings_read_once():
         for number in range(count):
-            if number == told_from:
-                files.told = []
+            if number == lines_from:
+                files.operation_lines = []
             yield interleave(history, files, number, kinds)

@@ -49,7 +49,7 @@ class Tally:
         self.violations += other.violations
 
 
-def told(seed: int, number: int, outcome: Outcome) -> str:
+def violation_text(seed: int, number: int, outcome: Outcome) -> str:
     """Return the text of a violation, with the command that repeats it."""
     assert outcome.violation is not None
     lines = [
@@ -72,7 +72,7 @@ def judge_history(seed: int, count: int, kinds: list[str] | None = None) -> Tall
         for note in outcome.notes:
             tally.notes[outcome.kind, note] += 1
         if outcome.violation is not None:
-            text = told(seed, number, outcome)
+            text = violation_text(seed, number, outcome)
             tally.violations.append((outcome.kind, outcome.violation.rule, text))
     tally.different = len(seen)
     return tally
@@ -100,8 +100,8 @@ def repeat(seed: int, number: int, kinds: list[str] | None) -> int:
     """
     history = make(seed)
     files = TravellingFiles(history)
-    *_, outcome = interleavings(history, number + 1, kinds, files, told_from=number)
-    for line in files.told or ():
+    *_, outcome = interleavings(history, number + 1, kinds, files, lines_from=number)
+    for line in files.operation_lines or ():
         print(line)
     print(outcome.label)
     print(f"settings: {history.settings}")

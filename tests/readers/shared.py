@@ -172,7 +172,7 @@ def switching(baton: Baton) -> Iterator[None]:
     stand_in.Lock = stand_in.RLock = lambda: SwitchingLock(baton)
     stand_in.Condition = lambda: SwitchingCondition(baton)
     for name, module in list(sys.modules.items()):
-        if name.startswith(tuple(f"lastword.{one}" for one in names)) and hasattr(module, "threading"):
+        if name.startswith(tuple(f"lastword.{prefix}" for prefix in names)) and hasattr(module, "threading"):
             changed.append(module)
             module.threading = stand_in  # type: ignore[attr-defined]
     try:

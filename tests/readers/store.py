@@ -174,11 +174,11 @@ def read_state(journey: Journey) -> None:
 def read_offsets(journey: Journey) -> None:
     view = journey.traveller.view()
     wanted = sorted(journey.rng.sample(range(view.log_end + 1), min(6, view.log_end + 1)))
-    found = view.records_at(wanted)
+    records = view.records_at(wanted)
     window = journey.window(committed=False)
-    shown = {o: row(record) for o, record in zip(wanted, found, strict=True) if record is not None}
-    for one in shown.values():
-        window.check_row(one)
+    shown = {o: row(record) for o, record in zip(wanted, records, strict=True) if record is not None}
+    for shown_row in shown.values():
+        window.check_row(shown_row)
     window.check_complete(shown, -1, wanted=[o for o in window.survivors() if o in wanted])
 
 

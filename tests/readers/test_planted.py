@@ -137,9 +137,9 @@ def _values_only(pairs: Any) -> tuple[list[bytes], list[bytes | None]]:
 def test_a_position_on_the_record_that_was_given(monkeypatch: Patch) -> None:
     real = Reader._few
 
-    def few(reader: Any, one: Any) -> Any:
-        for record in real(reader, one):
-            reader.position[one.partition] = record.offset
+    def few(reader: Any, range_: Any) -> Any:
+        for record in real(reader, range_):
+            reader.position[range_.partition] = record.offset
             yield record
 
     monkeypatch.setattr(Reader, "_few", few)
@@ -194,5 +194,7 @@ def test_a_log_with_a_hole_while_a_swap_is_published(monkeypatch: Patch) -> None
 
     monkeypatch.setattr(PartitionLog, "replace", replace)
     monkeypatch.setattr(PartitionLog, "view", view_without_lock)
-    violations = [found for seed in range(12) for *_, found in shared.run(seed).reads if found is not None]
-    assert {found.rule for found in violations} & {"missing", "no moment"}
+    violations = [
+        violation for seed in range(12) for *_, violation in shared.run(seed).reads if violation is not None
+    ]
+    assert {violation.rule for violation in violations} & {"missing", "no moment"}

@@ -35,12 +35,12 @@ def test_interleavings(seed: int) -> None:
 
 def test_an_interleaving_is_repeated_exactly() -> None:
     """The history is made twice, and each interleaving is identified by its number."""
-    told = []
+    runs = []
     for _ in range(2):
         history = make(7)
-        found = [(outcome.label, outcome.notes) for outcome in interleavings(history, 30)]
-        told.append(([label.split(" ")[0] for label in history.files.labels], found))
-    assert told[0] == told[1]
+        outcomes = [(outcome.label, outcome.notes) for outcome in interleavings(history, 30)]
+        runs.append(([label.split(" ")[0] for label in history.files.labels], outcomes))
+    assert runs[0] == runs[1]
 
 
 def test_histories_have_what_readers_meet() -> None:
@@ -105,18 +105,18 @@ def test_readers_that_share_the_writers_memory(block: int) -> None:
         run = shared.run(seed)
         reads += len(run.reads)
         wrong = [
-            f"seed {seed}: {kind}, versions {first} to {last}: {found}"
-            for kind, first, last, found in run.reads
-            if found is not None
+            f"seed {seed}: {kind}, versions {first} to {last}: {violation}"
+            for kind, first, last, violation in run.reads
+            if violation is not None
         ]
         assert not wrong, "\n".join(wrong[:3])
     assert reads > 200
 
 
 def test_a_shared_run_is_repeated_exactly() -> None:
-    one, other = shared.run(2), shared.run(2)
-    assert one.baton.order == other.baton.order
-    assert [read[:3] for read in one.reads] == [read[:3] for read in other.reads]
+    first, second = shared.run(2), shared.run(2)
+    assert first.baton.order == second.baton.order
+    assert [read[:3] for read in first.reads] == [read[:3] for read in second.reads]
 
 
 @pytest.mark.slow

@@ -43,8 +43,11 @@ def pace_of(rng: random.Random, versions: int) -> tuple[str, Pace]:
         return f"pause before {at} for {jump}", paused(at, jump)
     if kind == 1:
         at, gap = rng.randrange(40), rng.randrange(1, 30)
-        one, two = rng.randrange(1, 80), rng.randrange(1, 80)
-        return f"pauses at {at}, {at + gap}", lambda n: one if n == at else two if n == at + gap else 0
+        first_jump, second_jump = rng.randrange(1, 80), rng.randrange(1, 80)
+        return (
+            f"pauses at {at}, {at + gap}",
+            lambda n: first_jump if n == at else second_jump if n == at + gap else 0,
+        )
     if kind == 2:
         share = rng.choice((0.1, 0.3, 0.6))
         return f"steps, {share}", lambda n: int(rng.random() < share)
@@ -102,20 +105,20 @@ class TravellingFiles(Files):
         self._rng = rng
         self._held: dict[int, list[Node]] = {}
 
-    told: list[str] | None = None
+    operation_lines: list[str] | None = None
     """A line for each operation, if this is a list."""
 
     def pause(self) -> None:
         self.now = min(self.now + 1 + self._rng.randrange(30), self.history.last)
 
-    def step(self, what: str = "") -> None:
+    def step(self, operation: str = "") -> None:
         jump = self._pace(self.operations)
         self.operations += 1
         if jump:
             self.now = min(self.now + jump, self.history.last)
         self.trace = hash((self.trace, self.now))
-        if self.told is not None:
-            self.told.append(f"{self.operations:4} version {self.now:5} {what}")
+        if self.operation_lines is not None:
+            self.operation_lines.append(f"{self.operations:4} version {self.now:5} {operation}")
 
     # ---- lookup
 
