@@ -354,9 +354,9 @@ def test_indexes_are_those_that_recovery_builds(name: str, strategy: str, tmp_pa
     for path in written:
         if path.name not in there:
             continue  # the segment that the round opened
-        found = inspect(DEFAULT, str(directory), int(path.stem), index_interval_bytes=interval)
-        assert found.damage is None
-        assert path.with_suffix(".index").read_bytes() == found.offset_entries
-        assert path.with_suffix(".timeindex").read_bytes() == found.time_entries
+        inspection = inspect(DEFAULT, str(directory), int(path.stem), index_interval_bytes=interval)
+        assert inspection.damage is None
+        assert path.with_suffix(".index").read_bytes() == inspection.offset_entries
+        assert path.with_suffix(".timeindex").read_bytes() == inspection.time_entries
         compared += 1
     assert compared

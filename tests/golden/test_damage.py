@@ -49,17 +49,19 @@ def damaged(source: Path, target: Path, change: Callable[[bytes], bytes], *, las
 
 def is_refused(directory: Path, name: str, log: Path) -> None:
     """Check that a read returns right records, then an error with its place; `verify` reports it."""
-    found = []
+    records = []
     with lastword.open(directory) as logs:
         with pytest.raises(DataError) as caught:
             for record in logs.topic(name).read():
-                found.append(record)
+                records.append(record)
         problems = logs.verify().problems
     assert caught.value.file == str(log)
     assert caught.value.position is not None and 0 <= caught.value.position < 1 << 31
     assert str(log) in str(caught.value)
     lines = {line["offset"]: line for line in loader.case(name).expected("data")}
-    assert all((r.key, r.timestamp) == (lines[r.offset]["key"], lines[r.offset]["timestamp"]) for r in found)
+    assert all(
+        (r.key, r.timestamp) == (lines[r.offset]["key"], lines[r.offset]["timestamp"]) for r in records
+    )
     assert any(Path(problem.file).stem == log.stem for problem in problems)
 
 
@@ -117,8 +119,8 @@ def test_a_torn_tail_ends_the_log_before_it(
     log = damaged(unpacked(name), tmp_path / "logs", lambda data: data[:-1], last=True)
     whole = [line["offset"] for line in loader.case(name).expected("data")]
     last_batch = loader.case(name).batches("data")[-1]
-    found = [record.offset for record in records(tmp_path / "logs", name)]
-    assert found == [offset for offset in whole if offset < last_batch["baseOffset"]]
+    offsets = [record.offset for record in records(tmp_path / "logs", name)]
+    assert offsets == [offset for offset in whole if offset < last_batch["baseOffset"]]
     with lastword.open(tmp_path / "logs") as logs:
         assert any(Path(problem.file) == log for problem in logs.verify().problems)
 

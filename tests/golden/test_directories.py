@@ -71,11 +71,11 @@ def opened(unpacked: Callable[[str, str], Path], tmp_path: Path) -> Callable[[st
 
 def listed(lines: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Group the lines by file, without the metadata log of KRaft, which is no log of records."""
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    lines_by_file: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         if line["partition"] != "__cluster_metadata-0":
-            found[f"{line['partition']}/{line['file']}"].append(line)
-    return found
+            lines_by_file[f"{line['partition']}/{line['file']}"].append(line)
+    return lines_by_file
 
 
 def log_starts(directory: Path) -> dict[str, int]:
@@ -97,18 +97,18 @@ def served(name: str, stage: str, directory: Path, *, committed: bool) -> dict[s
     partitions: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in loader.case(name).expected(stage):
         partitions[line["partition"]].append(line)
-    found = {}
+    records_by_partition = {}
     for partition, lines in partitions.items():
         if partition == "__cluster_metadata-0":
             continue
         aborted, end = transactions(lines)
-        found[partition] = [
+        records_by_partition[partition] = [
             (line["offset"], line["timestamp"], line["key"], listed_value(line), line["headers"])
             for line in lines
             if line["offset"] >= starts.get(partition, 0) and not line["isControl"]
             if not committed or (line["offset"] < end and line["offset"] not in aborted)
         ]
-    return found
+    return records_by_partition
 
 
 def listed_value(line: dict[str, Any]) -> Any:
@@ -144,7 +144,7 @@ def partition_directories(directory: Path) -> list[Path]:
 
 
 def read(logs: lastword.LogDir, isolation: str) -> dict[str, list[tuple[Any, ...]]]:
-    found = {}
+    records_by_partition = {}
     for topic in logs.topics():
         plain = logs.topic(topic.name, key_serializer="bytes", value_serializer="bytes")
         for number in plain.bounds():
@@ -153,16 +153,16 @@ def read(logs: lastword.LogDir, isolation: str) -> dict[str, list[tuple[Any, ...
                 for r in plain.read(partition=number, isolation=isolation)
             ]
             if records:
-                found[f"{topic.name}-{number}"] = records
-    return found
+                records_by_partition[f"{topic.name}-{number}"] = records
+    return records_by_partition
 
 
 def dumped(directory: Path, suffix: str) -> dict[str, list[Any]]:
     """Return the entries of every file of one kind, by file; none is damaged."""
-    found: dict[str, list[Any]] = {}
+    entries_by_file: dict[str, list[Any]] = {}
     for path in (p for d in partition_directories(directory) for p in sorted(d.glob(f"*{suffix}"))):
-        found[f"{path.parent.name}/{path.name}"] = list(lastword.dump(path))
-    return found
+        entries_by_file[f"{path.parent.name}/{path.name}"] = list(lastword.dump(path))
+    return entries_by_file
 
 
 def batch_facts(batch: Batch) -> tuple[Any, ...]:
@@ -205,12 +205,12 @@ def listed_entries(name: str, stage: str, suffix: str) -> dict[str, list[tuple[A
         ),
         ".snapshot": listed_producer,
     }
-    found = {}
+    entries_by_file = {}
     for file, lines in listed(loader.case(name).indexes(stage)).items():
         entries = [line for line in lines if "zeroTail" not in line and "entries" not in line]
         if file.endswith(suffix) and entries:
-            found[file] = sorted(facts[suffix](line) for line in entries)
-    return found
+            entries_by_file[file] = sorted(facts[suffix](line) for line in entries)
+    return entries_by_file
 
 
 def our_entries(directory: Path, suffix: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -258,11 +258,11 @@ def stray_snapshots(files: Iterable[str]) -> set[str]:
     by_partition: dict[str, set[str]] = defaultdict(set)
     for file in files:
         by_partition[str(Path(file).parent)].add(Path(file).name)
-    found = set()
+    strays = set()
     for partition, names in by_partition.items():
         snapshots = sorted(name for name in names if name.endswith(".snapshot"))
-        found |= {f"{partition}/{n}" for n in snapshots[:-1] if n.replace(".snapshot", ".log") not in names}
-    return found
+        strays |= {f"{partition}/{n}" for n in snapshots[:-1] if n.replace(".snapshot", ".log") not in names}
+    return strays
 
 
 def epochs_below(path: Path, offset: int) -> list[str]:
@@ -288,9 +288,9 @@ def test_records(
     directory = unpacked(name, stage)
     expected = served(name, stage, directory, committed=isolation == "read_committed")
     with lastword.open(directory) as logs:
-        found = read(logs, isolation)
-    assert found == {partition: records for partition, records in expected.items() if records}
-    assert sum(map(len, found.values())) > 150
+        records_by_partition = read(logs, isolation)
+    assert records_by_partition == {partition: records for partition, records in expected.items() if records}
+    assert sum(map(len, records_by_partition.values())) > 150
 
 
 def test_transactions_make_a_difference(unpacked: Callable[[str, str], Path]) -> None:
@@ -339,12 +339,14 @@ def test_index_entries_and_snapshots(
 @pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
 def test_checkpoints(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> None:
     directory = unpacked(name, stage)
-    for which in ROOT_CHECKPOINTS:
-        path = directory / f"{which}-checkpoint"
+    for checkpoint_name in ROOT_CHECKPOINTS:
+        path = directory / f"{checkpoint_name}-checkpoint"
         entries = list(lastword.dump(path))
         assert not [entry for entry in entries if isinstance(entry, Problem)]  # nor in files that are empty
-        found = {f"{e.topic} {e.partition} {e.offset}" for e in entries if isinstance(e, CheckpointEntry)}
-        assert found == checkpoint(directory, which)
+        partition_offsets = {
+            f"{e.topic} {e.partition} {e.offset}" for e in entries if isinstance(e, CheckpointEntry)
+        }
+        assert partition_offsets == checkpoint(directory, checkpoint_name)
     for path in sorted(directory.glob("*/leader-epoch-checkpoint")):
         epochs = [f"{e.epoch} {e.offset}" for e in lastword.dump(path) if isinstance(e, CheckpointEntry)]
         assert epochs == path.read_text().splitlines()[2:], path
@@ -378,13 +380,13 @@ def test_a_clean_stop_is_believed_and_nothing_changes(
     A broker that starts again adds another entry at each stop; lastword replaces the last entry.
     """
     with opened(name, stage) as logs:
-        found = read(logs, "read_uncommitted")
+        records_by_partition = read(logs, "read_uncommitted")
     (recovery,) = logs.recovery
     assert recovery.clean and recovery.offline == ()
     assert all(partition.walked == 0 for partition in recovery.partitions)
     directory = unpacked(name, stage)
     expected = served(name, stage, directory, committed=False)
-    assert found == {partition: records for partition, records in expected.items() if records}
+    assert records_by_partition == {partition: records for partition, records in expected.items() if records}
     before, after = files_below(directory), files_below(Path(logs.paths[0]))
     gone = stray_snapshots(before)
     assert gone or name != "dir-clean"
@@ -414,12 +416,14 @@ def test_recovery_leaves_what_kafka_s_recovery_left(
     Those are its new leader epoch, its high watermarks, and the order of the producers in snapshots.
     """
     with opened(name, stage) as logs:
-        found = {isolation: read(logs, isolation) for isolation in ("read_committed", "read_uncommitted")}
+        records_by_isolation = {
+            isolation: read(logs, isolation) for isolation in ("read_committed", "read_uncommitted")
+        }
         ends = {f"{t.name}-{n}": end for t in logs.topics() for n, (_, end) in t.bounds().items()}
     (recovery,) = logs.recovery
     assert not recovery.clean and recovery.offline == ()
     kafkas, ours = unpacked(name, "recovered"), Path(logs.paths[0])
-    for isolation, records in found.items():
+    for isolation, records in records_by_isolation.items():
         expected = served(name, "recovered", kafkas, committed=isolation == "read_committed")
         assert records == {partition: lines for partition, lines in expected.items() if lines}
     for partition, end in ends.items():
@@ -437,8 +441,8 @@ def test_recovery_leaves_what_kafka_s_recovery_left(
             assert epochs_below(ours / file, end) == epochs_below(kafkas / file, end), file
         elif file != "replication-offset-checkpoint":
             assert after[file] == before[file], file
-    for which in ("recovery-point-offset", "log-start-offset", "cleaner-offset"):
-        assert checkpoint(ours, which) == checkpoint(kafkas, which)
+    for checkpoint_name in ("recovery-point-offset", "log-start-offset", "cleaner-offset"):
+        assert checkpoint(ours, checkpoint_name) == checkpoint(kafkas, checkpoint_name)
 
 
 @pytest.mark.parametrize(("name", "stage"), BROKEN_OFF)
@@ -446,12 +450,12 @@ def test_recovery_again_changes_nothing(
     name: str, stage: str, opened: Callable[[str, str], lastword.LogDir]
 ) -> None:
     with opened(name, stage) as logs:
-        found = read(logs, "read_uncommitted")
+        records_by_partition = read(logs, "read_uncommitted")
     directory = Path(logs.paths[0])
     before = files_below(directory)
     (directory / ".kafka_cleanshutdown").unlink()
     with lastword.open(directory, "a", clock=CLOCK) as again:
-        assert read(again, "read_uncommitted") == found
+        assert read(again, "read_uncommitted") == records_by_partition
     assert not again.recovery[0].clean
     assert files_below(directory) == before
 
@@ -460,6 +464,6 @@ def test_the_torn_tail_is_told(opened: Callable[[str, str], lastword.LogDir]) ->
     (tail,) = [line for line in loader.case("dir-torn").batches("died") if "tail" in line]
     with opened("dir-torn", "died") as logs:
         read(logs, "read_committed")
-    (cut,) = [one for one in logs.recovery[0].repaired if one.code == "torn-tail"]
+    (cut,) = [repair for repair in logs.recovery[0].repaired if repair.code == "torn-tail"]
     assert f"{cut.topic}-{cut.partition}" == tail["partition"]
     assert cut.cut_bytes == tail["fileBytes"] - tail["validBytes"]

@@ -80,11 +80,11 @@ def partitions(name: str, stage: str) -> dict[tuple[str, int], Partition]:
         lines[line["partition"]].append(line)
     for line in loader.case(name).indexes(stage):
         indexes[line["partition"]].append(line)
-    found = {}
+    partitions = {}
     for directory in sorted(set(lines) | set(indexes)):
         topic, _, number = directory.rpartition("-")
-        found[topic, int(number)] = Partition(lines[directory], indexes[directory])
-    return found
+        partitions[topic, int(number)] = Partition(lines[directory], indexes[directory])
+    return partitions
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +125,12 @@ def test_every_record(name: str, isolation: str, unpacked: Callable[[str, str], 
                 bounds = logs.topic(topic).bounds()[number]
                 lines = [line for line in expected.shown(isolation) if line["offset"] >= bounds[0]]
                 reader = logs.topic(topic).read(partition=number, isolation=isolation)
-                found = list(reader)
-                assert [record.offset for record in found] == [line["offset"] for line in lines], (
+                records = list(reader)
+                assert [record.offset for record in records] == [line["offset"] for line in lines], (
                     stage,
                     topic,
                 )
-                for record, line in zip(found, lines, strict=True):
+                for record, line in zip(records, lines, strict=True):
                     check(record, line)
                 end = bounds[1] if isolation == "read_uncommitted" else min(bounds[1], expected.stable)
                 assert reader.position == {number: end}
@@ -180,8 +180,8 @@ def test_any_range_is_a_slice_of_all(name: str, unpacked: Callable[[str, str], P
         for plain in (True, False):
             assert list(scan.records(view, first, last, plain=plain)) == wanted
             # Without the check of the end: records that a cleaner removed are not expected here either.
-            found = newest_of_a_view(view.held(first), first, last, True, MAP_BYTES, None, plain, None, True)
-            assert {record.key: record for record in found} == newest_wanted
+            newest = newest_of_a_view(view.held(first), first, last, True, MAP_BYTES, None, plain, None, True)
+            assert {record.key: record for record in newest} == newest_wanted
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -192,8 +192,8 @@ def test_lookups_by_time(name: str, unpacked: Callable[[str, str], Path]) -> Non
             lines = [line for line in expected.lines if line["offset"] >= view.log_start]
             times = sorted({line["timestamp"] + delta for line in lines for delta in (0, 1)})
             for time in random.Random(name).sample(times, min(len(times), 12)):
-                found = next((line["offset"] for line in lines if line["timestamp"] >= time), None)
-                assert view.offset_at(time) == found or time < 0
+                offset = next((line["offset"] for line in lines if line["timestamp"] >= time), None)
+                assert view.offset_at(time) == offset or time < 0
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -211,9 +211,9 @@ def test_every_batch_and_control_record(name: str, unpacked: Callable[[str, str]
         seen = {}
         for (directory, file), lines in listed.items():
             path = unpacked(name, stage) / directory / file
-            found = [entry for entry in dump(path) if isinstance(entry, Batch)]
-            assert len(found) == len(lines)
-            for entry, line in zip(found, lines, strict=True):
+            batches = [entry for entry in dump(path) if isinstance(entry, Batch)]
+            assert len(batches) == len(lines)
+            for entry, line in zip(batches, lines, strict=True):
                 assert entry.crc_ok
                 assert (entry.position, entry.size_bytes, entry.magic, entry.codec, entry.crc) == tuple(
                     line[key] for key in ("position", "size", "magic", "codec", "crc")
@@ -250,15 +250,15 @@ def test_every_index_entry(name: str, unpacked: Callable[[str, str], Path]) -> N
         for (directory, file), lines in listed.items():
             entries = list(dump(unpacked(name, stage) / directory / file))
             assert all(isinstance(entry, IndexEntry) for entry in entries)
-            found = []
+            entry_fields = []
             for entry in entries:
                 if entry.kind == "offset":
-                    found.append((entry.offset, entry.position))
+                    entry_fields.append((entry.offset, entry.position))
                 elif entry.kind == "time":
-                    found.append((entry.timestamp, entry.offset))
+                    entry_fields.append((entry.timestamp, entry.offset))
                 else:
                     fields = entry.fields
-                    found.append(
+                    entry_fields.append(
                         (
                             fields["producer_id"],
                             fields["first_offset"],
@@ -271,19 +271,25 @@ def test_every_index_entry(name: str, unpacked: Callable[[str, str], Path]) -> N
                 names.TIME_INDEX: ("timestamp", "offset"),
                 names.TXN_INDEX: ("producerId", "firstOffset", "lastOffset", "lastStableOffset"),
             }["." + file.rpartition(".")[2]]
-            assert found == [tuple(line[key] for key in keys) for line in lines if keys[0] in line], file
+            assert entry_fields == [tuple(line[key] for key in keys) for line in lines if keys[0] in line], (
+                file
+            )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_of_it_is_sound(name: str, unpacked: Callable[[str, str], Path]) -> None:
     for stage in stages(name):
         with lastword.open(unpacked(name, stage)) as logs:
-            found = logs.verify()
-        assert found.ok or (stage == "died" and [p.code for p in found.problems] == ["incomplete-batch"]), (
+            verification = logs.verify()
+        assert verification.ok or (
+            stage == "died" and [p.code for p in verification.problems] == ["incomplete-batch"]
+        ), (
             stage,
-            found.problems,
+            verification.problems,
         )
-        assert found.records == sum(len(one.lines) for one in partitions(name, stage).values())
+        assert verification.records == sum(
+            len(partition.lines) for partition in partitions(name, stage).values()
+        )
 
 
 @pytest.mark.parametrize("name", TRANSACTIONAL)
@@ -424,14 +430,14 @@ def test_a_flipped_bit_never_shows_a_wrong_record(
         damaged[places.randrange(len(data))] ^= 1 << places.randrange(8)
         log.write_bytes(damaged)
         for plain in (True, False):
-            found = []
+            records = []
             try:
                 for record in read_all(root, name, plain):
-                    found.append((record.timestamp, record.key, record.value, record.headers))
+                    records.append((record.timestamp, record.key, record.value, record.headers))
             except DataError as error:
                 refused += 1
                 assert error.file is not None and error.position is not None
-            assert found == right[: len(found)]
+            assert records == right[: len(records)]
         log.write_bytes(data)
     assert refused > 60
 
@@ -452,11 +458,11 @@ def test_a_segment_cut_anywhere(name: str, unpacked: Callable[[str, str], Path],
         cut = places.randrange(len(data))  # between two batches, it would look like a gap of a cleaning
         log.write_bytes(data[: cut + (cut in starts)])
         for plain in (True, False):
-            found = []
+            records = []
             try:
                 for record in read_all(root, name, plain):
-                    found.append(record)
+                    records.append(record)
             except DataError as error:
                 assert error.file == str(log) or log == logs[-1]
-            assert found == right[: len(found)]
+            assert records == right[: len(records)]
         log.write_bytes(data)

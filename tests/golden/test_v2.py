@@ -92,23 +92,23 @@ TIMESTAMP_TYPES = {"CreateTime": CREATE_TIME, "LogAppendTime": LOG_APPEND_TIME}
 @both_ways
 @every_case
 def test_every_record_and_header(name: str, read: Read, unpacked: Callable[[str], Path]) -> None:
-    found = [record for path in loader.partition_files(unpacked(name)) for record in read(path)]
+    records = [record for path in loader.partition_files(unpacked(name)) for record in read(path)]
     expected = loader.case(name).expected("data")
-    assert len(found) == len(expected)
-    for record, line in zip(found, expected, strict=True):
+    assert len(records) == len(expected)
+    for record, line in zip(records, expected, strict=True):
         as_listed(record, line)
 
 
 @every_case
 def test_every_batch(name: str, unpacked: Callable[[str], Path]) -> None:
     expected = loader.case(name).batches("data")
-    found = []
+    batches = []
     for path in loader.partition_files(unpacked(name)):
         data = path.read_bytes()
         for h in headers(data, path.name):
             codec = CODECS[h.attributes & 7]
             assert crc_ok(data, h)
-            found.append(
+            batches.append(
                 {
                     "partition": f"{name}-0",
                     "file": path.name,
@@ -135,7 +135,7 @@ def test_every_batch(name: str, unpacked: Callable[[str], Path]) -> None:
                     "isControl": h.control,
                 }
             )
-    assert found == expected
+    assert batches == expected
 
 
 @every_case
@@ -177,9 +177,9 @@ def test_every_producer_of_a_snapshot(name: str, unpacked: Callable[[str], Path]
                 batches = [tuple(batch.values()) for batch in line["batches"]]
                 fields = ("producerId", "producerEpoch", "coordinatorEpoch", "lastTimestamp")
                 entries.append((*(line[f] for f in fields), line["currentTxnFirstOffset"], batches))
-    found = {}
+    producers = {}
     for path in loader.partition_files(unpacked(name), ".snapshot"):
-        found[path.name] = [
+        producers[path.name] = [
             (
                 p.producer_id,
                 p.epoch,
@@ -193,7 +193,7 @@ def test_every_producer_of_a_snapshot(name: str, unpacked: Callable[[str], Path]
             )
             for p in snapshots.decode(path.read_bytes(), path.name)
         ]
-    assert found == listed
+    assert producers == listed
 
 
 def read_damaged(path: Path, read: Read) -> tuple[list[RawRecord], DataError | None]:
