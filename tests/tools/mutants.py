@@ -93,7 +93,9 @@ def verify(root: Path) -> set[str]:
     try:
         with lastword.open(root) as logs:
             problems = logs.verify().problems
-        files = {problem.file for problem in problems} | {one.remove for one in problems if one.remove}
+        files = {problem.file for problem in problems} | {
+            problem.remove for problem in problems if problem.remove
+        }
         return files | {path for problem in problems for path in paths.findall(problem.text)}
     except LastwordError as error:
         return {str(error.file), *paths.findall(str(error))}
@@ -190,8 +192,8 @@ def _arrays(data: bytes | None) -> list[tuple[str, str]]:
     import numpy as np
 
     try:
-        with np.load(io.BytesIO(data or b""), allow_pickle=False) as found:
-            return [(name, repr(found[name])) for name in found.files]
+        with np.load(io.BytesIO(data or b""), allow_pickle=False) as arrays:
+            return [(name, repr(arrays[name])) for name in arrays.files]
     except Exception:
         return []
 
@@ -207,7 +209,7 @@ def _last_offset(mutant: Mutant) -> int:
     base = int(log.stem)
     with lastword.open(log.parent.parent) as logs:
         segments = logs.dirs.view("t", int(log.parent.name[2:])).segments
-        return next(one.next_offset for one in segments if one.base_offset == base) - 1 - base
+        return next(segment.next_offset for segment in segments if segment.base_offset == base) - 1 - base
 
 
 def _entry(parsed: names.SegmentFile) -> int:

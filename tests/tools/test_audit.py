@@ -43,8 +43,8 @@ def test_a_key_whose_tombstone_expired_is_no_fault(logs, users, clock):  # noqa:
     logs.clean("users")
     logs.clean("users")
     assert [r.key for r in users.read()] == ["ada", "bob"]
-    found = users.audit(delivered=table)
-    assert found.ok and named(found) == [("gone", b"cyd", None, 2)]
+    audit = users.audit(delivered=table)
+    assert audit.ok and named(audit) == [("gone", b"cyd", None, 2)]
     assert named(users.audit(delivered={**table, "eve": 9})) == [
         ("gone", b"cyd", None, 2),
         ("phantom", b"eve", None, 9),
@@ -105,8 +105,8 @@ def test_what_is_no_table_is_refused(users, tmp_path):
 
 
 def test_rows_are_bounded_and_counts_are_not(users):
-    found = users.audit(delivered={f"k{i}": 7 for i in range(10)}, most_rows=3)
-    assert len(found.rows) == 3 and found.counts["phantom"] == 10 and found.left_off == 9  # 2 are missing
+    audit = users.audit(delivered={f"k{i}": 7 for i in range(10)}, most_rows=3)
+    assert len(audit.rows) == 3 and audit.counts["phantom"] == 10 and audit.left_off == 9  # 2 are missing
 
 
 def test_shares_of_the_keys_find_the_same(logs, tmp_path, clock):  # noqa: F811
@@ -139,9 +139,9 @@ def test_against_the_table_in_words(tmp_path_factory, logged, delivered):
     with lastword.open(tmp_path_factory.mktemp("a") / "data", "a", log_cleaner_enable=False) as opened:
         topic = opened.create_topic("t", key_serializer="str", cleanup_policy="compact")
         topic.extend([(key, b"v" if alive else None) for key, alive in logged])
-        found = topic.audit(delivered=delivered)
-    assert {row.key: row.kind for row in found.rows} == expected
-    assert found.ok == (not expected)
+        audit = topic.audit(delivered=delivered)
+    assert {row.key: row.kind for row in audit.rows} == expected
+    assert audit.ok == (not expected)
 
 
 def test_one_partition_of_a_table_that_does_not_say_partitions(tmp_path, clock):  # noqa: F811
@@ -157,18 +157,18 @@ def test_one_partition_of_a_table_that_does_not_say_partitions(tmp_path, clock):
 
 def test_every_topic_against_another_directory(tmp_path, clock):  # noqa: F811
     with (
-        lastword.open(tmp_path / "one", "a", clock=clock) as one,
-        lastword.open(tmp_path / "two", "a", clock=clock) as two,
+        lastword.open(tmp_path / "one", "a", clock=clock) as first,
+        lastword.open(tmp_path / "two", "a", clock=clock) as second,
     ):
-        for logs in (one, two):
+        for logs in (first, second):
             for name in ("users", "cities"):
                 logs.create_topic(name, key_serializer="str", cleanup_policy="compact").append("a", b"1")
-        assert one.audit(delivered=two).ok
-        one.topic("users").append("b", b"2")
-        found = one.audit(delivered=two)
-        assert found.counts["right"] == 2 and [(row.topic, row.kind) for row in found.rows] == [
+        assert first.audit(delivered=second).ok
+        first.topic("users").append("b", b"2")
+        audit = first.audit(delivered=second)
+        assert audit.counts["right"] == 2 and [(row.topic, row.kind) for row in audit.rows] == [
             ("users", "missing")
         ]
-        two.create_topic("more")
+        second.create_topic("more")
         with pytest.raises(errors.UnknownTopicError, match=r"no topic 'more' in .*one"):
-            one.audit(delivered=two)
+            first.audit(delivered=second)

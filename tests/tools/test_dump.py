@@ -59,11 +59,21 @@ def test_what_kafka_wrote(tmp_path):
             # KRaft's metadata is no log of records, and the lock is empty.
             kraft = path.parent.name == "__cluster_metadata-0" or path.name == "bootstrap.checkpoint"
             if path.is_file() and not kraft and path.name != ".lock":
-                found = list(dump(path))
-                assert not [entry for entry in found if isinstance(entry, Problem)], path
-                kinds |= {(type(entry), getattr(entry, "kind", None)) for entry in found}
-    assert {kind for kind, _ in kinds} == {Batch, IndexEntry, CheckpointEntry, ProducerEntry, Property}
-    assert {what for kind, what in kinds if kind is IndexEntry} == {"offset", "time", "transaction"}
+                entries = list(dump(path))
+                assert not [entry for entry in entries if isinstance(entry, Problem)], path
+                kinds |= {(type(entry), getattr(entry, "kind", None)) for entry in entries}
+    assert {entry_type for entry_type, _ in kinds} == {
+        Batch,
+        IndexEntry,
+        CheckpointEntry,
+        ProducerEntry,
+        Property,
+    }
+    assert {kind for entry_type, kind in kinds if entry_type is IndexEntry} == {
+        "offset",
+        "time",
+        "transaction",
+    }
 
 
 def test_a_flipped_bit_in_every_place_of_a_batch(partition):

@@ -42,12 +42,12 @@ def by_dictionary(topic):
     rows = {}
     for number in range(topic.partitions):
         records = list(topic.read(partition=number))
-        keyed = [one for one in records if one.key is not None]
-        seen[number] = {one.key for one in keyed}
+        keyed = [record for record in records if record.key is not None]
+        seen[number] = {record.key for record in keyed}
         rows[number] = [
             len(records),
             len(records) - len(keyed),
-            sum(one.value is None for one in keyed),
+            sum(record.value is None for record in keyed),
             len(seen[number]),
             len(keyed) - len(seen[number]),
         ]
@@ -170,19 +170,19 @@ def test_looking_changes_nothing_and_tells_its_progress(logs, tmp_path):
     topic = filled(logs, 2)
     logs.sync()
     before = tree_digest(tmp_path / "data")
-    told = []
+    progress = []
     with lastword.open(tmp_path / "data") as looking:
-        looking.duplication(exact=True, progress=told.append)
+        looking.duplication(exact=True, progress=progress.append)
         looking.duplication()
     assert tree_digest(tmp_path / "data") == before
-    assert told[-1].verb == "duplication" and told[-1].done_bytes == told[-1].total_bytes
+    assert progress[-1].verb == "duplication" and progress[-1].done_bytes == progress[-1].total_bytes
     assert str(topic.duplication(exact=True, by="topic")[0]).startswith("t: 400 records, ")
 
 
 def test_sketches_made_elsewhere_give_the_same_rows(logs):
     """As tasks do: one sketch for each segment, as bytes, merged by partition."""
     topic = filled(logs, 6)
-    made = {}
+    sketches = {}
     for number in range(topic.partitions):
         parts = []
         for segment in logs.dirs.view("t", number).segments:
@@ -190,9 +190,9 @@ def test_sketches_made_elsewhere_give_the_same_rows(logs):
             for chunk in segment.chunk_reader(verify=True):
                 sketcher.add(chunk)
             parts.append(sketcher.sketch().to_bytes())
-        made[number] = Sketch.merged(Sketch.from_bytes(part) for part in parts)
+        sketches[number] = Sketch.merged(Sketch.from_bytes(part) for part in parts)
     for by in ("partition", "topic"):
-        mine, theirs = tool.of_sketches("t", made, by, whole=True), topic.duplication(by=by)
+        mine, theirs = tool.of_sketches("t", sketches, by, whole=True), topic.duplication(by=by)
         assert [figures(row) for row in mine] == [figures(row) for row in theirs]
 
 

@@ -33,7 +33,7 @@ def logs(tmp_path, clock):
         yield opened
 
 
-def made(logs, name="t", partitions=1, **config):
+def create_topic(logs, name="t", partitions=1, **config):
     config.setdefault("lastword_strategy", "kafka")
     return logs.create_topic(name, partitions, key_serializer="str", cleanup_policy="compact", **config)
 
@@ -43,44 +43,44 @@ def roll(logs, name="t"):
 
 
 def rules(explanation):
-    return [(one.offset, one.kept, one.reason) for one in explanation.versions]
+    return [(version.offset, version.kept, version.reason) for version in explanation.versions]
 
 
 @pytest.mark.parametrize("walk", [tool._plain, tool._bulk])
 def test_no_version_is_told_twice_though_batches_were_joined_behind_the_walk(logs, walk):
     """A batch may by then have records that were walked and records that were not."""
-    topic = made(logs, lastword_strategy="generational")
+    topic = create_topic(logs, lastword_strategy="generational")
     for number in range(60):
         topic.append(f"k{number}", b"v" * 40)
         if number % 20 == 19:
             roll(logs)
     view = PartitionView.load(DirectorySegments(DEFAULT, logs.dirs.log_dir("t", 0).directory("t", 0)))
-    found = walk(view, b"k5")
-    seen = [next(found)[0]]
+    versions = walk(view, b"k5")
+    seen = [next(versions)[0]]
     for number in range(6, 60, 2):
         topic.append(f"k{number}", b"w")
     roll(logs)
     (done,) = topic.clean()
     assert done.segments_after < done.segments_before
-    assert seen + [one[0] for one in found] == [5]
+    assert seen + [version[0] for version in versions] == [5]
 
 
 def test_a_superseded_value_and_a_tombstone_in_the_active_segment(logs):
-    topic = made(logs)
+    topic = create_topic(logs)
     topic.append("bob", b"1")
     topic.delete("bob")
-    found = topic.explain(key="bob")
-    assert rules(found) == [(0, False, "active-segment"), (1, True, "tombstone-horizon")]
-    assert found.versions[0].superseded_by == 1
-    assert found.versions[0].until == BEGIN_MS + 7 * 24 * HOUR
-    assert [one.tombstone for one in found.versions] == [False, True]
-    assert found.plan.action == "keep" and found.plan.due is False
-    assert str(found).splitlines()[-1] == "t-0 is not due: no closed segments"
-    assert logs.explain("t", key="bob") == found
+    explanation = topic.explain(key="bob")
+    assert rules(explanation) == [(0, False, "active-segment"), (1, True, "tombstone-horizon")]
+    assert explanation.versions[0].superseded_by == 1
+    assert explanation.versions[0].until == BEGIN_MS + 7 * 24 * HOUR
+    assert [version.tombstone for version in explanation.versions] == [False, True]
+    assert explanation.plan.action == "keep" and explanation.plan.due is False
+    assert str(explanation).splitlines()[-1] == "t-0 is not due: no closed segments"
+    assert logs.explain("t", key="bob") == explanation
 
 
 def test_a_record_whose_killer_is_not_closed_yet_waits_for_the_killer(logs):
-    topic = made(logs)
+    topic = create_topic(logs)
     topic.append("a", b"1")
     roll(logs)
     topic.append("a", b"2")
@@ -90,19 +90,19 @@ def test_a_record_whose_killer_is_not_closed_yet_waits_for_the_killer(logs):
 
 
 def test_a_young_segment_waits_for_its_lag(logs, clock):
-    topic = made(logs, min_compaction_lag_ms="2h")
+    topic = create_topic(logs, min_compaction_lag_ms="2h")
     for value in (b"1", b"2"):
         topic.append("a", value)
     roll(logs)
-    found = topic.explain(key="a")
-    assert rules(found)[0] == (0, False, "compaction-lag")
-    assert found.versions[0].until == BEGIN_MS + 2 * HOUR
+    explanation = topic.explain(key="a")
+    assert rules(explanation)[0] == (0, False, "compaction-lag")
+    assert explanation.versions[0].until == BEGIN_MS + 2 * HOUR
     clock.advance(2 * HOUR + 1)
     assert rules(topic.explain(key="a"))[0] == (0, False, "next-round")
 
 
 def test_a_tombstone_from_its_horizon_to_its_end(logs, clock):
-    topic = made(logs, delete_retention_ms="3h")
+    topic = create_topic(logs, delete_retention_ms="3h")
     topic.append("a", b"1")
     topic.delete("a")
     topic.clean()
@@ -114,36 +114,36 @@ def test_a_tombstone_from_its_horizon_to_its_end(logs, clock):
     assert (version.kept, version.reason, version.until) == (True, "lease", BEGIN_MS + 4 * HOUR)
     assert "replica is at 1" in version.text
     clock.advance(HOUR + 1)
-    found = topic.explain(key="a")
-    assert rules(found) == [(1, False, "next-round")]
-    assert [one.name for one in found.leases.lapsed] == ["replica"]
+    explanation = topic.explain(key="a")
+    assert rules(explanation) == [(1, False, "next-round")]
+    assert [lease.name for lease in explanation.leases.lapsed] == ["replica"]
     topic.append("b", b"1")
     topic.clean()
     assert topic.explain(key="a").versions == ()
 
 
 def test_a_blocked_tombstone_under_the_generational_strategy(logs):
-    topic = made(logs, lastword_strategy="generational")
+    topic = create_topic(logs, lastword_strategy="generational")
     topic.append("a", b"1")
     roll(logs)
     topic.delete("a")
     roll(logs)
-    found = topic.explain(key="a")
-    assert rules(found) == [(0, False, "next-round"), (1, True, "older-segment-not-clean")]
-    assert "1 older copy on disk" in found.versions[1].text
+    explanation = topic.explain(key="a")
+    assert rules(explanation) == [(0, False, "next-round"), (1, True, "older-segment-not-clean")]
+    assert "1 older copy on disk" in explanation.versions[1].text
 
 
 def test_without_a_policy_everything_stays(logs):
     topic = logs.create_topic("plain", key_serializer="str")
     topic.append("a", b"1")
     topic.append("a", b"2")
-    found = topic.explain(key="a")
-    assert rules(found) == [(0, True, "no-policy"), (1, True, "newest")]
-    assert "is never cleaned" in found.verdict
+    explanation = topic.explain(key="a")
+    assert rules(explanation) == [(0, True, "no-policy"), (1, True, "newest")]
+    assert "is never cleaned" in explanation.verdict
 
 
 def test_a_quarantined_partition_says_why_and_since_when(logs, tmp_path):
-    topic = made(logs)
+    topic = create_topic(logs)
     for n in range(4):
         topic.append("a", b"%d" % n)
     file = next((tmp_path / "data" / "t-0").glob("*.log"))
@@ -152,10 +152,10 @@ def test_a_quarantined_partition_says_why_and_since_when(logs, tmp_path):
     file.write_bytes(data)
     with pytest.raises(CorruptBatchError):
         topic.clean()
-    found = topic.explain()
-    assert found.quarantine is not None and found.quarantine.time_ms == BEGIN_MS
-    assert "is quarantined since 2026-11-20 10:00:00Z" in found.verdict
-    assert found.plan.reasons[0].code == "quarantined"
+    explanation = topic.explain()
+    assert explanation.quarantine is not None and explanation.quarantine.time_ms == BEGIN_MS
+    assert "is quarantined since 2026-11-20 10:00:00Z" in explanation.verdict
+    assert explanation.plan.reasons[0].code == "quarantined"
 
 
 def test_aborted_and_undecided_transactions(tmp_path):
@@ -167,13 +167,13 @@ def test_aborted_and_undecided_transactions(tmp_path):
     producer.put(("a", "open"))
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
     plan = _plan(view, log.config)
-    found = tool.explain(view, log.config, plan, key=b"a", now_ms=plan.now_ms)
-    assert rules(found) == [
+    explanation = tool.explain(view, log.config, plan, key=b"a", now_ms=plan.now_ms)
+    assert rules(explanation) == [
         (0, True, "newest"),
         (3, False, "next-round"),
         (5, True, "undecided-transaction"),
     ]
-    assert found.versions[1].text.startswith("aborted-transaction")
+    assert explanation.versions[1].text.startswith("aborted-transaction")
     log.log.close()
 
 
@@ -185,7 +185,7 @@ def _plan(view, config):
 
 
 def test_a_key_that_lies_in_another_partition_than_its_own_is_found(logs):
-    topic = made(logs, partitions=3)
+    topic = create_topic(logs, partitions=3)
     home = topic.append("a", b"1").partition
     assert topic.explain(key="a").partition == home
     topic.append("b", b"1", partition=2)
@@ -197,7 +197,7 @@ def test_a_key_that_lies_in_another_partition_than_its_own_is_found(logs):
 
 
 def test_looking_changes_nothing_and_takes_no_lock(logs, tmp_path):
-    topic = made(logs)
+    topic = create_topic(logs)
     topic.append("a", b"1")
     topic.append("a", b"2")
     roll(logs)
@@ -213,7 +213,7 @@ def test_looking_at_damage_quarantines_nothing(logs, tmp_path):
     Rounds set a damaged partition aside, durably.
     """
     for name in ("sound", "torn"):
-        topic = made(logs, name, lastword_strategy="generational")
+        topic = create_topic(logs, name, lastword_strategy="generational")
         topic.extend([("a", b"1"), ("a", b"2")])
         roll(logs, name)
     log = tmp_path / "data" / "torn-0" / f"{0:020}.log"
@@ -221,19 +221,19 @@ def test_looking_at_damage_quarantines_nothing(logs, tmp_path):
     before = tree_digest(tmp_path)
     with lastword.open(tmp_path / "data") as looked:
         assert looked.explain("sound").plan.due and not looked.explain("sound").quarantine
-        with pytest.raises(CorruptBatchError) as told:
+        with pytest.raises(CorruptBatchError) as caught:
             looked.explain("torn")
-        assert "quarantine" not in told.value.message
-        with pytest.raises(CorruptBatchError) as told:
+        assert "quarantine" not in caught.value.message
+        with pytest.raises(CorruptBatchError) as caught:
             looked.plan(due=True)
-        assert [plan.topic for plan in told.value.results] == ["sound"]
+        assert [plan.topic for plan in caught.value.results] == ["sound"]
     assert tree_digest(tmp_path) == before
 
 
 def test_the_space_target_is_judged_over_the_whole_drive(logs):
     """As in the scheduler, the garbage of the other topics counts too."""
     for name in ("one", "two"):
-        topic = made(logs, name, lastword_strategy="generational")
+        topic = create_topic(logs, name, lastword_strategy="generational")
         topic.extend([("a", bytes(500))] * 8)
         roll(logs, name)
     plans = {plan.topic: plan for plan in logs.plan(due=True)}
@@ -243,16 +243,16 @@ def test_the_space_target_is_judged_over_the_whole_drive(logs):
 
 
 def test_both_ways_of_reading_find_the_same(logs, monkeypatch):
-    topic = made(logs)
+    topic = create_topic(logs)
     for n in range(300):
         topic.append(f"k{n % 7}", b"x" * (n % 50) if n % 11 else None)
-    found = [topic.explain(key="k3")]
-    monkeypatch.setattr(scan, "is_short", lambda *_: len(found) > 1)
-    found.append(topic.explain(key="k3"))
+    explanations = [topic.explain(key="k3")]
+    monkeypatch.setattr(scan, "is_short", lambda *_: len(explanations) > 1)
+    explanations.append(topic.explain(key="k3"))
     monkeypatch.setattr(scan, "is_short", lambda *_: True)
-    found.append(topic.explain(key="k3"))
-    assert len(found[0].versions) > 20
-    assert found[0] == found[1] == found[2]
+    explanations.append(topic.explain(key="k3"))
+    assert len(explanations[0].versions) > 20
+    assert explanations[0] == explanations[1] == explanations[2]
 
 
 STEPS = st.lists(
@@ -273,15 +273,15 @@ def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
     clock = ManualClock(BEGIN_MS)
     path = tmp_path_factory.mktemp("explain") / "data"
     with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:
-        topic = made(logs, delete_retention_ms="1h", min_cleanable_dirty_ratio=0.0)
-        for what, key in history:
-            if what == "put":
+        topic = create_topic(logs, delete_retention_ms="1h", min_cleanable_dirty_ratio=0.0)
+        for operation, key in history:
+            if operation == "put":
                 topic.append(key, b"v")
-            elif what == "delete":
+            elif operation == "delete":
                 topic.delete(key)
-            elif what == "roll":
+            elif operation == "roll":
                 roll(logs)
-            elif what == "clean":
+            elif operation == "clean":
                 topic.clean()
             else:
                 clock.advance(2 * HOUR)
@@ -298,7 +298,7 @@ def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
 
 def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
     """The accounts' clock starts when the last older record of the key has gone."""
-    topic = made(logs, lastword_strategy="generational", delete_retention_ms="3h")
+    topic = create_topic(logs, lastword_strategy="generational", delete_retention_ms="3h")
     topic.append("a", b"1")
     topic.delete("a")
     topic.append("b", b"1")
@@ -320,15 +320,15 @@ def test_what_goes_was_free_to_go_by_its_own_word(tmp_path_factory, history):
     clock = ManualClock(BEGIN_MS)
     path = tmp_path_factory.mktemp("explain") / "data"
     with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:
-        topic = made(logs, lastword_strategy="generational", delete_retention_ms="1h")
-        for what, key in history:
-            if what == "put":
+        topic = create_topic(logs, lastword_strategy="generational", delete_retention_ms="1h")
+        for operation, key in history:
+            if operation == "put":
                 topic.append(key, b"v")
-            elif what == "delete":
+            elif operation == "delete":
                 topic.delete(key)
-            elif what == "roll":
+            elif operation == "roll":
                 roll(logs)
-            elif what == "clean":
+            elif operation == "clean":
                 topic.clean()
             else:
                 clock.advance(2 * HOUR)

@@ -34,18 +34,20 @@ def record(offset: int, key: bytes | None, value: bytes | None = b"v") -> RawRec
 
 def segment(*records: RawRecord, mtime_ms: int = T) -> ModelSegment:
     """Return a segment with each record as its own batch."""
-    return ModelSegment(records[0].offset, tuple(ModelBatch((one,), one.offset) for one in records), mtime_ms)
+    return ModelSegment(
+        records[0].offset, tuple(ModelBatch((record,), record.offset) for record in records), mtime_ms
+    )
 
 
 def offsets(segments: tuple[ModelSegment, ...]) -> list[int]:
-    return [one.offset for part in segments for one in part.records]
+    return [record.offset for part in segments for record in part.records]
 
 
 def model_of(name: str, stage: str, target: Path) -> tuple[tuple[ModelSegment, ...], int, int | None]:
     """Return the partition of a golden case, the end of a round over closed segments, and its checkpoint."""
     root = loader.case(name).unpack(target, stage) / stage
     view = PartitionView.load(DirectorySegments(DEFAULT, str(root / f"{name}-0")))
-    bases = [one.base_offset for one in view.segments]
+    bases = [segment.base_offset for segment in view.segments]
     limit = max(base for base in bases if base <= view.stable_offset)
     return read_model(view), limit, test_compact.first_dirty(root, name)
 
@@ -86,12 +88,12 @@ def test_the_model_loses_the_value_that_kafka_lost(number: int, tmp_path: Path) 
     )
     gone = lost(segments, after)
     expected = {1: [0], 2: [], 3: [2]}[number]
-    assert [one.offset for one in gone] == expected
+    assert [record.offset for record in gone] == expected
     assert not set(expected) & kept_by_kafka("md5-collision", number)
-    for one in gone:
-        assert one.key is not None
-        digest = hashlib.md5(one.key).digest()
-        twins = {r.key for part in segments for r in part.records if r.key is not None} - {one.key}
+    for record in gone:
+        assert record.key is not None
+        digest = hashlib.md5(record.key).digest()
+        twins = {r.key for part in segments for r in part.records if r.key is not None} - {record.key}
         assert [hashlib.md5(key).digest() for key in twins].count(digest) == 1
 
 
@@ -144,7 +146,7 @@ def test_the_clock_of_a_tombstone_behind_the_map_starts_too() -> None:
 def test_segments_at_or_above_the_limit_are_left_alone() -> None:
     log = (segment(record(0, b"a")), segment(record(1, b"a")), segment(record(2, b"a")))
     after, rounds = KafkaCleaner(1 << 10).clean(log, 2, now_ms=T, delete_retention_ms=0)
-    assert offsets(after) == [1, 2] and [one.next_dirty for one in rounds] == [2]
+    assert offsets(after) == [1, 2] and [model_round.next_dirty for model_round in rounds] == [2]
 
 
 def test_an_empty_dirty_range_is_no_round() -> None:

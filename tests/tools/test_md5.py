@@ -45,12 +45,12 @@ def test_both_keys_are_found_among_many_in_any_memory(tmp_path: Path, memory_byt
             log.put(KEYS[0], b"%d" % number)
         if number == 11:
             log.delete(KEYS[1])
-    found = md5.md5_collisions(view_of(log), memory_bytes=memory_bytes)
-    (one,) = found.collisions
-    assert (one.md5, one.topic, one.partition) == (DIGEST, "users", 0)
-    assert one.keys == (KEYS[1], KEYS[0]) and one.offsets == (1202, 2103)
-    assert found.keys == 1552
-    assert (found.passes > 3) == (memory_bytes < 50_000)
+    md5_check = md5.md5_collisions(view_of(log), memory_bytes=memory_bytes)
+    (collision,) = md5_check.collisions
+    assert (collision.md5, collision.topic, collision.partition) == (DIGEST, "users", 0)
+    assert collision.keys == (KEYS[1], KEYS[0]) and collision.offsets == (1202, 2103)
+    assert md5_check.keys == 1552
+    assert (md5_check.passes > 3) == (memory_bytes < 50_000)
     log.close()
 
 
@@ -58,8 +58,8 @@ def test_the_same_key_again_and_again_is_no_collision(tmp_path: Path) -> None:
     log = LogBuilder(tmp_path)
     for number in range(5):
         log.put(KEYS[0], b"%d" % number).put(None, b"no key").roll()
-    found = md5.md5_collisions(view_of(log))
-    assert (found.collisions, found.keys, found.passes) == ((), 1, 2)
+    md5_check = md5.md5_collisions(view_of(log))
+    assert (md5_check.collisions, md5_check.keys, md5_check.passes) == ((), 1, 2)
     log.close()
 
 
@@ -74,8 +74,8 @@ def test_a_prefix_shared_by_chance_is_no_collision(tmp_path: Path, monkeypatch: 
     """Digests that agree in their first 8 bytes only."""
     log = LogBuilder(tmp_path).put("a", 1).put("b", 2).put("c", 3)
     monkeypatch.setattr(md5, "_digest", lambda key: b"12345678" + hashlib.md5(key).digest()[:8])
-    found = md5.md5_collisions(view_of(log))
-    assert found.collisions == () and found.passes == 3
+    md5_check = md5.md5_collisions(view_of(log))
+    assert md5_check.collisions == () and md5_check.passes == 3
     log.close()
 
 
@@ -86,7 +86,9 @@ def test_a_key_of_an_open_transaction_met_outside_it_is_one_key(tmp_path: Path) 
     Producer(log, 8).put((KEYS[1], 1)).abort()
     assert md5.md5_collisions(view_of(log)).collisions == ()
     log.put(KEYS[1], 2)
-    assert [one.keys for one in md5.md5_collisions(view_of(log)).collisions] == [(KEYS[0], KEYS[1])]
+    assert [collision.keys for collision in md5.md5_collisions(view_of(log)).collisions] == [
+        (KEYS[0], KEYS[1])
+    ]
     log.close()
 
 
@@ -94,8 +96,8 @@ def test_the_golden_case_and_a_log_of_kafka_without(tmp_path: Path) -> None:
     for name, count in (("md5-collision", 1), ("compact-none-dr0", 0)):
         stage = "round1-before"
         directory = loader.case(name).unpack(tmp_path, stage) / stage / f"{name}-0"
-        found = md5.md5_collisions(PartitionView.load(DirectorySegments(DEFAULT, str(directory))))
-        assert len(found.collisions) == count
+        md5_check = md5.md5_collisions(PartitionView.load(DirectorySegments(DEFAULT, str(directory))))
+        assert len(md5_check.collisions) == count
 
 
 def test_verify_tells_and_damage_does_not_stop_it(tmp_path: Path) -> None:
@@ -106,21 +108,21 @@ def test_verify_tells_and_damage_does_not_stop_it(tmp_path: Path) -> None:
             for key in KEYS:
                 topic.append(key, b"v")
         assert logs.verify().collisions == ()
-        found = logs.verify(md5=True, progress=heard.append)
+        verification = logs.verify(md5=True, progress=heard.append)
         assert (
-            not found.ok
-            and not found.problems
-            and found.keys == 4
-            and [one.topic for one in found.collisions] == ["t", "u"]
+            not verification.ok
+            and not verification.problems
+            and verification.keys == 4
+            and [collision.topic for collision in verification.collisions] == ["t", "u"]
         )
-        assert found.to_dict()["collisions"][0]["md5"] == DIGEST
+        assert verification.to_dict()["collisions"][0]["md5"] == DIGEST
         assert logs.topic("u").verify(md5=True).keys == 2
-    assert {one.verb for one in heard} >= {"verify", "compare keys"}
+    assert {progress.verb for progress in heard} >= {"verify", "compare keys"}
     path = tmp_path / "d" / "t-0" / f"{0:020d}.log"
     data = bytearray(path.read_bytes())
     data[100] ^= 255
     path.write_bytes(data)
     with lastword.open(tmp_path / "d") as logs:
-        found = logs.verify(md5=True)
-        assert not found.ok and [one.topic for one in found.collisions] == ["u"]
-        assert any("keys were not compared" in problem.text for problem in found.problems)
+        verification = logs.verify(md5=True)
+        assert not verification.ok and [collision.topic for collision in verification.collisions] == ["u"]
+        assert any("keys were not compared" in problem.text for problem in verification.problems)

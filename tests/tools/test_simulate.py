@@ -60,17 +60,17 @@ def rows(keys, sizes=None, tombstones=(), times=None):
 
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_links_like_a_dict(keys):
-    found = rows(keys)
+    trace = rows(keys)
     newest, previous, superseding = {}, [], [NEVER] * len(keys)
     for row, key in enumerate(keys):
         previous.append(newest.get(key, -1))
         if key in newest:
             superseding[newest[key]] = row
         newest[key] = row
-    assert found.previous.tolist() == previous
-    assert found.superseding.tolist() == superseding
-    numbers = dict(zip(keys, found.key.tolist(), strict=True))
-    assert [numbers[key] for key in keys] == found.key.tolist()
+    assert trace.previous.tolist() == previous
+    assert trace.superseding.tolist() == superseding
+    numbers = dict(zip(keys, trace.key.tolist(), strict=True))
+    assert [numbers[key] for key in keys] == trace.key.tolist()
     assert sorted(numbers.values()) == list(range(len(numbers)))
 
 
@@ -78,7 +78,7 @@ def test_links_like_a_dict(keys):
     st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(1, 9)), max_size=40), st.integers(0, 20)
 )
 def test_live_bytes_like_a_dict(records, retention_ms):
-    found = rows(
+    live_bytes = rows(
         [key for key, _, _ in records],
         [size for _, _, size in records],
         [row for row, (_, tombstone, _) in enumerate(records) if tombstone],
@@ -90,7 +90,7 @@ def test_live_bytes_like_a_dict(records, retention_ms):
             for row, tomb, size in newest.values()
             if not tomb or count - 1 < row + retention_ms or (count == row + 1 and retention_ms > 0)
         )
-        assert found[count] == live
+        assert live_bytes[count] == live
 
 
 def log(tmp_path, records, **config):
@@ -106,14 +106,14 @@ def test_a_real_log_is_read_off(tmp_path):
     with log(tmp_path, records, segment_bytes=1000) as logs:
         segments = logs.dirs.view("t", 0).segments
         assert len(segments) > 3
-        found = trace_log(segments, salt=b"s", loaded_below=20)
+        trace = trace_log(segments, salt=b"s", loaded_below=20)
         again = trace_log(segments, salt=b"another")
         size = sum(segment.size for segment in segments)
-    assert found.previous.tolist() == rows([n % 7 for n in range(60)]).previous.tolist()
-    assert found.tombstone.tolist() == [n % 5 == 0 for n in range(60)]
-    assert abs(int(found.size_bytes.sum()) - size) <= 60 and (found.loaded, found.share) == (20, 1.0)
-    assert set(found.time_ms.tolist()) == {1000}
-    assert again.previous.tolist() == found.previous.tolist()
+    assert trace.previous.tolist() == rows([n % 7 for n in range(60)]).previous.tolist()
+    assert trace.tombstone.tolist() == [n % 5 == 0 for n in range(60)]
+    assert abs(int(trace.size_bytes.sum()) - size) <= 60 and (trace.loaded, trace.share) == (20, 1.0)
+    assert set(trace.time_ms.tolist()) == {1000}
+    assert again.previous.tolist() == trace.previous.tolist()
 
 
 def test_a_large_log_is_sampled_by_whole_keys(tmp_path):
@@ -121,30 +121,32 @@ def test_a_large_log_is_sampled_by_whole_keys(tmp_path):
         topic = logs.create_topic("t", cleanup_policy="compact")
         topic.extend((b"k%d" % (n % 4000), b"v" * 50) for n in range(20_000))
         segments = logs.dirs.view("t", 0).segments
-        found = trace_log(segments, salt=b"s", most_rows=6000)
+        trace = trace_log(segments, salt=b"s", most_rows=6000)
         size = sum(segment.size for segment in segments)
-    assert found.share == 0.25 and 3000 < len(found) < 8000
-    assert found.size_bytes.sum() == pytest.approx(size, rel=0.05)
-    records = np.sort(np.bincount(found.key))[:-1]  # an extra key may stand for the missing records
+    assert trace.share == 0.25 and 3000 < len(trace) < 8000
+    assert trace.size_bytes.sum() == pytest.approx(size, rel=0.05)
+    records = np.sort(np.bincount(trace.key))[:-1]  # an extra key may stand for the missing records
     assert set(records.tolist()) == {5}  # each key with all its records
 
 
 @pytest.mark.parametrize("hot", [False, True])
 def test_a_sample_with_or_without_a_hot_key_costs_the_same(hot):
-    made = traffic("zipf", 4000, 20_000, seed=5)
+    generated = traffic("zipf", 4000, 20_000, seed=5)
     config = settings_of(10_000)
-    exact = simulate([TracedPartition("t", 0, made.trace(), config)], strategy="generational").drive
+    exact = simulate([TracedPartition("t", 0, generated.trace(), config)], strategy="generational").drive
     hashes = np.random.default_rng(2).integers(0, 2**64 - 1, 4000, np.uint64)
-    hottest = np.bincount(made.keys).argmax()
+    hottest = np.bincount(generated.keys).argmax()
     hashes[hottest] = 0 if hot else 2**64 - 2
     kept = _Sampler(15_000)
-    offsets = np.arange(made.keys.size)
+    offsets = np.arange(generated.keys.size)
     for part in np.array_split(offsets, 20):
-        kept.take(hashes[made.keys[part]], part, part, np.full(part.size, 100.0), made.tombstone[part])
-    found = kept.trace(4000)
-    assert found.share == 0.5
-    assert found.size_bytes.sum() == pytest.approx(2_400_000, rel=0.01)
-    sampled = simulate([TracedPartition("t", 0, found, config)], strategy="generational").drive
+        kept.take(
+            hashes[generated.keys[part]], part, part, np.full(part.size, 100.0), generated.tombstone[part]
+        )
+    trace = kept.trace(4000)
+    assert trace.share == 0.5
+    assert trace.size_bytes.sum() == pytest.approx(2_400_000, rel=0.01)
+    sampled = simulate([TracedPartition("t", 0, trace, config)], strategy="generational").drive
     assert sampled.write_amplification == pytest.approx(exact.write_amplification, rel=0.1)
 
 
@@ -159,9 +161,9 @@ def test_aborted_and_keyless_records_have_no_say(tmp_path):
     log.log.append_batch(keyless.build())
     log.log.sync()
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
-    found = trace_log(view.segments, salt=b"s", outcomes=Outcomes(view, view.log_end))
-    assert found.previous.tolist() == [-1, -1, 1]
-    assert found.key.tolist()[1] == found.key.tolist()[2] != found.key.tolist()[0]
+    trace = trace_log(view.segments, salt=b"s", outcomes=Outcomes(view, view.log_end))
+    assert trace.previous.tolist() == [-1, -1, 1]
+    assert trace.key.tolist()[1] == trace.key.tolist()[2] != trace.key.tolist()[0]
 
 
 def test_a_log_without_records():
@@ -175,9 +177,9 @@ def test_a_log_without_records():
 
 
 def test_segments_close_by_size_and_by_time():
-    found = rows(range(10), times=[0, 1, 2, 3, 50, 51, 52, 53, 54, 55])
-    assert closings(found, 300, 1000) == [3, 6, 9]
-    assert closings(found, 10_000, 20) == [4]
+    trace = rows(range(10), times=[0, 1, 2, 3, 50, 51, 52, 53, 54, 55])
+    assert closings(trace, 300, 1000) == [3, 6, 9]
+    assert closings(trace, 10_000, 20) == [4]
     assert closings(rows([]), 300, 20) == []
 
 
@@ -286,9 +288,9 @@ def test_max_compaction_lag_is_kept():
 def test_what_is_loaded_costs_nothing():
     trace = traffic("uniform", 1000, 2000, seed=1).trace()
     assert trace.loaded == 1000
-    found = simulate([TracedPartition("t", 0, trace, settings_of(2000))]).drive
-    assert (found.records, found.appended_bytes) == (2000, 200_000)
-    assert found.curve[0].appended_bytes >= 100_000 and found.curve[-1].appended_bytes == 300_000
+    simulation = simulate([TracedPartition("t", 0, trace, settings_of(2000))]).drive
+    assert (simulation.records, simulation.appended_bytes) == (2000, 200_000)
+    assert simulation.curve[0].appended_bytes >= 100_000 and simulation.curve[-1].appended_bytes == 300_000
 
 
 def test_the_same_twice():
@@ -303,11 +305,13 @@ def test_every_byte_is_accounted_for():
     for strategy in ("generational", "kafka", "broker"):
         trace = traffic("deletes", 1000, 2500, seed=3).trace()
         trace = replace(trace, loaded=0)
-        found = simulate([TracedPartition("t", 0, trace, settings_of(1000))], strategy=strategy).drive
-        last = found.curve[-1]
-        scanned = found.read_bytes - (found.appended_bytes - last.size_bytes) - found.written_bytes
+        simulation = simulate([TracedPartition("t", 0, trace, settings_of(1000))], strategy=strategy).drive
+        last = simulation.curve[-1]
+        scanned = (
+            simulation.read_bytes - (simulation.appended_bytes - last.size_bytes) - simulation.written_bytes
+        )
         assert scanned > 0 and last.size_bytes >= last.live_bytes
-        assert found.space_amplification_end == last.size_bytes / last.live_bytes
+        assert simulation.space_amplification_end == last.size_bytes / last.live_bytes
 
 
 def test_a_drive_shares_its_target():
@@ -336,23 +340,25 @@ def test_the_verb_shows_todays_settings_beside_others(tmp_path):
     before = tree_digest(tmp_path / "data")
     with lastword.open(tmp_path / "data") as logs:
         today = logs.simulate("users", 0)
-        assert [(one.topic, one.partition, one.settings) for one in today] == [("users", 0, {})]
+        assert [(simulation.topic, simulation.partition, simulation.settings) for simulation in today] == [
+            ("users", 0, {})
+        ]
         assert logs.topic("users").simulate(0) == today
-        found = logs.simulate("users", lastword_space_target=4.0, min_cleanable_dirty_ratio=0.9)
-        assert [(one.partition, bool(one.settings)) for one in found] == [
+        simulations = logs.simulate("users", lastword_space_target=4.0, min_cleanable_dirty_ratio=0.9)
+        assert [(simulation.partition, bool(simulation.settings)) for simulation in simulations] == [
             *((0, False), (0, True), (1, False), (1, True)),
             *((-1, False), (-1, True)),
         ]
         tried = {"lastword_space_target": 4.0, "min_cleanable_dirty_ratio": 0.9}
-        assert found[1].settings == found[5].settings == tried
-        assert found[4].written_bytes == found[0].written_bytes + found[2].written_bytes
-        assert found[5].written_bytes < found[4].written_bytes > 0
-        assert found[5].space_amplification > found[4].space_amplification
-        assert {one.strategy for one in logs.simulate("users", 1, strategy="broker")} == {
+        assert simulations[1].settings == simulations[5].settings == tried
+        assert simulations[4].written_bytes == simulations[0].written_bytes + simulations[2].written_bytes
+        assert simulations[5].written_bytes < simulations[4].written_bytes > 0
+        assert simulations[5].space_amplification > simulations[4].space_amplification
+        assert {simulation.strategy for simulation in logs.simulate("users", 1, strategy="broker")} == {
             "broker",
             logs.topic("users").config.lastword_strategy,
         }
-        assert [one.topic for one in logs.simulate()] == ["other", "users", "users", ""]
+        assert [simulation.topic for simulation in logs.simulate()] == ["other", "users", "users", ""]
         with pytest.raises(UsageError, match="unknown strategy 'levelled'"):
             logs.simulate("users", strategy="levelled")
         with pytest.raises(UnknownSettingError, match="nearest: segment_bytes"):
@@ -386,37 +392,37 @@ def test_what_was_cleaned_before_is_only_loaded(tmp_path):
     [("uniform", 0, 0.72), ("zipf", 0.8, 0.81), ("zipf", 0.99, 0.60), ("hot-cold", 0, 0.34)],
 )
 def test_written_bytes_at_the_default_target(kind, skew, written):
-    found = cost(kind, skew=skew)
-    assert found.write_amplification == pytest.approx(written, rel=0.1)
-    assert found.space_amplification == pytest.approx(1.49, abs=0.02)
-    assert found.space_amplification_peak <= 1.53
+    simulation = cost(kind, skew=skew)
+    assert simulation.write_amplification == pytest.approx(written, rel=0.1)
+    assert simulation.space_amplification == pytest.approx(1.49, abs=0.02)
+    assert simulation.space_amplification_peak <= 1.53
 
 
 @pytest.mark.slow
 def test_uniform_updates_cost_what_theory_says():
     """1/S = (1-u)/(-ln u), w = u/(1-u): at uniform updates, keeping the order costs nothing."""
     for target, written in ((1.25, 1.69), (2.0, 0.255)):
-        found = cost("uniform", updates=8, space_target=target, min_cleanable_dirty_ratio=0.9)
-        assert found.write_amplification == pytest.approx(written, rel=0.1)
+        simulation = cost("uniform", updates=8, space_target=target, min_cleanable_dirty_ratio=0.9)
+        assert simulation.write_amplification == pytest.approx(written, rel=0.1)
 
 
 @pytest.mark.slow
 def test_at_the_peak_of_kafkas_rule_much_less_is_written():
     """At a target of Kafka's peak space, 2.02."""
     for kind, written in (("zipf", 0.31), ("hot-cold", 0.16)):
-        found = cost(kind, space_target=2.0, min_cleanable_dirty_ratio=0.9)
-        assert 0.75 * written < found.write_amplification < 1.1 * written
-        assert found.space_amplification_peak <= 2.05
+        simulation = cost(kind, space_target=2.0, min_cleanable_dirty_ratio=0.9)
+        assert 0.75 * written < simulation.write_amplification < 1.1 * written
+        assert simulation.space_amplification_peak <= 2.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "hot-cold"])
 def test_kafkas_rule_writes_the_log_once_more(kind):
-    found = cost(kind, "broker")
-    assert found.write_amplification == pytest.approx(0.95, rel=0.1)
-    assert found.space_amplification == pytest.approx(1.51, abs=0.05)
-    assert found.space_amplification_peak == pytest.approx(2.02, abs=0.03)
-    assert cost(kind).write_amplification < 0.75 * found.write_amplification
+    simulation = cost(kind, "broker")
+    assert simulation.write_amplification == pytest.approx(0.95, rel=0.1)
+    assert simulation.space_amplification == pytest.approx(1.51, abs=0.05)
+    assert simulation.space_amplification_peak == pytest.approx(2.02, abs=0.03)
+    assert cost(kind).write_amplification < 0.75 * simulation.write_amplification
 
 
 @pytest.mark.slow
@@ -435,11 +441,11 @@ def test_no_round_has_its_reason():
 
     def idle(strategy, **changes):
         config = TopicConfig(cleanup_policy=frozenset({"compact"}), **changes)
-        found = simulate([TracedPartition("t", 0, trace, config)], strategy=strategy)
-        assert found.drive.idle == found.partitions[0].idle and bool(found.drive.rounds) != bool(
-            found.drive.idle
+        simulated = simulate([TracedPartition("t", 0, trace, config)], strategy=strategy)
+        assert simulated.drive.idle == simulated.partitions[0].idle and bool(simulated.drive.rounds) != bool(
+            simulated.drive.idle
         )
-        return found.drive.idle
+        return simulated.drive.idle
 
     for strategy in ("generational", "kafka", "broker"):
         assert idle(strategy) == (
@@ -457,8 +463,8 @@ def test_no_round_has_its_reason():
 def test_the_picture_is_well_formed():
     from xml.etree import ElementTree
 
-    found = [cost("zipf", strategy, keys=1000, updates=2) for strategy in ("generational", "kafka")]
-    text = picture(found, ["today <now>", "a & b"])
+    simulations = [cost("zipf", strategy, keys=1000, updates=2) for strategy in ("generational", "kafka")]
+    text = picture(simulations, ["today <now>", "a & b"])
     root = ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     shown = "".join(root.itertext())

@@ -50,15 +50,15 @@ def test_sorting_out_in_arrays_changes_nothing():
 
 
 def test_few_keys_are_counted():
-    found = sketch_of([b"a", b"b", b"a", None], value=None)
-    assert (found.records, found.keyless, found.tombstones, found.keyed) == (4, 1, 3, 3)
-    assert found.keys.estimate == duplication.Estimate(2.0, 0.0)
+    sketch = sketch_of([b"a", b"b", b"a", None], value=None)
+    assert (sketch.records, sketch.keyless, sketch.tombstones, sketch.keyed) == (4, 1, 3, 3)
+    assert sketch.keys.estimate == duplication.Estimate(2.0, 0.0)
 
 
 def test_merging_is_adding_in_any_order_and_through_bytes():
     parts = [sketch_of(named(n * 3000, n * 3000 + 6000)) for n in range(4)]
     whole = Sketch.merged(parts)
-    again = Sketch.merged(Sketch.from_bytes(one.to_bytes()) for one in reversed(parts))
+    again = Sketch.merged(Sketch.from_bytes(sketch.to_bytes()) for sketch in reversed(parts))
     nested = Sketch.merged([Sketch.merged(parts[:2]), Sketch.merged(parts[2:])])
     assert whole.to_bytes() == again.to_bytes() == nested.to_bytes()
     assert whole.records == 24_000
@@ -66,12 +66,12 @@ def test_merging_is_adding_in_any_order_and_through_bytes():
 
 
 def test_common_and_missing_keys():
-    one, two = sketch_of(named(0, 5000)).keys, sketch_of(named(4000, 9000)).keys
-    assert one.common(two).estimate.rounded == 1000
-    assert one.without(two).estimate.rounded == 4000
-    assert KeySet.union([one, two]).estimate.rounded == 9000
+    first, second = sketch_of(named(0, 5000)).keys, sketch_of(named(4000, 9000)).keys
+    assert first.common(second).estimate.rounded == 1000
+    assert first.without(second).estimate.rounded == 4000
+    assert KeySet.union([first, second]).estimate.rounded == 9000
     assert KeySet().estimate.rounded == 0
-    assert one.common(KeySet()).estimate.rounded == 0
+    assert first.common(KeySet()).estimate.rounded == 0
 
 
 def test_bytes_that_are_no_sketch_are_refused():
@@ -98,9 +98,9 @@ def test_a_million_keys_within_the_error_in_fixed_memory():
         sketcher = Sketcher()
         for _ in range(20):
             sketcher._take(rng.integers(0, 2**64, 50_000, np.uint64))
-        found = sketcher.sketch()
-        estimate = found.keys.estimate
+        sketch = sketcher.sketch()
+        estimate = sketch.keys.estimate
         assert 0.005 < estimate.deviation / estimate.keys < 0.011
         worst = max(worst, abs(estimate.keys - 1_000_000) / estimate.deviation)
-        assert len(found.to_bytes()) < 8 * 2 * 2**duplication.LG_K
+        assert len(sketch.to_bytes()) < 8 * 2 * 2**duplication.LG_K
     assert worst < 4

@@ -29,10 +29,10 @@ def data(tmp_path):
 def problems(data, **options):
     before = tree_digest(data)
     with lastword.open(data) as logs:
-        found = logs.verify(**options)
+        verification = logs.verify(**options)
     assert tree_digest(data) == before
-    assert found.ok == (not found.problems)
-    return [(Path(p.file).name, p.code, p.repairable) for p in found.problems]
+    assert verification.ok == (not verification.problems)
+    return [(Path(p.file).name, p.code, p.repairable) for p in verification.problems]
 
 
 def change(path, position, data):
@@ -48,9 +48,9 @@ def files(data, extension):
 def test_sound(data):
     assert problems(data) == []
     with lastword.open(data) as logs:
-        found = logs.verify()
-        assert (found.batches, found.records) == (60, 60)
-        assert found.read_bytes == sum(path.stat().st_size for path in files(data, ".log"))
+        verification = logs.verify()
+        assert (verification.batches, verification.records) == (60, 60)
+        assert verification.read_bytes == sum(path.stat().st_size for path in files(data, ".log"))
         assert logs.topic("t").verify(quick=True).records == 60
     with lastword.open(data, "a") as logs:
         logs.clean()
@@ -77,8 +77,10 @@ def test_a_torn_tail_is_repaired_by_opening(data):
     (data / "t-0" / names.PRIVATE / names.SYNCED).unlink()
     path = files(data, ".log")[-1]
     path.write_bytes(path.read_bytes()[:-10])
-    found = problems(data)
-    assert (path.name, "incomplete-batch", True) in found and all(repairable for *_, repairable in found)
+    problem_rows = problems(data)
+    assert (path.name, "incomplete-batch", True) in problem_rows and all(
+        repairable for *_, repairable in problem_rows
+    )
     with lastword.open(data, "a") as logs:
         logs.topic("t").append(b"k", b"v")
     assert problems(data) == []
@@ -152,9 +154,9 @@ def test_a_damaged_snapshot(data):
 def repair(root):
     """Follow the remedies of the problems: remove the files that they name, then open the log to append."""
     with lastword.open(root) as logs:
-        found = logs.verify().problems
-    assert found and all(one.repairable for one in found)
-    for path in {one.remove for one in found} - {None}:
+        problems = logs.verify().problems
+    assert problems and all(problem.repairable for problem in problems)
+    for path in {problem.remove for problem in problems} - {None}:
         Path(path).unlink()
     with lastword.open(root, "a", **SETTINGS) as logs:
         for topic in logs.topics():
@@ -222,11 +224,11 @@ def test_what_kafka_wrote_is_sound(tmp_path, name):
     for directory in sorted({path.parent for path in root.rglob("*.log")}):
         parsed = names.parse_partition_dir(directory.name)
         if parsed is not None and not parsed.marker:
-            found = verify(
+            verification = verify(
                 DEFAULT, [str(directory.parent)], [(parsed.topic, parsed.partition, str(directory))]
             )
-            assert found.problems == ()
-            checked += found.batches
+            assert verification.problems == ()
+            checked += verification.batches
     assert checked
 
 
@@ -294,8 +296,8 @@ def test_a_writer_beside_it_raises_no_alarm(data, change):
 
         for when in (first_use_of_an_index, last_use_of_an_index):
             beside = Beside(when, changes)
-            found = verified(data, beside, Writing())
-            assert beside.when is None and found.problems == ()
+            verification = verified(data, beside, Writing())
+            assert beside.when is None and verification.problems == ()
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -305,8 +307,8 @@ def test_a_missing_index_is_named_beside_a_writer_that_rolls(data, number):
         logs.topic("t").append(b"k", b"v")
         index.unlink()
         clock = Writing(lambda: [logs.topic("t").append(b"k", b"v" * 50) for _ in range(10)])
-        found = verified(data, OsFiles(), clock)
-        assert [(Path(p.file).name, p.code) for p in found.problems] == [(index.name, "missing-index")]
+        verification = verified(data, OsFiles(), clock)
+        assert [(Path(p.file).name, p.code) for p in verification.problems] == [(index.name, "missing-index")]
         assert clock.pauses > 1
 
 
@@ -341,8 +343,8 @@ def test_partitions_of_a_topic_with_different_ids(tmp_path):
     text = path.read_bytes()
     path.write_bytes(text[:-1] + (b"A" if text[-1:] != b"A" else b"B"))
     with lastword.open(tmp_path / "d") as logs:
-        found = logs.verify().problems
-    assert {p.file for p in found if p.code == "topic-id"} == {str(path)}
+        problems = logs.verify().problems
+    assert {p.file for p in problems if p.code == "topic-id"} == {str(path)}
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
@@ -411,7 +413,7 @@ def test_damaged_private_files_of_the_root(data):
     ):
         path = data / name
         path.write_bytes(b"lastword 1 damaged\n{}")
-        assert [(found, one) for found, one, _ in problems(data)] == [(name, code)]
+        assert [(file_name, problem_code) for file_name, problem_code, _ in problems(data)] == [(name, code)]
         path.unlink()
 
 
