@@ -65,12 +65,12 @@ class Scenario:
     @cached_property
     def times_ms(self) -> np.ndarray:
         """Return the arrival time of each record."""
-        made, load_ms = self.traffic, self.load_ms or self.keys
-        number = np.arange(made.keys.size, dtype=np.float64)
+        traffic, load_ms = self.traffic, self.load_ms or self.keys
+        number = np.arange(traffic.keys.size, dtype=np.float64)
         times = np.where(
-            number < made.loaded,
-            number * (load_ms / max(made.loaded, 1)),
-            load_ms + (number - made.loaded) / self.rate,
+            number < traffic.loaded,
+            number * (load_ms / max(traffic.loaded, 1)),
+            load_ms + (number - traffic.loaded) / self.rate,
         )
         return times.astype(np.int64)
 
@@ -174,10 +174,10 @@ class Growing:
 
     def append(self) -> bool:
         """Append the next batch; return whether it closed a segment."""
-        made, first = self.scenario.traffic, self.rows
-        self.rows = min(first + BATCH_RECORDS, made.keys.size)
+        traffic, first = self.scenario.traffic, self.rows
+        self.rows = min(first + BATCH_RECORDS, traffic.keys.size)
         active = self.log.active.base_offset
-        self.topic.extend(pa.Table.from_batches([batch_of(made, first, self.rows)]))
+        self.topic.extend(pa.Table.from_batches([batch_of(traffic, first, self.rows)]))
         return bool(self.log.active.base_offset != active)
 
     @property
@@ -185,12 +185,12 @@ class Growing:
         return self.rows >= self.scenario.traffic.keys.size
 
 
-def batch_of(made: Traffic, first: int, end: int) -> pa.RecordBatch:
+def batch_of(traffic: Traffic, first: int, end: int) -> pa.RecordBatch:
     """Return records `first` to `end`; a value is the record's number, padded."""
-    keys = [b"key-%020d" % key for key in made.keys[first:end].tolist()]
+    keys = [b"key-%020d" % key for key in traffic.keys[first:end].tolist()]
     values = [
         None if deleted else b"%0*d" % (VALUE_BYTES, number)
-        for number, deleted in enumerate(made.tombstone[first:end].tolist(), first)
+        for number, deleted in enumerate(traffic.tombstone[first:end].tolist(), first)
     ]
     return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
@@ -213,20 +213,20 @@ def on_real_logs(
         directory, "a", clock=clock, log_cleaner_enable=False, lastword_space_target=space_target
     ) as logs:
         growing = [
-            Growing(logs, number, one, lastword_strategy=strategy, **settings)
-            for number, one in enumerate(scenarios)
+            Growing(logs, number, scenario, lastword_strategy=strategy, **settings)
+            for number, scenario in enumerate(scenarios)
         ]
         meter, written, read, rounds, loaded_bytes = Meter(), 0, 0, 0, 0
-        by_name = {one.name: one for one in growing}
-        queue = [(one.next_ms, number) for number, one in enumerate(growing)]
+        by_name = {partition.name: partition for partition in growing}
+        queue = [(partition.next_ms, number) for number, partition in enumerate(growing)]
         heapq.heapify(queue)
         while queue:
             at_ms, number = heapq.heappop(queue)
             clock.advance(max(BEGIN_MS + at_ms - clock.now_ms(), 0))
-            one = growing[number]
-            closed = one.append()
-            if not one.done:
-                heapq.heappush(queue, (one.next_ms, number))
+            partition = growing[number]
+            closed = partition.append()
+            if not partition.done:
+                heapq.heappush(queue, (partition.next_ms, number))
             if not closed and queue:
                 continue
             loading = any(other.rows < other.scenario.traffic.loaded for other in growing)
@@ -243,7 +243,7 @@ def on_real_logs(
             if not loading:
                 read += bytes_read() - before
                 meter.look(appended, sum(other.size for other in growing), sum(o.live for o in growing))
-        worst = max(one.size / one.live for one in growing)
+        worst = max(partition.size / partition.live for partition in growing)
     shutil.rmtree(directory)
     new = appended - loaded_bytes
     return Cost(written / new, read / new, meter.mean, meter.peak, rounds, new, worst)
@@ -308,22 +308,22 @@ def on_paper(
     scenarios: Sequence[Scenario], strategy: str, *, space_target: float = 1.5, **settings: Any
 ) -> Cost:
     parts = [
-        TracedPartition(f"t{number}", 0, one.trace, TopicConfig(**(one.settings | settings)))
-        for number, one in enumerate(scenarios)
+        TracedPartition(f"t{number}", 0, scenario.trace, TopicConfig(**(scenario.settings | settings)))
+        for number, scenario in enumerate(scenarios)
     ]
-    found = simulate(parts, strategy=strategy, space_target=space_target)
-    worst = max(one.space_amplification_end for one in found.partitions)
-    return _cost(found.drive, worst)
+    simulation = simulate(parts, strategy=strategy, space_target=space_target)
+    worst = max(partition.space_amplification_end for partition in simulation.partitions)
+    return _cost(simulation.drive, worst)
 
 
-def _cost(found: Simulation, worst: float) -> Cost:
+def _cost(simulation: Simulation, worst: float) -> Cost:
     return Cost(
-        found.write_amplification,
-        found.read_amplification,
-        found.space_amplification,
-        found.space_amplification_peak,
-        found.rounds,
-        found.appended_bytes,
+        simulation.write_amplification,
+        simulation.read_amplification,
+        simulation.space_amplification,
+        simulation.space_amplification_peak,
+        simulation.rounds,
+        simulation.appended_bytes,
         worst,
     )
 
@@ -336,12 +336,12 @@ def mixed(keys: int, duration: float) -> list[Scenario]:
     """
     kinds = ("zipf", "uniform", "hot-cold", "insert-only", "zipf", "ttl", "drift", "uniform")
     skews = (0.99, 0.0, 0.0, 0.0, 0.8, 0.0, 0.0, 0.0)
-    found = []
+    scenarios = []
     for number in range(16):
         size = int(keys * (0.5, 1.0, 2.0, 0.5)[number % 4])
         rate = (4.0, 1.0, 0.25, 0.5, 0.05)[number % 5]
         updates = max(duration * keys * rate / size, 0.02)
-        found.append(
+        scenarios.append(
             Scenario(
                 kinds[number % 8],
                 size,
@@ -353,7 +353,7 @@ def mixed(keys: int, duration: float) -> list[Scenario]:
                 load_ms=keys,
             )
         )
-    return found
+    return scenarios
 
 
 # ---------------------------------------------------------------- workloads
@@ -373,12 +373,12 @@ def cost(run: Run) -> Iterator[Measured]:
         ours = _at(run, scenario, 1.5)
         yield _measured(f"{scenario.name}, target 1.5", ours, theirs, "Kafka's cleaner class")
         if kind != "insert-only":  # at the target with the same space as Kafka
-            for what, target in (
+            for measure, target in (
                 ("mean", 1.5 * theirs.mean / ours.mean),
                 ("peak", 1.5 * theirs.peak / ours.peak),
             ):
                 same = _at(run, scenario, target)
-                yield _measured(f"{scenario.name}, Kafka's {what}", same, theirs, "Kafka's cleaner class")
+                yield _measured(f"{scenario.name}, Kafka's {measure}", same, theirs, "Kafka's cleaner class")
         kafka_rule = on_real_logs(run.scratch / "logs", [scenario], "kafka")
         yield _measured(f"{scenario.name}, strategy kafka", kafka_rule, theirs, "Kafka's cleaner class")
     for kind in ("ttl", "deletes", "drift"):
@@ -432,9 +432,9 @@ def _at(run: Run, scenario: Scenario, target: float) -> Cost:
     )
 
 
-def _measured(what: str, ours: Cost, theirs: Cost, rival: str, name: str = "cost") -> Measured:
+def _measured(case: str, ours: Cost, theirs: Cost, rival: str, name: str = "cost") -> Measured:
     """Return bytes written, of which fewer are better. All other figures are facts."""
     ratio = theirs.written / ours.written if ours.written else float("inf") if theirs.written else 1.0
     facts = {"ours": asdict(ours), "rival": asdict(theirs)}
     unit = f"bytes written per byte; {ours}"
-    return Measured(name, what, unit, ours.written, theirs.written, f"{rival}: {theirs}", ratio, facts)
+    return Measured(name, case, unit, ours.written, theirs.written, f"{rival}: {theirs}", ratio, facts)

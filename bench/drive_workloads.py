@@ -28,37 +28,42 @@ def drives(run: Run) -> Iterator[Measured]:
     Rivals, in simulated time: one throttle of 80 MB/s, under which the dirtiest partition is next, as in
     Kafka. The last lines are measured: real cleanings of two directories.
     """
-    found = {way: simulate(way) for way in WAYS}
+    outcomes_by_way = {way: simulate(way) for way in WAYS}
     print(f"\n{'':<16} {'drive':<6} {'used':>6} {'least 2 s':>10} {'most 2 s':>10}  {'clean after':>11}")
-    for way, outcomes in found.items():
-        for one in outcomes:
-            print(_row(way, one))
+    for way, outcomes in outcomes_by_way.items():
+        for outcome in outcomes:
+            print(_row(way, outcome))
     real = list(_measured(run.scratch / "drives"))
-    for one in real:
-        print(_row("measured", one))
+    for outcome in real:
+        print(_row("measured", outcome))
     print()
     for way in WAYS[1:]:
-        for ours, rival in zip(found[WAYS[0]], found[way], strict=True):
+        for ours, rival in zip(outcomes_by_way[WAYS[0]], outcomes_by_way[way], strict=True):
             yield _line(f"{ours.drive}: least used, of its budget", ours.least_ratio, rival.least_ratio, way)
             yield _line(f"{ours.drive}: most used, of its budget", ours.peak_ratio, rival.peak_ratio, way)
-    for one in real:
-        rate = SHARE_BYTES_PER_SECOND[one.drive]
-        facts = {"least_ratio": one.least_ratio, "peak_ratio": one.peak_ratio, "seconds": one.seconds}
-        used = one.used_ratio
+    for outcome in real:
+        rate = SHARE_BYTES_PER_SECOND[outcome.drive]
+        facts = {
+            "least_ratio": outcome.least_ratio,
+            "peak_ratio": outcome.peak_ratio,
+            "seconds": outcome.seconds,
+        }
+        used = outcome.used_ratio
         yield Measured(
-            "drives", f"{one.drive}: measured", "of its budget", used, 1.0, f"{rate} B/s", used, facts
+            "drives", f"{outcome.drive}: measured", "of its budget", used, 1.0, f"{rate} B/s", used, facts
         )
 
 
-def _row(way: str, one: Outcome) -> str:
-    least, peak = f"{one.least_ratio:.1%}", f"{one.peak_ratio:.1%}"
-    return f"{way:<16} {one.drive:<6} {one.used_ratio:>6.1%} {least:>10} {peak:>10}  {one.seconds:>9.1f} s"
+def _row(way: str, outcome: Outcome) -> str:
+    least, peak = f"{outcome.least_ratio:.1%}", f"{outcome.peak_ratio:.1%}"
+    used, seconds = f"{outcome.used_ratio:.1%}", f"{outcome.seconds:.1f}"
+    return f"{way:<16} {outcome.drive:<6} {used:>6} {least:>10} {peak:>10}  {seconds:>9} s"
 
 
-def _line(what: str, ours: float, rival: float, way: str) -> Measured:
+def _line(case: str, ours: float, rival: float, way: str) -> Measured:
     """Return a line whose best figure is 1."""
     ratio = abs(1 - rival) / max(abs(1 - ours), 0.001)
-    return Measured("drives", what, "share; distance from 1", ours, rival, way, ratio)
+    return Measured("drives", case, "share; distance from 1", ours, rival, way, ratio)
 
 
 class _TwoDevices(OsFiles):
@@ -90,11 +95,13 @@ def _measured(directory: Path) -> Iterator[Outcome]:
                 if used > before[name]:
                     usage[name].events.append((time.monotonic() - began, used - before[name]))
                     before[name] = used
-    for name, one in usage.items():
-        begin, end = one.events[0][0], one.events[-1][0]
+    for name, drive_usage in usage.items():
+        begin, end = drive_usage.events[0][0], drive_usage.events[-1][0]
         window = SHARE_BYTES_PER_SECOND[name] * WINDOW_SECONDS
-        shifted = Usage([(at - begin, size) for at, size in one.events])
-        used_ratio = sum(size for _, size in one.events) / (end - begin) / SHARE_BYTES_PER_SECOND[name]
+        shifted = Usage([(at - begin, size) for at, size in drive_usage.events])
+        used_ratio = (
+            sum(size for _, size in drive_usage.events) / (end - begin) / SHARE_BYTES_PER_SECOND[name]
+        )
         least = shifted.least_in_a_window(end - begin) / window
         yield Outcome(name, used_ratio, least, shifted.most_in_a_window() / window, end)
 

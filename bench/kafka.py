@@ -171,9 +171,9 @@ def first_open(partition: Path, work: Path, *, segment_bytes: int = 128 * MIB) -
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        found = any(line.startswith("{") for line in process.stdout)
+        opened = any(line.startswith("{") for line in process.stdout)
         took = time.perf_counter() - began
-    if not found or process.returncode:
+    if not opened or process.returncode:
         raise RuntimeError(f"OpenRun ended with {process.returncode}")
     return took
 

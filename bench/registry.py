@@ -78,12 +78,12 @@ class Run:
 
     def times(self, work: Callable[[], Any], *, before: Callable[[], Any] | None = None) -> list[Times]:
         """Run `work` once to warm up, then `repetitions` times; the time of `before` does not count."""
-        found = []
+        times = []
         for _ in range(self.repetitions + 1):
             if before is not None:
                 before()
-            found.append(timed(work))
-        return found[1:]
+            times.append(timed(work))
+        return times[1:]
 
 
 CPU_TICK_SECONDS = 0.01
@@ -112,7 +112,7 @@ def workload(name: str) -> Callable[[Workload], Workload]:
 
 def compared(
     name: str,
-    what: str,
+    case: str,
     ours: float,
     rival: float,
     rival_name: str,
@@ -120,4 +120,4 @@ def compared(
     **facts: Any,
 ) -> Measured:
     """Return two rates, of which the higher is better."""
-    return Measured(name, what, unit, ours, rival, rival_name, ours / rival, facts)
+    return Measured(name, case, unit, ours, rival, rival_name, ours / rival, facts)

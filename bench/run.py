@@ -82,11 +82,11 @@ def measure(names: list[str], records: int, repetitions: int, data: Path, sets: 
     scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=data))
     print(f"{records:,} records, median of {repetitions}, {platform.processor() or platform.machine()}")
     print(f"{'workload':<9} {'what':<38} {'ours':>8} {'rival':>8}  {'ratio':>6}  unit; rival")
-    found: list[Measured] = []
+    measurements: list[Measured] = []
     try:
         for name in names:
             for line in WORKLOADS[name](Run(records, repetitions, scratch, data, tuple(sets))):
-                found.append(line)
+                measurements.append(line)
                 print(
                     f"{line.workload:<9} {line.what:<38} {line.ours:>8.3f} {line.rival:>8.3f}  "
                     f"{line.ratio:>5.2f}x  {line.unit}; {line.rival_name}",
@@ -94,7 +94,7 @@ def measure(names: list[str], records: int, repetitions: int, data: Path, sets: 
                 )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return found
+    return measurements
 
 
 def _words(text: str) -> list[str]:

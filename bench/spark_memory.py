@@ -42,8 +42,8 @@ def main() -> None:
         return
     from tests.spark.clusters import environment, farm
 
-    with tempfile.TemporaryDirectory(prefix="lastword-memory-") as made:
-        home = Path(made)
+    with tempfile.TemporaryDirectory(prefix="lastword-memory-") as directory:
+        home = Path(directory)
         print(
             f"a log of {fill(home / 'data', parse_bytes(chosen.size)):,} records, {chosen.size}", flush=True
         )
@@ -152,10 +152,10 @@ def restored(spark: Any, root: Path, records: int) -> None:
 
 def step(name: str, work: Callable[[], None]) -> None:
     started = time.perf_counter()
-    with peaks() as found:
+    with peaks() as peak_bytes:
         work()
     seconds = time.perf_counter() - started
-    java, python, own = (found[kind] >> 20 for kind in ("java", "python", "own"))
+    java, python, own = (peak_bytes[kind] >> 20 for kind in ("java", "python", "own"))
     print(f"{name:<34} {seconds:>8.1f} {java:>13} {python:>11} {own:>8}", flush=True)
 
 
@@ -165,18 +165,18 @@ def peaks() -> Iterator[dict[str, int]]:
 
     `python` is all resident memory of a worker, `own` the part that no file backs.
     """
-    found = {"java": 0, "python": 0, "own": 0}
+    peak_bytes = {"java": 0, "python": 0, "own": 0}
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.1):
             for kind, size in resident():
-                found[kind] = max(found[kind], size)
+                peak_bytes[kind] = max(peak_bytes[kind], size)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield found
+        yield peak_bytes
     finally:
         ended.set()
         thread.join()

@@ -105,12 +105,12 @@ def made_rows(spark: Any, rows: int) -> Any:
 
 def timed_runs(work: Callable[[], None], repetitions: int) -> list[float]:
     """Return the wall seconds of `repetitions` + 1 runs."""
-    found = []
+    seconds = []
     for _ in range(repetitions + 1):
         started = time.perf_counter()
         work()
-        found.append(time.perf_counter() - started)
-    return found
+        seconds.append(time.perf_counter() - started)
+    return seconds
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ def spark_write(run: Run) -> list[Measured]:
     """
     rival = Rival.find_or_install()
     count = max(run.records // 2, 1000)
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     with session() as spark:
         for ack in ("os", "disk"):
             root = run.scratch / f"sink-{ack}"
@@ -145,19 +145,19 @@ def spark_write(run: Run) -> list[Measured]:
                 sink = made_rows(spark, count).write.format("lastword").mode("append")
                 sink.options(topic="out", partitions=PARTITIONS, ack=ack).save(str(root))
 
-            found[f"rows to a topic, ack={ack}"] = timed_runs(write, run.repetitions)[1:]
+            times[f"rows to a topic, ack={ack}"] = timed_runs(write, run.repetitions)[1:]
             shutil.rmtree(root)
         spark.dataSource.register(ThrowAway)
 
         def throw_away() -> None:
             made_rows(spark, count).write.format("throw-away").mode("append").save()
 
-        found["rows thrown away"] = timed_runs(throw_away, run.repetitions)[1:]
+        times["rows thrown away"] = timed_runs(throw_away, run.repetitions)[1:]
     with broker(run.scratch / "broker") as kafka, kafka:
         kafka.create_topic("out", PARTITIONS)
         theirs = rival.run(kafka.bootstrap, "write", "out", count, run.repetitions)
     return [
-        rows("spark-write", what, count, ours, theirs, "Spark's Kafka sink") for what, ours in found.items()
+        rows("spark-write", case, count, ours, theirs, "Spark's Kafka sink") for case, ours in times.items()
     ]
 
 
@@ -196,9 +196,9 @@ def spark_clean(run: Run) -> list[Measured]:
         assert spark.read.parquet(str(run.scratch / "parquet")).count() == data.distinct
     shutil.rmtree(scratch)
     shutil.rmtree(run.scratch / "parquet")
-    what = f"one partition, {data.records / 1e6:g} M records"
+    case = f"one partition, {data.records / 1e6:g} M records"
     return [
-        rows("spark-clean", what, data.records, ours[1:], theirs[1:], "Spark's groupBy, join and Parquet")
+        rows("spark-clean", case, data.records, ours[1:], theirs[1:], "Spark's groupBy, join and Parquet")
     ]
 
 
@@ -217,9 +217,9 @@ def spark_partitions(run: Run) -> list[Measured]:
     Rival: the same on one core.
     """
     data = run.data("p4-none")
-    found: dict[int, list[float]] = {}
+    times: dict[int, list[float]] = {}
     for cores in (1, 2):
-        found[cores] = []
+        times[cores] = []
         with session(cores) as spark:
             warmed(spark)
             for _ in range(run.repetitions + 1):
@@ -231,9 +231,9 @@ def spark_partitions(run: Run) -> list[Measured]:
                     got = lastword.spark.clean(spark, root, topic).collect()
                     assert sum(row.records_kept for row in got) == data.distinct
 
-                found[cores] += timed_runs(clean, 0)
+                times[cores] += timed_runs(clean, 0)
     shutil.rmtree(run.scratch / "many")
-    return [rows("spark-partitions", "4 partitions", data.records, found[2][1:], found[1][1:], "one core")]
+    return [rows("spark-partitions", "4 partitions", data.records, times[2][1:], times[1][1:], "one core")]
 
 
 @workload("restore-client")
@@ -246,9 +246,9 @@ def restore_client(run: Run) -> Iterator[Measured]:
     """
     python = confluent_rival.find_or_install()
     data = run.data("a-none")
-    for what in ("as written", "cleaned"):
+    for cleaning in ("as written", "cleaned"):
         root, topic = adopted(data, run.scratch / "log")
-        if what == "cleaned":
+        if cleaning == "cleaned":
             with lastword.open(root, "a", log_cleaner_enable=False) as logs:
                 logs.clean(topic, strategy="kafka")
         ours: list[float] = []
@@ -268,16 +268,18 @@ def restore_client(run: Run) -> Iterator[Measured]:
             with server:
                 runs = confluent_rival.restore(python, server.bootstrap, topic, data.records, run.repetitions)
         shutil.rmtree(root)
-        assert {one["keys"] for one in runs} == {data.distinct} == sizes
-        theirs = [one["seconds"] for one in runs]
+        assert {rival_run["keys"] for rival_run in runs} == {data.distinct} == sizes
+        theirs = [rival_run["seconds"] for rival_run in runs]
         count = int(runs[0]["records"])
-        yield rows("restore-client", f"dict from the log {what}", count, ours[1:], theirs, "confluent-kafka")
+        yield rows(
+            "restore-client", f"dict from the log {cleaning}", count, ours[1:], theirs, "confluent-kafka"
+        )
 
 
-def rows(name: str, what: str, count: int, ours: list[float], theirs: list[float], rival: str) -> Measured:
+def rows(name: str, case: str, count: int, ours: list[float], theirs: list[float], rival: str) -> Measured:
     def rate(seconds: list[float]) -> float:
         return count / statistics.median(seconds) / 1e6
 
     return compared(
-        name, what, rate(ours), rate(theirs), rival, unit="M rows/s", seconds=ours, rival_seconds=theirs
+        name, case, rate(ours), rate(theirs), rival, unit="M rows/s", seconds=ours, rival_seconds=theirs
     )

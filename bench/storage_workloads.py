@@ -95,9 +95,9 @@ def batches(run: Run) -> Iterator[Measured]:
     ours: list[Times] = []
     theirs: list[Times] = []
     for _ in range(run.repetitions + 1):
-        for how, found in ((append, ours), (write, theirs)):
+        for how, times in ((append, ours), (write, theirs)):
             shutil.rmtree(directory, ignore_errors=True)
-            found.append(how())
+            times.append(how())
     shutil.rmtree(directory)
     yield compared(
         "batches",
@@ -157,8 +157,8 @@ def objects(run: Run) -> Iterator[Measured]:
     insert()
 
     def select() -> None:
-        found = table.execute("select number, key, value from log order by number")
-        assert sum(1 for _ in found) == len(rows)
+        selected = table.execute("select number, key, value from log order by number")
+        assert sum(1 for _ in selected) == len(rows)
 
     theirs = run.times(select)
     table.close()
@@ -203,29 +203,29 @@ def lookup(run: Run) -> Iterator[Measured]:
         some = offsets[: max(1, count // 10)]
 
         def read(some: Any = some, view: Any = view) -> None:
-            found = records_at(view, some)
+            records = records_at(view, some)
             assert all(
-                one is not None and one.offset == offset
-                for one, offset in zip(found, some.tolist(), strict=True)
+                record is not None and record.offset == offset
+                for record, offset in zip(records, some.tolist(), strict=True)
             )
 
         each = some[:20_000].tolist()
 
         def read_singly(each: list[int] = each, view: Any = view) -> None:
             for offset in each:
-                (found,) = records_at(view, [offset])
-                assert found is not None and found.offset == offset
+                (record,) = records_at(view, [offset])
+                assert record is not None and record.offset == offset
 
         ours = run.times(read)
         singly = run.times(read_singly)
         theirs = kafka.lookups(
             data.partitions[0], run.scratch / "work", "record", some.size, run.repetitions + 1
         )[1:]
-        assert {one["found"] for one in theirs} == {some.size}
-        for what, size, times in (("in batch", some.size, ours), ("one at a time", len(each), singly)):
+        assert {rival_run["found"] for rival_run in theirs} == {some.size}
+        for case, size, times in (("in batch", some.size, ours), ("one at a time", len(each), singly)):
             yield compared(
                 "lookup",
-                f"one record at an offset, {what}, {name}",
+                f"one record at an offset, {case}, {name}",
                 rate(size, [t.cpu for t in times]) * 1000,
                 rate(some.size, [t["cpu_seconds"] for t in theirs]) * 1000,
                 "Kafka's LogSegment.read, decoded",
@@ -249,7 +249,7 @@ def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> 
         for offset in each:
             segments[floor(offset)].position_of(offset)
 
-    for what, size, work in (
+    for case, size, work in (
         ("at once", offsets.size, lambda: positions_of(view, offsets)),
         ("one at a time", len(each), one_by_one),
         ("one by one, checked", len(each), through_segments),
@@ -257,7 +257,7 @@ def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> 
         ours = run.times(work)
         yield compared(
             "lookup",
-            f"positions of offsets, {what}",
+            f"positions of offsets, {case}",
             rate(size, [t.cpu for t in ours]),
             rival,
             "Kafka's OffsetIndex.lookup",
@@ -311,7 +311,7 @@ def first_read(run: Run) -> Iterator[Measured]:
     for name in run.chosen("a-none"):
         data = run.data(name)
         theirs = [kafka.first_open(data.partitions[0], run.scratch / "work") for _ in range(run.repetitions)]
-        for mode, what in (("a", "recovered, to write"), ("r", "as it lies there, to read")):
+        for mode, case in (("a", "recovered, to write"), ("r", "as it lies there, to read")):
             ours, facts = [], []
             for _ in range(run.repetitions + 1):
                 root = run.scratch / "killed"
@@ -323,7 +323,7 @@ def first_read(run: Run) -> Iterator[Measured]:
             assert {fact[1] for fact in facts} == {"0"}
             yield compared(
                 "first-read",
-                f"{data.bytes / 1e9:.2f} GB, {what}",
+                f"{data.bytes / 1e9:.2f} GB, {case}",
                 data.bytes / 1e9 / statistics.median(ours[1:]),
                 data.bytes / 1e9 / statistics.median(theirs),
                 "a JVM with Kafka's log, after a kill",
@@ -346,7 +346,7 @@ def _first_line(command: list[str]) -> tuple[float, str]:
     return took, line
 
 
-def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, segment_bytes: int) -> Measured:
+def _opened(run: Run, data: kafka.Generated, how: str, case: str, name: str, segment_bytes: int) -> Measured:
     partition = link_partition(data.partitions[0], run.scratch / "opened" / data.partitions[0].name)
     config = CONFIG.replace(segment_bytes=max(segment_bytes, 1 << 20))
     ends: set[int] = set()
@@ -368,7 +368,7 @@ def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, seg
         segment_bytes=segment_bytes,
     )
     theirs = theirs if slow else theirs[1:]
-    assert ends == {one["log_end"] for one in theirs} == {data.records}
+    assert ends == {rival_run["log_end"] for rival_run in theirs} == {data.records}
     facts: dict[str, Any] = {
         "wall_seconds": statistics.median(t.wall for t in ours),
         "rival_wall_seconds": statistics.median(t["wall_seconds"] for t in theirs),
@@ -379,10 +379,10 @@ def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, seg
     if how == "killed":
         megabytes = data.bytes / 1e6
         after = "Kafka's log, after a kill"
-        return compared(name, what, megabytes / mine, megabytes / rival, after, unit="MB/CPU s", **facts)
+        return compared(name, case, megabytes / mine, megabytes / rival, after, unit="MB/CPU s", **facts)
     rates = 1 / max(mine, 1e-3), 1 / max(rival, 1e-3)
     after = "Kafka's log, after a clean stop"
-    return compared(name, what, rates[0], rates[1], after, unit="opened/CPU s", **facts)
+    return compared(name, case, rates[0], rates[1], after, unit="opened/CPU s", **facts)
 
 
 MANY_PARTITIONS, FEW_PARTITIONS = 2000, 20

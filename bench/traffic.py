@@ -60,11 +60,11 @@ def traffic(kind: str, keys: int, records: int, *, seed: int, skew: float = 0.99
     if kind == "ttl":
         return _ttl(keys, records)
     chosen = _UPDATES[kind](random, keys, records, skew)
-    made = np.concatenate((random.permutation(keys), chosen))
-    tombstone = np.zeros(made.size, bool)
+    record_keys = np.concatenate((random.permutation(keys), chosen))
+    tombstone = np.zeros(record_keys.size, bool)
     if kind == "deletes":
         tombstone[keys:] = random.random(records) < 0.5
-    return Traffic(made, tombstone, keys)
+    return Traffic(record_keys, tombstone, keys)
 
 
 def _of(keys: Keys, loaded: int) -> Traffic:
@@ -74,11 +74,11 @@ def _of(keys: Keys, loaded: int) -> Traffic:
 def _ttl(keys: int, records: int) -> Traffic:
     """Alternate an insert and the tombstone of the oldest key, as soon as `keys` keys are live."""
     born = np.arange(records - records // 2) + keys
-    made = np.empty(records, np.int64)
-    made[0::2], made[1::2] = born, np.arange(records // 2)
+    record_keys = np.empty(records, np.int64)
+    record_keys[0::2], record_keys[1::2] = born, np.arange(records // 2)
     tombstone = np.zeros(keys + records, bool)
     tombstone[keys + 1 :: 2] = True
-    return Traffic(np.concatenate((np.arange(keys), made)), tombstone, keys)
+    return Traffic(np.concatenate((np.arange(keys), record_keys)), tombstone, keys)
 
 
 def _uniform(random: np.random.Generator, keys: int, records: int, skew: float) -> Keys:

@@ -131,10 +131,10 @@ def _append_singly(run: Run, records: int) -> Iterator[Measured]:
         _sqlite_times(run, directory, few, "full", "insert into log (key, value) values (?, ?)"),
     ]
     shutil.rmtree(directory)
-    for number, what in enumerate(("append, one call a record", "state[key] = value")):
+    for number, case in enumerate(("append, one call a record", "state[key] = value")):
         yield compared(
             "append",
-            what,
+            case,
             rate(records, [t.cpu for t in ours[number]]),
             rate(records, [t.cpu for t in theirs[number]]),
             "SQLite, a commit a row",
@@ -183,7 +183,7 @@ def scan(run: Run) -> Iterator[Measured]:
 
         def read(partition: Path = partition) -> int:
             segments = view_of(partition).segments
-            return sum(len(decode_columns(chunk)) for one in segments for chunk in one.chunk_reader())
+            return sum(len(decode_columns(chunk)) for segment in segments for chunk in segment.chunk_reader())
 
         assert read() == data.records
         ours = run.times(read)
@@ -371,20 +371,20 @@ def growth(run: Run) -> Iterator[Measured]:
         source = _uniform(run.scratch / "uniform", records, records // 5)
         divided, scratch_bytes = _growth_of(run, source, map_bytes, 0)
         facts = {"records": records, "map_bytes": map_bytes, "scratch_bytes": scratch_bytes}
-        what, unit = f"{records / 1e6:g} M records", "us of CPU/record"
+        case, unit = f"{records / 1e6:g} M records", "us of CPU/record"
         if times == 1:
             fitting = divided / records
             assert not scratch_bytes
         else:
             passes = _growth_of(run, source, map_bytes, 1 << 62)[0]
             assert scratch_bytes
-            yield _cost_of(what, divided / records, fitting, "keys that fit", unit, facts)
-            yield _cost_of(what, divided / records, passes / records, "in passes", unit, facts)
+            yield _cost_of(case, divided / records, fitting, "keys that fit", unit, facts)
+            yield _cost_of(case, divided / records, passes / records, "in passes", unit, facts)
     shutil.rmtree(run.scratch / "uniform")
 
 
-def _cost_of(what: str, ours: float, rival: float, name: str, unit: str, facts: dict[str, Any]) -> Measured:
-    return Measured("growth", what, unit, 1e6 * ours, 1e6 * rival, name, rival / ours, facts)
+def _cost_of(case: str, ours: float, rival: float, name: str, unit: str, facts: dict[str, Any]) -> Measured:
+    return Measured("growth", case, unit, 1e6 * ours, 1e6 * rival, name, rival / ours, facts)
 
 
 def _uniform(directory: Path, records: int, keys: int) -> Path:
@@ -419,7 +419,7 @@ def _growth_of(run: Run, source: Path, map_bytes: int, divide_from: int) -> tupl
         assert done[0] is not None
         scratch_bytes = done[0].scratch_bytes
     shutil.rmtree(partition.parent)
-    return statistics.median(one.cpu for one in times[1:]), scratch_bytes
+    return statistics.median(run_times.cpu for run_times in times[1:]), scratch_bytes
 
 
 def _cleaned(
@@ -455,11 +455,12 @@ def clean_size(run: Run) -> Iterator[Measured]:
                 facts = line.facts
                 before = facts["source_bytes"] / facts["records"]
                 ours, theirs = (
-                    facts[what] / facts["kept"] / before for what in ("written_bytes", "rival_written_bytes")
+                    facts[field] / facts["kept"] / before
+                    for field in ("written_bytes", "rival_written_bytes")
                 )
-                what, rival = f"data set {name}", "Kafka's Cleaner"
+                case, rival = f"data set {name}", "Kafka's Cleaner"
                 yield Measured(
-                    "clean-size", what, "x", ours, theirs, rival, theirs / ours, {"before": before}
+                    "clean-size", case, "x", ours, theirs, rival, theirs / ours, {"before": before}
                 )
 
 
@@ -521,19 +522,19 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
             "phases": last.phases.to_dict(),
         }
     if map_bytes != MAP_BYTES:
-        what = f"data set {name}, {map_bytes / MIB:.1f} MiB"
+        case = f"data set {name}, {map_bytes / MIB:.1f} MiB"
         ours, rival = (
-            facts[which] / facts["source_bytes"] for which in ("written_bytes", "rival_written_bytes")
+            facts[field] / facts["source_bytes"] for field in ("written_bytes", "rival_written_bytes")
         )
         cpu = compared(
             "clean-map",
-            what,
+            case,
             rate(data.records, [t.cpu for t in times]),
             rate(data.records, [t.cpu_seconds for t in theirs]),
             "Kafka's Cleaner",
             **facts,
         )
-        written = f"{what}: written"
+        written = f"{case}: written"
         return [
             cpu,
             Measured(
@@ -596,10 +597,10 @@ def restore(run: Run) -> Iterator[Measured]:
     so it is faster than any Kafka client that restores a table.
     """
     data = run.data("a-none")
-    for what in ("as written", "cleaned"):
+    for state in ("as written", "cleaned"):
         directory = run.scratch / "logs"
         partition = link_partition(data.partitions[0], directory / data.partitions[0].name)
-        if what == "cleaned":
+        if state == "cleaned":
             log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
             context = CleanContext(DEFAULT, log.clock)
             clean_partition(log, CONFIG, Request(0), context, record_first_dirty=lambda offset: None)
@@ -617,7 +618,7 @@ def restore(run: Run) -> Iterator[Measured]:
         records = theirs[0]["records"]
         yield compared(
             "restore",
-            f"data set a, {what}",
+            f"data set a, {state}",
             rate(records, [t.cpu for t in ours]),
             rate(records, [t["cpu_seconds"] for t in theirs]),
             "Kafka's record classes into a HashMap",

@@ -102,9 +102,9 @@ def load(packages: Iterable[Path]) -> dict[str, Module]:
             modules[name] = Module(name, shown, text, tree, is_package, list(ast.walk(tree)))
     for module in modules.values():
         inside = {id(n) for f in functions(module) for n in ast.walk(f)}
-        found = [(target, id(node) in inside) for target, _, node in imported(module, modules)]
-        module.imports = {target for target, is_deferred in found if not is_deferred} - {module.name}
-        module.deferred = {target for target, _ in found} - {module.name} - module.imports
+        imports = [(target, id(node) in inside) for target, _, node in imported(module, modules)]
+        module.imports = {target for target, is_deferred in imports if not is_deferred} - {module.name}
+        module.deferred = {target for target, _ in imports} - {module.name} - module.imports
     return modules
 
 

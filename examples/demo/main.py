@@ -60,9 +60,9 @@ def main() -> int:
     with step("plan: scan the log and count what a rewrite would keep"):
         plans = lastword.spark.plan(spark, data, TOPIC).collect()
     for row in plans:
-        what = f"{row.action}: {row.segments} segments, read {size(row.read_bytes)}"
+        reads = f"{row.action}: {row.segments} segments, read {size(row.read_bytes)}"
         gain = f"write {size(row.write_bytes)}, free {size(row.free_bytes)}"
-        say(f"{row.topic}-{row.partition}: {what}, {gain}")
+        say(f"{row.topic}-{row.partition}: {reads}, {gain}")
     with step("clean: one task for each partition, published by this process"):
         rounds = lastword.spark.clean(spark, data, TOPIC).collect()
     for row in rounds:
@@ -146,20 +146,20 @@ def inspect(data: str) -> dict[int, list[picture.Segment]]:
     return segments
 
 
-def check(what: str, right: bool) -> None:
-    say(f"{what}: {'equal to the answer from the table' if right else 'DIFFERS'}")
+def check(label: str, right: bool) -> None:
+    say(f"{label}: {'equal to the answer from the table' if right else 'DIFFERS'}")
     if not right:
-        raise SystemExit(f"{what} differs from the answer that Spark computed from the original table")
+        raise SystemExit(f"{label} differs from the answer that Spark computed from the original table")
 
 
 @contextmanager
-def step(what: str) -> Iterator[None]:
+def step(name: str) -> Iterator[None]:
     """Print the name of a step, and its duration when it ends."""
     started = time.monotonic()
     if sys.stdout.isatty():
-        print(f"  {what} ...", end="\r", flush=True)
+        print(f"  {name} ...", end="\r", flush=True)
     yield
-    print(f"  {what}: {time.monotonic() - started:.1f} s", flush=True)
+    print(f"  {name}: {time.monotonic() - started:.1f} s", flush=True)
 
 
 def title(number: int, text: str) -> None:

@@ -151,11 +151,11 @@ def table_of(data: Path) -> dict[str, tuple[int, int, str]]:
     }
 
 
-def check(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    if found != expected:
-        raise SystemExit(f"{what} differs from the plain computation: {json.dumps(found)[:300]}")
-    longest = max((count for count, *_ in found.values()), default=0)
-    print(f"{what} is that of the plain computation: {len(found):,} aircraft, longest streak {longest:,}")
+def check(label: str, result: dict[str, Any], expected: dict[str, Any]) -> None:
+    if result != expected:
+        raise SystemExit(f"{label} differs from the plain computation: {json.dumps(result)[:300]}")
+    longest = max((count for count, *_ in result.values()), default=0)
+    print(f"{label} is that of the plain computation: {len(result):,} aircraft, longest streak {longest:,}")
 
 
 def report(data: Path) -> None:

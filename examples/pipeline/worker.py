@@ -84,23 +84,23 @@ def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[st
         table: The local state before the batch.
         records: (aircraft, offset, flight as JSON); the records of one aircraft are in order.
     """
-    found: dict[str, dict[str, Any] | None] = {}
+    changes: dict[str, dict[str, Any] | None] = {}
     for aircraft, offset, text in records:
-        streak = found[aircraft] if aircraft in found else table.get(aircraft)
+        streak = changes[aircraft] if aircraft in changes else table.get(aircraft)
         if streak is not None and offset <= streak["seen"]:
             continue  # counted before the process died
         flight = json.loads(text)
         if flight["cancelled"]:
-            found[aircraft] = None
+            changes[aircraft] = None
         else:
             before = streak or {"flights": 0, "miles": 0}
-            found[aircraft] = {
+            changes[aircraft] = {
                 "flights": before["flights"] + 1,
                 "miles": before["miles"] + flight["distance"],
                 "at": flight["dest"],
                 "seen": offset,
             }
-    return found
+    return changes
 
 
 def run(spark: Any, data: Path, disk: Path, records_per_batch: int, clean_every: int = CLEAN_EVERY) -> None:
