@@ -395,3 +395,18 @@ def test_a_handle_that_the_garbage_collector_closes_does_not_stop_an_eviction(tm
         handles[-1].fsync()
     assert len(files.descriptors) <= 2 and files.descriptors._open.copies > 1
     assert [handle.pread(1, 0) for handle in handles] == [b"x"] * 4
+
+
+def test_opening_files_above_the_limit_does_not_visit_all_open_ones_each_time(tmp_path: Path) -> None:
+    class Counted(OrderedDict):  # type: ignore[type-arg]
+        visited = 0
+
+        def items(self) -> Any:
+            self.visited += len(self)
+            return super().items()
+
+    files = OsFiles(max_open=64)
+    files.descriptors._open = Counted()
+    handles = [files.open_append(tmp_path / str(number), create=True) for number in range(640)]
+    assert len(files.descriptors) <= 64 < len(handles)
+    assert files.descriptors._open.visited < 20 * len(handles)

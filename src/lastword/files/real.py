@@ -47,6 +47,8 @@ from lastword.metrics import DIR_OFFLINE
 T = TypeVar("T")
 MAX_LIMIT = 4096
 MIN_LIMIT = 8
+EVICTED_SHARE = 16
+"""At the limit, this part of it is closed together."""
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -159,9 +161,10 @@ class Descriptors:
             return fd
 
     def _evict_excess(self) -> None:
-        excess = len(self._open) - self.limit + 1
-        if excess > 0:
-            self._evict(excess)
+        limit = self.limit
+        excess = len(self._open) - limit + 1
+        if excess > 0:  # a share of the limit together: finding idle descriptors visits all open ones
+            self._evict(max(excess, limit // EVICTED_SHARE))
 
     def _by_last_use(self) -> list[tuple[int, weakref.ref[Reopenable]]]:
         """Return the open handles, the least recently used first.
