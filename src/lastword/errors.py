@@ -30,6 +30,7 @@
     │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
     │   ├── DuplicatePartitionError  one partition in two directories
     │   ├── NotAPartitionError       a link, pipe or file where a directory or a log must be
+    │   ├── ValueFormatError         a key or value that is not in the format of its column
     │   ├── CertificateError         a rewrite without the expected records: nothing was published
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
@@ -489,6 +490,23 @@ class NotAPartitionError(DataError):
     def of(cls, path: str, expected: str) -> NotAPartitionError:
         """Return the error for a path that is not a file or directory as expected."""
         return cls(f"{path} is not a {expected}", remedy="move it away, and restore the partition", file=path)
+
+
+class ValueFormatError(DataError):
+    """A key or value of a record is not in the format, or not of the type, in which it is read."""
+
+    code = "value-format"
+    kafka_code = 87  # INVALID_RECORD
+
+    @classmethod
+    def at(cls, partition: str, offset: int, column: str, name: str, reason: str) -> ValueFormatError:
+        """Return the error for a column of a record that is read in the format `name`."""
+        return cls(
+            f"{partition}: offset {offset}: the {column} cannot be read as {name}: {reason}",
+            remedy="mode=permissive reads null and keeps the bytes in column _corrupt_record; or correct "
+            f"{column}_format or the type of the column",
+            offset=offset,
+        )
 
 
 class CertificateError(DataError):

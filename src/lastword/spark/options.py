@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from lastword.errors import LastwordError, SparkOptionError, nearest
 from lastword.parse import parse_bytes, parse_duration_ms
+from lastword.value_formats import FORMATS, ValueFormat, format_of
 
 # ---------------------------------------------------------------- values that travel to the tasks
 
@@ -80,6 +81,32 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnFormats:
+    """The formats of keys and values; without a format a column has bytes.
+
+    key_schema, value_schema   the type of the column in Spark's DDL, if the user gives no schema
+    permissive                 a key or value that cannot be decoded is null, and in column `_corrupt_record`
+    """
+
+    key: ValueFormat | None = None
+    value: ValueFormat | None = None
+    key_schema: str | None = None
+    value_schema: str | None = None
+    permissive: bool = False
+
+    def of(self, name: str) -> ValueFormat | None:
+        """Return the format of a column."""
+        return self.key if name == "key" else self.value if name == "value" else None
+
+    def schema_of(self, name: str) -> str | None:
+        """Return the DDL of a column's type."""
+        return self.key_schema if name == "key" else self.value_schema if name == "value" else None
+
+    def __bool__(self) -> bool:
+        return self.key is not None or self.value is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The options of a read.
 
@@ -107,6 +134,7 @@ class ReadOptions:
     limits: BatchLimits = BatchLimits()
     lease: str | None = None
     lease_max_age_ms: int = 7 * 86_400_000
+    formats: ColumnFormats = ColumnFormats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +155,7 @@ class WriteOptions:
     commit_timeout_ms: int = 60_000
     producer: str | None = None
     sequence: int | None = None
+    formats: ColumnFormats = ColumnFormats()
 
 
 # ---------------------------------------------------------------- the text of one option
@@ -366,6 +395,11 @@ def parse_text(text: str) -> str:
 
 log = logging.getLogger(__name__)
 
+FORMAT: dict[str, Callable[[str], Any]] = {
+    "value_format": parse_one_of(*FORMATS),
+    "key_format": parse_one_of(*FORMATS),
+}
+"""Options of columns with a format, of reads and writes."""
 
 READ: dict[str, Callable[[str], Any]] = {
     "path": absolute_path,
@@ -387,6 +421,10 @@ READ: dict[str, Callable[[str], Any]] = {
     "view": parse_one_of("log", "latest", "changes"),
     "keys": parse_keys,
     "isolationLevel": parse_one_of("read_committed", "read_uncommitted"),
+    **FORMAT,
+    "value_schema": parse_text,
+    "key_schema": parse_text,
+    "mode": parse_one_of("failfast", "permissive"),
 }
 
 STREAM: dict[str, Callable[[str], Any]] = {
@@ -410,6 +448,7 @@ WRITE: dict[str, Callable[[str], Any]] = {
     "producer": parse_text,
     "sequence": parse_sequence,
     "includeHeaders": parse_flag,  # Kafka's sink needs it to write `headers`; here the column is enough
+    **FORMAT,
 }
 
 CHOICES = ("assign", "subscribe", "subscribePattern")
@@ -424,9 +463,12 @@ INSTEAD = {
     "kafka.auto.offset.reset": "startingOffsets says where to begin",
     "kafka.enable.auto.commit": "a stream keeps its offsets in its checkpoint",
     "kafka.interceptor.classes": "change the rows of the frame",
-    **{f"kafka.{which}.deserializer": f"cast the column {which} after loading" for which in ("key", "value")},
     **{
-        f"kafka.{which}.serializer": f"cast the column {which} to string or binary"
+        f"kafka.{which}.deserializer": f"cast the column {which} after loading, or give {which}_format"
+        for which in ("key", "value")
+    },
+    **{
+        f"kafka.{which}.serializer": f"cast the column {which} to string or binary, or give {which}_format"
         for which in ("key", "value")
     },
 }
@@ -465,6 +507,7 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
     )
     if stream:
         problems += _stream_problems(values, limits)
+    formats = _formats(values, problems)
     _refuse(problems)
     return ReadOptions(
         path=values["path"],
@@ -485,6 +528,7 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
         limits=limits,
         lease=values.get("lease"),
         lease_max_age_ms=values.get("leaseMaxAge", 7 * 86_400_000),
+        formats=formats,
     )
 
 
@@ -526,6 +570,7 @@ def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool 
             for name in ("producer", "sequence")
             if name in values
         ]
+    formats = _formats(values, problems)
     _refuse(problems)
     return WriteOptions(
         path=values["path"],
@@ -537,6 +582,27 @@ def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool 
         commit_timeout_ms=values.get("commitTimeout", 60_000),
         producer=values.get("producer"),
         sequence=values.get("sequence"),
+        formats=formats,
+    )
+
+
+def _formats(values: Mapping[str, Any], problems: list[str]) -> ColumnFormats:
+    """Return the formats of keys and values. Options without their format are problems."""
+    made: dict[str, ValueFormat] = {}
+    for which in ("key", "value"):
+        name = values.get(f"{which}_format")
+        if name is not None:
+            made[which] = format_of(name)
+        elif f"{which}_schema" in values:
+            problems.append(f"option '{which}_schema' needs {which}_format, which is not given")
+    if "mode" in values and not made:
+        problems.append("option 'mode' needs value_format or key_format, and none is given")
+    return ColumnFormats(
+        made.get("key"),
+        made.get("value"),
+        values.get("key_schema"),
+        values.get("value_schema"),
+        values.get("mode") == "permissive",
     )
 
 

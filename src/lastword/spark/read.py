@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastword.config import Settings
-from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
+from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError, ValueFormatError
 from lastword.files import DEFAULT, Files
 from lastword.kernels import BAD_OFFSET
 from lastword.kernels import table as fields
@@ -55,7 +55,7 @@ from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.bootstrap import need_directory
 from lastword.spark.options import LATEST, Bound, ReadOptions
-from lastword.spark.schema import CHANGE, arrow_schema
+from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, arrow_schema
 from lastword.spark.splits import MAX_RELOADS, LogPartition, overlapping
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from lastword.resolve import Resolution
     from lastword.resolve.facts import TransactionOutcomes
     from lastword.segment.segment import Segment
+    from lastword.value_formats import ValueFormat
 
 CHUNK_BYTES = 2 << 20
 """The size of a chunk that is read and decoded. Arrow batches of 1-4 MB are transferred to the JVM fastest:
@@ -107,7 +108,10 @@ def to_spark(
     from lastword.records.columns import to_arrow
 
     target = arrow_schema(schema)
-    names = tuple(name for name in columns if name != CHANGE)
+    names = tuple(name for name in columns if name not in (CHANGE, CORRUPT))
+    decoders = decoders_of(columns, options)
+    if decoders:
+        names = tuple(dict.fromkeys((*names, *decoders, "offset")))
     keys: Any = None
     if options.keys is not None:
         keys = pa.array(options.keys, pa.binary())
@@ -117,12 +121,14 @@ def to_spark(
             continue
         batch = to_arrow(records, chunk, names, topic=task.topic, partition=task.partition)
         if CHANGE in columns:
-            batch = batch.add_column(columns.index(CHANGE), CHANGE, changes(records))
+            batch = batch.append_column(CHANGE, changes(records))
         if keys is not None:
             batch = only_keys(batch, keys)
+        if decoders:
+            batch = decoded(batch, decoders, target, task, options)
         arrays = [
             array if array.type == field.type else array.cast(field.type)
-            for array, field in zip(batch.columns[: len(columns)], target, strict=True)
+            for array, field in zip((batch.column(name) for name in columns), target, strict=True)
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=target)
         rows = max(1, batch.num_rows * ARROW_BATCH_BYTES // max(batch.nbytes, 1))
@@ -143,6 +149,55 @@ def only_keys(batch: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
     import pyarrow.compute as pc
 
     return batch.filter(pc.is_in(batch.column("key"), value_set=keys, skip_nulls=True))
+
+
+# ---------------------------------------------------------------- columns with a format
+
+
+def decoders_of(columns: tuple[str, ...], options: ReadOptions) -> dict[str, ValueFormat]:
+    """Return the format of each column to decode; `_corrupt_record` needs all columns with a format."""
+    formats = ((name, options.formats.of(name)) for name in FORMATTED)
+    wanted = {name: value_format for name, value_format in formats if value_format is not None}
+    if CORRUPT in columns:
+        return wanted
+    return {name: value_format for name, value_format in wanted.items() if name in columns}
+
+
+def decoded(
+    batch: pa.RecordBatch,
+    decoders: dict[str, ValueFormat],
+    target: pa.Schema,
+    task: LogPartition,
+    options: ReadOptions,
+) -> pa.RecordBatch:
+    """Return the batch with decoded columns, and with `_corrupt_record` in mode permissive.
+
+    ValueFormatError for the first row that cannot be decoded, in mode failfast.
+    """
+    import pyarrow as pa
+
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    corrupt: dict[int, dict[str, Any]] = {}
+    for name, value_format in decoders.items():
+        number = target.get_field_index(name)
+        kind = target.field(number).type if number >= 0 else value_format.own_type()
+        raw = columns[name]
+        if kind is None:  # not selected, and only the user's schema would have its type
+            continue
+        result = value_format.decode(raw, kind)
+        if result.problems and not options.formats.permissive:
+            row, reason = min(result.problems.items())
+            offset = columns["offset"][row].as_py()
+            raise ValueFormatError.at(task.name, offset, name, value_format.name, reason)
+        for row, reason in result.problems.items():
+            noted = corrupt.setdefault(row, {})
+            reasons = [*([noted["reason"]] if noted else []), f"{name}: {reason}"]
+            noted.update({name: raw[row].as_py(), "reason": "; ".join(reasons)})
+        columns[name] = result.column
+    if (number := target.get_field_index(CORRUPT)) >= 0:
+        rows = [corrupt.get(row) for row in range(batch.num_rows)]
+        columns[CORRUPT] = pa.array(rows, target.field(number).type)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 # ---------------------------------------------------------------- all records

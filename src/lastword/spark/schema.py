@@ -11,6 +11,11 @@ Read: the columns of Spark's Kafka source, in its order, all nullable.
     timestampType  int: 0 create time, 1 log-append time
     headers        array<struct<key:string,value:binary>>, null when a record has none; with `includeHeaders`
     change         string: `upsert` or `delete`; in view `changes`
+    _corrupt_record  struct<key:binary,value:binary,reason:string>: the bytes that could not be decoded; with
+                   option `mode` permissive
+
+With a format (`value_format`, `key_format`) the column `value` or `key` has the type that the user gives or
+the format's schema has.
 
 A user's schema is the projection: any of these columns, in any order. Omitted columns are neither gathered
 nor sent through the JVM, which doubles the speed (PySpark has no column pruning of its own).
@@ -23,12 +28,14 @@ field of `--json` and a column have the same name, and there is no separate list
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -48,11 +55,13 @@ from pyspark.sql.types import (
 )
 
 from lastword.errors import SparkOptionError
-from lastword.spark.options import hint
+from lastword.spark.options import ColumnFormats, ReadOptions, hint
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+    from lastword.value_formats import ValueFormat
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -67,10 +76,21 @@ COLUMNS: dict[str, DataType] = {
     "headers": HEADERS,
 }
 
-MAY_BE_NULL = ("key", "value", "headers")
+MAY_BE_NULL = ("key", "value", "headers", "_corrupt_record")
+FORMATTED = ("key", "value")
+"""Columns that may have a format."""
 
 CHANGE = "change"
 CHANGES_COLUMNS: dict[str, DataType] = {**COLUMNS, CHANGE: StringType()}
+
+CORRUPT = "_corrupt_record"
+CORRUPT_TYPE = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("reason", StringType()),
+    ]
+)
 
 SINK_SCHEMA = StructType([StructField(name, COLUMNS[name]) for name in ("key", "value")])
 
@@ -84,32 +104,81 @@ SINK_TYPES: dict[str, tuple[type[DataType], ...]] = {
 }
 
 
-def columns_of(view: str) -> dict[str, DataType]:
+def columns_of(view: str, formats: ColumnFormats = ColumnFormats()) -> dict[str, DataType]:
     """Return all columns of a view, in order."""
-    return CHANGES_COLUMNS if view == "changes" else COLUMNS
+    columns = CHANGES_COLUMNS if view == "changes" else COLUMNS
+    return {**columns, CORRUPT: CORRUPT_TYPE} if formats.permissive else columns
 
 
 def full_schema(include_headers: bool, view: str = "log") -> StructType:
-    """Return the schema of a read without a user's schema."""
+    """Return the schema of a read without a user's schema and without formats."""
     columns = columns_of(view)
     names = [name for name in columns if include_headers or name != "headers"]
     return StructType([StructField(name, columns[name]) for name in names])
 
 
-def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
+def schema_of_read(options: ReadOptions) -> StructType | str:
+    """Return the schema of a read without a user's schema: DDL if an option gives a type as DDL.
+
+    SparkOptionError if the type of a column with a format is not known. Only Spark can parse DDL.
+    """
+    formats = options.formats
+    schema = full_schema(options.include_headers, options.view)
+    if formats.permissive:
+        schema = schema.add(CORRUPT, CORRUPT_TYPE)
+    given: dict[str, str] = {}
+    for field in schema.fields:
+        value_format, ddl = formats.of(field.name), formats.schema_of(field.name)
+        if ddl is not None:
+            given[field.name] = _type_ddl(ddl)
+        elif value_format is not None:
+            own = value_format.own_type()
+            if own is None:
+                raise SparkOptionError(
+                    f"the type of column '{field.name}' is not known: {value_format.name} has no schema",
+                    remedy=f"option {field.name}_schema, such as 'city STRING, population BIGINT', or "
+                    f".schema('{field.name} struct<city:string,population:bigint>, offset long')",
+                )
+            field.dataType = spark_type(own)
+    if not given:
+        return schema
+    return ", ".join(f"`{f.name}` {given.get(f.name) or f.dataType.simpleString()}" for f in schema.fields)
+
+
+def _type_ddl(text: str) -> str:
+    """Return the DDL of a type. As for Spark's `from_json`, a list of columns is a struct."""
+    text = text.strip()
+    if re.match(r"(struct|array|map)\s*<", text, re.I) or re.fullmatch(r"\w+\s*(\([^()]*\))?", text):
+        return text
+    return f"STRUCT<{text}>"
+
+
+def check_projection(
+    schema: StructType, view: str = "log", formats: ColumnFormats = ColumnFormats()
+) -> tuple[str, ...]:
     """Return the columns of a user's schema. SparkOptionError for an unknown column or a wrong type."""
-    columns = columns_of(view)
+    columns = columns_of(view, formats)
     problems = []
     for field in schema.fields:
         known = columns.get(field.name)
+        value_format = formats.of(field.name)
+        got = field.dataType.simpleString()
         if known is None and field.name == CHANGE:
             problems.append("column 'change' is there in view changes only")
+        elif known is None and field.name == CORRUPT:
+            problems.append(f"column '{CORRUPT}' is there with option mode=permissive only")
         elif known is None:
             problems.append(f"no column '{field.name}'{hint(field.name, columns)}")
+        elif value_format is not None:
+            problem = _format_problem(field, value_format)
+            if problem is not None:
+                problems.append(f"column '{field.name}' cannot be {got}: {problem}")
         elif not _same_type(field.dataType, known):
-            got = field.dataType.simpleString()
-            problems.append(f"column '{field.name}' is {known.simpleString()}, not {got}")
-        elif field.name in MAY_BE_NULL and not field.nullable:
+            how = ""
+            if field.name in FORMATTED and _is_nested(field.dataType):
+                how = f"; option {field.name}_format decodes it"
+            problems.append(f"column '{field.name}' is {known.simpleString()}, not {got}{how}")
+        if known is not None and field.name in MAY_BE_NULL and not field.nullable:
             problems.append(f"column '{field.name}' may be null")
     names = [field.name for field in schema.fields]
     if not names:
@@ -117,12 +186,45 @@ def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"column '{name}' is given twice")
     if problems:
-        listed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in columns.items())
+        known_columns = {
+            name: "the type that it decodes to" if formats.of(name) else kind.simpleString()
+            for name, kind in columns.items()
+        }
+        listed = ", ".join(f"{name} {kind}" for name, kind in known_columns.items())
         raise SparkOptionError(
             "the schema does not fit a record: " + "; ".join(problems),
             remedy=f"choose from: {listed}; cast after loading",
         )
     return tuple(names)
+
+
+def _format_problem(field: StructField, value_format: ValueFormat) -> str | None:
+    """Return the reason why a format cannot have the type of a column, or None."""
+    try:
+        kind = arrow_schema(StructType([field])).field(0).type
+    except PySparkException as error:
+        return str(error)
+    if field.name.lower() == "key" and has_map(field.dataType):
+        return "the entries of a map have no order, and equal keys must have equal bytes"
+    return value_format.problem(kind)
+
+
+def has_map(kind: DataType) -> bool:
+    """Return whether a type is or contains a map."""
+    if isinstance(kind, StructType):
+        return any(has_map(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and has_map(kind.elementType))
+
+
+def _is_nested(kind: DataType) -> bool:
+    return isinstance(kind, StructType | MapType | ArrayType)
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """Return Spark's type for an Arrow type."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(kind)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -136,7 +238,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 class SinkColumns:
     """Positions of the written columns in the frame; None for a column that it does not have.
 
-    key_is_text, value_is_text: the column is a string; it is written as UTF-8.
+    key_format, value_format: the formats in which the columns are written; without a format they are strings
+    (written as UTF-8) or binary. key_serializer, value_serializer: what a new topic stores for Python.
     """
 
     key: int | None
@@ -145,16 +248,18 @@ class SinkColumns:
     topic: int | None
     partition: int | None
     timestamp: int | None
-    key_is_text: bool
-    value_is_text: bool
+    key_format: ValueFormat | None
+    value_format: ValueFormat | None
+    key_serializer: str
+    value_serializer: str
     ignored: tuple[str, ...]
 
 
-READ_ONLY = ("offset", "timestamptype", "change")
+READ_ONLY = ("offset", "timestamptype", "change", CORRUPT)
 """Columns of our source that the sink ignores without a warning: a copied log gets new offsets."""
 
 
-def sink_columns(schema: StructType) -> SinkColumns:
+def sink_columns(schema: StructType, formats: ColumnFormats = ColumnFormats()) -> SinkColumns:
     """Return the columns of a frame that can be written. As in Spark, names are compared without case.
 
     SparkOptionError lists all problems: no value column, a wrong type, a duplicate column.
@@ -171,6 +276,13 @@ def sink_columns(schema: StructType) -> SinkColumns:
         if name in positions:
             problems.append(f"column '{name}' is there twice")
         positions[name] = position
+        value_format = formats.of(name)
+        if value_format is not None:
+            problem = _format_problem(field, value_format)
+            if problem is not None:
+                given = field.dataType.simpleString()
+                problems.append(f"column '{field.name}' cannot be {given} in {value_format.name}: {problem}")
+            continue
         wrong_headers = name == "headers" and not _same_type(field.dataType, HEADERS)
         if not isinstance(field.dataType, allowed) or wrong_headers:
             want = HEADERS.simpleString() if name == "headers" else " or ".join(t.typeName() for t in allowed)
@@ -185,8 +297,12 @@ def sink_columns(schema: StructType) -> SinkColumns:
             remedy="select key, value (string or binary), if wanted headers, topic, partition, timestamp",
         )
 
-    def is_text(name: str) -> bool:
-        return name in positions and isinstance(schema.fields[positions[name]].dataType, StringType)
+    def serializer(name: str) -> str:
+        value_format = formats.of(name)
+        if value_format is not None:
+            return value_format.serializer if name == "value" else "bytes"  # a dict is no key in Python
+        is_text = name in positions and isinstance(schema.fields[positions[name]].dataType, StringType)
+        return "str" if is_text else "bytes"
 
     return SinkColumns(
         key=positions.get("key"),
@@ -195,8 +311,10 @@ def sink_columns(schema: StructType) -> SinkColumns:
         topic=positions.get("topic"),
         partition=positions.get("partition"),
         timestamp=positions.get("timestamp"),
-        key_is_text=is_text("key"),
-        value_is_text=is_text("value"),
+        key_format=formats.key,
+        value_format=formats.value,
+        key_serializer=serializer("key"),
+        value_serializer=serializer("value"),
         ignored=tuple(ignored),
     )
 
@@ -209,8 +327,8 @@ def _conversion(name: str, field: StructField) -> str:
     if name == "partition" and isinstance(field.dataType, IntegralType):
         return f"CAST({column} AS INT) AS partition"
     if name in ("key", "value"):
-        if isinstance(field.dataType, StructType | MapType | ArrayType):
-            return f"to_json({column}) AS {name} writes JSON"
+        if _is_nested(field.dataType):
+            return f"to_json({column}) AS {name} writes JSON, and so does option {name}_format"
         return f"CAST({column} AS STRING) AS {name} writes its text"
     return ""
 

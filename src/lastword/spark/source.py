@@ -10,7 +10,7 @@ Spark creates a new `LastwordDataSource` with the user's options, in a Python pr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.errors import PySparkException
@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from lastword.errors import LastwordError, SparkOptionError
 from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, typed
 from lastword.spark.options import CHOICES, ReadOptions, parse_read, parse_schema, parse_write
-from lastword.spark.schema import SINK_SCHEMA, check_projection, full_schema, sink_columns
+from lastword.spark.schema import SINK_SCHEMA, check_projection, schema_of_read, sink_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ class LastwordDataSource(Shipped, DataSource):
         return "lastword"
 
     @hide_traceback
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """Return the schema. Spark calls this if the user gives no schema.
 
         Wrong options are reported here, before any action. A view with the option `topic` is a sink for
@@ -56,8 +56,7 @@ class LastwordDataSource(Shipped, DataSource):
             parse_write(self.options, warn=False)
             return SINK_SCHEMA
         # Spark does not pass whether a batch or a stream is loaded; `reader` and `streamReader` check.
-        options = parse_schema(self.options)
-        return full_schema(options.include_headers, options.view)
+        return schema_of_read(parse_schema(self.options))
 
     @hide_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -75,7 +74,7 @@ class LastwordDataSource(Shipped, DataSource):
                 remedy='use .mode("append"); for a fresh log delete the topic first, or take another name',
             )
         options = parse_write(self.options)
-        return LogWriter(prepare(options, sink_columns(schema)))
+        return LogWriter(prepare(options, sink_columns(schema, options.formats)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream."""
@@ -101,7 +100,7 @@ class LastwordDataSource(Shipped, DataSource):
         options = parse_write(
             {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}, stream=True
         )
-        return LogStreamWriter(prepare(options, sink_columns(schema), stream=True))
+        return LogStreamWriter(prepare(options, sink_columns(schema, options.formats), stream=True))
 
 
 class LogReader(Shipped, DataSourceReader):
@@ -114,7 +113,7 @@ class LogReader(Shipped, DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = schema
-        self.columns = check_projection(schema, options.view)
+        self.columns = check_projection(schema, options.view, options.formats)
 
     @hide_traceback
     def partitions(self) -> list[InputPartition]:
@@ -155,12 +154,13 @@ def load(
     numbers: Sequence[int],
     *,
     view: str,
-    schema: str | None = None,
+    schema: str | StructType | None = None,
+    formats: Mapping[str, str] | None = None,
     ends: dict[int, int] | None = None,
 ) -> DataFrame:
-    """Return a DataFrame of some partitions of one topic."""
+    """Return a DataFrame of some partitions of one topic, with the options of formats."""
     reader = spark.read.format("lastword").option("view", view)
-    reader = reader.option("assign", json.dumps({topic: list(numbers)}))
+    reader = reader.option("assign", json.dumps({topic: list(numbers)})).options(**(formats or {}))
     if schema is not None:
         reader = reader.schema(schema)
     if ends is not None:

@@ -155,7 +155,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     ) -> None:
         self.options = options
         self.schema = schema
-        self.columns = check_projection(schema, options.view)
+        self.columns = check_projection(schema, options.view, options.formats)
         self._clock = clock
         self._last_batch: float | None = None
         self._target: Offsets | None = None  # with Trigger.AvailableNow: the last offsets of the query

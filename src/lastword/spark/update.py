@@ -76,7 +76,7 @@ def update_stream(
 
     need_pyspark()
     from lastword.spark.options import parse_write
-    from lastword.spark.schema import sink_columns
+    from lastword.spark.schema import has_map, sink_columns
     from lastword.spark.write import make_target
 
     if mode not in MODES:
@@ -91,13 +91,19 @@ def update_stream(
         )
     path = shared_path(path)
     texts = {option: conf_value(value) for option, value in (options or {}).items()}
-    columns = sink_columns(frame.schema)
+    parsed = parse_write({**texts, "path": path, "topic": topic}, stream=True)
+    columns = sink_columns(frame.schema, parsed.formats)
     if mode == "complete" and (columns.key is None or columns.partition is not None):
         raise UsageError(
             "mode complete needs a column key, and chooses the partition by the key",
             remedy="select key, value, if wanted headers, timestamp",
         )
-    make_target(parse_write({**texts, "path": path, "topic": topic}, stream=True), columns)
+    if mode == "complete" and columns.value_format is not None and has_map(frame.schema["value"].dataType):
+        raise UsageError(
+            "mode complete compares values, and Spark compares no maps",
+            remedy="make the map an array: map_entries(m)",
+        )
+    make_target(parsed, columns)
     checkpoint = os.fspath(checkpoint)
     update = BatchUpdate(path, topic, checkpoint, mode, texts)
     writer = frame.writeStream.foreachBatch(update).outputMode(mode)
@@ -125,7 +131,10 @@ class BatchUpdate(Shipped):
         spark = batch.sparkSession
         if self._query_id is None:
             self._query_id = query_id(spark, self.checkpoint)
-        rows = batch if self.mode == "update" else differences(spark, self.path, self.topic, batch)
+        if self.mode == "update":
+            rows = batch
+        else:
+            rows = differences(spark, self.path, self.topic, batch, self.options)
         writer = rows.write.format("lastword").mode("append").options(**self.options)
         writer.options(topic=self.topic, producer=f"spark-{self._query_id}", sequence=number).save(self.path)
 
@@ -136,26 +145,35 @@ def query_id(spark: SparkSession, checkpoint: str) -> str:
     return str(json.loads("".join(row[0] for row in lines))["id"])
 
 
-def differences(spark: SparkSession, path: str, topic: str, result: DataFrame) -> DataFrame:
+def differences(
+    spark: SparkSession, path: str, topic: str, result: DataFrame, options: Mapping[str, str]
+) -> DataFrame:
     """Return the records that turn the newest values of a topic into the result.
 
     A key that exists stays in its partition; a new key has a null partition, for which the sink asks the
-    topic's partitioner.
+    topic's partitioner. Columns with a format are compared decoded, others as bytes.
     """
     from pyspark.sql import functions as F
+    from pyspark.sql.types import BinaryType, IntegerType, StructType
 
+    from lastword.spark.options import FORMAT
     from lastword.spark.source import load
     from lastword.spark.write import existing_target
 
     names = {field.name.lower(): field.name for field in result.schema.fields}
+    given = {name.lower(): text for name, text in options.items()}
+    formats = {name: given[name.lower()] for name in FORMAT if name.lower() in given}
+    schema = StructType()
+    for name in ("key", "value"):
+        has_format = f"{name}_format" in formats
+        schema = schema.add(name, result.schema[names[name]].dataType if has_format else BinaryType())
     now = result.select(
-        F.col(names["key"]).cast("binary").alias("key"),
-        F.col(names["value"]).cast("binary").alias("value"),
+        *(F.col(names[field.name]).cast(field.dataType).alias(field.name) for field in schema.fields),
         *(F.col(names[name]).alias(name) for name in ("headers", "timestamp") if name in names),
     ).alias("now")
+    schema = schema.add("partition", IntegerType())
     numbers = range(existing_target(path, topic).partitions)
-    schema = "key binary, value binary, partition int"
-    newest = load(spark, path, topic, numbers, view="latest", schema=schema).alias("newest")
+    newest = load(spark, path, topic, numbers, view="latest", schema=schema, formats=formats).alias("newest")
     joined = now.join(newest, F.col("now.key") == F.col("newest.key"), "full_outer")
     return joined.where(~F.col("now.value").eqNullSafe(F.col("newest.value"))).select(
         F.coalesce("now.key", "newest.key").alias("key"),

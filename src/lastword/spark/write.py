@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lastword.records.pack import AppendColumns, Workspace
+    from lastword.value_formats import ValueFormat
 
 log = logging.getLogger(__name__)
 
@@ -354,8 +355,8 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopi
 def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     """Return the topic of option `topic`. A new topic is made with the settings among the options.
 
-    SparkOptionError if the topic exists and differs from the options. A new topic stores the serializer `str`
-    for string columns, so that Python reads them as strings.
+    SparkOptionError if the topic exists and differs from the options. A new topic stores the serializers of
+    the columns, so that Python reads a string column as strings and JSON as objects.
     """
     topic = names.check_topic(options.topic or "")
     if topic in INTERNAL_TOPICS:
@@ -368,8 +369,8 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
         target = existing_target(options.path, topic)
         _check_same(options, target, LogDirectory.open(options.path, "r").topic_config(topic))
     else:
-        for which, is_text in (("key", columns.key_is_text), ("value", columns.value_is_text)):
-            settings.setdefault(f"lastword.{which}.serializer", "str" if is_text else "bytes")
+        settings.setdefault("lastword.key.serializer", columns.key_serializer)
+        settings.setdefault("lastword.value.serializer", columns.value_serializer)
         target = None
     compacts = target.compacts if target is not None else "compact" in settings["cleanup.policy"]
     if compacts and columns.key is None:
@@ -637,13 +638,15 @@ def normal_rows(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def bytes_of(position: int | None) -> pa.Array:
+    def bytes_of(position: int | None, value_format: ValueFormat | None) -> pa.Array:
         if position is None:
             return pa.nulls(batch.num_rows, pa.binary())
         array = batch.column(position)
+        if value_format is not None:
+            return value_format.encode(array)
         return array if pa.types.is_binary(array.type) else array.cast(pa.binary())
 
-    value = bytes_of(columns.value)
+    value = bytes_of(columns.value, columns.value_format)
     if value.null_count and options.null_value == "error":
         raise SparkOptionError(
             "a row has no value, which would delete its key",
@@ -672,7 +675,8 @@ def normal_rows(
             "a row has a header without a key", remedy="filter its headers; their values may be null"
         )
     return pa.RecordBatch.from_arrays(
-        [bytes_of(columns.key), value, timestamp, headers], names=["key", "value", "timestamp", "headers"]
+        [bytes_of(columns.key, columns.key_format), value, timestamp, headers],
+        names=["key", "value", "timestamp", "headers"],
     )
 
 

@@ -1,0 +1,277 @@
+"""Columns with a format: struct keys and values are written and read as they are, in batches and streams."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import Row
+from pyspark.sql.types import StructType
+
+import lastword
+import lastword.spark
+from lastword.errors import SerializerError, SparkOptionError, UsageError, ValueFormatError
+from lastword.spark.bootstrap import typed
+from lastword.spark.options import parse_read, parse_write
+from lastword.spark.schema import sink_columns
+from lastword.spark.source import LastwordDataSource, LogReader
+from lastword.spark.write import normal_rows
+from tests.spark.conftest import append, create
+from tests.spark.test_stream_write import update
+
+NOW = 1_700_000_000_000
+PLACE = StructType().add("city", "string").add("population", "long")
+
+
+def records(root: Path, *values: bytes | None, key: bytes = b"k") -> None:
+    create(root, "t")
+    append(root, "t", 0, [[(NOW, key, value, ()) for value in values]])
+
+
+def read(root: Path, schema: StructType, **options: str) -> list[dict[str, Any]]:
+    chosen = parse_read({"path": str(root), "subscribe": "t", "value_format": "json", **options})
+    reader = LogReader(chosen, schema)
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+def source(**options: str) -> LastwordDataSource:
+    return LastwordDataSource({"path": "/data", "subscribe": "t", **options})
+
+
+def test_a_malformed_value_is_named_with_its_record(tmp_path: Path) -> None:
+    records(tmp_path, b'{"city":"Rome"}', None, b"{", b'{"city":"Bern"}')
+    schema = StructType().add("value", PLACE)
+    with pytest.raises(
+        ValueFormatError, match=r"t-0: offset 2: the value cannot be read as json: "
+    ) as caught:
+        read(tmp_path, schema)
+    assert caught.value.offset == 2 and "mode=permissive" in (caught.value.remedy or "")
+    assert isinstance(
+        typed(Exception(f"x lastword.errors.ValueFormatError: {caught.value}")), ValueFormatError
+    )
+    rows = read(tmp_path, schema, mode="PERMISSIVE")
+    assert [row["value"] and row["value"]["city"] for row in rows] == ["Rome", None, None, "Bern"]
+
+
+def test_a_permissive_read_distinguishes_a_deletion(tmp_path: Path) -> None:
+    records(tmp_path, b"{", None, b"{}", key=b"[1")
+    given = {"key_format": "json", "mode": "permissive"}
+    schema = source(value_format="json", value_schema="city STRING", **given, key_schema="int").schema()
+    assert isinstance(schema, str) and schema.startswith(
+        "`key` int, `value` STRUCT<city STRING>, `topic` string"
+    )
+    assert schema.endswith("`_corrupt_record` struct<key:binary,value:binary,reason:string>")
+    corrupt = StructType().add("key", "binary").add("value", "binary").add("reason", "string")
+    wanted = StructType().add("_corrupt_record", corrupt).add("key", "integer").add("value", PLACE)
+    rows = read(tmp_path, wanted, **given)
+    assert [row["_corrupt_record"]["value"] for row in rows] == [b"{", None, None]
+    assert {row["_corrupt_record"]["key"] for row in rows} == {b"[1"}
+    assert rows[0]["_corrupt_record"]["reason"].startswith("key: it is not JSON")
+    assert "; value: it is not JSON" in rows[0]["_corrupt_record"]["reason"]
+    assert rows[2]["value"] == {"city": None, "population": None}
+
+
+def test_only_selected_columns_are_decoded(tmp_path: Path) -> None:
+    records(tmp_path, b"{")
+    assert read(tmp_path, StructType().add("key", "binary").add("offset", "long")) == [
+        {"key": b"k", "offset": 0}
+    ]
+    assert read(tmp_path, StructType().add("value", PLACE), keys='["x"]') == []
+    latest = StructType().add("change", "string").add("value", PLACE)
+    assert read(tmp_path, latest, view="changes", keys='["x"]') == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"value_format": "xml"}, "'value_format' is json"),
+        ({"value_format": "json"}, "the type of column 'value' is not known(.|\n)*value_schema"),
+        ({"value_schema": "a int"}, "'value_schema' needs value_format"),
+        ({"mode": "permissive"}, "'mode' needs value_format or key_format"),
+        ({"value_format": "json", "mode": "dropmalformed"}, "'mode' is failfast or permissive"),
+    ],
+)
+def test_what_options_of_a_format_must_say(options: dict[str, str], said: str) -> None:
+    with pytest.raises(SparkOptionError, match=said):
+        source(**options).schema()
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        (StructType().add("value", PLACE), {}, "is binary, not struct<.*>; option value_format decodes it"),
+        (StructType().add("value", "string"), {"value_format": "json"}, "cannot be string: text and bytes"),
+        (StructType().add("value", "interval day to second"), {"value_format": "json"}, "no JSON"),
+        (
+            StructType().add("_corrupt_record", "string"),
+            {"value_format": "json"},
+            "with option mode=permissive only",
+        ),
+        (StructType().add("key", PLACE, False), {"key_format": "json"}, "column 'key' may be null"),
+    ],
+)
+def test_a_schema_that_a_format_lacks_is_refused(
+    schema: StructType, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(SparkOptionError, match=said):
+        source(**options).reader(schema)
+
+
+def test_the_sink_names_the_option_and_refuses_a_map_as_key() -> None:
+    from pyspark.sql.types import IntegerType, MapType, StringType
+
+    nested = StructType().add("key", PLACE).add("value", PLACE)
+    with pytest.raises(
+        SparkOptionError, match=r"to_json\(`key`\) AS key writes JSON, and so does option key_format"
+    ):
+        sink_columns(nested)
+    formats = parse_write({"path": "/d", "key_format": "json", "value_format": "json"}).formats
+    columns = sink_columns(nested, formats)
+    assert (columns.key_serializer, columns.value_serializer) == ("bytes", "json")
+    mapped = StructType().add("key", MapType(StringType(), IntegerType())).add("value", PLACE)
+    with pytest.raises(SparkOptionError, match="entries of a map have no order"):
+        sink_columns(mapped, formats)
+    with pytest.raises(SparkOptionError, match="cannot be string in json: text and bytes"):
+        sink_columns(StructType().add("key", PLACE).add("value", "string"), formats)
+
+
+def test_a_value_that_cannot_be_written_is_an_error() -> None:
+    import pyarrow as pa
+
+    options = parse_write({"path": "/d", "value_format": "json"})
+    schema = StructType().add("value", StructType().add("day", "date"))
+    kind = pa.struct([("day", pa.date32())])
+    batch = pa.RecordBatch.from_arrays([pa.array([{"day": 3_000_000}], kind)], names=["value"])
+    with pytest.raises(SerializerError, match="a value cannot be written as json"):
+        normal_rows(batch, sink_columns(schema, options.formats), options, NOW)
+
+
+# ---------------------------------------------------------------- in a session
+
+
+TYPES = (
+    "a boolean, b tinyint, c smallint, d int, e bigint, f float, g double, h decimal(38,18), i string, "
+    "j binary, k date, l timestamp, m timestamp_ntz, n array<struct<x:int,y:array<string>>>, "
+    "o map<string,decimal(5,2)>, p struct<z:int>"
+)
+FULL = (
+    *(True, -128, -32768, 2**31 - 1, -(2**63), 0.1, float("nan")),
+    *(Decimal("12345678901234567890.123456789012345678"), 'é"\n', b"\xff\x00", date(1, 1, 1)),
+    *(datetime(2026, 1, 31, 12, 0, 0, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999)),
+    *([(1, ["a", None]), None, (None, None)], {"": Decimal("1.10"), "b": None}, (None,)),
+)
+
+
+def reader_of(spark: Any, topic: str, **options: str) -> Any:
+    return spark.read.format("lastword").option("subscribe", topic).options(**options)
+
+
+def write(frame: Any, root: str, topic: str, **options: str) -> None:
+    frame.coalesce(1).write.format("lastword").mode("append").option("topic", topic).options(**options).save(
+        root
+    )
+
+
+@pytest.mark.spark
+def test_every_type_in_a_batch(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    root = str(tmp_path / "data")
+    schema = f"key struct<id:bigint,part:string>, value struct<{TYPES}>"
+    both = {"key_format": "json", "value_format": "json"}
+    frame = spark.createDataFrame([((1, "x"), FULL), ((2, None), (None,) * 16), ((3, "y"), None)], schema)
+    expected = frame.collect()
+    write(frame, root, "t", **both)
+    derived = reader_of(
+        spark, "t", **both, value_schema=TYPES, key_schema="struct<id:bigint, part:string>"
+    ).load(root)
+    assert derived.columns[2:] == ["topic", "partition", "offset", "timestamp", "timestampType"]
+    assert derived.select("key", "value").schema == frame.schema
+    assert repr(derived.select("key", "value").collect()) == repr(expected)
+
+    raw = reader_of(spark, "t").schema("value binary").load(root)
+    theirs = raw.select(F.from_json(F.col("value").cast("string"), TYPES).alias("value"))
+    assert repr(theirs.collect()) == repr([Row(value=row.value) for row in expected])
+    theirs = frame.select("key", F.to_json(F.col("value").dropFields("m", "l")).alias("value"))
+    write(theirs, root, "u", key_format="json")
+    ours = reader_of(spark, "u", **both).schema(schema).load(root)
+    fields = F.col("value").dropFields("m", "l").alias("value")
+    assert repr(ours.select("key", fields).collect()) == repr(frame.select("key", fields).collect())
+    with lastword.open(root) as logs:
+        values = [record.value for record in logs.topic("t").read()]
+    assert values[0]["n"] == [{"x": 1, "y": ["a", None]}, None, {}] and values[1:] == [{}, None]
+
+
+@pytest.mark.spark
+def test_streams_and_a_malformed_value(spark: Any, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    create(root, "t")
+    append(root, "t", 0, [[(NOW, b"ada", b'{"city":"Rome","population":7}', ()), (NOW, b"bob", None, ())]])
+    stream = (
+        spark.readStream.format("lastword").option("subscribe", "t").option("startingOffsets", "earliest")
+    )
+    stream = (
+        stream.option("value_format", "json")
+        .option("value_schema", "city STRING, population BIGINT")
+        .load(str(root))
+    )
+    changed = stream.selectExpr(
+        "key", "if(value is null, null, struct(value.city, value.population + 1 AS n)) AS value"
+    )
+
+    def run() -> Any:
+        writer = changed.writeStream.format("lastword").option("topic", "copy").option("value_format", "json")
+        query = (
+            writer.option("checkpointLocation", str(tmp_path / "c"))
+            .trigger(availableNow=True)
+            .start(str(root))
+        )
+        query.awaitTermination(180)
+
+    run()
+    with lastword.open(root) as logs:
+        written = [(r.key, r.value) for r in logs.topic("copy").read()]
+    assert written == [(b"ada", {"city": "Rome", "n": 8}), (b"bob", None)]
+    append(root, "t", 0, [[(NOW, b"eve", b"[]", ())]])
+    with pytest.raises(
+        Exception, match=r"t-0: offset 2: the value cannot be read as json: \[\] is no object"
+    ):
+        run()
+
+
+@pytest.mark.spark
+def test_complete_mode_compares_decoded_values(spark: Any, tmp_path: Path) -> None:
+    root, checkpoint = tmp_path / "data", tmp_path / "checkpoint"
+    root.mkdir()
+    create(root, "t")
+    append(root, "t", 0, [[(NOW, b"ada", b"", ()), (NOW, b"bob", b"", ())]])
+    stream = (
+        spark.readStream.format("lastword").option("subscribe", "t").option("startingOffsets", "earliest")
+    )
+    counted = stream.load(str(root)).groupBy("key").count().where("count < 3")
+    counted = counted.selectExpr(
+        "struct(CAST(key AS STRING) AS name) AS key", "struct(count AS n, array(count) AS all) AS value"
+    )
+    given = {"mode": "complete", "options": {"key_format": "json", "VALUE_FORMAT": "json"}}
+
+    def rows() -> list[tuple[Any, Any]]:
+        with lastword.open(root) as logs:
+            return [(r.key, r.value) for r in logs.topic("rare").read()]
+
+    update(counted, root, "rare", checkpoint, **given)
+    one = {"n": 1, "all": [1]}
+    assert sorted(rows()) == [(b'{"name":"ada"}', one), (b'{"name":"bob"}', one)]
+    append(root, "t", 0, [[(NOW, key, b"", ()) for key in (b"ada", b"ada", b"eve")]])
+    update(counted, root, "rare", checkpoint, **given)
+    second = rows()
+    assert sorted(second[2:], key=str) == [(b'{"name":"ada"}', None), (b'{"name":"eve"}', one)]
+    mapped = counted.selectExpr("key", "map('a', value) AS value")
+    with pytest.raises(UsageError, match="Spark compares no maps"):
+        update(mapped, root, "rare", tmp_path / "other", **given)
