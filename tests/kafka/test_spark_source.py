@@ -87,7 +87,7 @@ STREAMS = [case for case in SAME if case["stream"]]
 BATCHES = [case for case in SAME if not case["stream"]]
 ALWAYS = {"every record", "two topics", "transactions, uncommitted", "transactions, committed"}
 SAME = [
-    *(case for at, case in enumerate(BATCHES) if case["name"] in ALWAYS or at % stride(2) == 0),
+    *(case for at, case in enumerate(BATCHES) if case["name"] in ALWAYS or at % stride(4) == 0),
     *STREAMS[5 % stride(4) :: stride(4)],  # always the sixth stream: small batches
 ]
 
@@ -108,6 +108,9 @@ REFUSED = [
     case("no number", minPartitions="many"),
     case("an option of the client that takes the source's place", **{"kafka.auto.offset.reset": "earliest"}),
 ]
+
+
+REFUSED = REFUSED[:: stride(3)]
 
 
 @pytest.fixture(scope="module")

@@ -91,9 +91,9 @@ def stream(spark: Any, root: Path) -> None:
 def updated(spark: Any, root: Path) -> None:
     source = spark.readStream.format("lastword").options(subscribe="t", startingOffsets="earliest")
     counts = source.load(str(root)).groupBy("key").count().selectExpr("key", "CAST(count AS STRING) AS value")
-    for mode in ("update", "complete"):
+    for mode, queries in (("update", 2), ("complete", 1)):
         checkpoint = root.parent / mode
-        for _ in range(2):  # the second query repeats the same batch, as after a crash
+        for _ in range(queries):  # the second query repeats the same batch, as after a crash
             query = lastword.spark.update_stream(
                 counts, root, mode, checkpoint=checkpoint, mode=mode, trigger={"availableNow": True}
             )
