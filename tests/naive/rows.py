@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
-Row = tuple[int, int, int, int, bytes | None]
-"""Hash, digest, offset, size with flags, key."""
+Row = tuple[int, int, bytes | None]
+"""Offset, size with flags, key."""
 
 SIZE_MASK = (1 << 32) - 1
 ABORTED, DEAD_KEYLESS = 1 << 40, 1 << 41  # of a key batch
-ROW_KEYLESS, ROW_ABORTED, ROW_DEAD_KEYLESS = 1 << 60, 1 << 61, 1 << 62
+ROW_KEYLESS, ROW_ABORTED, ROW_DEAD_KEYLESS = 1, 2, 4
+LONG = 255
 
 
-def divided(records: list[Row], shards: int) -> list[bytes]:
-    """Return the section of each shard: its rows, then their keys."""
-    rows, keys = [b""] * shards, [b""] * shards
-    for hashed, digest, offset, size, key in records:
-        word = size & SIZE_MASK
-        word |= ROW_ABORTED if size & ABORTED else 0
-        word |= ROW_DEAD_KEYLESS if size & DEAD_KEYLESS else 0
-        if key is None:
-            shard = offset % shards
-            words = [0, 0, offset, word | ROW_KEYLESS]
-        else:
-            shard = ((hashed >> 32) * shards) >> 32
-            words = [hashed, digest, offset, word | len(key) << 32]
-            keys[shard] += key
-        rows[shard] += b"".join(field.to_bytes(8, "little") for field in words)
-    return [a + b for a, b in zip(rows, keys, strict=True)]
+def divided(records: list[tuple[int, Row]], shards: int) -> list[list[bytes]]:
+    """Return the rows of each shard; a record has the hash of its key beside it."""
+    rows: list[list[bytes]] = [[] for _ in range(shards)]
+    before: list[int | None] = [None] * shards
+    for hashed, (offset, size, key) in records:
+        shard = offset % shards if key is None else ((hashed >> 32) * shards) >> 32
+        rows[shard].append(row(offset, size, key, before[shard]))
+        before[shard] = offset
+    return rows
 
 
-def joined(section: bytes, count: int, with_keyless: bool) -> list[Row]:
-    """Return the records of a section of `count` rows."""
+def row(offset: int, size: int, key: bytes | None, before: int | None) -> bytes:
+    """Return a row; `before` is the offset of the row before it in the section."""
+    if before is not None and key is not None and len(key) < LONG:
+        delta = offset - before
+        if 0 <= delta < 1 << 16 and size < 1 << 16:
+            return delta.to_bytes(2, "little") + size.to_bytes(2, "little") + bytes([len(key)]) + key
+    flags = ROW_KEYLESS if key is None else 0
+    flags |= ROW_ABORTED if size & ABORTED else 0
+    flags |= ROW_DEAD_KEYLESS if size & DEAD_KEYLESS else 0
+    key = key or b""
+    numbers = ((flags, 2), (0, 2), (LONG, 1), (offset, 8), (size & SIZE_MASK, 4), (len(key), 4))
+    return b"".join(number.to_bytes(size, "little") for number, size in numbers) + key
+
+
+def joined(section: bytes, with_keyless: bool) -> list[Row]:
+    """Return the records of a section."""
     records: list[Row] = []
-    position = 32 * count
-    for i in range(count):
-        hashed, digest, offset, word = (
-            int.from_bytes(section[at : at + 8], "little") for at in range(32 * i, 32 * i + 32, 8)
-        )
-        size = word & SIZE_MASK
-        size |= ABORTED if word & ROW_ABORTED else 0
-        size |= DEAD_KEYLESS if word & ROW_DEAD_KEYLESS else 0
-        length = word >> 32 & ((1 << 28) - 1)
-        if word & ROW_KEYLESS:
-            if with_keyless:
-                records.append((hashed, digest, offset, size, None))
-            continue
-        records.append((hashed, digest, offset, size, section[position : position + length]))
+    position = offset = 0
+
+    def take(size: int) -> int:
+        nonlocal position
+        position += size
+        return int.from_bytes(section[position - size : position], "little")
+
+    while position < len(section):
+        delta, size, length, flags = take(2), take(2), take(1), 0
+        if length == LONG:
+            flags, offset, size, length = delta, take(8), take(4), take(4)
+        else:
+            offset += delta
+        size |= ABORTED if flags & ROW_ABORTED else 0
+        size |= DEAD_KEYLESS if flags & ROW_DEAD_KEYLESS else 0
+        key = section[position : position + length]
         position += length
+        if not flags & ROW_KEYLESS:
+            records.append((offset, size, key))
+        elif with_keyless:
+            records.append((offset, size, None))
     return records

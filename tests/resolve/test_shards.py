@@ -36,8 +36,10 @@ from lastword.resolve.shards import (
 )
 from lastword.segment.indexes import AbortedTransaction
 from lastword.units import NEVER
+from tests.naive.hashing import key_hash
 from tests.naive.pack import Record, encode_batch
 from tests.naive.rows import divided, joined
+from tests.naive.rows import row as naive_row
 from tests.naive.strategies import T, batches
 from tests.resolve.support import MemorySegment, segments
 from tests.resolve.test_outcomes import data, marker
@@ -308,13 +310,14 @@ def test_divided_nothing(tmp_path: Path) -> None:
 def test_two_keys_with_one_hash_stay_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows get the same hash: the bytes of the keys decide."""
     sources = synthetic(6, 800, 60, 200)
-    real = key_batch.divide_key_batch
+    real = key_batch.fill_from_rows
 
-    def one_hash(uncompressed: Any, batch: Any, *more: Any) -> int:
-        batch.hashes[0] = 7
-        return int(real(uncompressed, batch, *more))
+    def one_hash(*given: Any) -> int:
+        status = int(real(*given))
+        given[-1].hashes[0] = 7
+        return status
 
-    monkeypatch.setattr(key_batch, "divide_key_batch", one_hash)
+    monkeypatch.setattr(key_batch, "fill_from_rows", one_hash)
     check_divided(tmp_path, sources, 1, 1 << 20, None)
 
 
@@ -341,68 +344,101 @@ def test_progress_counts_the_log_and_then_the_scratch_file(tmp_path: Path) -> No
 
 row = st.tuples(
     st.integers(0, (1 << 64) - 1),
-    st.one_of(st.none(), st.binary(max_size=80)),
-    st.integers(0, (1 << 32) - 1),
-    st.sampled_from([0, key_batch.ABORTED, key_batch.DEAD_KEYLESS]),
+    st.one_of(st.none(), st.binary(max_size=80), st.sampled_from([bytes(254), bytes(255), bytes(300)])),
+    st.one_of(st.integers(0, 1 << 17), st.integers(0, (1 << 32) - 1)),
+    st.sampled_from([0, 0, 0, key_batch.ABORTED, key_batch.DEAD_KEYLESS]),
+    st.sampled_from([1, 2, 300, 65_535, 65_536, 1 << 40]),
 )
+WORDS = np.array([3, 5, 7, 9, 0, LAST_HASH], np.uint64)
 
 
 @settings(max_examples=60)
 @given(rows=st.lists(row, max_size=30), shards=st.integers(1, 6))
-def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int]], shards: int) -> None:
+def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int, int]], shards: int) -> None:
     """The kernel divides rows as the naive twin does; joined again, a part has the records of its shard."""
     count = len(rows)
     filler = KeyBatchFiller(max(count, 1))
-    data = np.frombuffer(b"".join(key or b"" for _, key, _, _ in rows) + bytes(SLACK), np.uint8).copy()
-    position, records = 0, []
-    for number, (hashed, key, size, flag) in enumerate(rows):
-        flags = size | flag
-        records.append((hashed, ~hashed & LAST_HASH, number, flags, key))
-        filler.arrays.hashes[:, number] = records[-1][:2]
+    data = np.frombuffer(b"".join(one[1] or b"" for one in rows) + bytes(SLACK), np.uint8).copy()
+    position, records, offset = 0, [], 0
+    for number, (hashed, key, size, flag, delta) in enumerate(rows):
+        offset += delta
+        records.append((hashed, (offset, size | flag, key)))
+        filler.arrays.hashes[:, number] = hashed
         length = -1 if key is None else len(key)
-        filler.arrays.spans[:, number] = (position, length, number, flags)
+        filler.arrays.spans[:, number] = (position, length, offset, size | flag)
         position += max(length, 0)
-    ends = np.empty((2, shards), np.int64)
-    table = np.empty((count, key_batch.ROW_WORDS), np.uint64)
-    keys = np.empty(position + SLACK, np.uint8)
-    arguments = (data, filler.arrays, count, ends)
-    assert key_batch.divide_key_batch(*arguments, table, keys) == kernels.OK
     wanted = divided(records, shards)
-    first = first_byte = 0
+    bins, sections = empty_bins([sum(map(len, one)) for one in wanted])
+    arguments = (data, filler.arrays, 0, count, bins, sections)
+    assert key_batch.divide_key_batch(*arguments) == (count, 0, kernels.OK)
     for shard in range(shards):
-        end, end_byte = ends[:, shard].tolist()
-        section = table[first:end].tobytes() + keys[first_byte:end_byte].tobytes()
-        assert section == wanted[shard]
+        start, _, end, number, _ = bins[shard].tolist()
+        section = sections[start:end].tobytes()
+        assert section == b"".join(wanted[shard]) and number == len(wanted[shard])
         for with_keyless in (True, False):
-            assert read_back(section, end - first, with_keyless) == joined(section, end - first, with_keyless)
-        first, first_byte = end, end_byte
+            assert read_back(section, number, with_keyless) == joined(section, with_keyless)
     if count:
-        assert key_batch.divide_key_batch(*arguments, table[1:], keys) == kernels.FULL
         filler.arrays.spans[key_batch.KEY_LENGTH, 0] = position + 1
-        assert key_batch.divide_key_batch(*arguments, table, keys) == kernels.NO_SLACK
+        _, _, status = key_batch.divide_key_batch(*arguments)
+        assert status == kernels.NO_SLACK
 
 
-def read_back(
-    section: bytes, count: int, with_keyless: bool
-) -> list[tuple[int, int, int, int, bytes | None]]:
+def empty_bins(sizes: Sequence[int]) -> tuple[Any, Any]:
+    """Return bins of these sizes, and their data."""
+    starts = np.concatenate([[0], np.cumsum(np.array(sizes) + key_batch.BIN_SLACK)])
+    bins = np.zeros((len(sizes), key_batch.BIN_FIELDS), np.int64)
+    bins[:, key_batch.BIN_START] = bins[:, key_batch.BIN_END] = starts[:-1]
+    bins[:, key_batch.BIN_LIMIT] = starts[:-1] + sizes
+    return bins, np.zeros(starts[-1] + SLACK, np.uint8)
+
+
+def test_a_full_bin_stops_before_its_record() -> None:
+    filler = KeyBatchFiller(4)
+    filler.arrays.spans[:, :3] = np.array([(0, 5, n, 20) for n in range(3)]).T
+    filler.arrays.hashes[:] = 0
+    data = np.zeros(5 + SLACK, np.uint8)
+    bins, sections = empty_bins([26 + 10 + 9])
+    assert key_batch.divide_key_batch(data, filler.arrays, 0, 3, bins, sections) == (2, 0, kernels.FULL)
+    assert bins[0].tolist() == [0, 45, 36, 2, 1]
+    bins[0, key_batch.BIN_LIMIT] = sections.size
+    assert key_batch.divide_key_batch(data, filler.arrays, 2, 3, bins, sections) == (2, 0, kernels.NO_SLACK)
+
+
+def read_back(section: bytes, count: int, with_keyless: bool) -> list[tuple[int, int, bytes | None]]:
     data = np.frombuffer(section + bytes(SLACK), np.uint8).copy()
     filler = KeyBatchFiller(max(count, 1))
-    status = key_batch.fill_from_rows(data, count, with_keyless, filler.cursor, filler.arrays)
+    status = key_batch.fill_from_rows(
+        data, len(section), count, with_keyless, WORDS, filler.cursor, filler.arrays
+    )
     assert status == kernels.OK
-    entries = []
+    found: list[tuple[int, int, bytes | None]] = []
     for i in range(int(filler.cursor[key_batch.FILLED])):
         position, length, offset, size = filler.arrays.spans[:, i].tolist()
         key = None if length < 0 else section[position : position + length]
-        entries.append((*filler.arrays.hashes[:, i].tolist(), offset, size, key))
-    return entries
+        found.append((offset, size, key))
+        if key is not None:
+            seeds = WORDS.tolist()
+            assert filler.arrays.hashes[:, i].tolist() == [
+                key_hash(key, *seeds[:2]),
+                key_hash(key, *seeds[2:4]),
+            ]
+    return found
 
 
-def test_a_section_that_is_too_short(tmp_path: Path) -> None:
+def test_a_section_that_does_not_end_with_a_row() -> None:
     filler = KeyBatchFiller(4)
-    arguments = (True, filler.cursor, filler.arrays)
-    row = np.array([[1, 2, 3, 5 << 32]], np.uint64).tobytes()  # with a key of five bytes
-    for section, count in ((row + b"1234", 1), (row, 2), (row[:-1], 1)):
+    arguments = (True, WORDS, filler.cursor, filler.arrays)
+    long, short = naive_row(1, 3, b"12345", None), naive_row(2, 3, b"12345", 1)
+    for section, count in (
+        (long[:-1], 1),
+        (long, 2),
+        (long[:20], 1),
+        (long + short[:-1], 2),
+        (long + short[:4], 2),
+        (long + short, 1),
+    ):
         data = np.frombuffer(section + bytes(SLACK), np.uint8).copy()
-        assert key_batch.fill_from_rows(data, count, *arguments) == kernels.NO_SLACK
-    data = np.frombuffer(5 * row + bytes(SLACK), np.uint8).copy()
-    assert key_batch.fill_from_rows(data, 5, *arguments) == kernels.FULL
+        assert key_batch.fill_from_rows(data, len(section), count, *arguments) == kernels.BAD_RECORD
+        assert key_batch.fill_from_rows(data, data.size, count, *arguments) == kernels.BAD_RECORD
+    data = np.frombuffer(long + 4 * short + bytes(SLACK), np.uint8).copy()
+    assert key_batch.fill_from_rows(data, data.size - SLACK, 5, *arguments) == kernels.FULL

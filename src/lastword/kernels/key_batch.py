@@ -14,7 +14,7 @@ import numpy as np
 from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.hashing import key_hash
-from lastword.kernels.memory import copy_exact, load8, load64, multiply_fold, store8, store64
+from lastword.kernels.memory import copy_wide, load32, load64, multiply_fold, store64
 from lastword.kernels.pages import PAGE_BITS
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -69,15 +69,27 @@ SPAN_FIELDS = 4
 # In `outcomes` (`partition.transactions.BatchOutcome`): 0 is committed; all others stay out of the map.
 OUTCOME_ABORTED = 1
 
-# A row of a section, four words: hash of the map, hash of the digest, offset, and the word of the others:
-ROW_WORDS = 4
-ROW_BYTES = 8 * ROW_WORDS
-ROW_SIZE_MASK = (1 << 32) - 1  # size with NO_HORIZON, DUE and TOMBSTONE
-ROW_LENGTH_SHIFT = 32
-ROW_LENGTH_MASK = (1 << 28) - 1  # of the key
-ROW_KEYLESS = 1 << 60
-ROW_ABORTED = 1 << 61
-ROW_DEAD_KEYLESS = 1 << 62
+# A section is a sequence of rows. A short row has 5 bytes: offset minus that of the row before (2), size (2),
+# key length (1); then the key. A row that does not fit this form, and the first row of a section, has 21
+# bytes: row flags (2), 0 (2), LONG_ROW (1), offset (8), size with NO_HORIZON, DUE and TOMBSTONE (4), key
+# length (4); then the key. Hashes are not stored: computing them from the key is as fast as reading them.
+ROW_BYTES = 5
+LONG_ROW_BYTES = 21
+LONG_ROW = 255
+MAX_ROW_FIELD = (1 << 16) - 1
+ROW_SIZE_MASK = (1 << 32) - 1
+ROW_KEYLESS = 1
+ROW_ABORTED = 2
+ROW_DEAD_KEYLESS = 4
+
+# Columns of `bins`, int64, one row a shard: a part of `data` in which a section is collected.
+BIN_START = 0
+BIN_LIMIT = 1
+BIN_END = 2  # of the rows up to now
+BIN_ROWS = 3
+BIN_OFFSET = 4  # of the last row
+BIN_FIELDS = 5
+BIN_SLACK = 8  # bytes between a bin's limit and the next bin: wide stores may touch them
 
 
 class KeyBatch(NamedTuple):
@@ -236,128 +248,128 @@ def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
     return OK
 
 
-@inline
-def copy_key(target, target_position, source, position, size):
-    """Copy a key without writing past it; the source is read up to 7 bytes past it."""
-    if size > 64:
-        copy_exact(target, target_position, source, position, size)
-    elif size >= 8:
-        last = size - 8
-        done = 0
-        while done < last:
-            store64(target, target_position + done, load64(source, position + done))
-            done += 8
-        store64(target, target_position + last, load64(source, position + last))
-    else:
-        for i in range(size):
-            store8(target, target_position + i, load8(source, position + i))
-
-
 @kernel
-def divide_key_batch(uncompressed, batch, filled, ends, rows, keys):
-    """Write the first `filled` records of a key batch as rows, shard by shard, and their keys likewise.
+def divide_key_batch(uncompressed, batch, first, filled, bins, data):
+    """Append records first..filled - 1 of a key batch, as rows, to the bins of their shards, in order.
 
-    Within a shard the records keep their order. A record without a key belongs to a shard by its offset. Row
-    0 of `ends` (int64[2, shards]) becomes the end of each shard in `rows` (uint64[n, ROW_WORDS]), row 1 its
-    end in `keys` (uint8, with slack).
+    A record without a key belongs to a shard by its offset. `bins` (int64[shards, BIN_FIELDS]) are parts of
+    `data` (uint8, with slack), with BIN_SLACK bytes between them.
 
-    Returns OK, NO_SLACK if a key is outside `uncompressed`, or FULL if `rows` or `keys` is too small.
-    """
-    hashes, spans, _pages, homes = batch
-    shards = ends.shape[1]
-    for shard in range(shards):
-        ends[0, shard] = 0
-        ends[1, shard] = 0
-    for i in range(filled):
-        key_length = spans[KEY_LENGTH, i]
-        if key_length < 0:
-            shard = spans[OFFSET, i] % shards
-        else:
-            position = spans[KEY_POSITION, i]
-            if position < 0 or key_length > uncompressed.size - SLACK - position:
-                return NO_SLACK
-            shard = np.int64(((hashes[0, i] >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32))
-            ends[1, shard] += key_length
-        ends[0, shard] += 1
-        homes[0, i] = shard
-    row = np.int64(0)
-    byte = np.int64(0)
-    for shard in range(shards):  # from counts to starts
-        count = ends[0, shard]
-        size = ends[1, shard]
-        ends[0, shard] = row
-        ends[1, shard] = byte
-        row += count
-        byte += size
-    if row > rows.shape[0] or byte > keys.size - SLACK:
-        return FULL
-    for i in range(filled):
-        shard = homes[0, i]
-        row = ends[0, shard]
-        ends[0, shard] = row + 1
-        size = spans[SIZE, i]
-        word = size & ROW_SIZE_MASK
-        if size & ABORTED:
-            word |= ROW_ABORTED
-        if size & DEAD_KEYLESS:
-            word |= ROW_DEAD_KEYLESS
-        key_length = spans[KEY_LENGTH, i]
-        if key_length < 0:
-            word |= ROW_KEYLESS
-            rows[row, 0] = np.uint64(0)
-            rows[row, 1] = np.uint64(0)
-        else:
-            word |= key_length << ROW_LENGTH_SHIFT
-            byte = ends[1, shard]
-            ends[1, shard] = byte + key_length
-            copy_key(keys, byte, uncompressed, spans[KEY_POSITION, i], key_length)
-            rows[row, 0] = hashes[0, i]
-            rows[row, 1] = hashes[1, i]
-        rows[row, 2] = np.uint64(spans[OFFSET, i])
-        rows[row, 3] = np.uint64(word)
-    return OK
-
-
-@kernel
-def fill_from_rows(section, count, with_keyless, cursor, batch):
-    """Fill `batch` with the records of a section: `count` rows, then their keys; `section` has slack.
-
-    Without `with_keyless`, records without a key are left out. Key positions count in `section`. Sets
-    cursor[FILLED], and no pages. Returns OK, NO_SLACK if the section is too short, or FULL.
+    Returns (record, shard, status). After FULL the bin of this shard has too little room for this record, and
+    all records before it were appended. NO_SLACK: this record's key is outside `uncompressed`, or a bin is
+    outside `data`.
     """
     hashes, spans, _pages, _homes = batch
-    end = section.size - SLACK
+    shards = bins.shape[0]
+    for shard in range(shards):
+        start = bins[shard, BIN_START]
+        end = bins[shard, BIN_END]
+        if start < 0 or end < start or end > bins[shard, BIN_LIMIT]:
+            return first, shard, NO_SLACK
+        if bins[shard, BIN_LIMIT] > data.size - SLACK:
+            return first, shard, NO_SLACK
+    for i in range(first, filled):
+        key_length = spans[KEY_LENGTH, i]
+        key_position = spans[KEY_POSITION, i]
+        offset = spans[OFFSET, i]
+        size = spans[SIZE, i]
+        if key_length < 0:
+            shard = offset % shards
+        else:
+            shard = np.int64(((hashes[0, i] >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32))
+            if key_position < 0 or key_length > uncompressed.size - SLACK - key_position:
+                return i, shard, NO_SLACK
+        at = bins[shard, BIN_END]
+        room = bins[shard, BIN_LIMIT] - at
+        delta = offset - bins[shard, BIN_OFFSET]
+        if (
+            bins[shard, BIN_ROWS] > 0
+            and 0 <= delta <= MAX_ROW_FIELD
+            and size <= MAX_ROW_FIELD
+            and 0 <= key_length < LONG_ROW
+        ):
+            if ROW_BYTES + key_length > room:
+                return i, shard, FULL
+            store64(data, at, np.uint64(delta | size << 16 | key_length << 32))
+            at += ROW_BYTES
+        else:
+            if LONG_ROW_BYTES + max(key_length, 0) > room:
+                return i, shard, FULL
+            flags = np.int64(LONG_ROW << 32)
+            if key_length < 0:
+                flags |= ROW_KEYLESS
+            if size & ABORTED:
+                flags |= ROW_ABORTED
+            if size & DEAD_KEYLESS:
+                flags |= ROW_DEAD_KEYLESS
+            store64(data, at, np.uint64(flags))
+            store64(data, at + 5, np.uint64(offset))
+            store64(data, at + 13, np.uint64((size & ROW_SIZE_MASK) | max(key_length, 0) << 32))
+            at += LONG_ROW_BYTES
+        if key_length > 0:
+            copy_wide(data, at, uncompressed, key_position, key_length)
+            at += key_length
+        bins[shard, BIN_END] = at
+        bins[shard, BIN_ROWS] += 1
+        bins[shard, BIN_OFFSET] = offset
+    return filled, 0, OK
+
+
+@kernel
+def fill_from_rows(section, end, count, with_keyless, words, cursor, batch):
+    """Fill `batch` with the records of a section: `count` rows in section[:end]; `section` has slack.
+
+    Without `with_keyless`, records without a key are left out. Key positions count in `section`. Sets
+    cursor[FILLED], and no pages. Returns OK, FULL, or BAD_RECORD if the rows do not end at `end`.
+    """
+    hashes, spans, _pages, _homes = batch
+    seed0 = words[SEED0]
+    seed1 = words[SEED1]
+    digest0 = words[DIGEST0]
+    digest1 = words[DIGEST1]
     cursor[FILLED] = 0
     cursor[PAGES_MET] = 0
-    if count < 0 or count > end // ROW_BYTES:
-        return NO_SLACK
+    if end < 0 or end > section.size - SLACK or count < 0 or count > end // ROW_BYTES:
+        return BAD_RECORD
     if count > spans.shape[1]:
         return FULL
-    position = count * ROW_BYTES
+    position = 0
+    offset = np.int64(0)
     filled = 0
-    for i in range(count):
-        at = i * ROW_BYTES
-        word = np.int64(load64(section, at + 24))
-        key_length = (word >> ROW_LENGTH_SHIFT) & ROW_LENGTH_MASK
-        if key_length > end - position:
-            return NO_SLACK
-        size = word & ROW_SIZE_MASK
-        if word & ROW_ABORTED:
-            size |= ABORTED
-        if word & ROW_DEAD_KEYLESS:
-            size |= DEAD_KEYLESS
-        if word & ROW_KEYLESS:
-            if not with_keyless:
-                continue
-            spans[KEY_LENGTH, filled] = -1
+    for _ in range(count):
+        if end - position < ROW_BYTES:
+            return BAD_RECORD
+        row = np.int64(load64(section, position))
+        key_length = (row >> 32) & 255
+        keyed = True
+        if key_length == LONG_ROW:
+            if end - position < LONG_ROW_BYTES:
+                return BAD_RECORD
+            offset = np.int64(load64(section, position + 5))
+            size = load32(section, position + 13)
+            key_length = load32(section, position + 17)
+            position += LONG_ROW_BYTES
+            if row & ROW_ABORTED:
+                size |= ABORTED
+            if row & ROW_DEAD_KEYLESS:
+                size |= DEAD_KEYLESS
+            keyed = row & ROW_KEYLESS == 0
         else:
-            spans[KEY_LENGTH, filled] = key_length
-        hashes[0, filled] = load64(section, at)
-        hashes[1, filled] = load64(section, at + 8)
+            offset += row & MAX_ROW_FIELD
+            size = (row >> 16) & MAX_ROW_FIELD
+            position += ROW_BYTES
+        if key_length > end - position:
+            return BAD_RECORD
+        if keyed:
+            hashes[0, filled] = key_hash(section, position, key_length, seed0, seed1)
+            hashes[1, filled] = key_hash(section, position, key_length, digest0, digest1)
+        elif not with_keyless:
+            continue
         spans[KEY_POSITION, filled] = position
-        spans[OFFSET, filled] = np.int64(load64(section, at + 16))
+        spans[KEY_LENGTH, filled] = key_length if keyed else -1
+        spans[OFFSET, filled] = offset
         spans[SIZE, filled] = size
         position += key_length
         filled += 1
     cursor[FILLED] = filled
-    return OK
+    return OK if position == end else BAD_RECORD

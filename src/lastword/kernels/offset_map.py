@@ -198,6 +198,12 @@ def first_slot(hashed, slots):
 
 
 @inline
+def end_of_segment(bases, segment):
+    """Return the offset up to which records belong to a segment."""
+    return bases[segment + 1] if segment + 1 < bases.size else INT64_MAX
+
+
+@inline
 def owner_of(pages, page, bases, offset):
     """Return the segment of an offset on this page."""
     owner = np.int64(pages.segments[page])
@@ -274,7 +280,8 @@ def prefetch_bit(homes, arena, state, pages, i):
 def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
     """Insert the first `filled` records of a key batch into the map, from state[NEXT] on.
 
-    The pages of the records are registered. Every record adds its pair digest to the sum of its segment. A
+    `segment` is that of the first record; later records may be in later segments. The pages of the records
+    are registered. Every record adds its pair digest to the sum of its segment. A
     newer record of a key supersedes the older one: the older record's bit is set, its bytes are counted, and
     its digest, made with the newer record's key, is subtracted.
 
@@ -293,6 +300,7 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
     range_width = words[RANGE_LAST] - range_first
     known_pages = state[PAGES]
     digest = np.uint64(0)
+    segment_end = end_of_segment(bases, segment)
     start = state[NEXT]
     for i in range(start, min(start + 3 * PREFETCH_DISTANCE, filled)):
         prefetch_slot(spans, hashes, homes, slots, i)
@@ -310,6 +318,12 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
         key_length = spans[KEY_LENGTH, i]
         offset = spans[OFFSET, i]
         size = spans[SIZE, i]
+        if offset >= segment_end:
+            digests[segment] += digest
+            digest = np.uint64(0)
+            while offset >= segment_end:
+                segment += 1
+                segment_end = end_of_segment(bases, segment)
         if key_length < 0:
             if size & (ABORTED | DEAD_KEYLESS):
                 page = find_page(pages.ids, known_pages, offset)

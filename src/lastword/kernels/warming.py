@@ -140,9 +140,9 @@ def _resolve(uncompressed: np.ndarray, table: np.ndarray) -> None:
     state[offset_map.PAGES] = cursor[key_batch.PAGES_MET]
     offset_map.insert_keys(uncompressed, batch, int(cursor[key_batch.FILLED]), 0, key_map, store, counts)
     section = np.zeros(256 + SLACK, np.uint8)
-    ends, words_of_rows = np.zeros((2, 1), np.int64), np.zeros((8, key_batch.ROW_WORDS), np.uint64)
-    key_batch.divide_key_batch(uncompressed, batch, 1, ends, words_of_rows, section)
-    key_batch.fill_from_rows(section, 1, True, cursor, batch)
+    bins = np.array([[0, 256, 0, 0, 0]], np.int64)
+    key_batch.divide_key_batch(uncompressed, batch, 0, 1, bins, section)
+    key_batch.fill_from_rows(section, int(bins[0, key_batch.BIN_END]), 1, True, words, cursor, batch)
     offset_map.find_key(key_map, uncompressed, 1)
     lists = np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64)
     offset_map.list_tombstones(key_map.arena, state, *lists)

@@ -179,11 +179,13 @@ class PageStore:
         """Return the memory that is allocated for the pages."""
         return 16 * self.pages + 8 * PAGE_WORDS * self.stored
 
-    def register(self, page_ids: NDArray[np.int64], segment: int) -> None:
-        """Register pages, ascending, which hold records of `segment`."""
+    def register(self, page_ids: NDArray[np.int64], segments: NDArray[np.int32] | int) -> None:
+        """Register pages, ascending, with the segment of the first record of each."""
         pages = self.pages
         if pages and page_ids.size and page_ids[0] <= self.page_ids[pages - 1]:
-            page_ids = page_ids[page_ids > self.page_ids[pages - 1]]
+            new = page_ids > self.page_ids[pages - 1]
+            segments = np.broadcast_to(segments, page_ids.shape)[new]
+            page_ids = page_ids[new]
         if not page_ids.size:
             return
         end = pages + page_ids.size
@@ -191,7 +193,7 @@ class PageStore:
             self._grow(end)
         self.page_ids[pages:end] = page_ids
         self.page_slots[pages:end] = -1
-        self.page_segments[pages:end] = segment
+        self.page_segments[pages:end] = segments
         self._state[PAGES] = end
 
     def clear(self, first_offset: int, next_offset: int) -> None:

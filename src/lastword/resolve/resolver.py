@@ -202,19 +202,17 @@ class KeyScan:
         chunk: Chunk,
         segment: int,
         make_room: Callable[[Chunk], None],
-        *,
-        first: int = 0,
     ) -> None:
-        """Insert a key batch of `chunk` into the map, from its `first` record on."""
+        """Insert a key batch of `chunk` into the map; `segment` is that of its first record."""
         offset_map = self.map
         assert offset_map is not None
         filled = int(filler.cursor[key_batch.FILLED])
         self.store.register(filler.arrays.page_ids[: int(filler.cursor[key_batch.PAGES_MET])], segment)
         if self.rules.keep_copies:
             self.counts.add_weight(
-                segment, int((filler.arrays.spans[key_batch.SIZE, first:filled] & SIZE_MASK).sum())
+                segment, int((filler.arrays.spans[key_batch.SIZE, :filled] & SIZE_MASK).sum())
             )
-        self.state[loops.NEXT] = first
+        self.state[loops.NEXT] = 0
         while True:
             status = loops.insert_keys(
                 chunk.uncompressed,

@@ -13,16 +13,17 @@ The steps may be tasks on many machines (`cleaner.distributed.sharded`). Or `res
 in one process, with one unit: this is the hash join of databases that partitions its input first. Then the
 shards count into the same arrays, and set bits in the same bitmaps, so there is nothing to merge.
 
-The file of a unit has blocks, one after another. A block holds a *section* for each shard: rows (`ROW_BYTES`
-each, `kernels.key_batch`), then their keys. After the blocks follow an index, int64[shards, blocks,
-INDEX_FIELDS], the checksum of each shard's part of it, and the numbers of shards and blocks with their
-checksum. Every section has a checksum, too. A row is the hash, the digest, the offset, and one word of size,
-key length and flags.
+The file of a unit has *sections*, one after another: each has rows of one shard (`kernels.key_batch`), in the
+order of offsets. A section is written when the bin of its shard is full. After the sections follow an index,
+int64[sections, INDEX_FIELDS], shard by shard; for each shard the number of its sections and the checksum of
+its part of the index; and a footer: version, number of shards, and a checksum of all after the index. Every
+section has a checksum, too.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import CorruptFileError
 from lastword.files import Handle
-from lastword.kernels import key_batch
+from lastword.kernels import hashing, key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.hashing import digest_seeds, seeds
@@ -53,113 +54,111 @@ from lastword.resolve.facts import (
     TransactionOutcomes,
     digest_seed_of,
 )
-from lastword.resolve.resolver import MAX_RECORDS, KeyBatchFiller, KeyScan, Resolver
+from lastword.resolve.resolver import KeyBatchFiller, KeyScan, Resolver
 from lastword.wire import INT64_MAX
 
+_VERSION = 2
 _FOOTER_BYTES = 24
+_COUNT_BYTES = 16  # of a shard: sections, checksum of their part of the index
 
 # Fields of a section's entry.
 POSITION = 0
 ROWS = 1
-KEY_BYTES = 2
+SIZE = 2
 CRC = 3
 INDEX_FIELDS = 4
 
+BLOCK_BYTES = 32 << 20  # rows that a task keeps in memory before it writes them
+SECTION_BYTES = 128 << 10  # at most, so that its rows stay in the processor's cache; a longer row has its own
+_LEAST_BLOCK_BYTES = 64 << 10
+MAX_SHARDS = 1 << 12
+_RECORDS_OF_A_KEY = 4
+_FEW_RECORDS = 1024
+
 
 class SectionWriter:
-    """Collects rows and keys by shard, and writes a block when there are enough."""
+    """Collects rows in a bin for each shard, and writes a bin as a section when it is full."""
 
     def __init__(self, out: Handle, shards: int, block_bytes: int) -> None:
+        bin_bytes = min(max(block_bytes // shards, 1), SECTION_BYTES)
+        bin_stride = bin_bytes + key_batch.BIN_SLACK
         self._out = out
-        self._shards = shards
-        self._block_bytes = block_bytes
-        self._rows: list[list[NDArray[np.uint64]]] = [[] for _ in range(shards)]
-        self._keys: list[list[NDArray[np.uint8]]] = [[] for _ in range(shards)]
-        self._held = 0
+        self._data = np.empty(shards * bin_stride + kernels.SLACK, np.uint8)
+        self._bins = np.zeros((shards, key_batch.BIN_FIELDS), np.int64)
+        self._bins[:, key_batch.BIN_START] = self._bins[:, key_batch.BIN_END] = np.arange(shards) * bin_stride
+        self._bins[:, key_batch.BIN_LIMIT] = self._bins[:, key_batch.BIN_START] + bin_bytes
+        self._index = [array("q") for _ in range(shards)]
         self._position = 0
-        self._blocks: list[NDArray[np.int64]] = []
 
     def add(self, chunk: Chunk, filler: KeyBatchFiller) -> None:
-        """Add the records of a key batch, sorted by shard; within a shard they keep their order."""
-        count = int(filler.cursor[key_batch.FILLED])
-        if not count:
-            return
-        key_bytes = int(filler.arrays.spans[key_batch.KEY_LENGTH, :count].clip(0).sum())
-        rows = np.empty((count, key_batch.ROW_WORDS), np.uint64)
-        keys = np.empty(key_bytes + kernels.SLACK, np.uint8)
-        ends = np.empty((2, self._shards), np.int64)
-        status = key_batch.divide_key_batch(chunk.uncompressed, filler.arrays, count, ends, rows, keys)
-        if status != kernels.OK:
-            raise ValueError("a key is outside its chunk")
-        first = first_byte = 0
-        for i, (end, end_byte) in enumerate(ends.T.tolist()):
-            if first < end:
-                self._rows[i].append(rows[first:end])
-                self._keys[i].append(keys[first_byte:end_byte])
-            first, first_byte = end, end_byte
-        self._held += rows.nbytes + keys.size
-        if self._held >= self._block_bytes:
-            self._write()
+        """Add the records of a key batch; within a shard they keep their order."""
+        count, record = int(filler.cursor[key_batch.FILLED]), 0
+        while record < count:
+            record, shard, status = key_batch.divide_key_batch(
+                chunk.uncompressed, filler.arrays, record, count, self._bins, self._data
+            )
+            if status == kernels.FULL and self._bins[shard, key_batch.BIN_ROWS]:
+                self._write(shard)
+            elif status == kernels.FULL:
+                self._write_alone(chunk, filler, record, shard)
+                record += 1
+            elif status != kernels.OK:
+                raise ValueError("a key is outside its chunk")
 
-    def _write(self) -> None:
-        index = np.zeros((self._shards, INDEX_FIELDS), np.int64)
-        for i in range(self._shards):
-            parts = [*(rows.view(np.uint8).ravel() for rows in self._rows[i]), *self._keys[i]]
-            if not parts:
-                continue
-            data = np.concatenate(parts)
-            count = sum(len(rows) for rows in self._rows[i])
-            index[i] = self._position, count, data.size - ROW_BYTES * count, crc32c(data.tobytes())
-            self._out.append(data)
-            self._position += data.size
-            self._rows[i].clear()
-            self._keys[i].clear()
-        self._blocks.append(index)
-        self._held = 0
+    def _write(self, shard: int) -> None:
+        start, _, end, rows, _ = self._bins[shard].tolist()
+        self._append(shard, self._data[start:end], rows)
+        self._bins[shard, key_batch.BIN_END] = start
+        self._bins[shard, key_batch.BIN_ROWS] = 0
+
+    def _write_alone(self, chunk: Chunk, filler: KeyBatchFiller, record: int, shard: int) -> None:
+        """Write a section with one record, which is longer than a bin."""
+        key_bytes = max(int(filler.arrays.spans[key_batch.KEY_LENGTH, record]), 0)
+        size = key_batch.LONG_ROW_BYTES + key_bytes
+        data = np.empty(size + kernels.SLACK, np.uint8)
+        bins = np.zeros_like(self._bins)
+        bins[:, key_batch.BIN_LIMIT] = size
+        key_batch.divide_key_batch(chunk.uncompressed, filler.arrays, record, record + 1, bins, data)
+        self._append(shard, data[:size], 1)
+
+    def _append(self, shard: int, data: NDArray[np.uint8], rows: int) -> None:
+        self._index[shard].extend((self._position, rows, data.size, _crc_of(data)))
+        self._out.append(data)
+        self._position += data.size
 
     def finish(self) -> None:
-        """Write the last block and the index."""
-        if self._held:
-            self._write()
-        blocks = len(self._blocks)
-        index = np.zeros((self._shards, blocks, INDEX_FIELDS), np.int64)
-        for number, block in enumerate(self._blocks):
-            index[:, number] = block
-        sums = [crc32c(index[i].tobytes()) for i in range(self._shards)]
-        counts = np.array([self._shards, blocks], np.int64).tobytes()
-        self._out.append(index.tobytes() + np.array(sums, np.int64).tobytes())
-        self._out.append(counts + np.array([crc32c(counts)], np.int64).tobytes())
+        """Write the rest of all bins, and the index."""
+        for shard in np.flatnonzero(self._bins[:, key_batch.BIN_ROWS]).tolist():
+            self._write(shard)
+        counts = [(len(entries) // INDEX_FIELDS, crc32c(entries.tobytes())) for entries in self._index]
+        tail = np.array([*counts, (_VERSION, len(counts))], np.int64).tobytes()
+        checksum = np.array([crc32c(tail)], np.int64).tobytes()
+        self._out.append(b"".join(entries.tobytes() for entries in self._index) + tail + checksum)
 
 
 def read_index(unit: Handle, shard: int, shards: int) -> NDArray[np.int64]:
-    """Return the positions of a shard's sections, a row for each.
+    """Return the entries of a shard's sections, a row for each.
 
     Raises CorruptFileError for a file that was changed.
     """
     size = unit.size()
-    tail = unit.pread(_FOOTER_BYTES, max(size - _FOOTER_BYTES, 0))
-    if len(tail) == _FOOTER_BYTES:
-        stored_shards, blocks, crc = np.frombuffer(tail, np.int64).tolist()
-        if stored_shards == shards and crc == crc32c(tail[:16]):
-            row = 8 * INDEX_FIELDS * blocks
-            sums = size - _FOOTER_BYTES - 8 * shards
-            data = unit.pread(row, sums - (shards - shard) * row)
-            if crc32c(data) == int.from_bytes(unit.pread(8, sums + 8 * shard), "little"):
+    tail_bytes = _FOOTER_BYTES + _COUNT_BYTES * shards
+    tail = unit.pread(tail_bytes, max(size - tail_bytes, 0))
+    if len(tail) == tail_bytes:
+        values = np.frombuffer(tail, np.int64)
+        version, stored_shards, crc = values[-3:].tolist()
+        if (version, stored_shards) == (_VERSION, shards) and crc == crc32c(tail[:-8]):
+            counts = values[:-3].reshape(-1, 2)[shard:]
+            count, index_crc = counts[0].tolist()
+            entry_bytes = 8 * INDEX_FIELDS
+            data = unit.pread(entry_bytes * count, size - tail_bytes - entry_bytes * int(counts[:, 0].sum()))
+            if crc32c(data) == index_crc:
                 return np.frombuffer(data, np.int64).reshape(-1, INDEX_FIELDS)
     raise _damaged(unit, 0)
 
 
-def read_section(unit: Handle, entry: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the rows and keys of a section, with slack. Raises the errors of `read_index`.
-
-    `entry`: the section's row of the index.
-    """
-    position, count, key_bytes, crc = entry.tolist()
-    size = ROW_BYTES * count + key_bytes
-    data = np.empty(size + kernels.SLACK, np.uint8)
-    if unit.pread_into(data[:size].data, position) != size or crc32c(data[:size].tobytes()) != crc:
-        raise _damaged(unit, position)
-    return data
+def _crc_of(data: NDArray[np.uint8]) -> int:
+    return int(hashing.crc32c(data, 0, data.size))
 
 
 def _damaged(unit: Handle, position: int) -> CorruptFileError:
@@ -169,14 +168,6 @@ def _damaged(unit: Handle, position: int) -> CorruptFileError:
         file=unit.path,
         position=position,
     )
-
-
-CHUNK_BYTES = 4 << 20
-BLOCK_BYTES = 32 << 20  # rows and keys that a unit keeps in memory before it writes them
-_LEAST_BLOCK_BYTES = 64 << 10
-MAX_SHARDS = 1 << 12
-_RECORDS_OF_A_KEY = 4
-_FEW_RECORDS = 1024
 
 
 def hash_range(shard: int, shards: int) -> tuple[int, int]:
@@ -212,7 +203,7 @@ def extract(
         outcomes: As for `resolve`.
         old_due: As for `resolve`.
         progress: Called with the bytes read, chunk by chunk.
-        block_bytes: Bytes of rows and keys to keep in memory before they are written.
+        block_bytes: Bytes of rows to keep in memory before they are written.
     """
     scan = _Extraction(out, shards, salt, rules, block_bytes)
     scan.run(sources, following, outcomes, old_due, progress)
@@ -221,8 +212,6 @@ def extract(
 
 class _Extraction(KeyScan):
     """A scan that writes its key batches to a file, by shard, instead of inserting them into a map."""
-
-    batch_records = MAX_RECORDS
 
     def __init__(self, out: Handle, shards: int, salt: bytes, rules: Rules, block_bytes: int) -> None:
         super().__init__(0, salt, digest_seed_of(salt), rules)
@@ -249,7 +238,6 @@ class _Extraction(KeyScan):
             lambda chunk: 0,
             lambda chunk: None,
             old_due=old_due,
-            chunk_bytes=CHUNK_BYTES,
             threads=threads,
         )
         with closing(chunks):
@@ -269,8 +257,6 @@ class _Extraction(KeyScan):
         chunk: Chunk,
         segment: int,
         make_room: Callable[[Chunk], None],
-        *,
-        first: int = 0,
     ) -> None:
         self.store.register(filler.arrays.page_ids[: int(filler.cursor[key_batch.PAGES_MET])], segment)
         self._writer.add(chunk, filler)
@@ -356,8 +342,8 @@ def resolve_divided(
 
     The result is that of a `Resolver`, which has the other arguments. Also raises the errors of `read_index`.
 
-    `out` is an empty file, which gets ROW_BYTES and the key of each record. Each of the `shards` takes one
-    pass if the map holds its keys.
+    `out` is an empty file, which gets ROW_BYTES or some more, and the key, of each record. Each of the
+    `shards` takes one pass if the map holds its keys.
     """
     started = time.perf_counter()
     source_bytes, done_bytes = sum(source.size for source in sources), 0
@@ -368,11 +354,12 @@ def resolve_divided(
         if progress is not None:
             progress(done_bytes, source_bytes)
 
-    block_bytes = max(min(BLOCK_BYTES, map_bytes // 2), _LEAST_BLOCK_BYTES)
+    block_bytes = max(map_bytes // 2, _LEAST_BLOCK_BYTES)
     extraction = _Extraction(out, shards, salt, rules, block_bytes)
     extraction.run(sources, None, outcomes, old_due, report, threads)
     extents = [Extent(source.base_offset, source.next_offset, source.size, source.file) for source in sources]
     resolver = _ShardResolver(extents, map_bytes, salt, rules, extraction)
+    del extraction  # frees the bins before the map is made
     scratch_bytes = out.size()
     passes = keys = 0
     for shard in range(shards):
@@ -409,66 +396,66 @@ class _ShardResolver(Resolver):
             self.scan.state, self.scan.store = extracted.state, extracted.store
             self.scan.counts = extracted.counts
         self._registered = extracted is not None
-        self._filler = KeyBatchFiller(1)
+        self._filler = KeyBatchFiller()
+        self._section = np.empty(SECTION_BYTES + kernels.SLACK, np.uint8)
 
     def start(self, units: Sequence[Handle], shard: int, shards: int) -> None:
         """Set the shard that `run_passes` resolves, from the files of all units, in order."""
         self.hashes = hash_range(shard, shards)
-        self._sections = [(unit, read_index(unit, shard, shards)) for unit in units]
-        self._index = np.concatenate(
-            [np.empty((0, INDEX_FIELDS), np.int64), *(index for _, index in self._sections)]
-        )
-        self.total_bytes = int(self._index[:, ROWS].sum()) * ROW_BYTES + int(self._index[:, KEY_BYTES].sum())
+        self._entries = [
+            (unit, entry) for unit in units for entry in read_index(unit, shard, shards).tolist()
+        ]
+        self.total_bytes = sum(entry[SIZE] for _, entry in self._entries)
 
     def take_all(self, number: int) -> None:
-        records = int(self._index[:, ROWS].sum())
-        if number == 1 and records:
+        if number == 1 and self._entries:
             if self.scan.map is None:
                 # Most logs have several records of a key. A small map stays in the processor's cache.
+                records = sum(entry[ROWS] for _, entry in self._entries)
                 slots_for = max(records // _RECORDS_OF_A_KEY, _FEW_RECORDS)
-                self.scan.make_map(slots_for, float(self._index[:, KEY_BYTES].sum()) / records)
+                self.scan.make_map(slots_for, self.total_bytes / records - ROW_BYTES)
             assert self.scan.map is not None
             self.scan.map.start_pass(*self.hashes)
         self.done_bytes = 0
         self.recent.clear()
-        for unit, index in self._sections:
-            for entry in index:
-                if entry[ROWS]:
-                    self._take(unit, entry, first_pass=number == 1)
-                    self.done_bytes += int(entry[ROWS]) * ROW_BYTES + int(entry[KEY_BYTES])
-                    assert self.scan.map is not None
-                    self.recent.append((self.done_bytes, self.scan.map.distinct_keys))
+        for unit, (position, rows, size, crc) in self._entries:
+            self._read(unit, position, size, crc)
+            self._take(unit, position, rows, size, first_pass=number == 1)
+            self.done_bytes += size
+            assert self.scan.map is not None
+            self.recent.append((self.done_bytes, self.scan.map.distinct_keys))
 
-    def _take(self, unit: Handle, entry: NDArray[np.int64], *, first_pass: bool) -> None:
-        section, rows = read_section(unit, entry), int(entry[ROWS])
-        filler = self._filler
+    def _read(self, unit: Handle, position: int, size: int, crc: int) -> None:
+        if self._section.size < size + kernels.SLACK:
+            self._section = np.empty(size + kernels.SLACK, np.uint8)
+        data = self._section[:size]
+        if unit.pread_into(data.data, position) != size or _crc_of(data) != crc:
+            raise _damaged(unit, position)
+
+    def _take(self, unit: Handle, position: int, rows: int, size: int, *, first_pass: bool) -> None:
+        section, filler, offset_map = self._section, self._filler, self.scan.map
+        assert offset_map is not None
         if rows > filler.arrays.spans.shape[1]:
             filler = self._filler = KeyBatchFiller(rows)
         # Records without a key were counted in the first pass.
-        status = key_batch.fill_from_rows(section, rows, first_pass, filler.cursor, filler.arrays)
+        status = key_batch.fill_from_rows(
+            section, size, rows, first_pass, offset_map.words, filler.cursor, filler.arrays
+        )
         if status != kernels.OK:
-            raise _damaged(unit, int(entry[POSITION]))
+            raise _damaged(unit, position)
         count = int(filler.cursor[key_batch.FILLED])
-        offsets = filler.arrays.spans[key_batch.OFFSET, :count]
+        if not count:
+            return
+        bases, offsets = self.scan.counts.bases, filler.arrays.spans[key_batch.OFFSET, :count]
+        if not self._registered:
+            pages = offsets >> PAGE_BITS
+            first = np.flatnonzero(np.diff(pages, prepend=-1))
+            segments = np.searchsorted(bases, offsets[first], side="right") - 1
+            self.scan.store.register(pages[first], segments.clip(0).astype(np.int32))
+        segment = max(int(np.searchsorted(bases, offsets[0], side="right")) - 1, 0)
         table = np.full((1, fields.FIELDS), INT64_MAX)
-        table[0, fields.FILE_POSITION] = entry[POSITION]
-        chunk = Chunk(section, section, table, unit.path)
-        bases = self.scan.counts.bases
-        edges = np.searchsorted(offsets, bases).tolist()
-        begin = max(int(np.searchsorted(bases, offsets[0], side="right")) - 1, 0) if count else len(edges)
-        for segment in range(begin, len(edges)):
-            first = edges[segment]
-            end = edges[segment + 1] if segment + 1 < len(edges) else count
-            if first == count:
-                break
-            if first < end:
-                if not self._registered:
-                    pages = offsets[first:end] >> PAGE_BITS
-                    pages = pages[np.flatnonzero(np.diff(pages, prepend=-1))]
-                    filler.arrays.page_ids[: pages.size] = pages
-                    filler.cursor[key_batch.PAGES_MET] = pages.size
-                filler.cursor[key_batch.FILLED] = end
-                self.scan.insert(filler, chunk, segment, self.make_room, first=first)
+        table[0, fields.FILE_POSITION] = position
+        self.scan.insert(filler, Chunk(section, section, table, unit.path), segment, self.make_room)
 
 
 def merge_counts(units: Sequence[dict[str, Any]], shards: Sequence[ShardResult]) -> SegmentCounts:

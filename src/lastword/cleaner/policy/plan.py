@@ -20,8 +20,9 @@ DEFAULT_MAP_BYTES = 128 << 20
 DIVIDE_FROM_BYTES = 4 << 20
 """A smaller log is never divided: a scratch file costs more there than passes over the page cache."""
 
-_SHARD_MAP_BYTES = 64 << 20  # of the expected keys: often too many, so the map of a shard is smaller
-_MOST_SHARDS = 256  # so that a section has 128 KiB
+_SHARD_MAP_BYTES = 1 << 20  # of the expected keys: the map of a shard stays in the processor's cache
+_SECTION_BYTES = 64 << 10  # at least, unless the keys need more shards: each section costs some calls
+_MOST_SHARDS = 512  # so that a section has 128 KiB
 _MAP_FILL = 0.8  # share of the map that the keys of a shard may take, if the estimate holds
 
 Action = Literal["clean", "delete", "keep"]
@@ -114,12 +115,13 @@ class MapPlan(Value):
                 f"{format_bytes(free_bytes)} that are free: {passes} passes"
             )
             return cls(0, passes, 0, Reason(KEYS_IN_PASSES, text))
-        shards = math.ceil(load.entry_bytes / min(_MAP_FILL * map_bytes, _SHARD_MAP_BYTES))
+        needed = math.ceil(load.entry_bytes / (_MAP_FILL * map_bytes))
+        cached = min(math.ceil(load.entry_bytes / _SHARD_MAP_BYTES), map_bytes // (2 * _SECTION_BYTES))
         text = (
             f"{keys}: read once, with a scratch file of ~{format_bytes(scratch_bytes)}, "
             f"instead of in ~{passes} passes"
         )
-        shards = min(max(shards, 2), _MOST_SHARDS)
+        shards = min(max(needed, cached, 2), _MOST_SHARDS)
         return cls(shards, 1, scratch_bytes, Reason(KEYS_IN_SHARDS, text))
 
     def in_passes(self, why: str) -> MapPlan:
