@@ -14,7 +14,7 @@ from lastword import kernels
 from lastword.errors import LastwordError, UnsupportedBatchError
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
-from lastword.kernels.key_batch import ROW_BYTES
+from lastword.kernels.key_batch import LONG_ROW_BYTES, ROW_BYTES
 from lastword.kernels.offset_map import NO_OFFSET
 from lastword.partition.transactions import BatchOutcome
 from lastword.records.chunk import Chunk
@@ -67,6 +67,7 @@ class MapLoad:
         source_bytes: Of the segments.
         decoded_bytes: Of all records, uncompressed, expected.
         read_bytes: Of the segments, read when the map was full.
+        long_rows: Records whose row in a scratch file is long: tombstones, and records without a key.
     """
 
     keys: int
@@ -76,6 +77,7 @@ class MapLoad:
     source_bytes: int
     decoded_bytes: int
     read_bytes: int = 0
+    long_rows: int = 0
 
     @property
     def entry_bytes(self) -> int:
@@ -85,7 +87,8 @@ class MapLoad:
     @property
     def row_bytes(self) -> int:
         """Return the bytes of a scratch file with all keys and offsets."""
-        return int(self.records * (self.key_bytes + ROW_BYTES))
+        long_bytes = self.long_rows * (LONG_ROW_BYTES - ROW_BYTES)
+        return int(self.records * (self.key_bytes + ROW_BYTES)) + long_bytes
 
     @classmethod
     def of(
@@ -97,13 +100,15 @@ class MapLoad:
         """
         from lastword.records.columns import decode_columns
 
-        sampled = records = key_bytes = keyed = decoded = 0
+        sampled = records = key_bytes = keyed = decoded = long_rows = 0
         for chunk in chunks:
-            lengths = decode_columns(chunk).key_length
+            columns = decode_columns(chunk)
+            lengths = columns.key_length
             sampled += chunk.size_bytes
             records += lengths.size
             key_bytes += int(lengths.clip(0).sum())
             keyed += int((lengths >= 0).sum())
+            long_rows += int(((lengths < 0) | (columns.value_length < 0)).sum())
             data = chunk.table[chunk.data_rows()]
             decoded += int((data[:, fields.RECORDS_END] - data[:, fields.RECORDS_POSITION]).sum())
         scale = source_bytes / max(sampled, 1)
@@ -115,6 +120,7 @@ class MapLoad:
             source_bytes=source_bytes,
             decoded_bytes=int(decoded * scale),
             read_bytes=read_bytes,
+            long_rows=int(long_rows * scale),
         )
 
     @classmethod
