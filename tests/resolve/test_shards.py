@@ -358,7 +358,7 @@ def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int, int]
     """The kernel divides rows as the naive twin does; joined again, a part has the records of its shard."""
     count = len(rows)
     filler = KeyBatchFiller(max(count, 1))
-    data = np.frombuffer(b"".join(one[1] or b"" for one in rows) + bytes(SLACK), np.uint8).copy()
+    data = np.frombuffer(b"".join(key or b"" for _, key, _, _, _ in rows) + bytes(SLACK), np.uint8).copy()
     position, records, offset = 0, [], 0
     for number, (hashed, key, size, flag, delta) in enumerate(rows):
         offset += delta
@@ -368,7 +368,7 @@ def test_rows_like_their_twin(rows: list[tuple[int, bytes | None, int, int, int]
         filler.arrays.spans[:, number] = (position, length, offset, size | flag)
         position += max(length, 0)
     wanted = divided(records, shards)
-    bins, sections = empty_bins([sum(map(len, one)) for one in wanted])
+    bins, sections = empty_bins([sum(map(len, part)) for part in wanted])
     arguments = (data, filler.arrays, 0, count, bins, sections)
     assert key_batch.divide_key_batch(*arguments) == (count, 0, kernels.OK)
     for shard in range(shards):
@@ -411,18 +411,18 @@ def read_back(section: bytes, count: int, with_keyless: bool) -> list[tuple[int,
         data, len(section), count, with_keyless, WORDS, filler.cursor, filler.arrays
     )
     assert status == kernels.OK
-    found: list[tuple[int, int, bytes | None]] = []
+    entries: list[tuple[int, int, bytes | None]] = []
     for i in range(int(filler.cursor[key_batch.FILLED])):
         position, length, offset, size = filler.arrays.spans[:, i].tolist()
         key = None if length < 0 else section[position : position + length]
-        found.append((offset, size, key))
+        entries.append((offset, size, key))
         if key is not None:
             seeds = WORDS.tolist()
             assert filler.arrays.hashes[:, i].tolist() == [
                 key_hash(key, *seeds[:2]),
                 key_hash(key, *seeds[2:4]),
             ]
-    return found
+    return entries
 
 
 def test_a_section_that_does_not_end_with_a_row() -> None:
