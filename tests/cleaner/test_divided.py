@@ -104,12 +104,15 @@ def test_a_dry_run_writes_nothing_and_shows_the_scratch_file(tmp_path: Path, str
 
 
 def test_too_little_room_takes_passes_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = written(tmp_path / "tight").close()
+    log = written(tmp_path / "tight")
+    for start in range(0, 900, 10):
+        log.batch([(f"k{n % 300}", "v") for n in range(start, start + 10)])
+    log.roll().close()
     wide = copied(log, tmp_path / "wide")
-    monkeypatch.setattr(OsFiles, "free_bytes", lambda self, path: 12_000)
+    monkeypatch.setattr(OsFiles, "free_bytes", lambda self, path: 30_000)
     (reason,) = log.plan(**TINY).reasons
     assert reason.code == KEYS_IN_PASSES
-    assert "is more than half of the 12 KiB that are free" in reason.text
+    assert "is more than half of the 29 KiB that are free" in reason.text
     done = log.clean(**TINY)
     assert done.scratch_bytes == 0 and done.map_passes > 2
     wide.clean()
