@@ -30,9 +30,14 @@ PASSES = TINY | {"divide_from": 1 << 62}
 CONFIG: dict[str, Any] = {"segment_bytes": 20_000, "delete_retention_ms": HOUR}
 
 
-def written(root: Path, files: Any = None, keys: int = 300, codec: int = 0) -> LogBuilder:
-    """Write every key up to three times, in segments of some hundred records; some keys deleted."""
+def written(root: Path, files: Any = None, keys: int = 300, codec: int = 0, short: int = 0) -> LogBuilder:
+    """Write every key up to three times, in segments of some hundred records; some keys deleted.
+
+    `short`: records with short values before them.
+    """
     log = LogBuilder(root, files=files, **CONFIG).codec_of(codec)
+    for start in range(0, short, 10):
+        log.batch([(f"k{n % keys}", "v") for n in range(start, start + 10)])
     for start in range(0, 3 * keys, 10):
         numbers = [7 * n % keys for n in range(start, start + 10)]
         log.batch([(f"k{n}", None if (n + start) % 13 == 0 else f"{start}".zfill(150)) for n in numbers])
@@ -104,15 +109,12 @@ def test_a_dry_run_writes_nothing_and_shows_the_scratch_file(tmp_path: Path, str
 
 
 def test_too_little_room_takes_passes_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = written(tmp_path / "tight")
-    for start in range(0, 900, 10):
-        log.batch([(f"k{n % 300}", "v") for n in range(start, start + 10)])
-    log.roll().close()
+    log = written(tmp_path / "tight", short=1800).close()
     wide = copied(log, tmp_path / "wide")
-    monkeypatch.setattr(OsFiles, "free_bytes", lambda self, path: 30_000)
+    monkeypatch.setattr(OsFiles, "free_bytes", lambda self, path: 60_000)
     (reason,) = log.plan(**TINY).reasons
     assert reason.code == KEYS_IN_PASSES
-    assert "is more than half of the 29 KiB that are free" in reason.text
+    assert "is more than half of the 59 KiB that are free" in reason.text
     done = log.clean(**TINY)
     assert done.scratch_bytes == 0 and done.map_passes > 2
     wide.clean()
@@ -296,7 +298,9 @@ def test_the_command_shows_the_scratch_file_and_uses_it(
     ]
     planned = told("clean data --dry-run --strategy kafka --json")[0]
     done = told("clean data --strategy kafka --json")[0]
-    assert '"scratch_bytes":312000' in planned and '"scratch_bytes":316168' in done
+    assert '"scratch_bytes":312000' in planned
+    (scratch_bytes,) = re.findall(r'"scratch_bytes":(\d+)', done)
+    assert 312_000 < int(scratch_bytes) < 320_000  # sections and their index depend on the salt
     assert re.findall(r'"read_bytes":\d+', planned) == re.findall(r'"read_bytes":\d+', done)
     assert not list(tmp_path.rglob("rewrite-*"))
 
