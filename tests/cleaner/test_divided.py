@@ -14,12 +14,13 @@ import lastword
 from lastword.accounts.tracking import SegmentEntry, Tracking
 from lastword.cleaner.engine.throttle import DriveBudget
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.plan import KEYS_IN_PASSES, KEYS_IN_SHARDS, MapPlan
+from lastword.cleaner.policy.plan import KEYS_IN_PASSES, KEYS_IN_SHARDS
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, DiskFullError, StorageError
 from lastword.files import OsFiles
 from lastword.kernels import key_batch
 from lastword.resolve import MapLoad
+from lastword.resolve.whole import MapPlan
 from tests.build import HOUR, LogBuilder
 from tests.cli.golden_runner import BEGIN_MS, Block, execute
 from tests.fakes.hasty import HastyFiles
@@ -323,8 +324,8 @@ def test_many_passes_or_a_scratch_file() -> None:
     chosen = MapPlan.of(LOAD, 128 << 20, 70 << 30)
     assert (chosen.passes, chosen.scratch_bytes) == (1, 60_000_000 * 29)
     assert chosen.shards == 512
-    assert str(chosen.reason) == (
-        "keys-in-shards, ~12000000 keys do not fit the map of 128 MiB: read once, with a scratch file of "
+    assert chosen.text == (
+        "~12000000 keys do not fit the map of 128 MiB: read once, with a scratch file of "
         "~1.6 GiB, instead of in ~5 passes"
     )
 
@@ -332,7 +333,7 @@ def test_many_passes_or_a_scratch_file() -> None:
 def test_a_little_too_many_keys_take_another_pass() -> None:
     chosen = MapPlan.of(replace(LOAD, keys=2_900_000, read_bytes=6 << 30), 128 << 20, 70 << 30)
     assert (chosen.shards, chosen.passes, chosen.scratch_bytes) == (0, 2, 0)
-    assert "2 passes cost less than a scratch file of 1.6 GiB" in chosen.reason.text
+    assert "2 passes cost less than a scratch file of 1.6 GiB" in chosen.text
 
 
 def test_small_values_make_passes_cheaper() -> None:

@@ -41,7 +41,7 @@ Map and dead bitmaps
 occurs again, the map holds the offset that is superseded: that bit is set in the dead bitmap of its segment.
 Nothing after this scan reads a key. If the map is too small for all keys, the keys and offsets are divided by
 hash over a scratch file, and a map resolves one shard after another (`resolve.shards`); or the log is read in
-several passes, each with a share of the hash range, if that moves fewer bytes (`policy.plan.MapPlan`). The
+several passes, each with a share of the hash range, if that moves fewer bytes (`resolve.whole.MapPlan`). The
 bitmaps collect, and there is still one rewrite. Example, two segments, X marks dead:
 
     offset    0     1     2     3   |   4     5     6     7

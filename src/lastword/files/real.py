@@ -757,7 +757,7 @@ def new_path(directory: str) -> str:
 
 
 class Scratch:
-    """A mapped file without a name: it is unlinked when it is opened, so a killed process leaves nothing.
+    """A file without a name, mapped or read: it is unlinked when it is opened, so a kill leaves nothing.
 
     `grow` allocates the drive's blocks before they are used: a full drive raises DiskFullError there, not a
     signal at a later store. The content does not survive a restart, so `Files` is not involved.
@@ -783,6 +783,50 @@ class Scratch:
             return mmap.mmap(self._fd, size_bytes)
         except OSError as error:
             raise translate(error, self.path, "enlarge") from error
+
+    @classmethod
+    def without_name(cls, directory: str) -> Scratch:
+        """Return an empty file in `directory` that never has a name there."""
+        scratch = cls.__new__(cls)
+        scratch.path, scratch._fd = f"{directory}/(scratch file without a name)", -1
+        try:
+            scratch._fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise translate(error, scratch.path, "open") from error
+        return scratch
+
+    def append(self, data: Buffer) -> int:
+        """Write all of `data` at the end of the file; return its position."""
+        view = memoryview(data).cast("B")
+        position, done = self.size(), 0
+        try:
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done:], position + done)
+        except OSError as error:
+            raise translate(error, self.path, "write") from error
+        return position
+
+    def pread(self, n: int, position: int) -> bytes:
+        """Read `n` bytes from `position`; fewer only at the end of the file."""
+        data = bytearray(n)
+        return bytes(data[: self.pread_into(data, position)])
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """Fill a buffer from `position`; return the bytes read: fewer only at the end of the file."""
+        view, done = memoryview(buffer).cast("B"), 0
+        try:
+            while done < len(view):
+                count = os.preadv(self._fd, [view[done:]], position + done)
+                if not count:
+                    break
+                done += count
+        except OSError as error:
+            raise translate(error, self.path, "read") from error
+        return done
+
+    def size(self) -> int:
+        """Return the size of the file."""
+        return os.fstat(self._fd).st_size
 
     def close(self) -> None:
         """Free the room on the drive when the last map is gone."""

@@ -18,8 +18,8 @@ from lastword.resolve.facts import (
     outcomes_of,
 )
 from lastword.resolve.offset_map import OffsetMap
-from lastword.resolve.resolver import resolve
 from lastword.resolve.running import RunningResolution
+from lastword.resolve.whole import ScratchPlace, resolve
 
 __all__ = [
     "DeadBitmaps",
@@ -28,6 +28,7 @@ __all__ = [
     "OffsetMap",
     "Resolution",
     "RunningResolution",
+    "ScratchPlace",
     "SegmentFacts",
     "SegmentSource",
     "Tombstones",

@@ -37,8 +37,7 @@ from lastword.resolve.facts import (
     digest_seed_of,
     outcomes_of,
 )
-from lastword.resolve.offset_map import OffsetMap, spill_in, too_large_key
-from lastword.units import NEVER
+from lastword.resolve.offset_map import OffsetMap, too_large_key
 
 CACHED_RECORDS = 4096  # of a key batch that is inserted immediately: it stays in the cache
 MAX_RECORDS = 1 << 16  # of a key batch that waits
@@ -293,51 +292,6 @@ _FILL = 0.97  # share of the map that a range is planned to fill
 _WINDOW = 16  # chunks over which the rate of new keys is measured
 
 
-def resolve(
-    sources: Sequence[SegmentSource],
-    *,
-    map_bytes: int,
-    salt: bytes,
-    now_ms: int | None,
-    outcomes: TransactionOutcomes | None = None,
-    old_due: Sequence[bool] = (),
-    due_below: int = NEVER,
-    progress: Callable[[int, int], None] | None = None,
-    threads: int = 1,
-    scratch: str | None = None,
-) -> Resolution:
-    """Find every dead record of a log.
-
-    Args:
-        sources: All its segments up to the limit of what may be resolved, by ascending base offset.
-        map_bytes: Memory for the map; with less memory there are more passes, and the same result.
-        salt: Secret random bytes, new for each map.
-        now_ms: For a cleaning: a tombstone whose batch has a delete horizon at or before it is dead itself,
-            and so is a record without a key. Only for a log from its very start, so that no older copy
-            stays. None: only superseded records are dead.
-        outcomes: The outcomes of the transactions in `sources`. Records of aborted transactions supersede
-            nothing and are dead. Those of ongoing transactions supersede nothing and stay; a cleaning must
-            not contain any. None: there are no transactions.
-        old_due: For a cleaning, one for each source: whether its tombstones of magic 0 and 1 are due. These
-            formats have no delete horizon. Empty: none is due.
-        due_below: For a cleaning: tombstones at this offset and above are not due, whatever their horizon,
-            because a reader that holds a lease has not passed them.
-        progress: Called with (bytes done, bytes of all passes up to this one) after every chunk.
-        threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
-            same.
-        scratch: A directory for the map's keys, as for `RunningResolution`.
-
-    Raises:
-        CorruptBatchError: A batch is damaged.
-        UnknownMagicError: A batch has an unknown magic.
-        UnsupportedBatchError: A transaction without `outcomes`, or an ongoing one in a cleaning.
-    """
-    rules = Rules.of(now_ms, due_below)
-    resolver = Resolver(sources, map_bytes, salt, rules, outcomes, old_due, progress, threads)
-    resolver.scan.spill = spill_in(scratch)
-    return resolver.run()
-
-
 class Resolver:
     """Passes over the records of a log, or of a share of all keys.
 
@@ -345,7 +299,7 @@ class Resolver:
         hashes: The first and last hash of the share.
         growth: Most that the slots of the map grow by in one step.
         overfull: Called once, when the keys do not fit the map, before more passes are planned; may raise to
-            resolve the log in shards instead (`shards.resolve_divided`).
+            resolve the log in shards instead (`whole.LogResolver`).
     """
 
     hashes = (0, LAST_HASH)

@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from google_crc32c import value as crc32c
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.errors import CorruptFileError
-from lastword.files import Handle
+from lastword.files.interface import Buffer
 from lastword.kernels import hashing, key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
@@ -76,10 +76,32 @@ _RECORDS_OF_A_KEY = 4
 _FEW_RECORDS = 1024
 
 
+class SectionFile(Protocol):
+    """A file of sections: of a task, or of one scan. `files.Handle` has the methods and their errors."""
+
+    path: str
+
+    def append(self, data: Buffer) -> int:
+        """Write all of `data` at the end of the file; return its position."""
+        ...
+
+    def pread(self, n: int, position: int) -> bytes:
+        """Read `n` bytes; fewer only at the end of the file."""
+        ...
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """Fill a buffer; return the bytes read."""
+        ...
+
+    def size(self) -> int:
+        """Return the size."""
+        ...
+
+
 class SectionWriter:
     """Collects rows in a bin for each shard, and writes a bin as a section when it is full."""
 
-    def __init__(self, out: Handle, shards: int, block_bytes: int) -> None:
+    def __init__(self, out: SectionFile, shards: int, block_bytes: int) -> None:
         bin_bytes = min(max(block_bytes // shards, 1), SECTION_BYTES)
         bin_stride = bin_bytes + key_batch.BIN_SLACK
         self._out = out
@@ -136,7 +158,7 @@ class SectionWriter:
         self._out.append(b"".join(entries.tobytes() for entries in self._index) + tail + checksum)
 
 
-def read_index(unit: Handle, shard: int, shards: int) -> NDArray[np.int64]:
+def read_index(unit: SectionFile, shard: int, shards: int) -> NDArray[np.int64]:
     """Return the entries of a shard's sections, a row for each.
 
     Raises CorruptFileError for a file that was changed.
@@ -161,7 +183,7 @@ def _crc_of(data: NDArray[np.uint8]) -> int:
     return int(hashing.crc32c(data, 0, data.size))
 
 
-def _damaged(unit: Handle, position: int) -> CorruptFileError:
+def _damaged(unit: SectionFile, position: int) -> CorruptFileError:
     return CorruptFileError(
         "a scratch file of a cleaning is not as it was written",
         remedy="clean again: it starts from the beginning",
@@ -179,7 +201,7 @@ def hash_range(shard: int, shards: int) -> tuple[int, int]:
 def extract(
     sources: Sequence[SegmentSource],
     following: int | None,
-    out: Handle,
+    out: SectionFile,
     *,
     shards: int,
     salt: bytes,
@@ -213,7 +235,7 @@ def extract(
 class _Extraction(KeyScan):
     """A scan that writes its key batches to a file, by shard, instead of inserting them into a map."""
 
-    def __init__(self, out: Handle, shards: int, salt: bytes, rules: Rules, block_bytes: int) -> None:
+    def __init__(self, out: SectionFile, shards: int, salt: bytes, rules: Rules, block_bytes: int) -> None:
         super().__init__(0, salt, digest_seed_of(salt), rules)
         self._writer = SectionWriter(out, shards, block_bytes)
         self._words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
@@ -296,7 +318,7 @@ class ShardResult:
 
 def resolve_shard(
     extents: Sequence[Extent],
-    units: Sequence[Handle],
+    units: Sequence[SectionFile],
     shard: int,
     shards: int,
     *,
@@ -327,7 +349,7 @@ def resolve_shard(
 
 def resolve_divided(
     sources: Sequence[SegmentSource],
-    out: Handle,
+    out: SectionFile,
     shards: int,
     *,
     map_bytes: int,
@@ -399,7 +421,7 @@ class _ShardResolver(Resolver):
         self._filler = KeyBatchFiller()
         self._section = np.empty(SECTION_BYTES + kernels.SLACK, np.uint8)
 
-    def start(self, units: Sequence[Handle], shard: int, shards: int) -> None:
+    def start(self, units: Sequence[SectionFile], shard: int, shards: int) -> None:
         """Set the shard that `run_passes` resolves, from the files of all units, in order."""
         self.hashes = hash_range(shard, shards)
         self._entries = [
@@ -425,14 +447,14 @@ class _ShardResolver(Resolver):
             assert self.scan.map is not None
             self.recent.append((self.done_bytes, self.scan.map.distinct_keys))
 
-    def _read(self, unit: Handle, position: int, size: int, crc: int) -> None:
+    def _read(self, unit: SectionFile, position: int, size: int, crc: int) -> None:
         if self._section.size < size + kernels.SLACK:
             self._section = np.empty(size + kernels.SLACK, np.uint8)
         data = self._section[:size]
         if unit.pread_into(data.data, position) != size or _crc_of(data) != crc:
             raise _damaged(unit, position)
 
-    def _take(self, unit: Handle, position: int, rows: int, size: int, *, first_pass: bool) -> None:
+    def _take(self, unit: SectionFile, position: int, rows: int, size: int, *, first_pass: bool) -> None:
         section, filler, offset_map = self._section, self._filler, self.scan.map
         assert offset_map is not None
         if rows > filler.arrays.spans.shape[1]:

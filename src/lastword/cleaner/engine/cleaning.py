@@ -23,7 +23,7 @@ from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWait
 from lastword.cleaner.engine.throttle import PacedFiles, PacedStored, Stopped
 from lastword.cleaner.engine.transactions import TransactionFacts
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup
-from lastword.cleaner.policy.plan import DIVIDE_FROM_BYTES, Plan, Reason
+from lastword.cleaner.policy.plan import Plan, Reason
 from lastword.clock import Clock
 from lastword.errors import LastwordError
 from lastword.files import Files
@@ -92,7 +92,8 @@ class CleanContext:
         stop: Called after each chunk; once true, the cleaning ends early and its unpublished files are
             removed.
         dry: Nothing is written: damage quarantines nothing, and a sample of the keys gives an estimate.
-        divide_from: Bytes of records from which on keys that do not fit the map may take a scratch file.
+        divide_from: Bytes of records from which on keys that do not fit the map may take a scratch file;
+            None: 4 MiB.
     """
 
     files: Files
@@ -104,7 +105,7 @@ class CleanContext:
     progress: ProgressLike | None = None
     stop: Callable[[], bool] | None = None
     dry: bool = False
-    divide_from: int = DIVIDE_FROM_BYTES
+    divide_from: int | None = None
 
     def throttled(self, segments: Sequence[Segment]) -> tuple[CleanContext, Sequence[Segment]]:
         """Return this context and these segments with all their I/O taken from the budget."""

@@ -2,11 +2,11 @@
 
 `FullScan` reads every segment below the limit, with one map of all keys. If the keys do not fit the memory,
 the log is read once and its keys are divided over shards in a scratch file, or it is read in several passes:
-`MapPlan` has the choice. `KeptAccounts` scans only segments that are new since the last cleaning; then the
-garbage of every segment is known, and only what is rewritten is read. If the keys do not fit the memory, the
-accounts hold a sample of them, which is used to choose but decides about no record: a full scan decides, and
-still only the chosen run is rewritten. A cleaning of all garbage chooses nothing, so it takes no sample; the
-accounts of the log that it leaves are made when they are needed.
+`resolve.whole` has the choice. `KeptAccounts` scans only segments that are new since the last cleaning; then
+the garbage of every segment is known, and only what is rewritten is read. If the keys do not fit the memory,
+the accounts hold a sample of them, which is used to choose but decides about no record: a full scan decides,
+and still only the chosen run is rewritten. A cleaning of all garbage chooses nothing, so it takes no sample;
+the accounts of the log that it leaves are made when they are needed.
 
 Tombstones of kept accounts follow the accounts' clocks, which start when no older copy of the key is left in
 any segment. A batch gets Kafka's delete horizon only from a rewrite of a segment without a blocked tombstone,
@@ -20,21 +20,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from lastword.accounts import DriveAccount, PartitionAccount
 from lastword.accounts.ledger import Watched
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import threads_for
 from lastword.cleaner.engine.cleaning import CleanableLog, CleanContext, ScanResult, Steps, below, limits_of
-from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
+from lastword.cleaner.engine.report import BuiltGroup, TombstonesWaiting
 from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, Transactions
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.generational import Choice, SegmentRun, all_garbage, because, choose_drive
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup, cut, group, needs_rewrite
-from lastword.cleaner.policy.plan import NOT_WORTH_IT, MapPlan, Plan, Reason
+from lastword.cleaner.policy.plan import KEYS_IN_PASSES, KEYS_IN_SHARDS, NOT_WORTH_IT, Plan, Reason
 from lastword.config.tables import DEFAULT_SURVIVORSHIP_ALPHA
-from lastword.errors import CertificateError, CorruptFileError, DiskFullError, LastwordError
+from lastword.errors import CertificateError, LastwordError
 from lastword.files import Files, Handle
 from lastword.partition import leases
 from lastword.partition.leases import MAY_GO, Leases, TombstoneFacts, held_by
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
     from lastword.accounts.ledger import Ledger
     from lastword.config import TopicConfig
-    from lastword.resolve import MapLoad, Resolution, SegmentFacts
+    from lastword.resolve import Resolution, ScratchPlace, SegmentFacts
+    from lastword.resolve.whole import MapPlan
 
 
 class FullScan:
@@ -79,14 +80,35 @@ class FullScan:
         self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: CleanContext, steps: Steps
     ) -> ScanResult:
         """Scan the log, and group the segments with garbage."""
+        from lastword.resolve.facts import Rules
+        from lastword.resolve.whole import LogResolver
+
         sources = below(segments, plan.limit)
         transactions = Transactions(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
         held = leases.load(context.files, log.directory, plan.now_ms)
-        whole = _WholeLog(log, sources, plan, context)
+        resolver = LogResolver(
+            sources,
+            scratch_place(log.directory, context),
+            steps.mapped,
+            context.scratch,
+            map_bytes=plan.map_bytes,
+            salt=os.urandom(16) if context.salt is None else context.salt,
+            rules=Rules.of(plan.now_ms, held.floor),
+            outcomes=transactions,
+            old_due=old_due(sources, plan),
+            threads=threads_for(sum(segment.size for segment in sources), context.threads),
+        )
         with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
-            resolution = whole.resolve(transactions, held.floor, steps.mapped, self._keys)
-        facts = transactions.facts
-        stats = whole.stats(resolution)
+            resolution = resolver.run(self._keys)
+        facts, map_plan = transactions.facts, resolver.map_plan
+        stats = report.scan_stats(plan, resolution)
+        if map_plan is not None:  # of a dry run those that the cleaning would have
+            readings = 1 if map_plan.shards else resolution.passes
+            stats = replace(
+                stats,
+                read_bytes=resolver.given_up_bytes + readings * resolver.source_bytes,
+                scratch_bytes=resolution.scratch_bytes or map_plan.scratch_bytes,
+            )
         if self._run is None:
             groups = group(resolution.segments, limits_of(plan), facts.segments)
         else:
@@ -100,7 +122,7 @@ class FullScan:
             stats,
             held,
             threads_for(stats.bytes, context.threads),
-            reasons=() if whole.map_plan is None else (whole.map_plan.reason,),
+            reasons=() if map_plan is None else (_reason_of(map_plan),),
         )
         return self._scan
 
@@ -283,120 +305,21 @@ class KeptAccounts:
 # ---------------------------------------------------------------- scanning
 
 
-def map_plan_of(load: MapLoad, directory: str, plan: Plan, context: CleanContext) -> MapPlan | None:
-    """Return how the keys of a log are resolved; None if they fit, or the log is small."""
-    if load.decoded_bytes < context.divide_from or load.keys <= load.fitting:
-        return None
-    return MapPlan.of(load, plan.map_bytes, context.files.free_bytes(directory))
+def scratch_place(directory: str, context: CleanContext) -> ScratchPlace:
+    """Return the place for the scratch file of a log."""
+    from lastword.resolve.whole import DIVIDE_FROM_BYTES, ScratchPlace
+
+    files = context.files
+    return ScratchPlace(
+        lambda: _scratch_file(files, directory),
+        lambda: files.free_bytes(directory),
+        dry=context.dry,
+        divide_from=DIVIDE_FROM_BYTES if context.divide_from is None else context.divide_from,
+    )
 
 
-class _Divide(Exception):
-    """The log is to be resolved in shards."""
-
-
-class _WholeLog:
-    """The scan of a whole log, in the way that its keys allow.
-
-    Attributes:
-        map_plan: The way, if the keys do not fit the map.
-    """
-
-    def __init__(
-        self, log: CleanableLog, sources: Sequence[Segment], plan: Plan, context: CleanContext
-    ) -> None:
-        self.map_plan: MapPlan | None = None
-        self._directory = log.directory
-        self._sources = sources
-        self._source_bytes = sum(segment.size for segment in sources)
-        self._plan = plan
-        self._context = context
-        self._given_up_bytes = 0  # of the log, read by attempts that were given up
-        self._before_bytes = 0  # progress of these attempts
-        self._done_bytes = 0  # progress of this attempt
-
-    def resolve(
-        self, outcomes: Transactions, due_below: int, progress: Callable[[int, int], None], keys: int | None
-    ) -> Resolution:
-        """Find the dead records.
-
-        Args:
-            outcomes: Of transactions.
-            due_below: As for `resolve`.
-            progress: As for `resolve`.
-            keys: As for `FullScan`.
-        """
-        from lastword.resolve import MapLoad
-        from lastword.resolve.facts import Rules
-        from lastword.resolve.offset_map import spill_in
-        from lastword.resolve.resolver import Resolver
-        from lastword.resolve.shards import resolve_divided
-
-        plan, context, sources = self._plan, self._context, self._sources
-
-        def report_progress(done_bytes: int, total_bytes: int) -> None:
-            self._done_bytes = done_bytes
-            progress(self._before_bytes + done_bytes, self._before_bytes + total_bytes)
-
-        arguments: dict[str, Any] = {
-            "map_bytes": plan.map_bytes,
-            "salt": os.urandom(16) if context.salt is None else context.salt,
-            "rules": Rules.of(plan.now_ms, due_below),
-            "outcomes": outcomes,
-            "old_due": old_due(sources, plan),
-            "progress": report_progress,
-            "threads": threads_for(self._source_bytes, context.threads),
-        }
-
-        def in_passes(overfull: Callable[[MapLoad], None] | None = None) -> Resolution:
-            resolver = Resolver(sources, **arguments)
-            resolver.scan.spill = spill_in(context.scratch)
-            resolver.overfull = overfull
-            return resolver.run()
-
-        try:
-            if keys is not None and sources:
-                self._choose(MapLoad.sampled(sources, plan.map_bytes, keys))
-            return in_passes(self._choose if self.map_plan is None else None)
-        except _Divide:
-            self._give_up()  # leaving the block frees the map
-        assert self.map_plan is not None
-        path = ""
-        try:
-            with _scratch_file(context.files, self._directory) as out:
-                path = out.path
-                return resolve_divided(sources, out, self.map_plan.shards, **arguments)
-        except (DiskFullError, CorruptFileError) as error:
-            if path and error.file != path:
-                raise
-            self._give_up()
-            self.map_plan = self.map_plan.in_passes(error.message)
-        return in_passes()
-
-    def stats(self, resolution: Resolution) -> ScanStats:
-        """Return the totals of the scan; of a dry run those that the cleaning would have."""
-        stats = report.scan_stats(self._plan, resolution)
-        if self.map_plan is None:
-            return stats
-        readings = 1 if self.map_plan.shards else resolution.passes
-        return replace(
-            stats,
-            read_bytes=self._given_up_bytes + readings * self._source_bytes,
-            scratch_bytes=resolution.scratch_bytes or self.map_plan.scratch_bytes,
-        )
-
-    def _choose(self, load: MapLoad) -> None:
-        """Choose how to resolve keys that do not fit. A dry run writes nothing, and continues in passes."""
-        self.map_plan = map_plan_of(load, self._directory, self._plan, self._context)
-        if self.map_plan is None or not self.map_plan.shards:
-            return
-        if not self._context.dry:
-            raise _Divide
-        self._given_up_bytes = load.read_bytes
-
-    def _give_up(self) -> None:
-        self._given_up_bytes += min(self._done_bytes, self._source_bytes)
-        self._before_bytes += self._done_bytes
-        self._done_bytes = 0
+def _reason_of(chosen: MapPlan) -> Reason:
+    return Reason(KEYS_IN_SHARDS if chosen.shards else KEYS_IN_PASSES, chosen.text)
 
 
 @contextmanager
@@ -542,10 +465,11 @@ def _with_scratch(
     from lastword.resolve import MapLoad
 
     load = MapLoad.sampled(below(segments, plan.limit), plan.map_bytes, ledger.tracking.expected_keys)
-    chosen = map_plan_of(load, log.directory, plan, context)
+    chosen = scratch_place(log.directory, context).plan(load, plan.map_bytes)
     if chosen is None:
         return plan
-    return replace(plan, reasons=(*plan.reasons, chosen.reason), scratch_bytes=chosen.scratch_bytes)
+    reasons = (*plan.reasons, _reason_of(chosen))
+    return replace(plan, reasons=reasons, scratch_bytes=chosen.scratch_bytes)
 
 
 def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[SegmentRun] | None) -> Plan:

@@ -5,25 +5,14 @@ A dry run prints a plan, a cleaning carries it out, Spark sends it to tasks.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.units import format_bytes
 from lastword.values import Value
 
-if TYPE_CHECKING:
-    from lastword.resolve.facts import MapLoad
-
 DEFAULT_MAP_BYTES = 128 << 20
-DIVIDE_FROM_BYTES = 4 << 20
-"""A smaller log is never divided: a scratch file costs more there than passes over the page cache."""
-
-_SHARD_MAP_BYTES = 1 << 20  # of the expected keys: the map of a shard stays in the processor's cache
-_SECTION_BYTES = 64 << 10  # at least, unless the keys need more shards: each section costs some calls
-_MOST_SHARDS = 512  # so that a section has 128 KiB
-_MAP_FILL = 0.8  # share of the map that the keys of a shard may take, if the estimate holds
 
 Action = Literal["clean", "delete", "keep"]
 
@@ -71,62 +60,6 @@ class Reason(Value):
 
     def __str__(self) -> str:
         return f"{self.code}, {self.text}"
-
-
-@dataclass(frozen=True, slots=True)
-class MapPlan(Value):
-    """How a scan resolves a log whose keys do not fit the map, and why.
-
-    Attributes:
-        shards: The log is read once, and its keys and offsets are written to a scratch file, divided by hash;
-            0: the log is read in passes, each with the keys of a part of the hash range.
-        passes: As expected; of shards one reading.
-        scratch_bytes: Of the scratch file, as expected; 0 for passes.
-        reason: Why.
-    """
-
-    shards: int
-    passes: int
-    scratch_bytes: int
-    reason: Reason
-
-    @classmethod
-    def of(cls, load: MapLoad, map_bytes: int, free_bytes: int) -> MapPlan:
-        """Choose the way that moves fewer bytes: decoded by all passes, or decoded once and written and read.
-
-        Args:
-            load: The keys against the map.
-            map_bytes: Memory of the map.
-            free_bytes: Room on the drive. The scratch file may take half of it: appends and the rewrite need
-                room, too.
-        """
-        passes = max(math.ceil(load.keys / load.fitting), 2)
-        scratch_bytes = load.row_bytes
-        keys = f"~{load.keys} keys do not fit the map of {format_bytes(map_bytes)}"
-        begun = load.read_bytes / max(load.source_bytes, 1)  # of the first pass
-        by_passes = (passes - begun) * load.decoded_bytes
-        by_shards = load.decoded_bytes + 2 * scratch_bytes
-        if by_passes <= by_shards:
-            text = f"{keys}: {passes} passes cost less than a scratch file of {format_bytes(scratch_bytes)}"
-            return cls(0, passes, 0, Reason(KEYS_IN_PASSES, text))
-        if scratch_bytes > free_bytes // 2:
-            text = (
-                f"{keys}, and a scratch file of {format_bytes(scratch_bytes)} is more than half of the "
-                f"{format_bytes(free_bytes)} that are free: {passes} passes"
-            )
-            return cls(0, passes, 0, Reason(KEYS_IN_PASSES, text))
-        needed = math.ceil(load.entry_bytes / (_MAP_FILL * map_bytes))
-        cached = min(math.ceil(load.entry_bytes / _SHARD_MAP_BYTES), map_bytes // (2 * _SECTION_BYTES))
-        text = (
-            f"{keys}: read once, with a scratch file of ~{format_bytes(scratch_bytes)}, "
-            f"instead of in ~{passes} passes"
-        )
-        shards = min(max(needed, cached, 2), _MOST_SHARDS)
-        return cls(shards, 1, scratch_bytes, Reason(KEYS_IN_SHARDS, text))
-
-    def in_passes(self, why: str) -> MapPlan:
-        """Return this plan turned into passes, because the scratch file failed."""
-        return MapPlan(0, self.passes, 0, Reason(KEYS_IN_PASSES, f"no scratch file, so more passes: {why}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,269 @@
+"""Resolve a whole log in the way that its keys allow: with one map, in passes, or in shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from typing import Any
+
+from lastword.errors import CorruptFileError, DiskFullError, LastwordError
+from lastword.files import DEFAULT
+from lastword.files.real import Scratch
+from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
+from lastword.resolve.offset_map import spill_in
+from lastword.resolve.resolver import Resolver
+from lastword.resolve.shards import SectionFile, resolve_divided
+from lastword.units import NEVER, format_bytes
+from lastword.values import Value
+
+DIVIDE_FROM_BYTES = 4 << 20
+"""A smaller log is never divided: a scratch file costs more there than passes over the page cache."""
+
+_SHARD_MAP_BYTES = 1 << 20  # of the expected keys: the map of a shard stays in the processor's cache
+_SECTION_BYTES = 64 << 10  # at least, unless the keys need more shards: each section costs some calls
+_MOST_SHARDS = 512  # so that a section has 128 KiB
+_MAP_FILL = 0.8  # share of the map that the keys of a shard may take, if the estimate holds
+
+
+@dataclass(frozen=True, slots=True)
+class MapPlan(Value):
+    """How a scan resolves a log whose keys do not fit the map, and why.
+
+    Attributes:
+        shards: The log is read once, and its keys and offsets are written to a scratch file, divided by hash;
+            0: the log is read in passes, each with the keys of a part of the hash range.
+        passes: As expected; of shards one reading.
+        scratch_bytes: Of the scratch file, as expected; 0 for passes.
+        text: Why.
+    """
+
+    shards: int
+    passes: int
+    scratch_bytes: int
+    text: str
+
+    @classmethod
+    def of(cls, load: MapLoad, map_bytes: int, free_bytes: int) -> MapPlan:
+        """Choose the way that moves fewer bytes: decoded by all passes, or decoded once and written and read.
+
+        Args:
+            load: The keys against the map.
+            map_bytes: Memory of the map.
+            free_bytes: Room on the drive. The scratch file may take half of it: appends and the rewrite need
+                room, too.
+        """
+        passes = max(math.ceil(load.keys / load.fitting), 2)
+        scratch_bytes = load.row_bytes
+        keys = f"~{load.keys} keys do not fit the map of {format_bytes(map_bytes)}"
+        begun = load.read_bytes / max(load.source_bytes, 1)  # of the first pass
+        by_passes = (passes - begun) * load.decoded_bytes
+        by_shards = load.decoded_bytes + 2 * scratch_bytes
+        if by_passes <= by_shards:
+            text = f"{keys}: {passes} passes cost less than a scratch file of {format_bytes(scratch_bytes)}"
+            return cls(0, passes, 0, text)
+        if scratch_bytes > free_bytes // 2:
+            text = (
+                f"{keys}, and a scratch file of {format_bytes(scratch_bytes)} is more than half of the "
+                f"{format_bytes(free_bytes)} that are free: {passes} passes"
+            )
+            return cls(0, passes, 0, text)
+        needed = math.ceil(load.entry_bytes / (_MAP_FILL * map_bytes))
+        cached = min(math.ceil(load.entry_bytes / _SHARD_MAP_BYTES), map_bytes // (2 * _SECTION_BYTES))
+        text = (
+            f"{keys}: read once, with a scratch file of ~{format_bytes(scratch_bytes)}, "
+            f"instead of in ~{passes} passes"
+        )
+        shards = min(max(needed, cached, 2), _MOST_SHARDS)
+        return cls(shards, 1, scratch_bytes, text)
+
+    def in_passes(self, why: str) -> MapPlan:
+        """Return this plan turned into passes, because the scratch file failed."""
+        return MapPlan(0, self.passes, 0, f"no scratch file, so more passes: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchPlace:
+    """A place for the scratch file of one scan.
+
+    Attributes:
+        open: Return a context with an empty file, which is removed at the end.
+        free_bytes: Return the room on the drive.
+        dry: The file is planned and not made: the scan takes passes.
+        optional: If the file cannot be made or written, the scan takes passes; False: only if the drive is
+            full.
+        divide_from: Bytes of records from which on there may be a file.
+    """
+
+    open: Callable[[], AbstractContextManager[SectionFile]]
+    free_bytes: Callable[[], int]
+    dry: bool = False
+    optional: bool = False
+    divide_from: int = DIVIDE_FROM_BYTES
+
+    @classmethod
+    def for_read(cls, directory: str) -> ScratchPlace:
+        """Return the place of a read: a file without a name, which exists only as long as it is open.
+
+        A reader may lack the right to write, and a cleaning removes files that it does not need.
+        """
+        return cls(
+            lambda: closing(Scratch.without_name(directory)),
+            lambda: DEFAULT.free_bytes(directory),
+            optional=True,
+            divide_from=DIVIDE_FROM_BYTES,
+        )
+
+    def plan(self, load: MapLoad, map_bytes: int) -> MapPlan | None:
+        """Return how the keys of a log are resolved; None if they fit, or the log is small."""
+        if load.decoded_bytes < self.divide_from or load.keys <= load.fitting:
+            return None
+        return MapPlan.of(load, map_bytes, self.free_bytes())
+
+
+def resolve(
+    sources: Sequence[SegmentSource],
+    *,
+    map_bytes: int,
+    salt: bytes,
+    now_ms: int | None,
+    outcomes: TransactionOutcomes | None = None,
+    old_due: Sequence[bool] = (),
+    due_below: int = NEVER,
+    progress: Callable[[int, int], None] | None = None,
+    threads: int = 1,
+    scratch: str | None = None,
+    place: ScratchPlace | None = None,
+) -> Resolution:
+    """Find every dead record of a log.
+
+    Args:
+        sources: All its segments up to the limit of what may be resolved, by ascending base offset.
+        map_bytes: Memory for the map; with less memory there are more passes, and the same result.
+        salt: Secret random bytes, new for each map.
+        now_ms: For a cleaning: a tombstone whose batch has a delete horizon at or before it is dead itself,
+            and so is a record without a key. Only for a log from its very start, so that no older copy
+            stays. None: only superseded records are dead.
+        outcomes: The outcomes of the transactions in `sources`. Records of aborted transactions supersede
+            nothing and are dead. Those of ongoing transactions supersede nothing and stay; a cleaning must
+            not contain any. None: there are no transactions.
+        old_due: For a cleaning, one for each source: whether its tombstones of magic 0 and 1 are due. These
+            formats have no delete horizon. Empty: none is due.
+        due_below: For a cleaning: tombstones at this offset and above are not due, whatever their horizon,
+            because a reader that holds a lease has not passed them.
+        progress: Called with (bytes done, bytes of all passes up to this one) after every chunk.
+        threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
+            same.
+        scratch: A directory for the map's keys, as for `RunningResolution`.
+        place: For a scratch file, if the keys do not fit the map. None: then there are passes.
+
+    Raises:
+        CorruptBatchError: A batch is damaged.
+        UnknownMagicError: A batch has an unknown magic.
+        UnsupportedBatchError: A transaction without `outcomes`, or an ongoing one in a cleaning.
+    """
+    arguments = {
+        "map_bytes": map_bytes,
+        "salt": salt,
+        "rules": Rules.of(now_ms, due_below),
+        "outcomes": outcomes,
+        "old_due": old_due,
+        "threads": threads,
+    }
+    return LogResolver(sources, place, progress, scratch, **arguments).run()
+
+
+class _Divide(Exception):
+    """The log is to be resolved in shards."""
+
+
+class LogResolver:
+    """The scan of a whole log, in the way that its keys allow.
+
+    Args:
+        sources: As for `resolve`.
+        place: As for `resolve`.
+        progress: As for `resolve`.
+        scratch: As for `resolve`.
+        arguments: The other arguments of a `Resolver`.
+
+    Attributes:
+        map_plan: The way, if the keys do not fit the map and there is a place.
+        given_up_bytes: Of the log, read by attempts that were given up.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SegmentSource],
+        place: ScratchPlace | None,
+        progress: Callable[[int, int], None] | None,
+        scratch: str | None,
+        **arguments: Any,
+    ) -> None:
+        self.map_plan: MapPlan | None = None
+        self.given_up_bytes = 0
+        self.source_bytes = sum(source.size for source in sources)
+        self._sources = sources
+        self._place = place
+        self._progress = progress
+        self._scratch = scratch
+        self._map_bytes: int = arguments["map_bytes"]
+        self._arguments = arguments | {"progress": self._report}
+        self._before_bytes = 0  # progress of the attempts that were given up
+        self._done_bytes = 0  # progress of this attempt
+
+    def run(self, keys: int | None = None) -> Resolution:
+        """Find the dead records.
+
+        Args:
+            keys: Distinct keys of the log, if a sample of them did not fit the map; None: not known.
+        """
+        place = self._place
+        try:
+            if place is not None and keys is not None and self._sources:
+                self._choose(MapLoad.sampled(self._sources, self._map_bytes, keys))
+            return self._in_passes(may_divide=place is not None and self.map_plan is None)
+        except _Divide:
+            self._give_up()  # leaving the block frees the map
+        assert place is not None and self.map_plan is not None
+        path = ""
+        try:
+            with place.open() as out:
+                path = out.path
+                return resolve_divided(self._sources, out, self.map_plan.shards, **self._arguments)
+        except LastwordError as error:
+            if path and error.file != path:
+                raise
+            if not place.optional and not isinstance(error, DiskFullError | CorruptFileError):
+                raise
+            self._give_up()
+            self.map_plan = self.map_plan.in_passes(error.message)
+        return self._in_passes()
+
+    def _in_passes(self, *, may_divide: bool = False) -> Resolution:
+        resolver = Resolver(self._sources, **self._arguments)
+        resolver.scan.spill = spill_in(self._scratch)
+        if may_divide:
+            resolver.overfull = self._choose
+        return resolver.run()
+
+    def _choose(self, load: MapLoad) -> None:
+        """Choose how to resolve keys that do not fit. A dry run writes nothing, and continues in passes."""
+        assert self._place is not None
+        self.map_plan = self._place.plan(load, self._map_bytes)
+        if self.map_plan is None or not self.map_plan.shards:
+            return
+        if not self._place.dry:
+            raise _Divide
+        self.given_up_bytes = load.read_bytes
+
+    def _give_up(self) -> None:
+        self.given_up_bytes += min(self._done_bytes, self.source_bytes)
+        self._before_bytes += self._done_bytes
+        self._done_bytes = 0
+
+    def _report(self, done_bytes: int, total_bytes: int) -> None:
+        self._done_bytes = done_bytes
+        if self._progress is not None:
+            self._progress(self._before_bytes + done_bytes, self._before_bytes + total_bytes)
