@@ -315,6 +315,29 @@ def test_latest_is_the_newest_record_of_each_key_in_the_range(root: Path, start:
     assert len(latest) == len(newest_by_hand(log))
 
 
+@pytest.mark.parametrize("view", ["latest", "changes"])
+def test_more_keys_than_memory_take_a_scratch_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    """The rows are the same, in the order of offsets."""
+    from lastword.resolve import whole
+    from lastword.spark import read
+
+    create(tmp_path, "t", segment_bytes="32KiB")
+    append(tmp_path, "t", 0, [numbered(20 * n, 20, 301) for n in range(50)])
+    expected = read_directly(tmp_path, view=view)
+    shards = []
+    inner = whole.resolve_divided
+    monkeypatch.setattr(
+        whole, "resolve_divided", lambda *given, **how: shards.append(given[2]) or inner(*given, **how)
+    )
+    monkeypatch.setattr(whole, "DIVIDE_FROM_BYTES", 0)
+    monkeypatch.setattr(read, "map_bytes", lambda path: 2048)
+    assert read_directly(tmp_path, view=view) == expected
+    assert len(shards) == 1 and len(expected) > 200
+    assert offsets(expected) == sorted(offsets(expected))
+
+
 def cleaned(root: Path) -> None:
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         logs.set_config("t", cleanup_policy="compact")

@@ -355,7 +355,7 @@ def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
 
     A file that vanishes was rewritten: the view is listed again, and the count starts again.
     """
-    from lastword.resolve import resolve
+    from lastword.resolve import ScratchPlace, resolve
 
     size = sum(segment.size for segment in view.segments)
     attempt = 0
@@ -369,6 +369,7 @@ def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
                     now_ms=None,
                     outcomes=Outcomes(view, view.log_end),
                     progress=done,
+                    place=ScratchPlace.for_read(view.directory),
                 )
         except FileVanishedError:
             attempt += 1

@@ -312,7 +312,7 @@ def newest_chunks(
     Both passes must read the same files. A cleaning that is published between them restarts the task, as long
     as it has yielded nothing; after that the segments are open and stay readable.
     """
-    from lastword.resolve import resolve
+    from lastword.resolve import ScratchPlace, resolve
 
     for _ in range(MAX_RELOADS):
         view = view_of(task, options, files)
@@ -332,7 +332,12 @@ def newest_chunks(
                 resolution = from_accounts(files, view, sources, outcomes, memory)
             if resolution is None:
                 resolution = resolve(
-                    sources, map_bytes=memory, salt=salt, now_ms=None, outcomes=outcomes or Decisions()
+                    sources,
+                    map_bytes=memory,
+                    salt=salt,
+                    now_ms=None,
+                    outcomes=outcomes or Decisions(),
+                    place=ScratchPlace.for_read(task.directory),
                 )
         except FileVanishedError:
             continue

@@ -412,7 +412,7 @@ def _resolved(
 ) -> Iterator[T]:
     """Resolve a range, then read its live records. The files of `view` are held open."""
     from lastword.records.columns import decode_columns, raw_records
-    from lastword.resolve import resolve
+    from lastword.resolve import ScratchPlace, resolve
 
     parts, cut = _parts(view, start, end)
     total = 2 * sum(part.size for part in parts)
@@ -430,6 +430,7 @@ def _resolved(
         outcomes=outcomes,
         progress=report_scan,
         threads=threads if total >= 2 * _LARGE_BYTES else 1,
+        place=ScratchPlace.for_read(view.directory),
     )
     tail = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
     done = total // 2
