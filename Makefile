@@ -47,7 +47,7 @@ test: java $(READY) ## lint and every test: fast and slow ones, then Spark and a
 	@$(MAKE) --no-print-directory test-engines
 
 test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
-	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka'
+	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'
 
 test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, the two beside each other
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-spark test-kafka

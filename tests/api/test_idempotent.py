@@ -171,7 +171,7 @@ def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
             files.mark(f"acked {number}")
     checked = 0
     for number, image in enumerate(files.images(seeds=range(1))):
-        if not image.marks or number % stride(14):
+        if not image.marks or number % stride(24):
             continue
         image.write(tmp_path / "image")
         target = tmp_path / "image" / "d"
@@ -507,6 +507,7 @@ def _no_call_comes_in_twice(every: int, *, old_format: bool = False) -> int:
     return refused
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("old_format", [False, True])
 def test_some_bits_of_the_journal(old_format: bool) -> None:
     assert _no_call_comes_in_twice(37, old_format=old_format) > 100

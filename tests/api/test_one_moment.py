@@ -149,7 +149,7 @@ def interleavings(
         if interrupted.calls <= number:
             return
         yield number, result
-        number += stride(5)
+        number += stride(9)
 
 
 @pytest.mark.parametrize(
@@ -285,4 +285,4 @@ def test_a_state_read_during_a_truncation_is_read_again_by_refresh(
         if done:
             assert number > 10
             return
-        number += stride(4)
+        number += stride(8)

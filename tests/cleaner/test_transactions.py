@@ -524,7 +524,7 @@ def test_a_stop_at_every_change_of_a_round(tmp_path: Path, original: LogBuilder,
         log.abandon()
         check_crashed(continued(target, original), final, f"stop {number}")
         shutil.rmtree(target)
-        number += stride(2)
+        number += stride(4)
     assert number > 40
 
 

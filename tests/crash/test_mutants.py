@@ -47,7 +47,7 @@ def test_mutants(template: Path, tmp_path: Path, first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(10, 60, SEEDS_PER_TEST * stride(3)))
+@pytest.mark.parametrize("first", range(10, 60, SEEDS_PER_TEST * stride(6)))
 def test_more_mutants(template: Path, tmp_path: Path, first: int) -> None:
     test_mutants(template, tmp_path, first)
 

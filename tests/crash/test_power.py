@@ -66,6 +66,7 @@ def test_every_power_cut(name: str) -> None:
     assert len(tally.states) >= LEAST.get(name, 100)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_some_power_cuts(name: str) -> None:
     scenario_run = run(SCENARIOS[name])

@@ -257,7 +257,7 @@ def test_killed_at_every_step_and_run_again(
     monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
     sequence = None if writer is None else 7
     outcomes = set()
-    for step, torn in itertools.product(range(0, 200, stride(6)), (False, True) if much_bytes else (True,)):
+    for step, torn in itertools.product(range(0, 200, stride(10)), (False, True) if much_bytes else (True,)):
         root = tmp_path / f"{step}{torn}"
         make(root)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
@@ -316,7 +316,7 @@ def test_killed_while_files_become_segments(
     large_ones(monkeypatch)
     wanted = ["before", *(f"j{task}{n}" for task, size in enumerate(sizes) for n in range(size))]
     outcomes = set()
-    for step, torn in itertools.product(range(0, 400, stride(5)), (False, True)):
+    for step, torn in itertools.product(range(0, 400, stride(9)), (False, True)):
         root = tmp_path / f"{step}{torn}"
         make(root, 1)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:

@@ -275,7 +275,7 @@ def _said_and_left(config: TopicConfig, steps: list[tuple[Any, ...]], *, short: 
         shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(600 // stride(6), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [25, pytest.param(600 // stride(10), marks=pytest.mark.slow)])
 def test_single_records_leave_the_same_bytes_both_ways(examples: int) -> None:
     def both_ways(config: TopicConfig, steps: list[tuple[Any, ...]], clean: bool) -> None:
         general = _said_and_left(config, steps, short=False, clean=clean)

@@ -92,7 +92,9 @@ def test_every_kill(tmp_path: Path, work: str) -> None:
     assert every_stop(stopped_at) > 5
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(10 // stride(2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(1, marks=pytest.mark.quick), pytest.param(12 // stride(4), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("work", WORK)
 def test_every_power_cut(tmp_path: Path, work: str, seeds: int) -> None:
     root = tmp_path / "root"

@@ -106,7 +106,7 @@ print(round(opened, 3))
 
 
 @pytest.mark.parametrize(
-    ("count", "limit"), [(100, 64), pytest.param(10_000 // stride(4), 256, marks=pytest.mark.slow)]
+    ("count", "limit"), [(100, 64), pytest.param(10_000 // stride(8), 256, marks=pytest.mark.slow)]
 )
 def test_19_many_partitions(tmp_path: Path, count: int, limit: int) -> None:
     run(limit, tmp_path / "d", PARTITIONS.format(count=count, limit=limit))

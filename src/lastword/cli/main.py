@@ -8,6 +8,7 @@ SIGTERM, SIGHUP (signals.py). A closed pipe ends with 0: its reader needs no mor
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import re
@@ -97,13 +98,19 @@ def run(arguments: list[str]) -> int:
         return _run(arguments)
 
 
+@functools.cache
+def command_tree() -> Any:
+    """Return every command with its options, built once: that takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: list[str]) -> int:
     out = Output(as_json="--json" in arguments, color=_color(arguments))
     PLACE.paths, PLACE.topic = [], None
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     try:
-        code = app(args=arguments, prog_name="lastword", standalone_mode=False)
+        code = command_tree()(args=arguments, prog_name="lastword", standalone_mode=False)
         if code == INTERRUPTED or signals.noted():  # typer catches the exception itself
             return _interrupted(out)
         return code if isinstance(code, int) else 0
@@ -180,7 +187,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
                     remedy=shlex.join(["lastword", command, *rest, option]),
                 )
     elif "No such command" in message:
-        near = nearest(command, _commands())
+        near = nearest(command, command_tree().commands)
         message = f"unknown command {command!r}" + (f"; nearest: {near}" if near else "")
         return UsageError(message, remedy="lastword --help")
     elif extra := _EXTRA.search(message):
@@ -190,7 +197,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
         message = f"{names} takes a number" + (f", at least {least}" if least else "")
     else:
         message = message[:1].lower() + message[1:]
-    known = command in _commands()
+    known = command in command_tree().commands
     return UsageError(message, remedy=f"lastword {command} --help" if known else "lastword --help")
 
 
@@ -202,13 +209,8 @@ def _color(arguments: list[str]) -> str:
     return "auto"
 
 
-def _commands() -> dict[str, Any]:
-    # With several commands typer returns a group; its annotation says only command.
-    return typer.main.get_command(app).commands  # type: ignore[attr-defined]
-
-
 def _options(command: str) -> list[str]:
-    chosen = _commands().get(command) or typer.main.get_command(app)
+    chosen = command_tree().commands.get(command) or command_tree()
     names = [
         name
         for parameter in chosen.params
