@@ -25,13 +25,14 @@ from lastword.cleaner.engine.report import (
 )
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.cleaner.policy.plan import Plan, Reason
-from lastword.errors import BusyError, LastwordError
+from lastword.errors import BusyError, CorruptFileError, LastwordError
 from lastword.partition import removal_log
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
     from lastword.cleaner.engine.cleaning import Liveness, RewriteInput
     from lastword.partition.log import PartitionLog
+    from lastword.partition.segment_store import SegmentStore
     from lastword.partition.view import PartitionView
     from lastword.resolve import SegmentFacts
 
@@ -160,8 +161,21 @@ def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
                     file=source.path,
                 )
             old.append(segment)
-        new = Segment.load(log.store.output(built.output.directory, built.output.base_offset))
-        return log.replace(old, [new])
+        return log.replace(old, [_output(log.store, built)])
+
+
+def _output(store: SegmentStore, built: BuiltGroup) -> Segment:
+    """Return the certified output of a group; its file is not read."""
+    facts = built.output
+    output = Segment.load(store.output(facts.directory, facts.base_offset), next_offset=facts.next_offset)
+    if output.size != facts.size_bytes:
+        raise CorruptFileError(
+            f"{output.file} has {output.size} bytes instead of the {facts.size_bytes} that were certified; "
+            "nothing was published",
+            remedy="clean again",
+            file=output.file,
+        )
+    return output
 
 
 class Collector:
@@ -205,7 +219,7 @@ class Collector:
 
     def _replaced(self, group: BuiltGroup) -> Segment:
         assert self._view is not None
-        output = Segment.load(self._view.store.output(group.output.directory, group.output.base_offset))
+        output = _output(self._view.store, group)
         gone = {source.base_offset for source in group.sources}
         old = [segment for segment in self._view.segments if segment.base_offset in gone]
         self._view.segment_set = self._view.segment_set.with_replaced(old, [output])
