@@ -98,8 +98,8 @@ class Scenario:
 class Cost:
     """Bytes per byte appended; space over live bytes: mean, peak, and of the worst partition at the end.
 
-    `read` of real logs is everything that the process reads while it cleans, including the check of the
-    output and the saved accounts. For the other two ways it is the bytes read by maps and rewrites.
+    `read` of real logs is everything that the process reads while it cleans, including checkpoints and saved
+    accounts. For the other two ways it is the bytes read by maps and rewrites.
     """
 
     written: float

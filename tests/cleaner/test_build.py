@@ -127,7 +127,7 @@ class Building:
             raise CorruptBatchError("damaged", file="f")
         return group
 
-    def complete(self, written: Any, second: Any) -> Any:
+    def complete(self, written: Any) -> Any:
         if written == "slow":
             assert self.given_up.wait(10)
             raise Stopped

@@ -232,7 +232,7 @@ def test_stopping_between_two_swaps_keeps_what_was_swapped(users: LogBuilder) ->
     for i in range(4):
         users.put("a", i).put(f"b{i}", "x" * 300).roll()
     users.topic("users", segment_bytes=450)
-    answers = iter([False] * 6 + [True] * 100)  # four segments mapped, one written and read back
+    answers = iter([False] * 6 + [True] * 100)  # four segments mapped, one written and certified
     round_ = users.clean(stop=lambda: next(answers))
     assert not round_.complete
     assert 0 < round_.removed.superseded < 3

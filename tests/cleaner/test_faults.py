@@ -23,10 +23,12 @@ from lastword.errors import (
     BusyError,
     CertificateError,
     CorruptBatchError,
+    CorruptFileError,
     DataError,
     DiskFullError,
 )
 from lastword.files import OsFiles
+from lastword.files.real import OsHandle
 from lastword.kernels import table as fields
 from lastword.kernels.repack import JOINED, MIXED
 from lastword.partition.directory_segments import DirectorySegments
@@ -293,6 +295,19 @@ def test_an_old_record_kept_in_place_of_the_new(each: LogBuilder, monkeypatch: p
     assert "other keys or offsets" in refused(each).message
 
 
+def test_an_append_that_loses_its_last_byte(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is shorter than what was appended, and no call failed."""
+    real = OsHandle.append
+
+    def lossy(handle: Any, data: Any) -> int:
+        cut = "rewrite-" in handle.path and handle.path.endswith(".log")
+        return real(handle, memoryview(data)[:-1] if cut else data)
+
+    monkeypatch.setattr(OsHandle, "append", lossy)
+    error = refused(each)
+    assert "appended" in error.message and "other contents" not in error.message
+
+
 def test_a_dropped_newest_record(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     real = output.repack_rows
 
@@ -469,6 +484,18 @@ def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
     assert users.offsets() == [2, 4, 5, 6, 7]
     assert recorded == [8] == [round_.end]
     assert not [name for name in users.tree() if "rewrite-" in name]
+
+
+def test_an_output_that_changed_its_size_is_not_swapped(users: LogBuilder) -> None:
+    plan = prepare(users.log, users.config, Request())
+    before = sources(users)
+    view = PartitionView.load(DirectorySegments(users.files, users.directory))
+    built = clean(view, plan, FullScan(), Collector(plan), CleanContext(users.files, users.clock))
+    (path,) = Path(users.directory).glob("lastword/rewrite-*/*.log")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptFileError, match="that were certified"):
+        Publisher(users.log, plan, lambda _: pytest.fail("must not be recorded")).publish(built)
+    assert sources(users) == before
 
 
 def test_a_source_that_was_replaced_meanwhile_is_not_swapped(users: LogBuilder) -> None:

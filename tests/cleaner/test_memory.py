@@ -162,7 +162,7 @@ def test_bounded_by_the_map_at_two_sizes(strategy: str, tmp_path: Path, logs: Lo
 
 @pytest.mark.slow
 def test_bounded_with_two_threads(tmp_path: Path, logs: Logs) -> None:
-    """Chunks wait between the threads, and an output is read back while the next one is written."""
+    """Chunks wait between the threads, and an output is synced while the next one is written."""
     facts = measured("generational", 64 * MIB, tmp_path, logs.warm, logs.halves[1], threads=2)[0]
     assert facts["kept"] == SIZES[1] // 2
     most = 64 * MIB + BUFFER_BYTES + SLACK_BYTES

@@ -119,7 +119,8 @@ things have no place in these formats:
 The certificate
 ---------------
 
-Before anything is published, the new file is read back and compared by computations without the bitmaps:
+Before anything is published, the bytes that were appended to the new file are parsed again, as a reader of
+the file would, and compared by computations without the bitmaps:
 
 1. The scan kept a sum of H(key, offset) over live records: it added each record, and subtracted for each
    superseded record H(the newer record's key, the superseded offset). If two keys were mistaken for one, this
@@ -135,7 +136,10 @@ Before anything is published, the new file is read back and compared by computat
    up for; the count. A last offset is that of a source's batch, a largest timestamp that of a record in the
    batch.
 4. The transaction markers that must stay are in the new file, whole.
-5. Offsets ascend to the end of the group's range, and the counts agree.
+5. Offsets ascend to the end of the group's range, and the counts agree. The file has the size of the appended
+   bytes.
+
+The file is not read for this: the page cache would return the bytes that the append has just put there.
 
 Every source batch has its CRC checked by scan and rewrite, so damage never gets a fresh checksum. If anything
 fails, the outputs are removed, the sources stay unchanged, and the partition is quarantined, on disk, with

@@ -271,6 +271,10 @@ class ChunkReader:
             )
         raise StopIteration
 
+    def extend(self, end_position: int) -> None:
+        """Continue up to `end_position`: the source got more whole batches after its end was reached."""
+        self._end = end_position
+
     def in_slots(self, slots: int, *, verify_later: bool = False) -> None:
         """Read into this many sets of buffers in turn, so that threads can process several chunks.
 

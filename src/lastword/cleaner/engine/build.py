@@ -1,29 +1,29 @@
-"""Build a group into one certified output, in a private directory: write, read back, make durable.
+"""Build a group into one certified output, in a private directory: write, certify, make durable.
 
 A second thread helps from `LARGE_BYTES` on. The caller's thread repacks survivors, group by group, and swaps
-the outputs in. Reading, verifying and decompressing the sources, and compressing and appending to the output,
-are done by whichever thread is free (`records.pipeline`). A written output is read back and synced by the
-second thread while the caller writes the next; the last output is synced while it is read back.
+the outputs in. Reading, verifying and decompressing the sources, and compressing, appending and summing up
+the output, are done by whichever thread is free (`records.pipeline`). A written output is synced by the
+second thread while the caller writes the next.
 
-    caller   write a                write b                 swap a   read back b   swap b
-    second   read and append for a  read back a   sync a    read b   sync b
+    caller   write a                         write b                    swap a   sync b   swap b
+    second   read, append and sum up for a   sync a, then the same for b
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Executor, Future, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.cleaner.engine import report
-from lastword.cleaner.engine.certificate import Certified, certify
+from lastword.cleaner.engine.certificate import Certified, Rewritten, certify
 from lastword.cleaner.engine.output import OutputSegment
 from lastword.cleaner.engine.report import BuiltGroup, OutputFacts, SourceFacts
-from lastword.cleaner.engine.rewrite import Rewritten, rewrite
+from lastword.cleaner.engine.rewrite import rewrite
 from lastword.cleaner.engine.transactions import index_entries
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.groups import SegmentGroup
@@ -47,19 +47,6 @@ def rewrite_each(rewrite: RewriteInput, staged_in: str | None = None) -> Generat
     scan = rewrite.scan
     with second_thread("lastword-rewrite", scan.threads) as second:
         yield from built_in_order(building, scan.groups, second, overlap=scan.overlap)
-
-
-@contextmanager
-def beside(second: Executor | None, work: Callable[[], None]) -> Iterator[None]:
-    """Run `work` on the second thread, if there is one, while the caller is in the block."""
-    done = second.submit(work) if second is not None else None
-    try:
-        yield
-    finally:
-        if done is not None:
-            wait([done])
-    if done is not None:
-        done.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +122,16 @@ class _Building:
             raise
         return _Written(group, output, rewritten, self._steps.clock.monotonic() - started)
 
-    def complete(self, written: _Written, second: Executor | None) -> BuiltGroup:
-        """Certify an output and write its indexes."""
+    def complete(self, written: _Written) -> BuiltGroup:
+        """Certify an output, write its indexes and make it durable."""
         started = self._steps.clock.monotonic()
         group, output, rewritten = written.group, written.output, written.rewritten
         sources, resolution = self._scan.sources, self._scan.resolution
         taken = sources[group.first : group.last + 1]
         try:
-            with self._on_damage(), beside(second, output.sync):
-                certified = certify(output, rewritten, group, sources, resolution, self._steps.check, second)
+            self._steps.check()
+            with self._on_damage():
+                certified = certify(output, rewritten, group, sources, resolution)
             entries = index_entries(self._scan.transactions, taken, group.base_offset, group.next_offset)
             output.finish(taken[-1].mtime_now_ms(), entries)
             dropped = self._rewrite.highest_due(group)
@@ -207,7 +195,7 @@ class Building(Protocol[Written]):
         """Write the output of a group."""
         ...
 
-    def complete(self, written: Written, second: Executor | None) -> BuiltGroup:
+    def complete(self, written: Written) -> BuiltGroup:
         """Certify an output and complete it."""
         ...
 
@@ -234,7 +222,7 @@ def built_in_order(
 
     def oldest() -> BuiltGroup:
         written, completed = waiting.popleft()
-        return building.complete(written, second) if completed is None else completed.result()
+        return building.complete(written) if completed is None else completed.result()
 
     try:
         for number, group in enumerate(groups, 1):
@@ -247,7 +235,7 @@ def built_in_order(
             if second is None or not overlap or number == len(groups):
                 waiting.append((written, None))
             else:
-                waiting.append((written, second.submit(building.complete, written, None)))
+                waiting.append((written, second.submit(building.complete, written)))
             if len(waiting) > 1:
                 yield oldest()
             if waiting[0][1] is None:

@@ -132,6 +132,7 @@ class Writer:
     """Collects batches in one buffer and appends it when it is full.
 
     Compressing and appending are deferred to `leave`; with two threads the next buffer is filled meanwhile.
+    `appended` is called after each append, with the bytes that were appended.
     """
 
     def __init__(
@@ -140,10 +141,12 @@ class Writer:
         dead: DeadBitmaps,
         max_message_bytes: int,
         leave: Callable[[Callable[[], None]], bool],
+        appended: Callable[[memoryview], None] | None = None,
     ) -> None:
         self._output = output
         self._dead = dead
         self._leave = leave
+        self._appended = appended
         first = _Buffer.empty()
         self._out, self._table, self._classes = first.out, first.table, first.classes
         self._spare: _Buffer | None = None
@@ -301,11 +304,13 @@ class Writer:
             done = start + int(table[row, fields.SIZE])
             parts.append(_compressed(int(attributes[row]) & CODEC_MASK, out[start:done]))
         rest = out[done : full.bytes]
-        data = b"".join([*parts, rest.data]) if parts else rest
+        data = memoryview(b"".join([*parts, rest.data])) if parts else rest.data
         if len(data):
             self.written_bytes += len(data)
             if self._output is not None:
                 self._output.handle.append(data)
+            if self._appended is not None:
+                self._appended(data)
 
     def _note_first_due(self, table: NDArray[np.int64]) -> None:
         """Keep a copy of the batch whose horizon comes first, to name its tombstone in the report."""

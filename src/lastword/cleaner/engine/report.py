@@ -63,10 +63,10 @@ class Certificate(Value):
 
     Attributes:
         records: Live records of the rewritten segments.
-        key_offset_digest: Sum over these records of H(key, offset), from the scan and from the new files read
-            back; 16 hex digits.
+        key_offset_digest: Sum over these records of H(key, offset), from the scan and from the bytes of the
+            new files; 16 hex digits.
         content_digest: Sum over the survivors of mix(CRC of the record's bytes, offset, timestamp), from the
-            sources and from the new files read back; 16 hex digits.
+            sources and from the bytes of the new files; 16 hex digits.
     """
 
     records: int

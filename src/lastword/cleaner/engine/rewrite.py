@@ -29,19 +29,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword import kernels
+from lastword.cleaner.engine.certificate import OutputSums, Rewritten, Sums, sums_of
 from lastword.cleaner.engine.output import OutputSegment, Writer
-from lastword.cleaner.engine.report import TombstonesWaiting
 from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, is_forgotten
 from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.cleaner.policy.plan import Plan
 from lastword.kernels import table as fields
-from lastword.kernels.digest import sum_contents
 from lastword.kernels.repack import (
     AS_BITS,
     DROP,
@@ -51,84 +48,11 @@ from lastword.kernels.repack import (
 )
 from lastword.records.chunk import Chunk
 from lastword.records.pipeline import in_slots, prepared
-from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
-from lastword.resolve.bitmaps import join_bitmaps
+from lastword.resolve import Resolution, SegmentFacts
 from lastword.segment.segment import Segment
 from lastword.wire import CONTROL_BIT
 
 _MASK = (1 << 64) - 1
-_MOST_ENDS = 1 << 17  # offsets that wait to become bits
-_MOST_ODD = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """The claims of a rewrite, which `certificate` checks.
-
-    Attributes:
-        size_bytes: Bytes of the output.
-        content_digest: Sum over the survivors as they are in the sources.
-        batch_digest: Sum over the headers of batches as they must be afterwards.
-        tombstones: Live tombstones.
-        next_offset: The offset after the last batch that the output must hold.
-        control_digest: Sum over the control batches that stay.
-        markers: Records of the control batches that were removed.
-        edges: The allowed ends and largest timestamps of its batches.
-    """
-
-    size_bytes: int
-    content_digest: int
-    batch_digest: int
-    tombstones: TombstonesWaiting
-    next_offset: int
-    control_digest: int
-    markers: int
-    edges: Edges
-
-
-class Edges:
-    """The allowed last offsets and largest timestamps of batches, which no sum shows if batches are joined.
-
-    A joined batch ends where one of its sources did. Its largest timestamp is that of its records; a source
-    whose header has another one may pass that on.
-    """
-
-    def __init__(self) -> None:
-        self._ends: list[NDArray[np.int64]] = []
-        self._waiting = 0
-        self._bits = DeadBitmaps.of(np.empty(0, np.int64))
-        self._odd_timestamps: set[int] | None = set()
-
-    def add(self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]) -> None:
-        """Add the batches of a chunk of a source, in the order of their offsets."""
-        self._ends.append(table[:, fields.LAST_OFFSET][ends != 0])
-        self._waiting += self._ends[-1].size
-        if self._waiting >= _MOST_ENDS:
-            self._settle()
-        odd = table[:, fields.MAX_TIMESTAMP] != largest
-        if self._odd_timestamps is not None and odd.any():
-            self._odd_timestamps.update(table[odd, fields.MAX_TIMESTAMP].tolist())
-            if len(self._odd_timestamps) > _MOST_ODD:
-                self._odd_timestamps = None  # a writer that never sets it right: not compared
-
-    def strange(
-        self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]
-    ) -> tuple[int, int]:
-        """Return how many batches of an output chunk have a wrong end, and a wrong largest timestamp."""
-        self._settle()
-        offsets = table[:, fields.LAST_OFFSET][ends != 0]
-        strange_ends = int(offsets.size - self._bits.mask(offsets).sum())
-        odd = table[:, fields.MAX_TIMESTAMP] != largest
-        if self._odd_timestamps is None or not odd.any():
-            return strange_ends, 0
-        return strange_ends, sum(
-            timestamp not in self._odd_timestamps for timestamp in table[odd, fields.MAX_TIMESTAMP].tolist()
-        )
-
-    def _settle(self) -> None:
-        if self._waiting:
-            self._bits = join_bitmaps([self._bits, DeadBitmaps.of(np.concatenate(self._ends))])
-        self._ends, self._waiting = [], 0
 
 
 @dataclass(slots=True)
@@ -145,27 +69,6 @@ class _SourceChunk:
     horizon_ms: int
     sums: Sums = field(default_factory=lambda: Sums())
     retain: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-
-
-class Sums(NamedTuple):
-    """The result of `kernels.digest.sum_contents` for a chunk."""
-
-    contents: int = 0
-    batches: int = 0
-    controls: int = 0
-    ends: NDArray[np.uint8] = np.empty(0, np.uint8)
-    largest: NDArray[np.int64] = np.empty(0, np.int64)
-
-
-def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_ms: int) -> Sums:
-    """Return the sums over the survivors of a chunk by `retain` and the bits. Raises CorruptBatchError."""
-    ends, largest = np.empty(chunk.rows, np.uint8), np.empty(chunk.rows, np.int64)
-    contents, batches, controls, _, row, status = sum_contents(
-        chunk.uncompressed, chunk.table, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
-    )
-    if status != kernels.OK:
-        chunk.raise_status(row, status)
-    return Sums(int(contents), int(batches), int(controls), ends, largest)
 
 
 def rewrite(
@@ -196,7 +99,9 @@ def rewrite(
     retained = _last_of_producers(resolution.segments)
     facts = resolution.segments[group.first : group.last + 1]
     contents = batches = controls = markers = 0
-    edges = Edges()
+    certificate = None
+    if output is not None:
+        certificate = OutputSums(output.file, group.base_offset, output.indexes, resolution.digest_seed)
     ends_with_old = False
 
     def wholly_dead(table: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -220,13 +125,15 @@ def rewrite(
         source_chunk.sums = sums_of(chunk, resolution.dead, source_chunk.retain, source_chunk.horizon_ms)
 
     with closing(prepared(read, inspect, second)) as chunks:
-        writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.defer)
+        appended = None if certificate is None else certificate.take
+        writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.defer, appended)
         for source_chunk in chunks:
             chunk = source_chunk.chunk
             contents += source_chunk.sums.contents
             batches += source_chunk.sums.batches
             controls += source_chunk.sums.controls
-            edges.add(chunk.table, source_chunk.sums.ends, source_chunk.sums.largest)
+            if certificate is not None:
+                certificate.allow(chunk.table, source_chunk.sums)
             markers += int(chunk.table[source_chunk.retain == DROP, fields.COUNT].sum())
             writer.take(chunk, source_chunk.retain, source_chunk.horizon_ms)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
@@ -241,7 +148,7 @@ def rewrite(
         next_offset=max(writer.next_offset, group.base_offset) if ends_with_old else group.next_offset,
         control_digest=controls & _MASK,
         markers=markers,
-        edges=edges,
+        written=None if certificate is None else certificate.certified(),
     )
 
 
