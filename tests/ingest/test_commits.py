@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import shutil
+import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +28,23 @@ from lastword.logdir.log_dir_set import move
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
 from lastword.retention import expire
+from lastword.segment import names
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.exhaustive import stride
 
 NOW_MS = 1_795_168_800_000
 HOUR_MS = 3600 * 1000
-EVERY_FILE = 0.0
-"""For `staged_batches.MIN_SIZE_RATIO`: no file is too small to become a segment."""
+WAYS = pytest.mark.parametrize("way", ["copied", "adopted", "shared"])
+"""How staged batches enter the log: copied, as segments, or copied from a file of many partitions."""
+SHARED = False
+
+
+def staged_as(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Let `stage` make files for this way."""
+    if way == "adopted":  # no file is too small
+        monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", 0.0)
+    monkeypatch.setattr(sys.modules[__name__], "SHARED", way == "shared")
 
 
 def make(root: Path, partitions: int = 2, files: Files = DEFAULT) -> None:
@@ -49,8 +61,14 @@ def batch(*values: str) -> bytes:
 
 def stage(
     root: Path, job: str, parts: dict[int, list[str]], files: Files = DEFAULT
-) -> tuple[staging.StagedFile, ...]:
-    """Stage the files of one attempt: a batch for each value of each partition."""
+) -> tuple[staging.StagedRun, ...]:
+    """Stage the runs of one attempt: a batch for each value of each partition."""
+    if SHARED:
+        shared = staging.SharedWriter(files, str(root), job, 0, 0)
+        for number, values in parts.items():
+            for value in values:
+                shared.write("t", number, batch(value), 1)
+        return shared.close(sync=True)
     staged_files = []
     for number, values in parts.items():
         writer = staging.StagedWriter(files, str(root), "t", number, job, 0, 0)
@@ -86,7 +104,11 @@ def leftovers(root: Path) -> list[str]:
     return sorted(
         str(path.relative_to(root))
         for path in root.rglob("*")
-        if path.is_file() and ("inbox" in path.name or "applying" in path.name or "staging-" in str(path))
+        if path.is_file()
+        and (
+            path.name.startswith(("lastword.inbox", "lastword.applying", "lastword.staged", "lastword.begun"))
+            or "staging-" in str(path)
+        )
     )
 
 
@@ -173,16 +195,17 @@ def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path:
     assert values(tmp_path) == {0: ["a"], 1: []}  # all files are checked before the first is ingested
 
 
-@pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
+@WAYS
 def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
+    staged_as(monkeypatch, way)
     make(tmp_path)
     first = Manifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
     commit(tmp_path, first)
     bad = Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
-    file = next((tmp_path / "t-1").rglob("*.batches"))
+    pattern = "lastword.staged-bad-*" if way == "shared" else "t-1/lastword/*/*.batches"
+    file = next(tmp_path.glob(pattern))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match="CRC"):
         commit(tmp_path, bad)
@@ -243,10 +266,10 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
+@WAYS
 @pytest.mark.parametrize(("writer", "much_bytes"), [(None, 16 << 20), ("q", 16 << 20), ("q", 0)])
 def test_killed_at_every_step_and_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int, ratio: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int, way: str
 ) -> None:
     """A driver dies before each of its changes, and half-way in each append.
 
@@ -254,7 +277,7 @@ def test_killed_at_every_step_and_run_again(
     there and nothing was committed.
     """
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
-    monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
+    staged_as(monkeypatch, way)
     sequence = None if writer is None else 7
     outcomes = set()
     for step, torn in itertools.product(range(0, 200, stride(10)), (False, True) if much_bytes else (True,)):
@@ -283,7 +306,8 @@ def test_killed_at_every_step_and_run_again(
             commit(root, Manifest("again", again, True, writer=writer, sequence=sequence))
             assert values(root) == {0: ["before", "a", "b"], 1: ["c"]}, (step, torn)
             # Files of a driver that died before its commit are removed by age.
-            assert all("staging-j/" in name or name.endswith(".tmp") for name in leftovers(root))
+            left = [name for name in leftovers(root) if not name.endswith(".tmp")]
+            assert all("staging-j/" in name or "staged-j-" in name for name in left), left
     else:
         pytest.fail("the commit has more steps than the test takes")
     assert outcomes == {0, 1} and step > 10
@@ -375,10 +399,10 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ratio", [staged_batches.MIN_SIZE_RATIO, EVERY_FILE], ids=["copied", "adopted"])
-def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+@WAYS
+def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """A commit that returned survives, whatever was not synced; every commit that survives is whole."""
-    monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", ratio)
+    staged_as(monkeypatch, way)
     root = tmp_path / "data"
     make(root)
     files = ForgetfulFiles(root)
@@ -428,7 +452,12 @@ def test_staged_files_of_a_dead_commit_go_after_an_hour(tmp_path: Path) -> None:
     manifest = Manifest("made", files["made"], sync=True)
     (tmp_path / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
     for number in range(2):
-        staging.remove_old(DEFAULT, str(tmp_path / f"t-{number}"), NOW_MS, ())
+        staging.remove_old(
+            DEFAULT,
+            str(tmp_path / f"t-{number}"),
+            NOW_MS,
+            lambda job: staging.is_abandoned(DEFAULT, str(tmp_path), job, NOW_MS),
+        )
     left = sorted(path.name.removeprefix("staging-") for path in tmp_path.rglob("staging-*"))
     assert left == ["alive", "alive", "late", "late", "made", "made"]
 
@@ -505,6 +534,123 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
         with pytest.raises(DataError, match="t-1 is damaged"):
             commit(tmp_path, manifest)
     assert values(tmp_path) == {0: [], 1: []}
+
+
+def test_shared_files_of_a_dead_commit_go_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sign of life of a writer counts for its commit only; a commit that was made keeps its file."""
+    staged_as(monkeypatch, "shared")
+    make(tmp_path)
+    jobs = ("dead", "dead-1", "alive", "alive-1", "made")
+    runs = {job: stage(tmp_path, job, {0: ["x"], 1: ["y"]}) for job in jobs}
+    for path in tmp_path.glob("lastword.staged-*"):
+        DEFAULT.set_mtime(path, NOW_MS - HOUR_MS)
+    for job in ("alive", "alive-1"):
+        staging.keep_alive(DEFAULT, str(tmp_path), job, NOW_MS)
+    manifest = Manifest("made", runs["made"], sync=True)
+    (tmp_path / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
+    staging.remove_old_shared(DEFAULT, str(tmp_path), NOW_MS)
+    left = sorted(path.name for path in tmp_path.glob("lastword.staged-*"))
+    assert left == sorted(f"lastword.staged-{job}-00000-0" for job in ("alive", "alive-1", "made"))
+
+
+def test_only_the_files_of_the_commit_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged_as(monkeypatch, "shared")
+    make(tmp_path)
+    runs = {job: stage(tmp_path, job, {0: [job], 1: [job]}) for job in ("j", "j-1")}
+    commit(tmp_path, Manifest("j", runs["j"], sync=True))
+    assert [path.name for path in tmp_path.glob("lastword.staged-*")] == ["lastword.staged-j-1-00000-0"]
+    commit(tmp_path, Manifest("j-1", runs["j-1"], sync=True))
+    assert values(tmp_path) == {0: ["j", "j-1"], 1: ["j", "j-1"]} and leftovers(tmp_path) == []
+
+
+def test_batches_of_both_kinds_of_files_keep_the_order_of_their_writers(tmp_path: Path) -> None:
+    """A partition gets a file of its own after its runs in the shared file of the writer."""
+    make(tmp_path, 1)
+    runs: list[staging.StagedRun] = []
+    for order in (1, 0):
+        shared = staging.SharedWriter(DEFAULT, str(tmp_path), "j", order, 0)
+        writer = staging.StagedWriter(DEFAULT, str(tmp_path), "t", 0, "j", order, 0)
+        for letter in "abc":
+            shared.write("t", 0, batch(f"{order}{letter}"), 1)
+        writer.write(batch(f"{order}d"), 1)
+        closed = writer.close(sync=True)
+        assert closed is not None
+        runs += [closed, *shared.close(sync=True)]
+    commit(tmp_path, Manifest("j", tuple(runs), sync=True))
+    assert values(tmp_path)[0] == [f"{order}{letter}" for order in (0, 1) for letter in "abcd"]
+
+
+def first_version(manifest: Manifest) -> bytes:
+    """Return the bytes of a manifest of version 1."""
+    fields = json.loads(manifest.encoded().partition(b" ")[2])
+    assert fields.pop("format") == 2 and fields.pop("shared") == []
+    body = json.dumps({"format": 1, **fields}, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["one begun", "one done"])
+def test_a_commit_of_the_first_version_that_was_begun_is_finished(tmp_path: Path, marked: bool) -> None:
+    """Its driver was killed: partition 0 has the commit, or one of its two batches; partition 1 has none."""
+    make(tmp_path)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True)
+    with LogDirectory.open(str(tmp_path), "a", clock=ManualClock(NOW_MS)) as directory:
+        log = directory.log("t", 0)
+        log.append_batches([batch("before")])
+        log.append_batches([batch(value) for value in ("ab" if marked else "a")])
+    staged = Path(staged_batches.staging_dir(str(tmp_path / "t-0"), "j"))
+    staged_batches.BEGUN_FORM.save(DEFAULT, str(staged / staged_batches.BEGUN), {"log_end": 1})
+    if marked:
+        Path(staging.committed_mark(str(tmp_path / "t-0"), "j")).touch()
+    (tmp_path / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(first_version(manifest))
+    with LogDirectory.open(str(tmp_path)) as directory:
+        assert directory.view("t", 0).incomplete_commit_offset == 1
+    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
+    assert values(tmp_path) == {0: ["before", "a", "b"], 1: ["c"]} and leftovers(tmp_path) == []
+
+
+def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    make(tmp_path)
+    body = b'{"format":3,"job":"j"}'
+    manifest = b"%08x %s\n" % (zlib.crc32(body), body)
+    (tmp_path / f"lastword.inbox-{NOW_MS:020d}-j").write_bytes(manifest)
+    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
+    (refused,) = tmp_path.glob("lastword.refused-*")
+    assert "another version" in refused.read_text() and values(tmp_path) == {0: [], 1: []}
+
+
+@WAYS
+def test_a_note_of_a_complete_commit_holds_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Killed after the manifest was removed, before the note: an equal commit afterwards is another one."""
+    staged_as(monkeypatch, way)
+    make(tmp_path)
+    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True))
+    staged_batches.LogEnds("j", {"t-0": 0, "t-1": 0}).save(DEFAULT, str(tmp_path))
+    with LogDirectory.open(str(tmp_path)) as directory:
+        assert directory.view("t", 0).incomplete_commit_offset == 0
+    commit(tmp_path, Manifest("k", stage(tmp_path, "k", {0: ["a"], 1: ["b"]}), sync=True))
+    assert values(tmp_path) == {0: ["a", "a"], 1: ["b", "b"]} and leftovers(tmp_path) == []
+    staged_batches.LogEnds("k", {"t-0": 1}).save(DEFAULT, str(tmp_path))
+    with open_to_append(str(tmp_path)) as directory:
+        assert directory.log("t", 0).incomplete_commit_offset is None and leftovers(tmp_path) == []
+
+
+@WAYS
+def test_a_damaged_note_refuses_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Batches that are in the log could not be recognized. Until then nothing is cleaned."""
+    staged_as(monkeypatch, way)
+    make(tmp_path)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    (tmp_path / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(manifest.encoded())
+    (tmp_path / names.BEGUN).write_bytes(b"lastword commit-begun 1 00000000\n{}\n")
+    with LogDirectory.open(str(tmp_path)) as directory:
+        assert directory.view("t", 0).incomplete_commit_offset == 0
+    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
+    assert values(tmp_path) == {0: [], 1: []} and leftovers(tmp_path) == []
+    assert len(list(tmp_path.glob("lastword.refused-*"))) == 1
 
 
 def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> None:

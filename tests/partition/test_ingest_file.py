@@ -15,7 +15,6 @@ from lastword.files import DEFAULT, Files
 from lastword.ingest import apply, staging
 from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
-from lastword.partition.staged_batches import BEGUN
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.fakes.recording import RecordingFiles
 from tests.partition.logs import (
@@ -188,11 +187,10 @@ def test_a_call_that_fails(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_is_gone_and_not_in_the_log_is_missed(tmp_path: Path) -> None:
     log = begun(tmp_path)
     file = staged(log.directory, build_batch(3))
-    known = staging.StagedFile("users", 0, 0, os.path.basename(file), len(build_batch(3)), 1)
-    (Path(file).parent / BEGUN).write_text('{"log_end": 3}')
+    known = staging.StagedRun("users", 0, 0, os.path.basename(file), len(build_batch(3)), 1)
     Path(file).unlink()
     with pytest.raises(CorruptFileError, match="not in the log"):
-        apply.ingest(log, "j", [known], sync=False)
+        apply.ingest(log, "j", [known], 3, sync=False)
     log.abandon()
 
 

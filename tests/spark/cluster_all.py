@@ -80,7 +80,11 @@ def values(root: Path, topic: str) -> list[str]:
 def nothing_staged(root: Path) -> None:
     """Check that no staged file is left; a speculative copy that lost may still be ending."""
     deadline = time.monotonic() + 30
-    while left := [str(path) for path in root.rglob("*") if path.name.startswith(("staging-", "open-"))]:
+    while left := [
+        str(path)
+        for path in root.rglob("*")
+        if path.name.startswith(("staging-", "open-", "lastword.staged"))
+    ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
     assert not list(root.glob("lastword.inbox-*"))
@@ -272,7 +276,7 @@ def unshared(spark: Any, root: Path) -> None:
             raise AssertionError(f"{name} went well on a directory that no executor sees")
     with lastword.open(root) as logs:
         assert len(list(logs.topic("only").read())) == 10 and not list(logs.topic("only2").read())
-    assert not list(root.rglob("staging-*"))
+    assert not list(root.rglob("*stag*-*"))
 
 
 if __name__ == "__main__":

@@ -206,7 +206,16 @@ def nothing_is_left(root: Path) -> list[str]:
         str(path.relative_to(root))
         for path in root.rglob("*")
         if path.name.startswith(
-            ("staging-", "open-", "lastword.inbox", "lastword.applying", "lastword.refused")
+            (
+                "staging-",
+                "open-",
+                "lastword.staged",
+                "lastword.begun",
+                "lastword.committed",
+                "lastword.inbox",
+                "lastword.applying",
+                "lastword.refused",
+            )
         )
         or path.name.endswith(".tmp")
     ]

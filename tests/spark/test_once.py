@@ -106,4 +106,6 @@ def test_a_batch_write_within_a_stream_leaves_nothing(
     monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context("q", 3)))
     write(tmp_path, "a", "a")
     assert keys(tmp_path, "a") == [b"a"]
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("open-", "staging-"))]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.name.startswith(("open-", "staging-", "lastword.staged"))
+    ]

@@ -60,7 +60,7 @@ def test_a_batch_that_is_run_again_comes_in_once(spark: Any, tmp_path: Path) -> 
     copy(spark, root, checkpoint)
     again = rows(root, "copy")
     assert len(again) == 160 and sorted(again) == sorted(rows(root, "t"))
-    assert not list(root.rglob("staging-*")) and not list(root.glob("lastword.inbox-*"))
+    assert not list(root.rglob("*stag*-*")) and not list(root.glob("lastword.inbox-*"))
 
 
 def test_it_writes_while_another_process_appends_and_cleans(spark: Any, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_update_mode_keeps_the_newest_row_of_each_key(spark: Any, tmp_path: Path
     again = rows(root, "counts")
     assert len(again) == len(first) + 1
     assert (b"key-0", str(expected[b"key-0"] + 1)) in [row[1:] for row in again]
-    assert not list(root.rglob("staging-*")) and not list(root.glob("lastword.inbox-*"))
+    assert not list(root.rglob("*stag*-*")) and not list(root.glob("lastword.inbox-*"))
 
 
 def test_complete_mode_writes_differences(spark: Any, tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ def keys_of(root: Path, partition: int | None = None) -> list[bytes]:
 
 def private_files(root: Path) -> list[str]:
     return sorted(
-        str(path.relative_to(root)) for path in root.rglob("lastword/**/*") if "staging" in str(path)
+        str(path.relative_to(root))
+        for path in (*root.rglob("lastword/**/*"), *root.glob("lastword.staged-*"))
+        if "stag" in path.name or "staging" in str(path)
     )
 
 
@@ -172,6 +174,36 @@ def test_an_attempt_that_fails_takes_back_what_it_staged(tmp_path: Path) -> None
 
     with pytest.raises(Halfway):
         writer.write(dies())
+    assert private_files(tmp_path) == []
+
+
+def test_small_partitions_share_the_staged_file_of_a_task(tmp_path: Path) -> None:
+    writer = make_writer(tmp_path, partitions="50")
+    rows = [(b"%d" % number, b"v" * 100) for number in range(500)]
+    messages = [attempt(writer, (task, 0), batch(*rows[task::2])) for task in range(2)]
+    for message in messages:
+        assert len({run.partition for run in message.runs}) == 50
+        assert len({run.name for run in message.runs}) == 1
+    assert len(private_files(tmp_path)) == 2
+    writer.commit(list(messages))
+    assert sorted(keys_of(tmp_path)) == sorted(key for key, _ in rows)
+    assert private_files(tmp_path) == []
+
+
+def test_many_rows_of_a_partition_get_a_file_of_their_own_behind_the_shared_one(tmp_path: Path) -> None:
+    """The first rows of a partition are few, the next are many, the last are few again."""
+    writer = make_writer(tmp_path, partitions="2", lastword_partitioner="crc32")
+    job = writer.job
+    task = TaskRows(job.options, job.columns, job.target, job.name, (0, 0))
+    values = [b"first", *(b"%06d" % number + b"v" * 1000 for number in range(3000)), b"last"]
+    for part in (values[:1], values[1:-1], values[-1:]):
+        task.add(batch(*((b"key", value) for value in part)))
+        for pending in task._pending.values():
+            task._pack(pending)
+    runs = task.finish()
+    assert [run.position is None for run in runs] == [False, True]
+    writer.commit([StagedMessage(runs, job.name)])
+    assert [row["value"] for row in read_directly(tmp_path)] == values
     assert private_files(tmp_path) == []
 
 
@@ -406,7 +438,7 @@ def test_a_task_that_waits_gives_signs_of_life(tmp_path: Path, monkeypatch: pyte
 
     def waits() -> Iterator[pa.RecordBatch]:
         yield batch((b"a", b"1"))
-        (staged,) = tmp_path.rglob("staging-*")
+        (staged,) = tmp_path.glob("lastword.staged-*")
         os.utime(staged, (0, 0))
         deadline = time.monotonic() + 60
         while staged.stat().st_mtime == 0:

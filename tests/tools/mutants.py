@@ -78,7 +78,15 @@ def build(root: Path) -> None:
     assert file is not None
     begun = Path(staged_batches.staging_dir(str(third), "load")) / staged_batches.BEGUN
     staged_batches.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
-    manifest = staging.Manifest("load", (file,), sync=True, writer="w", sequence=4)
+    shared = staging.SharedWriter(DEFAULT, str(root), "load", 0, 0)
+    for number in range(2):
+        builder = BatchBuilder(0)
+        builder.append(NOW_MS, b"k", b"shared")
+        shared.write("t", number, builder.build(0), 1)
+    runs = (*shared.close(sync=True), file)
+    manifest = staging.Manifest("load", runs, sync=True, writer="w", sequence=4)
+    staged_batches.LogEnds("earlier", {"t-0": 5, "t-2": 24}).save(DEFAULT, str(root))
+    staging.mark_committed(DEFAULT, str(root), "earlier")
     (root / f"{names.INBOX}{NOW_MS:020d}-load").write_bytes(manifest.encoded())
     writers = staging.Writers({})
     writers.note("w", 3, NOW_MS)
@@ -133,7 +141,9 @@ def mutants(root: Path, rng: random.Random) -> Iterator[Mutant]:
 def excused(mutant: Mutant) -> str | None:
     """Return why this mutant may stay unnamed, or None."""
     name, after = mutant.path.name, mutant.after
-    if name in (names.LOCK, names.CLEAN_SHUTDOWN) or name.startswith((staging.COMMITTED, staging.OPEN)):
+    if name in (names.LOCK, names.CLEAN_SHUTDOWN) or name.startswith(
+        (staging.COMMITTED, staging.OPEN, names.COMMITTED)
+    ):
         return "only that the file is there counts; its absence is a valid state"
     parsed = names.parse_segment_file(name)
     if after is None:
@@ -170,7 +180,7 @@ def excused(mutant: Mutant) -> str | None:
         return "fewer entries, as of an index"
     if mutant.path.suffix == ".npz" and _arrays(mutant.before) == _arrays(after):
         return "the same arrays: a field of the zip file that is not used"
-    if mutant.kind == "flip" and mutant.path.suffix == ".batches":
+    if mutant.kind == "flip" and (mutant.path.suffix == ".batches" or name.startswith(names.STAGED)):
         given = _first_difference(mutant) < 8 or 12 <= _first_difference(mutant) < 16
         return "base offset and leader epoch are given when the batch is taken in" if given else None
     if parsed is None:

@@ -1,16 +1,19 @@
 """Ingest commits in the process that has the log directory open to append.
 
-The order for one commit: rename the manifest to `applying-`; verify all of its staged files in all
-partitions; open all logs; append to each partition; save writer and sequence; remove the manifest. A commit
-that is refused has appended nothing, except when its files are damaged between two tries.
+The order for one commit: rename the manifest to `applying-`; verify all of its staged batches; open all logs;
+note all log ends, durably (`staged_batches.LogEnds`); append to each partition; save writer and sequence, or
+mark the commit; remove the manifest, durably; remove the note and the staged files. A commit that is refused
+has appended nothing, except when its files are damaged between two tries. A note without its manifest belongs
+to a commit that is complete.
 
-The order in one partition: note the log end (`PartitionLog.begin_commit`); append the batches; sync the log;
-write the `committed` mark; remove the staged files and the note. Repeated after a stop at any point, it
-appends what is missing and nothing twice: a batch checksum covers neither base offset nor leader epoch, so
-the batches above the noted log end can be compared with the staged batches. A small file's batches are
-appended; a large file becomes a segment by a rename (`partition.staged_batches`), and is then found in the
-log as the beginning of a segment. No other process appends in between: the log's lock is held, and after a
-crash commits are finished before anything else is appended.
+The order in one partition: append the batches; sync the log. Repeated after a stop at any point, it appends
+what is missing and nothing twice: a batch checksum covers neither base offset nor leader epoch, so the
+batches above the noted log end can be compared with the staged batches. Batches of a shared file or of a
+small one are appended; a large file becomes a segment by a rename (`partition.staged_batches`), and is then
+found in the log as the beginning of a segment. A partition with a file of its own gets the `committed` mark,
+and its staged files are removed then, so that a bulk load does not need its room twice. No other process
+appends in between: the log's lock is held, and after a crash commits are finished before anything else is
+appended.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
 from typing import NamedTuple
 
 from lastword.clock import Clock
@@ -37,12 +41,12 @@ from lastword.errors import (
     LogDirLockedError,
     UsageError,
 )
-from lastword.files import Files, overlapped
+from lastword.files import Files, Handle, overlapped
 from lastword.ingest import staging
 from lastword.ingest.staging import (
     REFUSED_FORM,
     Manifest,
-    StagedFile,
+    StagedRun,
     Writers,
     entries,
     next_number,
@@ -53,7 +57,7 @@ from lastword.ingest.staging import (
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
-from lastword.partition.staged_batches import Block, blocks_of, discard, staging_dir
+from lastword.partition.staged_batches import Block, LogEnds, blocks_between, discard, staging_dir
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES
 
@@ -94,9 +98,11 @@ def ingest_pending(directory: LogDirectory) -> int:
     A commit that cannot be ingested (a staged file is damaged, a topic is gone) is set aside as refused, and
     the next commit follows. After a StorageError or CapacityError the commit stays, to be tried again.
     """
-    if not pending(directory.files, directory.path):
-        return 0
     files, root = directory.files, directory.path
+    if not pending(files, root):
+        if files.exists(os.path.join(root, names.BEGUN)):
+            directory.end_commit()  # a complete commit: a crash prevented the removal of its note
+        return 0
     added = 0
     # A commit that was begun is first: its batches are the last ones in the log.
     for entry in sorted(
@@ -104,67 +110,88 @@ def ingest_pending(directory: LogDirectory) -> int:
     ):
         applying = os.path.join(root, names.APPLYING + entry.name)
         if entry.prefix == names.INBOX:
+            directory.end_commit()  # the note of a complete commit
             try:
                 files.rename(os.path.join(root, names.INBOX + entry.name), applying)
             except FileVanishedError:
                 continue  # the committer took it back
+        partitions: Iterable[tuple[str, int]]
+        marks: list[str] = []
         try:
             manifest = Manifest.decoded(files.read_bytes(applying), applying)
             added += _apply(directory, manifest)
+            partitions = {(run.topic, run.partition) for run in manifest.runs if run.position is None}
+            for tp in partitions:
+                marks.append(staging.committed_mark(directory.directory(*tp), entry.commit_id))
         except (DataError, UsageError) as error:
             logger.warning("lastword: a commit was refused: %s", error)
             REFUSED_FORM.save(files, os.path.join(root, names.REFUSED + entry.name), {"reason": str(error)})
-            _give_up(directory, entry.commit_id)
+            partitions = directory.topic_partitions()
         files.unlink(applying, missing_ok=True)
         files.fsync_dir(root)
+        directory.end_commit()
+        staging.discard_all(files, root, entry.commit_id, partitions)
+        for mark in marks:
+            files.unlink(mark, missing_ok=True)
     _remove_old(directory)
     return added
-
-
-def _give_up(directory: LogDirectory, commit_id: str) -> None:
-    """Release the partitions of a refused commit. Records that it has appended stay."""
-    for topic, number in directory.topic_partitions():
-        path = directory.directory(topic, number)
-        if directory.files.exists(staging_dir(path, commit_id)):
-            discard(directory.files, path, commit_id)
-            with suppress(LastwordError):  # a log that does not open holds nothing back
-                directory.log(topic, number).end_commit(commit_id)
 
 
 def _apply(directory: LogDirectory, manifest: Manifest) -> int:
     writers = Writers.load(directory.files, directory.path)
     named = manifest.writer is not None and manifest.sequence is not None
-    if named and writers.last(manifest.writer) >= (manifest.sequence or 0):
-        for topic, number in {(file.topic, file.partition) for file in manifest.files}:
-            discard(directory.files, directory.directory(topic, number), manifest.commit_id)
+    files, root, commit_id = directory.files, directory.path, manifest.commit_id
+    if staging.is_committed(files, root, commit_id):
         return 0
-    staged: dict[tuple[str, int], list[StagedFile]] = {}
-    for file in manifest.files:
-        staged.setdefault((file.topic, file.partition), []).append(file)
+    if named and writers.last(manifest.writer) >= (manifest.sequence or 0):
+        return 0
+    staged: dict[tuple[str, int], list[StagedRun]] = {}
+    for run in manifest.runs:
+        staged.setdefault((run.topic, run.partition), []).append(run)
     existing = set(directory.topic_partitions())
     gone = [f"{topic}-{number}" for topic, number in staged if (topic, number) not in existing]
     if gone:
         raise UsageError(f"{', '.join(sorted(gone))} does not exist any more", remedy="run the job again")
-    partitions, size_bytes = sorted(staged), sum(file.size_bytes for file in manifest.files)
-    for tp in partitions:
-        staging.check(directory.files, directory.directory(*tp), manifest.commit_id, staged[tp])
-
-    def verify(tp: tuple[str, int]) -> None:
-        staging.check_batches(directory.files, directory.directory(*tp), manifest.commit_id, staged[tp])
-
+    partitions, size_bytes = sorted(staged), sum(run.size_bytes for run in manifest.runs)
+    log_ends = staged_batches.load_log_ends(files, root)
+    is_begun = log_ends is not None and log_ends.commit_id == commit_id
     threads = _threads(len(partitions), size_bytes)
-    overlapped(verify, partitions, threads=threads)
+    needed = staging.needed_files(files, root, manifest, is_begun=is_begun)
+    staging.check(files, needed, threads=threads and min(threads, len(needed)))
     # Every log is opened before the first is appended to: a commit that is refused has added nothing.
     logs = directory.logs(partitions)
-    waiting, sync = pending_commits(directory.files, directory.path), manifest.sync or named
+    began = {
+        tp: log.begin_commit(
+            staged_batches.log_end_at_begin(files, log.directory, commit_id, log_ends if is_begun else None)
+        )
+        for tp, log in logs.items()
+    }
+    if not is_begun:
+        LogEnds(commit_id, {logs[tp].name: offset for tp, offset in began.items()}).save(files, root)
+    sync = manifest.sync or named
+    waiting, now_ms = pending_commits(files, root), directory.clock.now_ms()
 
-    def append(tp: tuple[str, int]) -> int:
-        return ingest(logs[tp], manifest.commit_id, staged[tp], sync=sync, waiting=waiting)
+    @cache  # a commit may have staged files in each partition
+    def is_abandoned(other: str) -> bool:
+        return other not in waiting and staging.is_abandoned(files, root, other, now_ms)
 
-    added = sum(overlapped(append, partitions, threads=threads))
+    with ExitStack() as opened:
+        shared = {
+            name: opened.enter_context(files.open_read(os.path.join(root, name)))
+            for name in {run.name for run in manifest.runs if run.position is not None}
+        }
+
+        def append(tp: tuple[str, int]) -> int:
+            added = ingest(logs[tp], commit_id, staged[tp], began[tp], sync=sync, shared=shared)
+            staging.remove_old(files, logs[tp].directory, now_ms, is_abandoned)
+            return added
+
+        added = sum(overlapped(append, partitions, threads=threads))
     if manifest.writer is not None and manifest.sequence is not None:
         writers.note(manifest.writer, manifest.sequence, directory.clock.now_ms())
-        writers.save(directory.files, directory.path)
+        writers.save(files, root)
+    else:
+        staging.mark_committed(files, root, commit_id)
     return added
 
 
@@ -177,11 +204,12 @@ def _threads(partitions: int, size_bytes: int) -> int | None:
 
 
 def _remove_old(directory: LogDirectory) -> None:
-    """Remove refusals, and unfinished manifests of committers that died, after a week."""
+    """Remove what commits left that were refused, or whose committers died."""
     files, now_ms = directory.files, directory.clock.now_ms()
+    staging.remove_old_shared(files, directory.path, now_ms)
     for name in files.listdir(directory.path):
         unfinished = name.startswith(names.INBOX) and name.endswith(".tmp")
-        if not unfinished and not name.startswith(names.REFUSED):
+        if not unfinished and not name.startswith((names.REFUSED, names.COMMITTED)):
             continue
         path = os.path.join(directory.path, name)
         facts = files.stat(path)
@@ -195,49 +223,63 @@ def _remove_old(directory: LogDirectory) -> None:
 def ingest(
     log: PartitionLog,
     commit_id: str,
-    staged: Iterable[StagedFile],
+    staged: Iterable[StagedRun],
+    began: int,
     *,
     sync: bool,
-    waiting: Container[str] = (),
+    shared: Mapping[str, Handle] | None = None,
 ) -> int:
-    """Append a commit's staged files to one log, in their order. Return the number of records appended.
+    """Append a commit's staged batches to one log, in their order. Return the number of records appended.
 
     Args:
         log: The log.
         commit_id: The commit.
-        staged: The staged files of this partition.
+        staged: The staged runs of this partition.
+        began: The log end at which the commit began, which is noted durably.
         sync: Sync the log.
-        waiting: Ids of pending commits; their staged files are kept, however old they are.
+        shared: The open shared files of the runs, by name.
     """
     files, directory = log.files, log.directory
-    wanted = sorted(staged, key=lambda file: file.order)
+    wanted = sorted(staged, key=lambda run: run.order)
     mark = staging.committed_mark(directory, commit_id)
-    if not wanted or files.exists(mark):
-        log.end_commit(commit_id)
+    owns_files = any(run.position is None for run in wanted)
+    if owns_files and files.exists(mark):
+        discard(files, directory, commit_id)
         return 0
     folder = staging_dir(directory, commit_id)
-    staging.check(files, directory, commit_id, wanted)
-    with log.lock:  # a foreign batch in between would make a second try miss its own batches
-        appended = _Appended(files, _appended_since(log, log.begin_commit(commit_id)))
+    with log.lock:  # the batches of a commit are neighbours in the log
+        appended = _Appended(files, _appended_since(log, began))
         before = log.log_end
-        for file in wanted:
-            path = os.path.join(folder, file.name)
-            if appended.as_segment(file, path) or (
+        for run in wanted:
+            if run.position is not None:
+                assert shared is not None
+                _append_missing(log, appended, shared[run.name], run.position, run.size_bytes)
+                continue
+            path = os.path.join(folder, run.name)
+            if appended.as_segment(run, path) or (
                 appended.is_over
-                and staged_batches.is_worth_a_segment(log.config, file.size_bytes)
+                and staged_batches.is_worth_a_segment(log.config, run.size_bytes)
                 and log.ingest_file(path)
             ):
                 continue
-            for block in blocks_of(files, path):
-                # Without `sync`, too: a directory that was opened for this commit syncs when it is closed.
-                log.append_batches(appended.missing(block), sync_follows=True)
+            with files.open_read(path) as handle:
+                _append_missing(log, appended, handle, 0, handle.size())
         added = log.log_end - before  # a staged batch has an offset for each record, and no others
     if sync:
         log.sync()
-    files.write_atomic(mark, b"")
-    staging.remove_old(files, directory, log.clock.now_ms(), waiting)
-    log.end_commit(commit_id)
+    if owns_files:
+        files.write_atomic(mark, b"")
+        discard(files, directory, commit_id)
     return added
+
+
+def _append_missing(
+    log: PartitionLog, appended: _Appended, handle: Handle, position: int, size_bytes: int
+) -> None:
+    """Append the batches of a part of a file that the log does not have."""
+    for block in blocks_between(handle, position, position + size_bytes):
+        # Without `sync`, too: a directory that was opened for this commit syncs when it is closed.
+        log.append_batches(appended.missing(block), sync_follows=True)
 
 
 class _Batch(NamedTuple):
@@ -263,7 +305,7 @@ class _Appended:
         """Return whether no more batches of the commit are in the log."""
         return self._at == len(self._batches)
 
-    def as_segment(self, file: StagedFile, path: str) -> bool:
+    def as_segment(self, file: StagedRun, path: str) -> bool:
         """Return whether the file became a segment: it was renamed, and is in the log."""
         if self._files.exists(path):
             return False

@@ -1,11 +1,13 @@
-"""The files of a commit: staged batches in the partitions, and one manifest in the root of the log directory.
+"""The files of a commit: staged batches, and one manifest in the root of the log directory.
 
-Below <partition>/lastword/ are the staged files, record batches that wait for the commit:
+A writer stages record batches that wait for the commit, with base offset 0 in each. The batches of many
+partitions are in one shared file, one run after another, so that a writer of thousands of small partitions
+makes one file. Many batches of one partition get a file of their own, which may become a segment:
 
-    staging-<commit>/<order>-<copy>.batches   whole batches, base offset 0 in each
-    staging-<commit>/begun.json               the log end when ingestion began (`partition.staged_batches`)
-    committed-<commit>                        this partition has ingested the commit
-    open-<commit>                             writers may still stage (in one partition of the commit)
+    <root>/lastword.staged-<commit>-<order>-<copy>              shared: runs of batches of many partitions
+    <partition>/lastword/staging-<commit>/<order>-<copy>.batches  batches of the partition
+    <partition>/lastword/committed-<commit>                     the partition has ingested its own files
+    <partition>/lastword/open-<commit>                          writers may still stage (in one partition)
 
 Several writers may prepare the same files (a retry, a speculative copy). Each writes files of its own, and a
 manifest names the files of one copy, so the files of a writer that was lost are never ingested. A file is
@@ -27,6 +29,7 @@ is the commit: from then on it is ingested completely, after any crash.
 ```
 <root>/lastword.inbox-<number>-<commit>       waits; numbers rise, the lowest is ingested first
 <root>/lastword.applying-<number>-<commit>    is being ingested by the process that holds the lock
+<root>/lastword.committed-<commit>            was ingested; for a week, if the commit has no name
 <root>/lastword.refused-<number>-<commit>     was refused; its text holds the reason
 <root>/lastword.writers                       the last sequence of each named writer that was ingested
 ```
@@ -40,14 +43,14 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
-from lastword.files import Files, Handle
+from lastword.files import Files, Handle, overlapped
 from lastword.files.framed import Framed
-from lastword.partition.staged_batches import BEGUN, STAGING, blocks_of, staging_dir
+from lastword.partition.staged_batches import BEGUN, STAGING, blocks_of, discard, staging_dir
 from lastword.segment import names
 
 # ---------------------------------------------------------------- staged files
@@ -56,7 +59,7 @@ from lastword.segment import names
 COMMITTED, OPEN = "committed-", "open-"
 BATCHES = ".batches"
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
-"""A partition keeps the marks of a commit for this long."""
+"""The marks of a commit are kept for this long."""
 
 KEEP_STAGED_MS = 3600 * 1000
 """Staged files of a commit that was never made are kept for this long after its last sign of life, in any
@@ -70,8 +73,20 @@ WRITEBACK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class StagedFile:
-    """One staged file of a commit. A partition's files are ingested in ascending `order`."""
+class StagedRun:
+    """Batches of one partition that one writer staged: a part of its shared file, or a file of their own.
+
+    A partition's runs are ingested in ascending `order`, those of one writer as it staged them.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        order: Place of the writer.
+        name: Name of the file.
+        size_bytes: Bytes of the batches.
+        records: Number of records.
+        position: Where the run begins in the shared file; None: the file has no other runs.
+    """
 
     topic: str
     partition: int
@@ -79,9 +94,10 @@ class StagedFile:
     name: str
     size_bytes: int
     records: int
+    position: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as a manifest holds them, where `order` is called `task`."""
+        """Return the fields of a file of its own as a manifest holds them, where `order` is called `task`."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -92,8 +108,8 @@ class StagedFile:
         }
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> StagedFile:
-        """Build a file from its fields. KeyError or TypeError if a field is missing or unknown."""
+    def from_json(cls, fields: dict[str, Any]) -> StagedRun:
+        """Build a run from the fields of its file. KeyError or TypeError if a field is missing or unknown."""
         fields = dict(fields)
         return cls(order=fields.pop("task"), **fields)
 
@@ -101,6 +117,16 @@ class StagedFile:
 def committed_mark(directory: str, commit_id: str) -> str:
     """Return the path of the mark of a partition that has ingested a commit."""
     return os.path.join(_private_dir(directory), COMMITTED + commit_id)
+
+
+def is_committed(files: Files, root: str, commit_id: str) -> bool:
+    """Return whether a commit without a name was ingested, as far as its mark is kept."""
+    return files.exists(os.path.join(root, names.COMMITTED + commit_id))
+
+
+def mark_committed(files: Files, root: str, commit_id: str) -> None:
+    """Note durably that a commit without a name was ingested, so that its repetition adds nothing."""
+    files.write_atomic(os.path.join(root, names.COMMITTED + commit_id), b"")
 
 
 def open_staging(files: Files, directory: str, commit_id: str) -> None:
@@ -120,11 +146,51 @@ def close_staging(files: Files, directory: str, commit_id: str) -> None:
     files.unlink(os.path.join(_private_dir(directory), OPEN + commit_id), missing_ok=True)
 
 
+class _BatchFile:
+    """A staged file, which is created with the first batches."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self.size_bytes = 0
+        self._files = files
+        self._path = path
+        self._handle: Handle | None = None
+        self._writeback_to = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was written."""
+        return self._handle is None
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append whole batches."""
+        if self._handle is None:
+            self._handle = self._files.open_append(self._path, create=True, exclusive=True)
+        self._handle.append(data)
+        self.size_bytes += len(data)
+        # The file is synced soon: when it is closed, or when it becomes a segment.
+        if self.size_bytes - self._writeback_to >= WRITEBACK_BYTES:
+            self._handle.start_sync(self._writeback_to, self.size_bytes - self._writeback_to)
+            self._writeback_to = self.size_bytes
+
+    def close(self, sync: bool) -> None:
+        """Close the file, which has batches; with `sync`, its bytes survive a power cut."""
+        assert self._handle is not None
+        if sync:
+            self._handle.fsync()
+        self._handle.close()
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if self._handle is not None:
+            self._handle.close()
+            self._files.unlink(self._path, missing_ok=True)
+
+
 class StagedWriter:
-    """Write one staged file. It is created with the first batch.
+    """Write one staged file of one partition.
 
     Args:
-        order: Place among the commit's files of this partition.
+        order: Place among the commit's writers.
         copy: Distinguishes writers of the same `order`.
     """
 
@@ -133,49 +199,75 @@ class StagedWriter:
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self.size_bytes = 0
         self.records = 0
-        self._writeback_to = 0
         self._files = files
         self._private = _private_dir(os.path.join(root, names.partition_dir(topic, partition)))
         self._directory = os.path.join(self._private, STAGING + commit_id)
         self._order = order
         self._name = f"{order:05d}-{copy}{BATCHES}"
-        self._handle: Handle | None = None
+        self._file = _BatchFile(files, os.path.join(self._directory, self._name))
 
     def write(self, data: bytes | memoryview, records: int) -> None:
         """Append whole batches."""
-        if self._handle is None:
+        if self._file.is_empty:
             for directory in (self._private, self._directory):
                 _make_dir(self._files, directory)
-            path = os.path.join(self._directory, self._name)
-            self._handle = self._files.open_append(path, create=True, exclusive=True)
-        self._handle.append(data)
-        self.size_bytes += len(data)
-        # The file is synced soon: when it is closed, or when it becomes a segment.
-        if self.size_bytes - self._writeback_to >= WRITEBACK_BYTES:
-            self._handle.start_sync(self._writeback_to, self.size_bytes - self._writeback_to)
-            self._writeback_to = self.size_bytes
+        self._file.write(data)
         self.records += records
 
-    def close(self, sync: bool) -> StagedFile | None:
+    def close(self, sync: bool) -> StagedRun | None:
         """Close the file; None if nothing was written. With `sync`, the batches survive a power cut."""
-        if self._handle is None:
+        if self._file.is_empty:
             return None
+        self._file.close(sync)
         if sync:
-            self._handle.fsync()
             for directory in (self._directory, self._private, os.path.dirname(self._private)):
                 self._files.fsync_dir(directory)
-        self._handle.close()
-        return StagedFile(self.topic, self.partition, self._order, self._name, self.size_bytes, self.records)
+        size_bytes = self._file.size_bytes
+        return StagedRun(self.topic, self.partition, self._order, self._name, size_bytes, self.records)
 
     def remove(self) -> None:
         """Remove the file."""
-        if self._handle is not None:
-            self._handle.close()
-            self._files.unlink(os.path.join(self._directory, self._name), missing_ok=True)
+        if not self._file.is_empty:
+            self._file.remove()
             with contextlib.suppress(StorageError):  # it holds other writers' files, or is gone
                 self._files.rmdir(self._directory)
+
+
+class SharedWriter:
+    """Write one staged file with the batches of many partitions.
+
+    Args:
+        order: Place among the commit's writers.
+        copy: Distinguishes writers of the same `order`.
+    """
+
+    def __init__(self, files: Files, root: str, commit_id: str, order: int, copy: int) -> None:
+        self._files = files
+        self._root = root
+        self._order = order
+        self._name = f"{names.STAGED}{commit_id}-{order:05d}-{copy}"
+        self._file = _BatchFile(files, os.path.join(root, self._name))
+        self._runs: list[StagedRun] = []
+
+    def write(self, topic: str, partition: int, data: bytes | memoryview, records: int) -> None:
+        """Append whole batches of one partition."""
+        position = self._file.size_bytes
+        self._file.write(data)
+        run = StagedRun(topic, partition, self._order, self._name, len(data), records, position)
+        self._runs.append(run)
+
+    def close(self, sync: bool) -> tuple[StagedRun, ...]:
+        """Close the file and return its runs. With `sync`, the batches survive a power cut."""
+        if not self._file.is_empty:
+            self._file.close(sync)
+            if sync:
+                self._files.fsync_dir(self._root)
+        return tuple(self._runs)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self._file.remove()
 
 
 def _private_dir(directory: str) -> str:
@@ -189,55 +281,94 @@ def _make_dir(files: Files, path: str) -> None:
             files.mkdir(path)
 
 
-def check(files: Files, directory: str, commit_id: str, staged: Iterable[StagedFile]) -> None:
-    """Verify the sizes of a partition's staged files, unless it has ingested the commit already.
+class StagedPath(NamedTuple):
+    """A staged file that a commit needs. `may_be_gone`: it may have become a segment."""
 
-    CorruptFileError if a file is missing or has another size than its writer left.
+    path: str
+    size_bytes: int
+    may_be_gone: bool = False
+
+    def check(self, files: Files) -> None:
+        """Verify the size. CorruptFileError if the file is not as its writer left it."""
+        if _size(files, self.path) not in (self.size_bytes, -1 if self.may_be_gone else None):
+            raise CorruptFileError(
+                f"{self.path} is not as its writer left it; nothing was appended",
+                remedy="run the job again",
+                file=self.path,
+            )
+
+    def check_batches(self, files: Files) -> None:
+        """Verify the checksums of all batches. CorruptBatchError for a byte that changed."""
+        if files.exists(self.path):  # otherwise it was verified before it became a segment
+            for block in blocks_of(files, self.path):
+                block.check(self.path)
+
+
+def needed_files(files: Files, root: str, manifest: Manifest, *, is_begun: bool) -> list[StagedPath]:
+    """Return the staged files that a commit still needs.
+
+    Partitions that have ingested their own files are left out. `is_begun`: an earlier try noted log ends.
     """
-    if files.exists(committed_mark(directory, commit_id)):
-        return
-    folder = staging_dir(directory, commit_id)
-    begun = files.exists(os.path.join(folder, BEGUN))
-    sizes = {file.name: _size(files, os.path.join(folder, file.name)) for file in staged}
-    # A file that is gone from a commit that was begun is a segment: `apply.ingest` verifies that.
-    wrong = [file.name for file in staged if sizes[file.name] not in (file.size_bytes, -1 if begun else None)]
-    if wrong:
-        raise CorruptFileError(
-            f"{folder}: {', '.join(wrong)} is not as its writer left it; nothing was appended to "
-            f"{os.path.basename(directory)}",
-            remedy="run the job again",
-            file=folder,
-        )
+    sizes: dict[str, int] = {}
+    needed: list[StagedPath] = []
+    marked: dict[str, bool] = {}
+    for run in manifest.runs:
+        if run.position is not None:
+            sizes[run.name] = sizes.get(run.name, 0) + run.size_bytes
+            continue
+        directory = os.path.join(root, names.partition_dir(run.topic, run.partition))
+        folder = staging_dir(directory, manifest.commit_id)
+        if directory not in marked:
+            marked[directory] = files.exists(committed_mark(directory, manifest.commit_id))
+        if not marked[directory]:
+            begun = is_begun or files.exists(os.path.join(folder, BEGUN))
+            needed.append(StagedPath(os.path.join(folder, run.name), run.size_bytes, begun))
+    shared = [StagedPath(os.path.join(root, name), size_bytes) for name, size_bytes in sizes.items()]
+    return [*shared, *needed]
 
 
-def check_batches(files: Files, directory: str, commit_id: str, staged: Iterable[StagedFile]) -> None:
-    """Verify the checksums of a partition's staged files. CorruptBatchError for a byte that changed.
+def check(files: Files, needed: Sequence[StagedPath], *, threads: int | None = None) -> None:
+    """Verify sizes and checksums of all staged files of a commit.
 
-    All partitions are verified before the first is appended to: a commit that is refused adds nothing.
+    All are verified before the first partition is appended to: a commit that is refused adds nothing.
+    CorruptFileError or CorruptBatchError for a file that is not as its writer left it.
     """
-    if files.exists(committed_mark(directory, commit_id)):
-        return
-    for file in staged:
-        path = os.path.join(staging_dir(directory, commit_id), file.name)
-        if files.exists(path):  # otherwise it was verified before it became a segment
-            for block in blocks_of(files, path):
-                block.check(path)
+    for staged in needed:
+        staged.check(files)
+    overlapped(lambda staged: staged.check_batches(files), needed, threads=threads)
 
 
 def keep_alive(files: Files, root: str, commit_id: str, now_ms: int) -> None:
-    """Give a sign of life of a commit that has staged files in any partition of the log directory."""
-    for path in _staging_dirs(files, root, commit_id):
+    """Give a sign of life of a commit that has staged files in the log directory."""
+    for path in _staged_paths(files, root, commit_id):
         with contextlib.suppress(StorageError):  # a copy of this writer removed it
             files.set_mtime(path, now_ms)
             return
 
 
-def remove_old(files: Files, directory: str, now_ms: int, waiting: Container[str]) -> None:
-    """Remove from a partition old marks, and staged files of commits that were never made."""
+def discard_all(files: Files, root: str, commit_id: str, partitions: Iterable[tuple[str, int]]) -> None:
+    """Remove all staged files of a commit, which is complete, refused or aborted."""
+    for name in _shared_files(files, root, commit_id):
+        files.unlink(os.path.join(root, name), missing_ok=True)
+    for topic, partition in partitions:
+        discard(files, os.path.join(root, names.partition_dir(topic, partition)), commit_id)
+
+
+def remove_old(files: Files, directory: str, now_ms: int, is_abandoned: Callable[[str], bool]) -> None:
+    """Remove from a partition old marks, and staged files of commits that were never made.
+
+    Args:
+        files: The storage.
+        directory: The partition.
+        now_ms: The time.
+        is_abandoned: See `is_abandoned`; called with commit ids of which the partition has old files.
+    """
     private = _private_dir(directory)
+    if not files.exists(private):
+        return
     for name in files.listdir(private):
         path, commit_id = os.path.join(private, name), name.partition("-")[2]
-        if not name.startswith((STAGING, COMMITTED, OPEN)) or commit_id in waiting:
+        if not name.startswith((STAGING, COMMITTED, OPEN)):
             continue
         is_staged = name.startswith(STAGING)
         facts = files.stat(path)
@@ -246,28 +377,51 @@ def remove_old(files: Files, directory: str, now_ms: int, waiting: Container[str
         try:
             if not is_staged:
                 files.unlink(path, missing_ok=True)
-            elif _is_abandoned(files, os.path.dirname(directory), commit_id, now_ms):
+            elif is_abandoned(commit_id):
                 files.remove_tree(path)
         except FileVanishedError:
             continue
 
 
-def _is_abandoned(files: Files, root: str, commit_id: str, now_ms: int) -> bool:
-    """Return whether a commit was never made, and gave no sign of life for too long, in any partition."""
-    facts = [files.stat(path) for path in _staging_dirs(files, root, commit_id)]
+def remove_old_shared(files: Files, root: str, now_ms: int) -> None:
+    """Remove from the root the shared files of commits that were never made."""
+    for name in files.listdir(root):
+        path, commit_id = os.path.join(root, name), _commit_of(name)
+        facts = None if commit_id is None else files.stat(path)
+        if commit_id is None or facts is None or facts.mtime_ms > now_ms - KEEP_STAGED_MS:
+            continue
+        if is_abandoned(files, root, commit_id, now_ms):
+            files.unlink(path, missing_ok=True)
+
+
+def is_abandoned(files: Files, root: str, commit_id: str, now_ms: int) -> bool:
+    """Return whether a commit was never made, and gave no sign of life for too long."""
+    facts = [files.stat(path) for path in _staged_paths(files, root, commit_id)]
     if any(each is not None and each.mtime_ms > now_ms - KEEP_STAGED_MS for each in facts):
         return False
     # Listed now: the commit may have been made while this process ingested another.
     return commit_id not in pending_commits(files, root)
 
 
-def _staging_dirs(files: Files, root: str, commit_id: str) -> Iterator[str]:
-    """Yield the directories of a commit's staged files."""
+def _staged_paths(files: Files, root: str, commit_id: str) -> Iterator[str]:
+    """Yield the shared files of a commit, and the directories of its other staged files."""
     for name in files.listdir(root):
-        if names.parse_partition_dir(name) is not None:
+        if _commit_of(name) == commit_id:
+            yield os.path.join(root, name)
+        elif names.parse_partition_dir(name) is not None:
             path = staging_dir(os.path.join(root, name), commit_id)
             if files.exists(path):
                 yield path
+
+
+def _shared_files(files: Files, root: str, commit_id: str) -> list[str]:
+    return [name for name in files.listdir(root) if _commit_of(name) == commit_id]
+
+
+def _commit_of(name: str) -> str | None:
+    """Return the commit id in the name of a shared file; None for another file."""
+    rest = name.removeprefix(names.STAGED)
+    return None if rest == name else rest.rsplit("-", 2)[0]
 
 
 def _size(files: Files, path: str) -> int:
@@ -282,7 +436,7 @@ KEEP_WRITERS_MS = 30 * 24 * 3600 * 1000
 """A writer that commits nothing for this long is removed."""
 MOST_BETWEEN_COMMITS_MS = 24 * 3600 * 1000
 """The most that counts as time between two commits, of any writers."""
-_FORMAT = 1
+_FORMAT = 2
 
 WRITERS_FORM = Framed(
     "writers",
@@ -301,17 +455,23 @@ class Manifest:
     """
 
     commit_id: str
-    files: tuple[StagedFile, ...]
+    runs: tuple[StagedRun, ...]
     sync: bool
     writer: str | None = None
     sequence: int | None = None
 
     def encoded(self) -> bytes:
         """Return the bytes of the file: a CRC-32 and JSON, which calls the commit `job`."""
+        shared: dict[tuple[int, str], list[tuple[str, int, int, int]]] = {}
+        for run in self.runs:
+            if run.position is not None:
+                fields_of_run = (run.topic, run.partition, run.size_bytes, run.records)
+                shared.setdefault((run.order, run.name), []).append(fields_of_run)
         fields = {
             "format": _FORMAT,
             "job": self.commit_id,
-            "files": [file.to_json() for file in self.files],
+            "shared": [{"task": order, "name": name, "runs": runs} for (order, name), runs in shared.items()],
+            "files": [run.to_json() for run in self.runs if run.position is None],
             "sync": self.sync,
             "writer": self.writer,
             "sequence": self.sequence,
@@ -321,16 +481,20 @@ class Manifest:
 
     @classmethod
     def decoded(cls, data: bytes, file: str) -> Manifest:
-        """Parse the bytes of a file. CorruptFileError if they are no manifest."""
+        """Parse the bytes of a file. CorruptFileError if they are no manifest.
+
+        Version 1 has no shared files.
+        """
         body = data.partition(b" ")[2].removesuffix(b"\n")
         try:
             if data != b"%08x %s\n" % (zlib.crc32(body), body):
                 raise ValueError("its checksum differs")
             fields = json.loads(body)
-            if fields.pop("format") != _FORMAT:
+            if fields.pop("format") not in (1, _FORMAT):
                 raise ValueError("another version wrote it")
-            files = tuple(StagedFile.from_json(staged) for staged in fields.pop("files"))
-            return cls(fields.pop("job"), files, **fields)
+            runs = [run for shared in fields.pop("shared", ()) for run in _runs_of(**shared)]
+            runs += [StagedRun.from_json(staged) for staged in fields.pop("files")]
+            return cls(fields.pop("job"), tuple(runs), **fields)
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptFileError(
                 f"{file} is no commit: {error}",
@@ -338,6 +502,14 @@ class Manifest:
                 remedy="remove it, and run the job again",
                 file=file,
             ) from None
+
+
+def _runs_of(task: int, name: str, runs: Iterable[tuple[str, int, int, int]]) -> Iterator[StagedRun]:
+    """Yield the runs of a shared file, which follow each other without a gap."""
+    position = 0
+    for topic, partition, size_bytes, records in runs:
+        yield StagedRun(topic, partition, task, name, size_bytes, records, position)
+        position += size_bytes
 
 
 class Writers:

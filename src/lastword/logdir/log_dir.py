@@ -459,6 +459,13 @@ class LogDirectory:
             self._opened.offline[tp] = error
             raise
 
+    def end_commit(self) -> None:
+        """Remove the note of where a commit began, and release the logs: it is complete or refused."""
+        with self.lock:
+            self.files.unlink(os.path.join(self.path, names.BEGUN), missing_ok=True)
+            for log in self._opened.logs.values():
+                log.end_commit()
+
     def claim(self, topic: str, partition: int) -> AbstractContextManager[None]:
         """Wait for the exclusive right to remove, rewrite or move the segments of a partition.
 

@@ -492,25 +492,23 @@ class PartitionLog(Reads):
 
     # -------------------------------------------------------------- commits of staged batches
 
-    def begin_commit(self, commit_id: str) -> int:
-        """Return the log end at which a commit began. The first call notes it durably.
+    def begin_commit(self, offset: int | None) -> int:
+        """Hold the log back from `offset` on: until `end_commit`, nothing there is cleaned, trimmed or moved.
 
-        Until `end_commit`, nothing above that offset is cleaned, trimmed or moved.
+        Args:
+            offset: The log end at which an earlier try of the commit began; None: this is the first try.
+
+        Returns:
+            The log end at which the commit began.
         """
         with self.lock:
-            began = staged_batches.begin(self.files, self.directory, commit_id, self.log_end)
-            self._find_incomplete_commit()
-            return began
+            self._incomplete_commit_offset = self.log_end if offset is None else offset
+            return self._incomplete_commit_offset
 
-    def end_commit(self, commit_id: str) -> None:
-        """Remove what was staged for a commit, which is complete or refused, and release the log above it."""
-        staged_batches.discard(self.files, self.directory, commit_id)
+    def end_commit(self) -> None:
+        """Release the log: the commit is complete or refused."""
         with self.lock:
-            self._find_incomplete_commit()
-
-    def _find_incomplete_commit(self) -> None:
-        offset = staged_batches.incomplete_commit_offset(self.files, self.directory)
-        self._incomplete_commit_offset = offset
+            self._incomplete_commit_offset = None
 
     # -------------------------------------------------------------- roll
 

@@ -1,10 +1,12 @@
 """Staged batches of a commit on their way into a log: read in blocks, or taken as a whole segment.
 
 A commit is appended in several steps, and a stop between two steps leaves a part of its batches in the log.
-`<partition>/lastword/staging-<commit>/begun.json` (framed JSON) holds the log end before the first append.
-A second try compares the batches above that offset with the staged batches and appends what is missing. So
-nothing above that offset is cleaned, trimmed or moved meanwhile: a rewritten batch would not be recognized,
-and its records would be appended twice.
+`<root>/lastword.begun` (framed JSON) holds the log end of each partition before the first append. A second
+try compares the batches above that offset with the staged batches and appends what is missing. So nothing
+above that offset is cleaned, trimmed or moved meanwhile: a rewritten batch would not be recognized, and its
+records would be appended twice. The file is for all partitions, so that a commit into thousands of them
+waits for the drive once. A commit of an earlier version has a note in each partition,
+`<partition>/lastword/staging-<commit>/begun.json`, which is still read.
 
 **In blocks.** Whole batches are read into one buffer, to check and append them without copying each batch.
 The kernels are used if they are loaded. Without them it is nearly as fast: the batches of a staged file are
@@ -26,12 +28,13 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from lastword.errors import CorruptFileError, FileVanishedError
-from lastword.files import Files
+from lastword.files import Files, Handle
 from lastword.files.framed import Framed
 from lastword.records.batch import check_crc, read_header
 from lastword.segment import names
@@ -42,13 +45,12 @@ if TYPE_CHECKING:
 
 STAGING = "staging-"
 BEGUN = "begun.json"
-BEGUN_FORM = Framed(
-    "begun",
-    1,
-    "bad-begun",
+_REMEDY = (
     "restore the file from a copy; without one the commit is refused when the directory is next opened to "
-    "write, and its batches that are in the log stay",
+    "write, and its batches that are in the log stay"
 )
+BEGUN_FORM = Framed("begun", 1, "bad-begun", _REMEDY)
+LOG_ENDS_FORM = Framed("commit-begun", 1, "bad-begun", _REMEDY)
 
 BLOCK_BYTES = 8 << 20
 SLACK_BYTES = 64
@@ -71,20 +73,58 @@ def staging_dir(directory: str, commit_id: str) -> str:
     return os.path.join(directory, names.PRIVATE, STAGING + commit_id)
 
 
-def begin(files: Files, directory: str, commit_id: str, log_end: int) -> int:
-    """Return the log end at which the commit began. The first call notes `log_end` durably.
+class LogEnds(NamedTuple):
+    """The log ends at which a commit began. `offsets`: by partition, as `users-0`."""
 
-    CorruptFileError if the note is damaged: batches that are in the log could not be recognized.
+    commit_id: str
+    offsets: Mapping[str, int]
+
+    def save(self, files: Files, root: str) -> None:
+        """Write the note of a log directory, durably."""
+        LOG_ENDS_FORM.save(
+            files, os.path.join(root, names.BEGUN), {"job": self.commit_id, "log_ends": dict(self.offsets)}
+        )
+
+
+def load_log_ends(files: Files, root: str) -> LogEnds | None:
+    """Return the note of a log directory; None without one.
+
+    CorruptFileError if the note is damaged: batches that are in the logs could not be recognized.
+    """
+    path = os.path.join(root, names.BEGUN)
+    if not files.exists(path):
+        return None
+    try:
+        return _decoded_log_ends(files.read_bytes(path), path)
+    except FileVanishedError:
+        return None
+
+
+@lru_cache(maxsize=1)  # each partition is opened with the same bytes
+def _decoded_log_ends(data: bytes, path: str) -> LogEnds:
+    fields = LOG_ENDS_FORM.decode(data, path)
+    with LOG_ENDS_FORM.reading(path):
+        offsets = fields["log_ends"]
+        if not all(type(offset) is int and offset >= 0 for offset in offsets.values()):
+            raise ValueError("a log end is no offset")
+        return LogEnds(str(fields["job"]), offsets)
+
+
+def log_end_at_begin(files: Files, directory: str, commit_id: str, log_ends: LogEnds | None) -> int | None:
+    """Return the log end at which a commit began in one partition; None if the commit did not begin there.
+
+    CorruptFileError if the note in the partition is damaged.
     """
     path = os.path.join(staging_dir(directory, commit_id), BEGUN)
     if files.exists(path):
         return read_begun(files, path)
-    BEGUN_FORM.save(files, path, {"log_end": log_end})
-    return log_end
+    if log_ends is None or log_ends.commit_id != commit_id:
+        return None
+    return log_ends.offsets.get(os.path.basename(os.path.normpath(directory)))
 
 
 def discard(files: Files, directory: str, commit_id: str) -> None:
-    """Remove what was staged for a commit in one partition, and the note of its beginning."""
+    """Remove the files that were staged for a commit in one partition."""
     folder = staging_dir(directory, commit_id)
     if files.exists(folder):
         files.remove_tree(folder)
@@ -96,7 +136,14 @@ def incomplete_commit_offset(files: Files, directory: str) -> int | None:
     An unreadable note counts as 0.
     """
     private = os.path.join(directory, names.PRIVATE)
+    root, partition = os.path.split(os.path.normpath(directory))
     offsets: list[int] = []
+    try:
+        log_ends = load_log_ends(files, root)
+        if log_ends is not None and partition in log_ends.offsets:
+            offsets.append(log_ends.offsets[partition])
+    except CorruptFileError:
+        offsets.append(0)
     try:
         for name in files.listdir(private):
             path = os.path.join(private, name, BEGUN)
@@ -188,21 +235,27 @@ def blocks_of(files: Files, path: str) -> Iterator[Block]:
     CorruptFileError if the remaining bytes do not begin with a whole batch.
     """
     with files.open_read(path) as handle:
-        size, position = handle.size(), 0
-        buffer = bytearray(max(min(BLOCK_BYTES, size), _LENGTH_END) + SLACK_BYTES)
-        while position < size:
-            have = handle.pread_into(memoryview(buffer)[:-SLACK_BYTES], position)
-            sizes, end = _whole_batches(buffer, have)
-            if not sizes:
-                wanted = _size_at(buffer, 0)
-                if have < _LENGTH_END or wanted > size - position or wanted <= have:
-                    raise CorruptFileError(
-                        f"{path} position {position}: no whole batch", file=path, position=position
-                    )
-                buffer = bytearray(wanted + SLACK_BYTES)
-                continue
-            yield Block(buffer, sizes)
-            position += end
+        yield from blocks_between(handle, 0, handle.size())
+
+
+def blocks_between(handle: Handle, position: int, size: int) -> Iterator[Block]:
+    """Yield the batches of an open file from `position` to `size`, as `blocks_of`."""
+    path = handle.path
+    buffer = bytearray(max(min(BLOCK_BYTES, size - position), _LENGTH_END) + SLACK_BYTES)
+    while position < size:
+        wanted = min(len(buffer) - SLACK_BYTES, size - position)
+        have = handle.pread_into(memoryview(buffer)[:wanted], position)
+        sizes, end = _whole_batches(buffer, have)
+        if not sizes:
+            wanted = _size_at(buffer, 0)
+            if have < _LENGTH_END or wanted > size - position or wanted <= have:
+                raise CorruptFileError(
+                    f"{path} position {position}: no whole batch", file=path, position=position
+                )
+            buffer = bytearray(wanted + SLACK_BYTES)
+            continue
+        yield Block(buffer, sizes)
+        position += end
 
 
 def _whole_batches(buffer: bytearray, have: int) -> tuple[list[int], int]:

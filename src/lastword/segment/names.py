@@ -5,7 +5,9 @@
 <root>/meta.properties  .kafka_cleanshutdown     Kafka's
 <root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
 <root>/lastword.toml  lastword.partitions        ours
-<root>/lastword.inbox-*  lastword.applying-*  lastword.refused-*  lastword.writers   ours (ingest.staging)
+<root>/lastword.staged-*  lastword.inbox-*  lastword.applying-*  lastword.committed-*  lastword.refused-*
+       lastword.writers                          ours (ingest.staging)
+<root>/lastword.begun                            ours (partition.staged_batches)
 <root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
     <20 digits>.log .index .timeindex .txnindex  one segment; the number is its base offset
@@ -52,9 +54,14 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 FIRST_DIRTY = "cleaner-offset-checkpoint"
 SETTINGS = "lastword.toml"
 PARTITION_LIST = "lastword.partitions"
+STAGED = "lastword.staged-"
+"""`lastword.staged-<commit>-<order>-<copy>`: staged batches of many partitions (ingest.staging)."""
+BEGUN = "lastword.begun"
+"""The log ends at which the commit that is being ingested began (partition.staged_batches)."""
 INBOX = "lastword.inbox-"
 """`lastword.inbox-<number>-<commit>`: a commit that waits to be ingested (ingest.staging)."""
 APPLYING = "lastword.applying-"
+COMMITTED = "lastword.committed-"
 REFUSED = "lastword.refused-"
 WRITERS = "lastword.writers"
 ROOT_FILES = (

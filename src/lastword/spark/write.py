@@ -57,10 +57,17 @@ from lastword.errors import (
 from lastword.files import DEFAULT, Files, overlapped
 from lastword.ingest import staging
 from lastword.ingest.apply import commit, open_to_append
-from lastword.ingest.staging import Manifest, StagedFile, StagedWriter, Writers, pending_commits
+from lastword.ingest.staging import (
+    Manifest,
+    SharedWriter,
+    StagedRun,
+    StagedWriter,
+    Writers,
+    discard_all,
+    pending_commits,
+)
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.topics import discover
-from lastword.partition.staged_batches import discard
 from lastword.segment import names
 from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, need_directory
 from lastword.spark.options import WriteOptions
@@ -110,9 +117,9 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """The files that one task has staged, their job, and for a stream its query."""
+    """The runs that one task has staged, their job, and for a stream its query."""
 
-    files: tuple[StagedFile, ...]
+    runs: tuple[StagedRun, ...]
     job: str
     writer: str | None = None
 
@@ -162,13 +169,13 @@ class WriteJob:
             with kept_alive(self.options.path, name):
                 for frame in iterator:
                     rows.add(frame)
-                files = rows.finish()
+                runs = rows.finish()
         except BaseException:
             rows.remove()
             raise
         if self._is_over(writer, batch):
             rows.remove()
-        return StagedMessage(files, name, writer)
+        return StagedMessage(runs, name, writer)
 
     def _is_over(self, writer: str | None, batch: int) -> bool:
         """Return whether the job ended while this attempt was staging; then its files are not needed."""
@@ -179,10 +186,10 @@ class WriteJob:
     def commit(
         self, messages: list[WriterCommitMessage | None], writer: str | None, sequence: int | None
     ) -> None:
-        """Append the files of the messages, in the order of Spark's partitions, and acknowledge at `ack`."""
+        """Append the runs of the messages, in the order of Spark's partitions, and acknowledge at `ack`."""
         staged = [message for message in messages if isinstance(message, StagedMessage)]
-        files = [file for message in staged for file in message.files]
-        if not files:
+        runs = [run for message in staged for run in message.runs]
+        if not runs:
             self.abort(staged)  # nothing to append; a failed attempt may have left files
             return
         job = staged[0].job
@@ -195,7 +202,7 @@ class WriteJob:
             )
         staging.close_staging(DEFAULT, self.directory, job)
         manifest = Manifest(
-            job, tuple(files), sync=self.options.ack == "disk", writer=writer, sequence=sequence
+            job, tuple(runs), sync=self.options.ack == "disk", writer=writer, sequence=sequence
         )
         commit(
             path,
@@ -290,9 +297,7 @@ class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
 
 def discard_job(path: str, job: str, files: Files = DEFAULT) -> None:
     """Remove a job's staged files from every partition, by listing."""
-    directory = LogDirectory.open(path, "r", files)
-    for tp in directory.topic_partitions():
-        discard(files, directory.directory(tp.topic, tp.partition), job)
+    discard_all(files, path, job, LogDirectory.open(path, "r", files).topic_partitions())
 
 
 # ---------------------------------------------------------------- the topics of a write
@@ -449,6 +454,10 @@ and few enough to stay in the CPU's cache.
 PENDING_BYTES = 32 << 20
 """Limit for pending rows of all topics in one task. Above it, the topic with the most bytes is packed early.
 """
+OWN_FILE_BYTES = 256 << 10
+"""Pending rows of one partition that are staged in a file of its own, which may become a segment. Fewer rows
+go to the task's shared file: making, syncing and removing a file costs as much as copying this many bytes.
+"""
 BATCH_BYTES = 64 << 10
 """Size of a record batch before compression. Kafka's producer uses 16 KiB because it must not wait. A bulk
 load may wait, and larger batches compress better.
@@ -457,7 +466,7 @@ load may wait, and larger batches compress better.
 
 @dataclass
 class PendingRows:
-    """Pending rows of one topic, with the partition of each, and the staged files of this attempt."""
+    """Pending rows of one topic, with the partition of each, and its staged files of this attempt."""
 
     target: TargetTopic
     writers: dict[int, StagedWriter] = field(default_factory=dict)
@@ -485,6 +494,7 @@ class TaskRows:
         self._job = job
         self._task = task
         self._files = files
+        self._shared = SharedWriter(files, options.path, job, *task)
         self._pending: dict[str, PendingRows] = {}
         self._pending_bytes = 0
         self._workspace: Workspace | None = None
@@ -503,16 +513,18 @@ class TaskRows:
         for topic, indices in _groups_of(batch.column(self._columns.topic)):
             self._keep(self._known(topic), rows.take(indices), batch.take(indices))
 
-    def finish(self) -> tuple[StagedFile, ...]:
-        """Pack all pending rows and return the staged files, which `ack=disk` has synced."""
+    def finish(self) -> tuple[StagedRun, ...]:
+        """Pack all pending rows and return the staged runs, which `ack=disk` has synced."""
         for pending in self._pending.values():
             self._pack(pending)
         sync = self._options.ack == "disk"
         closed = overlapped(lambda writer: writer.close(sync), self._writers())
-        return tuple(file for file in closed if file is not None)
+        # A partition gets a file of its own after its runs in the shared file, never before.
+        return (*self._shared.close(sync), *(run for run in closed if run is not None))
 
     def remove(self) -> None:
         """Remove the staged files of this attempt."""
+        self._shared.remove()
         for writer in self._writers():
             writer.remove()
 
@@ -593,6 +605,11 @@ class TaskRows:
         numbers = np.concatenate(pending.numbers)
         counts = np.bincount(numbers)
         present = np.flatnonzero(counts).tolist()
+        most_shared = OWN_FILE_BYTES * numbers.size // max(pending.size_bytes, 1)  # rows
+        for number in np.flatnonzero(counts > most_shared).tolist():
+            if number not in pending.writers:
+                given = self._files, self._options.path, pending.target.topic, number, self._job, *self._task
+                pending.writers[number] = StagedWriter(*given)
         if len(present) == 1:
             self._write(pending, present[0], columns)
         else:
@@ -608,13 +625,10 @@ class TaskRows:
         pending.size_bytes = 0
 
     def _write(self, pending: PendingRows, number: int, columns: AppendColumns) -> None:
-        """Append the record batches of one partition to the staged file."""
+        """Append the record batches of one partition to its staged file, or to the shared file."""
         from lastword.records.pack import Workspace, pack
 
         target, writer = pending.target, pending.writers.get(number)
-        if writer is None:
-            given = self._files, self._options.path, target.topic, number, self._job, *self._task
-            writer = pending.writers[number] = StagedWriter(*given)
         self._workspace = self._workspace or Workspace()
         most = target.max_message_bytes
         size = min(BATCH_BYTES, most)
@@ -627,7 +641,10 @@ class TaskRows:
                     f"above max.message.bytes {most}",
                     remedy="raise max.message.bytes, or split the value",
                 )
-            writer.write(run.data, run.records)
+            if writer is not None:
+                writer.write(run.data, run.records)
+            else:
+                self._shared.write(target.topic, number, run.data, run.records)
 
 
 def normal_rows(

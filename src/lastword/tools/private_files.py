@@ -175,9 +175,21 @@ def _manifest(files: Files, path: str) -> Fields:
     yield "job", manifest.commit_id
     for name in ("sync", "writer", "sequence"):
         yield name, str(getattr(manifest, name))
-    for file in manifest.files:
-        where = f"{file.topic}-{file.partition}"
-        yield file.name, f"{file.records} records, {file.size_bytes} bytes for {where}"
+    for run in manifest.runs:
+        where = f"{run.topic}-{run.partition}"
+        yield run.name, f"{run.records} records, {run.size_bytes} bytes for {where}"
+
+
+def _log_ends(files: Files, path: str) -> Fields:
+    log_ends = staged_batches.load_log_ends(files, os.path.dirname(path))
+    if log_ends is not None:
+        yield "job", log_ends.commit_id
+        for partition, offset in log_ends.offsets.items():
+            yield partition, f"log end {offset}"
+
+
+def _staged(files: Files, path: str) -> Fields:
+    yield "staged batches", f"{_size(files, path)} bytes, checked with the manifest that names them"
 
 
 def _partition_list(files: Files, path: str) -> Fields:
@@ -252,8 +264,11 @@ _ROOT_NAMES: dict[str, Reader] = {
     names.SETTINGS: _settings,
     names.PARTITION_LIST: _partition_list,
     names.WRITERS: _framed(WRITERS_FORM),
+    names.BEGUN: _log_ends,
 }
 _ROOT_PREFIXES: dict[str, Reader] = {
+    names.STAGED: _staged,
+    names.COMMITTED: _marker,
     names.INBOX: _manifest,
     names.APPLYING: _manifest,
     names.REFUSED: _framed(REFUSED_FORM),

@@ -480,12 +480,10 @@ def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> No
 
     try:
         manifest = staging.Manifest.decoded(files.read_bytes(path), path)
-        for topic, partition in sorted({(file.topic, file.partition) for file in manifest.files}):
-            directory = os.path.join(root, names.partition_dir(topic, partition))
-            own = [file for file in manifest.files if (file.topic, file.partition) == (topic, partition)]
+        is_begun = files.exists(os.path.join(root, names.BEGUN)) and names.APPLYING in path
+        for staged in staging.needed_files(files, root, manifest, is_begun=is_begun):
             try:
-                staging.check(files, directory, manifest.commit_id, own)
-                staging.check_batches(files, directory, manifest.commit_id, own)
+                staging.check(files, [staged])
             except DataError as error:
                 if files.exists(path):
                     remedy = (
