@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from pyspark.sql import SparkSession
 import lastword
 import lastword.spark
 from lastword.accounts.snapshot import saved_entries
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, OVERLAP_FROM, OVERLAP_THREADS
 from lastword.logdir.ledgers import Ledgers
 from lastword.spark.tasks import results_as_completed, run_tasks
 from tests.spark.conftest import append, create, descriptions, numbered
@@ -263,3 +265,54 @@ def fails(number: int) -> int:
     if number == 2:
         raise RuntimeError("no task of ours")
     return number
+
+
+def test_many_results_are_published_on_threads_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller has few results at a time, and no thread runs when it stops in between."""
+    drawn, published, names = [], [], set()
+
+    def results() -> Iterator[tuple[int, Any]]:
+        for number in range(400):
+            drawn.append(number)
+            yield number, None
+
+    def publish(directory: Any, plan: int, built: Any) -> int:
+        names.add(threading.current_thread().name.rpartition("_")[0])
+        time.sleep(0.001)
+        published.append(plan)
+        return plan
+
+    module = importlib.import_module("lastword.spark.clean")
+    monkeypatch.setattr(module, "_publish", publish)
+    tasks: Any = [SimpleNamespace(plan=number) for number in range(400)]
+    directory: Any = None
+    outcomes: list[Any] = []
+    for outcome in module._publish_each(directory, tasks, results(), 400):
+        outcomes.append(outcome)
+        assert len(drawn) - len(outcomes) <= 4 * OVERLAP_THREADS + 1
+    assert outcomes == list(range(400)) and names == {"lastword-publish"}
+    published.clear()
+    generator = module._publish_each(directory, tasks, results(), 400)
+    next(generator)
+    generator.close()
+    ended = len(published)
+    time.sleep(0.01)
+    assert len(published) == ended < 400
+    assert list(module._publish_each(directory, tasks[:3], [(1, None), (0, None)], 2)) == [1, 0]
+
+
+def test_many_small_partitions_are_cleaned_as_by_the_library(spark: SparkSession, tmp_path: Path) -> None:
+    partitions = OVERLAP_FROM + 6
+    root = tmp_path / "log"
+    create(root, "t", partitions)
+    for partition in range(partitions):
+        append(root, "t", partition, [numbered(partition, 30, 7)])
+    beside = copied(root, tmp_path / "beside")
+    rows = lastword.spark.clean(spark, root, "t").collect()
+    with lastword.open(beside, "a", log_cleaner_enable=False) as logs:
+        results = logs.topic("t").clean()
+    assert values(rows) == values(results)
+    for path in (root, beside):
+        with lastword.open(path) as logs:
+            assert logs.verify().ok and len(logs.topic("t").describe()) == partitions
+            assert all(row.first_dirty == 30 for row in logs.topic("t").describe())

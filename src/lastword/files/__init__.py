@@ -8,10 +8,20 @@ not synced. lock.py holds the lock that excludes other processes, a running Kafk
 Start reading at interface.py: it states what each call promises, and what is durable when.
 """
 
-from lastword.files.interface import OVERLAP_FROM, FileFacts, Files, Handle, overlapped
+from lastword.files.interface import OVERLAP_FROM, OVERLAP_THREADS, FileFacts, Files, Handle, overlapped
 from lastword.files.lock import FileLock
 from lastword.files.real import OsFiles
 
 DEFAULT: Files = OsFiles()
 
-__all__ = ["DEFAULT", "OVERLAP_FROM", "FileFacts", "FileLock", "Files", "Handle", "OsFiles", "overlapped"]
+__all__ = [
+    "DEFAULT",
+    "OVERLAP_FROM",
+    "OVERLAP_THREADS",
+    "FileFacts",
+    "FileLock",
+    "Files",
+    "Handle",
+    "OsFiles",
+    "overlapped",
+]

@@ -203,7 +203,8 @@ class PartitionCheckpoints:
         with self._lock:
             if tp in self._first_dirty:  # the notes of two cleanings are kept
                 self._write_first_dirty()
-            self._note_cleaned(log, bounded)
+        self._note_cleaned(log, bounded)  # without the lock: notes of many partitions are synced together
+        with self._lock:
             self._first_dirty[tp] = bounded
             waited = self._clock.monotonic() - self._first_dirty_at
             if not self._together or waited >= CLEANED_INTERVAL_SECONDS:

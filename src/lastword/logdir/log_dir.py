@@ -516,8 +516,7 @@ class LogDirectory:
 
     def set_first_dirty(self, topic: str, partition: int, offset: int) -> None:
         """Move the cleaner's checkpoint, durably. It stays between log start and log end."""
-        with self.lock:
-            self._partition_checkpoints.set_first_dirty(self.log(topic, partition), offset)
+        self._partition_checkpoints.set_first_dirty(self.log(topic, partition), offset)
 
     def checkpoints_together(self) -> AbstractContextManager[None]:
         """Clean many partitions in the block: the cleaner's checkpoint is not written after each of them."""

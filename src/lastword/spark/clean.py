@@ -4,7 +4,8 @@ Where it runs. `clean` runs in the caller's process. It opens the directory to a
 from the plan to the last swap), rolls and syncs, and makes a plan for each partition, by the strategy of the
 library. Each plan is a task on an executor, which reads segments and writes certified outputs into
 `<partition>/lastword/`, below a private name (`clean_tasks`). The caller's process swaps the outputs of a
-partition in while tasks of others run. Partitions that are due by their garbage index are chosen for the
+partition in while tasks of others run; many partitions are opened, rolled, synced and swapped by threads,
+which wait for the drive together. Partitions that are due by their garbage index are chosen for the
 drive as a whole, by `cleaner.drive.DriveCleaner` with a `SparkExecutor`. A partition that is too large for
 one task is cleaned in many steps (`clean_tasks.build_sharded`).
 
@@ -19,12 +20,15 @@ partition quarantines that partition and leaves the others to be cleaned; it is 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 from lastword.cleaner.policy.choose import by_accounts
 from lastword.errors import LastwordError, NoPolicyError, PartialFailure, UnknownTopicError
+from lastword.files import OVERLAP_FROM, OVERLAP_THREADS, overlapped
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.spark import clean_tasks
@@ -114,11 +118,11 @@ def clean(
         rest = _largest_first(rest, sizes)
         prepared = _prepared(directory, rest, due, strategy, scratch, task_bytes, held, giants)
         results = results_as_completed(spark, clean_tasks.build, _noted(prepared, tasks))
-        with _outputs_removed(directory, tasks), closing(results):
-            for number, built in results:
-                task = tasks[number]
-                with meter.part(sizes[_of(task.plan)]):
-                    outcomes.append(_publish(directory, task.plan, built))
+        published = _publish_each(directory, tasks, results, len(rest))
+        with _outputs_removed(directory, tasks), closing(results), closing(published):
+            for outcome in published:
+                with meter.part(sizes[outcome.tp]):
+                    outcomes.append(outcome)
         cleaned = {_of(task.plan) for task in tasks}.union(_of(job.plan) for job, _ in giants)
         with meter.part(sum(sizes[tp] for tp in rest if tp not in cleaned)):
             pass  # partitions that are kept as they are
@@ -272,8 +276,7 @@ class SparkExecutor:
             tasks.sort(key=lambda task: -sum(run.read_bytes for run in task.runs or ()))
             held.enter_context(_outputs_removed(self._directory, tasks))
             results = held.enter_context(closing(results_as_completed(self._spark, clean_tasks.build, tasks)))
-            for number, built in results:
-                yield _publish(self._directory, tasks[number].plan, built)
+            yield from _publish_each(self._directory, tasks, results, len(tasks))
 
     def plan(
         self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
@@ -324,6 +327,37 @@ def _drive_cleaner(
         clock=directory.clock,
     )
     return cleaner, {partition.tp for partition in partitions if partition.tp not in selected}
+
+
+def _publish_each(
+    directory: LogDirectory,
+    tasks: Sequence[CleanTask],
+    results: Iterable[tuple[int, PreparedCleaning | RemoteBuild | LastwordError]],
+    partitions: int,
+) -> Iterator[Outcome]:
+    """Publish each result as it arrives, and yield the outcomes in the order of the results.
+
+    Publishing waits for 15 syncs, so that many partitions are published on threads. No thread runs any more
+    when the generator ends. `partitions`: the most results that may arrive.
+    """
+    if partitions < OVERLAP_FROM:
+        for number, built in results:
+            yield _publish(directory, tasks[number].plan, built)
+        return
+    running: deque[Future[Outcome]] = deque()
+    with ThreadPoolExecutor(OVERLAP_THREADS, thread_name_prefix="lastword-publish") as pool:
+        try:
+            for number, built in results:
+                running.append(pool.submit(_publish, directory, tasks[number].plan, built))
+                while running[0].done() or len(running) > 4 * OVERLAP_THREADS:
+                    yield running.popleft().result()
+                    if not running:
+                        break
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
 
 
 def _publish(
@@ -422,22 +456,29 @@ def _prepared(
     from lastword.cleaner.engine.partition import alone, prepare
     from lastword.cleaner.inspection import DrivePartition
 
-    for tp in chosen:
+    def prepared(tp: TopicPartition) -> ShardedJob | Plan:
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
-        held.enter_context(alone(log.directory))
-        job = _unfinished(log)
-        if job is not None:
-            giants.append((job, log.clock.now_ms()))
-            continue
-        plan = prepare(log, config, _request(directory, tp, config, due, strategy))
-        if plan.action != "clean":
-            continue
-        if sum(segment.size for segment in below(log.segments, plan.limit)) > task_bytes:
-            job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
-            giants.append((job, plan.now_ms))
-            continue
-        params = LedgerParams.of(DrivePartition.of(tp, directory)) if by_accounts(config, strategy) else None
-        yield CleanTask(log.directory, plan, config, params)
+        return _unfinished(log) or prepare(log, config, _request(directory, tp, config, due, strategy))
+
+    count = OVERLAP_FROM if len(chosen) >= OVERLAP_FROM else 1
+    for first in range(0, len(chosen), count):
+        together = chosen[first : first + count]
+        for tp in together:
+            held.enter_context(alone(directory.directory(*tp)))
+        for tp, plan in zip(together, overlapped(prepared, together), strict=True):
+            log, config = directory.log(*tp), directory.topic_config(tp.topic)
+            if isinstance(plan, jobs.ShardedJob):
+                giants.append((plan, log.clock.now_ms()))
+                continue
+            if plan.action != "clean":
+                continue
+            if sum(segment.size for segment in below(log.segments, plan.limit)) > task_bytes:
+                job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
+                giants.append((job, plan.now_ms))
+                continue
+            by_index = by_accounts(config, strategy)
+            params = LedgerParams.of(DrivePartition.of(tp, directory)) if by_index else None
+            yield CleanTask(log.directory, plan, config, params)
 
 
 def _noted(tasks: Iterator[CleanTask], noted: list[CleanTask]) -> Iterator[CleanTask]:
@@ -466,6 +507,8 @@ def _of(plan: Plan) -> TopicPartition:
 
 def _sizes(directory: LogDirectory, chosen: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
     """Return the bytes of each partition's segments."""
+    if directory.mode == "a":
+        directory.logs(chosen)  # many are opened at the same time
     return {tp: sum(segment.size for segment in directory.view(*tp).segments) for tp in chosen}
 
 
