@@ -87,6 +87,32 @@ def test_verify(spark: Any, root: Path, tmp_path: Path) -> None:
     assert str(there.value) == str(here.value)
 
 
+@pytest.mark.parametrize("partitions", [200, 2_000, 20_000])
+def test_small_partitions_share_verification_tasks(partitions: int) -> None:
+    from lastword.spark.inspect import MOST_VERIFY_TASKS, VERIFY_TASKS, share_verify
+
+    assert len(list(share_verify([20_000] * partitions))) <= 1.1 * VERIFY_TASKS
+    assert list(share_verify([1 << 30] * 40)) == [[number] for number in range(40)]
+    assert list(share_verify([20_000] * 10)) == [[number] for number in range(10)]
+    for sizes in ([1 << 25] * partitions, [1 << 30, *[1] * partitions]):
+        groups = list(share_verify(sizes))
+        assert [number for group in groups for number in group] == list(range(len(sizes)))
+        assert len(groups) <= 2 * MOST_VERIFY_TASKS
+
+
+def test_many_partitions_are_verified_in_few_tasks(spark: Any, tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    create(root, "many", 40)
+    append(root, "many", 39, [numbered(0, 20, 5)])
+    file = next((root / "many-39").glob("*.log"))
+    data = bytearray(file.read_bytes())
+    data[100] ^= 0xFF
+    file.write_bytes(data)
+    (problem,) = lastword.spark.verify(spark, str(root)).collect()
+    assert "many-39" in problem["file"]
+    assert "lastword verify: many-38 and 1 more" in descriptions(spark)
+
+
 def test_audit(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
         topic = logs.topic("t")

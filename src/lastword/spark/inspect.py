@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +26,7 @@ from lastword.errors import LastwordError, UsageError
 from lastword.files import DEFAULT
 from lastword.partition import removal_log
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.segment import names
 from lastword.values import Meter
 from lastword.wire import INT64_MAX
 
@@ -162,7 +163,9 @@ def verify(
     *,
     quick: bool = False,
 ) -> DataFrame:
-    """Check every checksum, index, checkpoint and invariant, with a task for each partition. Changes nothing.
+    """Check every checksum, index, checkpoint and invariant, as tasks. Changes nothing.
+
+    A task checks a partition, or many small ones.
 
     Returns:
         A row for each problem; none if all is valid.
@@ -177,8 +180,14 @@ def verify(
 
     path = shared_log(path)
     with open_log_dir([path]) as logs:
-        chosen = logs.dirs.select_by_topic(topic, partition)
-    work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
+        chosen = [
+            (name, number, logs.dirs.log_dir(name, number).directory(name, number))
+            for name, number in logs.dirs.select(topic, partition)
+        ]
+    sizes = [_log_bytes(directory) for _, _, directory in chosen]
+    work = [
+        _Checked(path, quick, tuple(chosen[number][:2] for number in group)) for group in share_verify(sizes)
+    ]
     problems: dict[Problem, None] = {}  # an unreadable checkpoint is a problem of every task
     with described(spark, "lastword verify"):
         for verification in run_tasks(spark, _verify, work):
@@ -186,19 +195,66 @@ def verify(
     return frame_of(spark, Problem, list(problems))
 
 
+VERIFY_BYTES = 16 << 20
+"""Partitions of a verification share a task up to about this many bytes."""
+VERIFY_TASKS = 32
+"""This many partitions have a task each; then the more there are, the more small ones share a task."""
+MOST_VERIFY_TASKS = 4096
+"""Each task lists the log directory and reads its checkpoints, which have a line for each partition."""
+
+
+def share_verify(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield groups of partitions, each for one task, as positions in the sequence of their bytes."""
+    most_bytes = max(VERIFY_BYTES, sum(sizes) // MOST_VERIFY_TASKS)
+    most = -(-len(sizes) // VERIFY_TASKS)
+    group: list[int] = []
+    group_bytes = 0
+    for number, size_bytes in enumerate(sizes):
+        if group and (len(group) == most or group_bytes + size_bytes > most_bytes):
+            yield group
+            group, group_bytes = [], 0
+        group.append(number)
+        group_bytes += size_bytes
+    if group:
+        yield group
+
+
+def _log_bytes(directory: str) -> int:
+    """Return the bytes of a partition's log files; 0 if it cannot be read, which its check reports."""
+    with suppress(LastwordError):
+        facts = [
+            DEFAULT.stat(os.path.join(directory, name))
+            for name in DEFAULT.listdir(directory)
+            if name.endswith(names.LOG)
+        ]
+        return sum(each.size for each in facts if each is not None)
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Checked:
     path: str
-    topic: str
-    partition: int
     quick: bool
+    partitions: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        topic, partition = self.partitions[0]
+        more = f" and {len(self.partitions) - 1} more" if len(self.partitions) > 1 else ""
+        return f"{topic}-{partition}{more}"
 
 
 def _verify(work: _Checked) -> Verification:
     from lastword.api.opening import open as open_log_dir
+    from lastword.tools.verify import verify
 
     with open_log_dir([work.path]) as logs:
-        return logs.verify(work.topic, work.partition, quick=work.quick)
+        dirs = logs.dirs
+        present = set(dirs.select(None, None))
+        for tp in work.partitions:
+            if tp not in present:
+                dirs.select(*tp)  # raises the error of a topic that was deleted meanwhile
+        partitions = [(*tp, dirs.log_dir(*tp).directory(*tp)) for tp in work.partitions]
+        return verify(dirs.files, dirs.paths, partitions, quick=work.quick, clock=dirs.clock)
 
 
 # ---------------------------------------------------------------- restore
