@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
@@ -334,7 +334,7 @@ def _publish_each(
     tasks: Sequence[CleanTask],
     results: Iterable[tuple[int, PreparedCleaning | RemoteBuild | LastwordError]],
     partitions: int,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Publish each result as it arrives, and yield the outcomes in the order of the results.
 
     Publishing waits for 15 syncs, so that many partitions are published on threads. No thread runs any more
