@@ -38,7 +38,7 @@ from bench.workloads import CODECS, CONFIG, link_partition, view_of
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
-from lastword.ingest.staging import Manifest, StagedWriter
+from lastword.ingest.staging import OWN_FILE_BYTES, Manifest, SharedWriter, StagedWriter
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.lookups import positions_of, records_at
 from lastword.partition.open import open_log
@@ -432,14 +432,19 @@ def _verbs(scratch: Path, partitions: int, rows: int) -> dict[str, Times]:
             logs.create_topic("t", partitions, cleanup_policy="compact")
 
     def write() -> None:
+        shared = SharedWriter(DEFAULT, str(root), "job", 0, 0)
         staged = []
-        for number in range(partitions):
+        for number in range(partitions):  # as a task of the sink stages them
+            if 4 * sum(map(len, ready)) < OWN_FILE_BYTES:
+                for batch in 4 * ready:
+                    shared.write("t", number, memoryview(batch), len(keys) // len(ready))
+                continue
             writer = StagedWriter(DEFAULT, str(root), "t", number, "job", 0, 0)
-            for _ in range(4):
-                for batch in ready:
-                    writer.write(memoryview(batch), len(keys))
+            for batch in 4 * ready:
+                writer.write(memoryview(batch), len(keys) // len(ready))
             staged.append(writer.close(sync=False))
-        manifest = Manifest("job", tuple(file for file in staged if file is not None), sync=False)
+        runs = (*shared.close(sync=False), *(run for run in staged if run is not None))
+        manifest = Manifest("job", runs, sync=False)
         commit(str(root), manifest, DEFAULT, lambda: LogDirectory.open(root, "a"), patience_seconds=60)
 
     def ls() -> None:

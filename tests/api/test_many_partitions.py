@@ -10,7 +10,7 @@ from lastword.cli import main
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
-from lastword.ingest.staging import Manifest, StagedWriter
+from lastword.ingest.staging import Manifest, SharedWriter
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.batch import BatchBuilder
 from lastword.segment.names import FIRST_DIRTY
@@ -93,18 +93,17 @@ def with_logs(call):
 
 
 def commit_to_each(path):
-    """Commit as the sink does, without Spark: a staged file for each partition."""
-    files, staged = storage.DEFAULT, []
+    """Commit as the sink does, without Spark: one staged file with a run for each partition."""
+    files = storage.DEFAULT
+    writer = SharedWriter(files, str(path), "job", 0, 0)
     for number in range(int(path.name)):
-        writer = StagedWriter(files, str(path), "users", number, "job", 0, 0)
         for value in (b"old", b"new"):
             builder = BatchBuilder()
             builder.append(NOW_MS, b"key", value)
-            writer.write(builder.build(0), 1)
-        staged.append(writer.close(sync=True))
+            writer.write("users", number, builder.build(0), 1)
     commit(
         str(path),
-        Manifest("job", tuple(staged), sync=True),
+        Manifest("job", writer.close(sync=True), sync=True),
         files,
         lambda: LogDirectory.open(path, "a", files),
         patience_seconds=10,
@@ -133,6 +132,21 @@ def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path, mon
     for name in CHANGES:
         assert many[name][0] <= 10.5 * few[name][0], (name, few, many)
         assert many[name][1] <= few[name][1] + 1, (name, few, many)
+
+
+def test_a_commit_syncs_nine_files_and_directories_of_a_partition(tmp_path, monkeypatch):
+    """Log, two indexes, leader epochs and snapshot with their directory, directory; the notes are shared."""
+
+    def synced(count):
+        create(tmp_path / str(count))
+        files = RecordingFiles(DEFAULT)
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "DEFAULT", files)
+            commit_to_each(tmp_path / str(count))
+        assert sum(call.name == "create" and "staged" in call.path for call in files.calls) == 1
+        return files.count("fsync") + files.count("fsync_dir")
+
+    assert synced(30) - synced(20) <= 10 * 9
 
 
 @pytest.mark.parametrize("strategy", ["generational", "kafka"])

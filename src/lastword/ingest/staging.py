@@ -68,6 +68,10 @@ partition: a new staged file, or `keep_alive`."""
 ALIVE_EVERY_SECONDS = 600
 """How often a writer that is still staging calls `keep_alive`."""
 
+OWN_FILE_BYTES = 256 << 10
+"""A writer stages this many bytes of one partition in a file of its own, which may become a segment. Fewer
+bytes go to its shared file: making, syncing and removing a file costs as much as copying them."""
+
 WRITEBACK_BYTES = 4 << 20
 """The drive begins to write after each block of this size, while the writer continues."""
 

@@ -58,6 +58,7 @@ from lastword.files import DEFAULT, Files, overlapped
 from lastword.ingest import staging
 from lastword.ingest.apply import commit, open_to_append
 from lastword.ingest.staging import (
+    OWN_FILE_BYTES,
     Manifest,
     SharedWriter,
     StagedRun,
@@ -453,10 +454,6 @@ and few enough to stay in the CPU's cache.
 """
 PENDING_BYTES = 32 << 20
 """Limit for pending rows of all topics in one task. Above it, the topic with the most bytes is packed early.
-"""
-OWN_FILE_BYTES = 256 << 10
-"""Pending rows of one partition that are staged in a file of its own, which may become a segment. Fewer rows
-go to the task's shared file: making, syncing and removing a file costs as much as copying this many bytes.
 """
 BATCH_BYTES = 64 << 10
 """Size of a record batch before compression. Kafka's producer uses 16 KiB because it must not wait. A bulk
