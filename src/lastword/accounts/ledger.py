@@ -30,7 +30,7 @@ from lastword.accounts.tracking import SegmentEntry, Tracking, begin_ages, has_o
 from lastword.errors import CorruptFileError
 from lastword.files import Files
 from lastword.partition.leases import NO_FLOOR
-from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
+from lastword.records.chunk import SCAN_BYTES, Chunk, ChunkReader
 from lastword.segment import names
 from lastword.segment.segment import Segment
 
@@ -208,7 +208,7 @@ class Ledger:
         outcomes: TransactionOutcomes | None = None,
         progress: Callable[[int, int], None] | None = None,
         bytes_above: int = 0,
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int = SCAN_BYTES,
         threads: int = 1,
         sample: bool = True,
     ) -> int:

@@ -55,6 +55,8 @@ Table = NDArray[np.int64]
 SkipRows = Callable[[Table], NDArray[np.uint8]]
 
 CHUNK_BYTES = 1 << 20
+SCAN_BYTES = 2 << 20
+"""Bytes of a chunk of a scan or a rewrite, if batches are not compressed: both make many calls a chunk."""
 _HEADER_COLUMNS = (
     fields.FILE_POSITION,
     fields.SIZE,
@@ -114,6 +116,7 @@ class Chunk:
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
     compressed: tuple[RecordBuffer, int] | None = field(default=None, repr=False)
     unverified: bool = False
+    _attributes: int = field(default=-1, repr=False)
 
     def verify(self) -> None:
         """Verify the checksums of the batches, if that was deferred.
@@ -157,6 +160,18 @@ class Chunk:
         values = self.table[row].tolist()
         return BatchHeader(*(values[column] for column in _HEADER_COLUMNS))
 
+    @property
+    def attributes(self) -> int:
+        """Return the bits that are set in the attributes of any batch."""
+        if self._attributes < 0:
+            self._attributes = _any_bits(self.table)
+        return self._attributes
+
+    @property
+    def has_old(self) -> bool:
+        """Return whether a batch has magic 0 or 1."""
+        return bool(np.minimum.reduce(self.table[:, fields.MAGIC]) < 2)
+
     def data_rows(self) -> NDArray[np.bool_]:
         """Return which batches hold users' records, not control records."""
         return (self.table[:, fields.ATTRIBUTES] & CONTROL_BIT) == 0
@@ -188,7 +203,8 @@ class ChunkReader:
         file: Its name, for errors.
         start_position: Position where a batch starts.
         end_position: End of the bytes to read.
-        chunk_bytes: Bytes to read at a time.
+        chunk_bytes: Bytes to read at a time. The first chunk has at most `CHUNK_BYTES`, and so have those
+            after it while batches are compressed: their records must fit the cache.
         verify: Verify every CRC. Lengths, magic and offsets are checked always.
         decompress: False returns chunks for their headers only: compressed records stay compressed.
         skip_rows: Returns, for a chunk's table, the batches (uint8, a value a row) that are not needed. They
@@ -230,7 +246,9 @@ class ChunkReader:
         self._skip_rows = skip_rows
         self._max_batch_bytes = max_batch_bytes
         capacity = max(min(chunk_bytes, end_position - start_position), HEADER_BYTES)
-        self._raw = np.empty(capacity + kernels.SLACK, np.uint8)
+        self._capacity = min(capacity, CHUNK_BYTES)
+        self._most = capacity  # once a chunk had no compressed batch
+        self._raw = np.empty(self._capacity + kernels.SLACK, np.uint8)
         self._have = 0  # bytes in `_raw`, the first of them from `position`
         self._used = 0  # bytes of `_raw` that were returned in chunks
         self._records = RecordBuffer(file, skip_rows)
@@ -298,8 +316,9 @@ class ChunkReader:
             if self._waiting:
                 self._waiting.append((self._raw, self._records, self._table, self._scratch))
                 self._raw, self._records, self._table, self._scratch = self._waiting.popleft()
-                if self._raw.size < before.size:
-                    self._raw = np.empty(before.size, np.uint8)
+            size = max(before.size, self._capacity + kernels.SLACK)
+            if self._raw.size < size:
+                self._raw = np.empty(size, np.uint8)
             self._raw[:rest] = before[self._used : self._have]
             self.position += self._used
             self._have = rest
@@ -322,8 +341,9 @@ class ChunkReader:
         if not self._verify:
             return rows, used, next_offset, status
         table = self._table[:rows]
-        new = table[:, fields.MAGIC] == 2
-        valid = rows if new.all() else int(np.argmin(new))
+        valid = rows
+        if rows and np.minimum.reduce(table[:, fields.MAGIC]) < 2:
+            valid = int(np.argmax(table[:, fields.MAGIC] < 2))
         if valid < rows or not self._defers_checksums:
             valid = int(valid_rows(self._raw, table, valid))
         if valid < rows:
@@ -342,7 +362,7 @@ class ChunkReader:
         if rows == 1 or not self._decompresses or not self._splits:
             return rows, used, next_offset
         table = self._table[:rows]
-        if not (table[:, fields.ATTRIBUTES] & CODEC_MASK).any():
+        if not _any_bits(table) & CODEC_MASK:
             return rows, used, next_offset
         within = int(
             rows_that_fit(self._raw, table, rows, self._records.skip_rows(table), self._records.limit_bytes)
@@ -393,9 +413,11 @@ class ChunkReader:
             row = int(np.argmax(table[:, fields.SIZE] > self._max_batch_bytes))
             Chunk(self._raw, self._raw, table, self._file).raise_status(row, kernels.BAD_LENGTH)
         chunk = Chunk(self._raw, self._raw, table, self._file, self._scratch)
-        old = (table[:, fields.MAGIC] < 2).any()
+        old = chunk.has_old
         chunk.unverified = self._defers_checksums and not old
-        coded = old or (table[:, fields.ATTRIBUTES] & CODEC_MASK).any()
+        coded = old or chunk.attributes & CODEC_MASK
+        if not coded:
+            self._capacity = self._most
         if coded and self._decompresses:
             chunk.compressed = self._records, first_offset
             if old or not self._waiting:  # the rows of old batches are incomplete before
@@ -433,6 +455,11 @@ class ChunkReader:
         )
 
 
+def _any_bits(table: Table) -> int:
+    """Return the bits that are set in the attributes of any row."""
+    return int(np.bitwise_or.reduce(table[:, fields.ATTRIBUTES])) & 0xFFFF
+
+
 def _bad_crc(raw: Bytes, at: int, file: str, position: int) -> CorruptBatchError:
     """Return the error for the batch at raw[at:], with `position` in its file."""
     head = raw[at : at + HEADER_BYTES].tobytes()
@@ -456,6 +483,7 @@ def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, ve
     """
     reader = ChunkReader(BytesSource(data), file, 0, len(data), chunk_bytes=max(len(data), 1), verify=verify)
     reader._splits = False
+    reader._raw = np.empty(max(len(data), HEADER_BYTES) + kernels.SLACK, np.uint8)
     reader._table = np.empty((max(len(data) // SMALLEST_ENTRY_BYTES, 1), fields.FIELDS), np.int64)
     chunk = next(reader)
     if reader._used != len(data):

@@ -279,10 +279,10 @@ def outcomes_of(
 
     Raises UnsupportedBatchError for a transaction without `outcomes`, and with `decided` for an ongoing one.
     """
+    if not chunk.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT):
+        return np.zeros(chunk.rows, np.uint8)
     attributes = chunk.table[:, fields.ATTRIBUTES]
     special = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) != 0
-    if not special.any():
-        return np.zeros(chunk.rows, np.uint8)
     if outcomes is None:
         data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
         if data.any():
@@ -406,12 +406,14 @@ class SegmentCounts:
         if chunk.table[-1, fields.LAST_OFFSET] >= limit:
             chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)
         self.ends[segment] = chunk.next_offset
-        data = chunk.data_rows()
-        self.records[segment] += chunk.table[data, fields.COUNT].sum()
-        self.control_batches[segment] += chunk.rows - int(data.sum())
-        self.control_bytes[segment] += chunk.table[~data, fields.SIZE].sum()
-        known = data & (chunk.table[:, fields.PRODUCER_ID] >= 0)
-        if known.any():
+        if chunk.attributes & CONTROL_BIT:
+            control = ~chunk.data_rows()
+            self.records[segment] -= chunk.table[control, fields.COUNT].sum()
+            self.control_batches[segment] += int(control.sum())
+            self.control_bytes[segment] += chunk.table[control, fields.SIZE].sum()
+        self.records[segment] += np.add.reduce(chunk.table[:, fields.COUNT])
+        if np.maximum.reduce(chunk.table[:, fields.PRODUCER_ID]) >= 0:
+            known = chunk.data_rows() & (chunk.table[:, fields.PRODUCER_ID] >= 0)
             producers, last = (
                 chunk.table[known, column].tolist() for column in (fields.PRODUCER_ID, fields.LAST_OFFSET)
             )

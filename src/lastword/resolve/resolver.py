@@ -22,7 +22,7 @@ from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.kernels.key_batch import SIZE_MASK
-from lastword.records.chunk import CHUNK_BYTES, Chunk
+from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.records.pipeline import in_slots, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore
 from lastword.resolve.facts import (
@@ -39,7 +39,7 @@ from lastword.resolve.facts import (
 )
 from lastword.resolve.offset_map import OffsetMap, too_large_key
 
-CACHED_RECORDS = 4096  # of a key batch that is inserted immediately: it stays in the cache
+CACHED_RECORDS = 1 << 14  # of a key batch that is inserted immediately: of 100 B each, those of one chunk
 MAX_RECORDS = 1 << 16  # of a key batch that waits
 
 
@@ -149,7 +149,7 @@ class KeyScan:
         first_segment: int = 0,
         first_pass: bool = True,
         old_due: Sequence[bool] = (),
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int = SCAN_BYTES,
         threads: int = 1,
     ) -> Generator[Chunk]:
         """Insert all chunks of some segments; yield each when it was inserted.

@@ -16,7 +16,7 @@ from lastword.kernels import offset_map as map_loops
 from lastword.kernels import table as fields
 from lastword.kernels.key_batch import TOMBSTONE
 from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, CountArrays
-from lastword.records.chunk import CHUNK_BYTES, Chunk
+from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
 from lastword.resolve.facts import (
     LAST_HASH,
@@ -154,7 +154,7 @@ class RunningResolution:
         *,
         outcomes: TransactionOutcomes | None = None,
         progress: Callable[[int, int], None] | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int = SCAN_BYTES,
         threads: int = 0,
         forget: bool = False,
         more: Sequence[SegmentSource] = (),

@@ -163,10 +163,10 @@ class Writer:
 
     def take(self, chunk: Chunk, retain: NDArray[np.uint8], horizon_ms: int) -> None:
         """Add the survivors of a chunk."""
-        old = chunk.table[:, fields.MAGIC] < 2
-        if not old.any():
+        if not chunk.has_old:
             self._take_batches(chunk, 0, chunk.rows, retain, horizon_ms)
             return
+        old = chunk.table[:, fields.MAGIC] < 2
         borders = [0, *(np.flatnonzero(old[1:] != old[:-1]) + 1).tolist(), chunk.rows]
         for first, end in pairwise(borders):
             if old[first]:

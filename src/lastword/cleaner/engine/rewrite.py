@@ -46,7 +46,7 @@ from lastword.kernels.repack import (
     SET_HORIZON,
     mark_dead_rows,
 )
-from lastword.records.chunk import Chunk
+from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.records.pipeline import in_slots, prepared
 from lastword.resolve import Resolution, SegmentFacts
 from lastword.segment.segment import Segment
@@ -113,7 +113,7 @@ def rewrite(
         for number, segment in enumerate(facts, group.first):
             clocks = segment.tombstones_without_horizon or number in transactions.segments
             horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
-            reader = sources[number].chunk_reader(verify=True, skip_rows=wholly_dead)
+            reader = sources[number].chunk_reader(chunk_bytes=SCAN_BYTES, verify=True, skip_rows=wholly_dead)
             for chunk in in_slots(reader, slots, verify_later=True):
                 yield _SourceChunk(chunk, horizon_ms)
 
@@ -134,7 +134,8 @@ def rewrite(
             controls += source_chunk.sums.controls
             if certificate is not None:
                 certificate.allow(chunk.table, source_chunk.sums)
-            markers += int(chunk.table[source_chunk.retain == DROP, fields.COUNT].sum())
+            if chunk.attributes & CONTROL_BIT:
+                markers += int(chunk.table[source_chunk.retain == DROP, fields.COUNT].sum())
             writer.take(chunk, source_chunk.retain, source_chunk.horizon_ms)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
@@ -165,9 +166,14 @@ def _retain(
 ) -> NDArray[np.uint8]:
     """Return what the kernel does with each batch of the chunk, other than by its bits."""
     last_offsets = chunk.table[:, fields.LAST_OFFSET]
+    retain = np.full(chunk.rows, AS_BITS, np.uint8)
+    if not producers and not chunk.attributes & CONTROL_BIT:
+        if last_offsets[-1] == next_offset - 1:  # no other batch ends there: offsets ascend
+            retain[-1] = RETAIN
+        return retain
     control = (chunk.table[:, fields.ATTRIBUTES] & CONTROL_BIT) != 0
     at_end = last_offsets == next_offset - 1
-    retain = np.where(at_end & ~control, np.uint8(RETAIN), np.uint8(AS_BITS))
+    retain[at_end & ~control] = RETAIN
     ids = chunk.table[:, fields.PRODUCER_ID]
     if producers and ids.max() >= 0:
         for row in np.flatnonzero((ids >= 0) & ~control).tolist():
