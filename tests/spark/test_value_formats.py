@@ -66,7 +66,7 @@ def test_a_permissive_read_distinguishes_a_deletion(tmp_path: Path) -> None:
     assert isinstance(schema, str) and schema.startswith(
         "`key` int, `value` STRUCT<city STRING>, `topic` string"
     )
-    assert schema.endswith("`_corrupt_record` struct<key:binary,value:binary,reason:string>")
+    assert schema.endswith("`_corrupt_record` struct<`key`:binary,`value`:binary,`reason`:string>")
     corrupt = StructType().add("key", "binary").add("value", "binary").add("reason", "string")
     wanted = StructType().add("_corrupt_record", corrupt).add("key", "integer").add("value", PLACE)
     rows = read(tmp_path, wanted, **given)
@@ -90,7 +90,12 @@ def test_only_selected_columns_are_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"value_format": "xml"}, "'value_format' is json"),
+        ({"value_format": "xml"}, "'value_format' is json or avro"),
+        ({"avroSchema": "string"}, "'avroSchema' is for value_format avro, not none"),
+        (
+            {"key_format": "json", "key_avroSchema": "string"},
+            "'key_avroSchema' is for key_format avro, not json",
+        ),
         ({"value_format": "json"}, "the type of column 'value' is not known(.|\n)*value_schema"),
         ({"value_schema": "a int"}, "'value_schema' needs value_format"),
         ({"mode": "permissive"}, "'mode' needs value_format or key_format"),
@@ -150,6 +155,38 @@ def test_a_value_that_cannot_be_written_is_an_error() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([{"day": 3_000_000}], kind)], names=["value"])
     with pytest.raises(SerializerError, match="a value cannot be written as json"):
         normal_rows(batch, sink_columns(schema, options.formats), options, NOW)
+
+
+AVRO = (
+    '{"type":"record","name":"P","fields":['
+    '{"name":"city","type":"string"},{"name":"n","type":["null","int"]}]}'
+)
+
+
+def test_avro_gives_the_type_of_its_schema(tmp_path: Path) -> None:
+    pytest.importorskip("fastavro")
+    options = {"value_format": "avro", "avroschema": AVRO, "key_format": "avro", "key_avroschema": "string"}
+    schema = source(**options).schema()
+    assert isinstance(schema, StructType)
+    wanted = StructType().add("city", "string", False).add("n", "integer")
+    assert (schema["key"].dataType.typeName(), schema["value"].dataType) == ("string", wanted)
+    mixed = source(**options | {"key_format": "json", "key_schema": "int"} | {"key_avroschema": ""}).schema
+    with pytest.raises(SparkOptionError, match="key_avroSchema"):
+        mixed()
+    del options["key_avroschema"]
+    text = source(**options | {"key_format": "json", "key_schema": "id int"}).schema()
+    assert isinstance(text, str) and "`value` struct<`city`:string NOT NULL,`n`:int>" in text
+    with pytest.raises(SparkOptionError, match="option avroSchema is no Avro schema"):
+        source(value_format="avro", avroSchema="{").schema()
+    records(tmp_path, b"\x08Rome\x02\x0e", None, b"\x08Rome")
+    rows = read(
+        tmp_path, StructType().add("value", wanted), value_format="avro", avroSchema=AVRO, mode="permissive"
+    )
+    assert rows == [{"value": {"city": "Rome", "n": 7}}, {"value": None}, {"value": None}]
+    with pytest.raises(
+        ValueFormatError, match="offset 2: the value cannot be read as avro: it is not of the schema"
+    ):
+        read(tmp_path, StructType().add("value", wanted), value_format="avro", avroSchema=AVRO)
 
 
 # ---------------------------------------------------------------- in a session

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from lastword.errors import SerializerError
 from lastword.value_formats import format_of
-from lastword.value_formats.json import JsonFormat
+from lastword.value_formats.json_text import JsonFormat
 from tests.value_formats.columns import LOCAL, TIMESTAMP, columns, same, types
 
 JSON = JsonFormat()
 KEYS = [pa.string(), pa.int32(), pa.int64(), pa.bool_(), pa.date32(), pa.decimal128(9, 2), TIMESTAMP]
-KINDS = types(KEYS).filter(lambda kind: JSON.problem(kind) is None)
+KINDS = types(KEYS).filter(lambda kind: JSON.problem(kind, writing=True) is None)
 CITY = pa.struct([("city", pa.string()), ("population", pa.int64())])
 
 
@@ -148,7 +148,7 @@ def test_a_malformed_value_has_a_reason_and_a_place(kind: pa.DataType, data: byt
     ],
 )
 def test_a_type_without_json_is_refused(kind: pa.DataType, reason: str) -> None:
-    assert reason in str(JSON.problem(kind))
+    assert reason in str(JSON.problem(kind, writing=False))
 
 
 def test_a_date_that_python_lacks_is_refused() -> None:
@@ -165,5 +165,5 @@ def test_other_time_zones_are_the_same_instant() -> None:
 
 
 def test_formats_travel() -> None:
-    made: Any = pickle.loads(pickle.dumps(format_of("json")))
+    made: Any = pickle.loads(pickle.dumps(format_of("json", {})))
     assert made == JSON and made.own_type() is None

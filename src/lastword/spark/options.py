@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from lastword.errors import LastwordError, SparkOptionError, nearest
 from lastword.parse import parse_bytes, parse_duration_ms
-from lastword.value_formats import FORMATS, ValueFormat, format_of
+from lastword.value_formats import FORMATS, OPTIONS, ValueFormat, format_of
 
 # ---------------------------------------------------------------- values that travel to the tasks
 
@@ -398,8 +398,10 @@ log = logging.getLogger(__name__)
 FORMAT: dict[str, Callable[[str], Any]] = {
     "value_format": parse_one_of(*FORMATS),
     "key_format": parse_one_of(*FORMATS),
+    **dict.fromkeys(OPTIONS, parse_text),
+    **dict.fromkeys([f"key_{name}" for name in OPTIONS], parse_text),
 }
-"""Options of columns with a format, of reads and writes."""
+"""Options of columns with a format. A format's own options are for values, with `key_` in front for keys."""
 
 READ: dict[str, Callable[[str], Any]] = {
     "path": absolute_path,
@@ -589,11 +591,21 @@ def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool 
 def _formats(values: Mapping[str, Any], problems: list[str]) -> ColumnFormats:
     """Return the formats of keys and values. Options without their format are problems."""
     made: dict[str, ValueFormat] = {}
-    for which in ("key", "value"):
+    for which, prefix in (("key", "key_"), ("value", "")):
         name = values.get(f"{which}_format")
-        if name is not None:
-            made[which] = format_of(name)
-        elif f"{which}_schema" in values:
+        settings = {option: values[prefix + option] for option in OPTIONS if prefix + option in values}
+        unused = [option for option in settings if name not in OPTIONS[option]]
+        if unused:
+            needed = " or ".join(OPTIONS[unused[0]])
+            problems.append(
+                f"option '{prefix}{unused[0]}' is for {which}_format {needed}, not {name or 'none'}"
+            )
+        elif name is not None:
+            try:
+                made[which] = format_of(name, settings)
+            except ValueError as error:
+                problems.append(f"option {prefix}{error}")
+        if name is None and f"{which}_schema" in values:
             problems.append(f"option '{which}_schema' needs {which}_format, which is not given")
     if "mode" in values and not made:
         problems.append("option 'mode' needs value_format or key_format, and none is given")

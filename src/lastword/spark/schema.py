@@ -142,7 +142,20 @@ def schema_of_read(options: ReadOptions) -> StructType | str:
             field.dataType = spark_type(own)
     if not given:
         return schema
-    return ", ".join(f"`{f.name}` {given.get(f.name) or f.dataType.simpleString()}" for f in schema.fields)
+    return ", ".join(f"`{f.name}` {given.get(f.name) or _ddl_of(f.dataType)}" for f in schema.fields)
+
+
+def _ddl_of(kind: DataType) -> str:
+    """Return the DDL of a type, with quoted names and NOT NULL, which `simpleString` lacks."""
+    if isinstance(kind, StructType):
+        ends = {True: "", False: " NOT NULL"}
+        fields = [f"`{f.name}`:{_ddl_of(f.dataType)}{ends[f.nullable]}" for f in kind.fields]
+        return f"struct<{','.join(fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_ddl_of(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_ddl_of(kind.keyType)},{_ddl_of(kind.valueType)}>"
+    return kind.simpleString()
 
 
 def _type_ddl(text: str) -> str:
@@ -170,7 +183,7 @@ def check_projection(
         elif known is None:
             problems.append(f"no column '{field.name}'{hint(field.name, columns)}")
         elif value_format is not None:
-            problem = _format_problem(field, value_format)
+            problem = _format_problem(field, value_format, writing=False)
             if problem is not None:
                 problems.append(f"column '{field.name}' cannot be {got}: {problem}")
         elif not _same_type(field.dataType, known):
@@ -198,7 +211,7 @@ def check_projection(
     return tuple(names)
 
 
-def _format_problem(field: StructField, value_format: ValueFormat) -> str | None:
+def _format_problem(field: StructField, value_format: ValueFormat, *, writing: bool) -> str | None:
     """Return the reason why a format cannot have the type of a column, or None."""
     try:
         kind = arrow_schema(StructType([field])).field(0).type
@@ -206,7 +219,7 @@ def _format_problem(field: StructField, value_format: ValueFormat) -> str | None
         return str(error)
     if field.name.lower() == "key" and has_map(field.dataType):
         return "the entries of a map have no order, and equal keys must have equal bytes"
-    return value_format.problem(kind)
+    return value_format.problem(kind, writing=writing)
 
 
 def has_map(kind: DataType) -> bool:
@@ -278,7 +291,7 @@ def sink_columns(schema: StructType, formats: ColumnFormats = ColumnFormats()) -
         positions[name] = position
         value_format = formats.of(name)
         if value_format is not None:
-            problem = _format_problem(field, value_format)
+            problem = _format_problem(field, value_format, writing=True)
             if problem is not None:
                 given = field.dataType.simpleString()
                 problems.append(f"column '{field.name}' cannot be {given} in {value_format.name}: {problem}")

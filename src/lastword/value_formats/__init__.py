@@ -1,6 +1,7 @@
 """Formats of keys and values: a column of any type as bytes, and back.
 
     json       an object for a struct; what Spark's `to_json` writes and `from_json` reads
+    avro       one datum without a header; what Spark's `to_avro` writes and `from_avro` reads
 
 A format converts whole Arrow arrays: `encode` to binary, `decode` from binary to the type of a column. The
 type comes from the caller or, if a format has a schema, from `own_type`. A null is a record without a value
@@ -15,8 +16,9 @@ The package uses Arrow, loaded with the first value, and no PySpark.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import SerializerError
@@ -24,7 +26,7 @@ from lastword.errors import SerializerError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMATS = ("json",)
+FORMATS = ("json", "avro")
 
 
 class Refused(ValueError):
@@ -64,7 +66,7 @@ class ValueFormat(ABC):
         return None
 
     @abstractmethod
-    def problem(self, kind: pa.DataType) -> str | None:
+    def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
 
     @abstractmethod
@@ -130,12 +132,42 @@ class ValueFormat(ABC):
         return Decoded(pa.array(values, kind), problems)
 
 
-def format_of(name: str) -> ValueFormat:
-    """Return the format of this name."""
-    from lastword.value_formats.json import JsonFormat
+def format_of(name: str, settings: Mapping[str, str]) -> ValueFormat:
+    """Return the format of this name with its options.
 
-    assert name == "json", name
-    return JsonFormat()
+    Raises:
+        ValueError: An option is wrong; the text begins with the name of the option.
+        MissingError: A package is missing.
+    """
+    if name == "json":
+        from lastword.value_formats.json_text import JsonFormat
+
+        return JsonFormat()
+    from lastword.value_formats.avro import AvroFormat, need_fastavro
+
+    need_fastavro()
+    schema = settings.get("avroSchema")
+    if schema is not None:
+        schema = text_or_file(schema)
+        try:
+            AvroFormat(schema).own_type()
+        except ValueError as error:
+            raise ValueError(f"avroSchema {error}") from None
+    return AvroFormat(schema)
+
+
+OPTIONS = {"avroSchema": ("avro",)}
+"""Options of formats, and the formats that have them."""
+
+
+def text_or_file(given: str) -> str:
+    """Return a text, or the content of the file with this name. ValueError if the file cannot be read."""
+    if not given.lstrip().startswith(("{", "[", '"')) and given.endswith((".avsc", ".json")):
+        try:
+            return Path(given).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"avroSchema names a file that cannot be read: {error}") from None
+    return given
 
 
 def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]) -> str | None:

@@ -44,7 +44,7 @@ class JsonFormat(ValueFormat):
     name: ClassVar[str] = "json"
     serializer: ClassVar[str] = "json"
 
-    def problem(self, kind: pa.DataType) -> str | None:
+    def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
         import pyarrow as pa
 

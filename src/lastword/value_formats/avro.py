@@ -1,0 +1,497 @@
+"""Avro values: the binary encoding of one datum, without a header, as Spark's `to_avro` writes it.
+
+The schema is given (`avroSchema`), or derived from the type of the column as Spark derives it: the record
+`topLevelRecord`, a union with null for each nullable field, decimals as fixed, times in microseconds. A null
+at the top is a deletion and no datum, so the derived schema has no union there.
+
+    record  struct           enum, string, uuid   string      int, long             int, bigint
+    array   array            bytes, fixed         binary      date                  date
+    map     map of strings   decimal              decimal     timestamp-*           timestamp
+    boolean boolean          float, double        the same    local-timestamp-*     timestamp_ntz
+    union   of null and one type: a nullable field; of int and long, or of float and double: the wider type
+
+Reading. The type of a column may have fewer fields than the schema. Bytes that are left after the datum are
+an error, because they mean another schema. Writing. A field that the schema lacks is refused, and a null in a
+field without null. Times in milliseconds have no microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lastword.errors import MissingError
+from lastword.value_formats import Refused, ValueFormat, first_problem, is_list
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Schema = Any
+"""A schema as `fastavro.parse_schema` returns it: a name, a list (union) or a dict."""
+
+Convert = Callable[[Any], Any]
+
+LOGICAL = (
+    "date",
+    "decimal",
+    "timestamp-millis",
+    "timestamp-micros",
+    "local-timestamp-millis",
+    "local-timestamp-micros",
+)
+"""Logical types with a type of Spark's. Others are read as the type below them, as in Spark."""
+
+REGISTRY_HINT = "; its first byte is 0, as if from a schema registry: format confluent reads those"
+
+
+def need_fastavro() -> None:
+    """Raise MissingError unless fastavro is installed."""
+    try:
+        import fastavro  # noqa: F401
+    except ImportError:
+        raise MissingError.package("the format avro", "fastavro, on every machine", "fastavro>=1.9") from None
+
+
+def parse_schema(text: str) -> Schema:
+    """Parse the JSON of a schema. ValueError for a text that is no schema."""
+    from fastavro import parse_schema as parse
+    from fastavro.schema import SchemaParseException
+
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text.strip()  # a primitive type without quotes
+    try:
+        return parse(plain(value))
+    except (SchemaParseException, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"is no Avro schema: {error}") from None
+
+
+def plain(schema: Any) -> Any:
+    """Return a schema without logical types that have no type of Spark's."""
+    if isinstance(schema, dict):
+        kept = {name: plain(value) for name, value in schema.items() if name != "default"}
+        if "default" in schema:
+            kept["default"] = schema["default"]
+        if schema.get("logicalType") not in (None, *LOGICAL):
+            del kept["logicalType"]
+        return kept
+    if isinstance(schema, list):
+        return [plain(value) for value in schema]
+    return schema
+
+
+@dataclass(frozen=True, slots=True)
+class AvroFormat(ValueFormat):
+    """Avro with the JSON of a schema, or None for the schema that the type of the column has."""
+
+    schema: str | None = None
+    name: ClassVar[str] = "avro"
+
+    def own_type(self) -> pa.DataType | None:
+        """Return the type of the schema. Raises Refused for a schema without a type in Spark."""
+        return None if self.schema is None else Types(parse_schema(self.schema)).arrow()
+
+    def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
+        """Return the reason why a column of this type cannot be written or read, or None."""
+        need_fastavro()
+        try:
+            types = self._types(kind)
+            if writing:
+                types.writer(kind)
+            else:
+                types.reader(kind)
+        except (Refused, ValueError) as error:
+            return str(error)
+        return None
+
+    def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
+        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
+        need_fastavro()
+        types = self._types(kind)
+        return encoder_of(types, kind)
+
+    def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
+        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+        need_fastavro()
+        types = self._types(kind)
+        decode = decoder_of(types.schema, None, types.reader(kind))
+
+        def decode_whole(data: bytes) -> Any:
+            try:
+                return decode(data)
+            except Refused as refused:
+                if data[:1] == b"\0" and len(data) > 5:
+                    raise Refused(refused.reason + REGISTRY_HINT, refused.path) from None
+                raise
+
+        return decode_whole
+
+    def _types(self, kind: pa.DataType) -> Types:
+        return Types(parse_schema(self.schema if self.schema is not None else json.dumps(schema_of(kind))))
+
+
+def encoder_of(types: Types, kind: pa.DataType) -> Callable[[Any], bytes]:
+    """Return a function that writes a value of a type as one datum."""
+    from fastavro import schemaless_writer
+
+    convert, schema = types.writer(kind), types.schema
+
+    def encode(value: Any) -> bytes:
+        stream = BytesIO()
+        try:
+            schemaless_writer(stream, schema, convert(value))
+        except Refused:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise Refused(str(error)) from None
+        return stream.getvalue()
+
+    return encode
+
+
+def decoder_of(writer: Schema, reader: Schema | None, convert: Convert) -> Callable[[bytes], Any]:
+    """Return a function that reads one datum of schema `writer`, resolved to schema `reader` if given."""
+    from fastavro import schemaless_reader
+
+    def decode(data: bytes) -> Any:
+        stream = BytesIO(data)
+        try:
+            value = schemaless_reader(stream, writer, reader)
+        except Exception as error:  # bytes of another schema raise any error
+            raise Refused(f"it is not of the schema: {str(error) or type(error).__name__}") from None
+        if left := len(data) - stream.tell():
+            raise Refused(f"it is not of the schema: {left} bytes are left after the datum")
+        return None if value is None else convert(value)
+
+    return decode
+
+
+# ---------------------------------------------------------------- the schema of a type
+
+
+def schema_of(kind: pa.DataType) -> Any:
+    """Return the schema that Spark derives from a type. Raises Refused."""
+    problem = first_problem(kind, _unsupported)
+    if problem is not None:
+        raise Refused(problem)
+    return _derived(kind, "topLevelRecord", "", set())
+
+
+def _unsupported(kind: pa.DataType) -> str | None:
+    import pyarrow as pa
+
+    if pa.types.is_map(kind) and not is_text(kind.key_type):
+        return "Avro has maps with string keys only"
+    if pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", kind.field(number).name):
+                return f"{kind.field(number).name!r} is no name in Avro"
+    is_time = pa.types.is_timestamp(kind) and kind.unit == "us"
+    if pa.types.is_nested(kind) or kind in primitives() or pa.types.is_decimal(kind) or is_time:
+        return None
+    return f"type {kind} has no Avro"
+
+
+def primitives() -> dict[pa.DataType, Any]:
+    """Return the schema of each type that needs no name."""
+    import pyarrow as pa
+
+    return {
+        pa.bool_(): "boolean",
+        pa.int8(): "int",
+        pa.int16(): "int",
+        pa.int32(): "int",
+        pa.int64(): "long",
+        pa.float32(): "float",
+        pa.float64(): "double",
+        pa.string(): "string",
+        pa.large_string(): "string",
+        pa.binary(): "bytes",
+        pa.large_binary(): "bytes",
+        pa.date32(): {"type": "int", "logicalType": "date"},
+        pa.timestamp("us", tz="UTC"): {"type": "long", "logicalType": "timestamp-micros"},
+        pa.timestamp("us"): {"type": "long", "logicalType": "local-timestamp-micros"},
+    }
+
+
+def _derived(kind: pa.DataType, name: str, space: str, names: set[str]) -> Any:
+    import pyarrow as pa
+
+    types = pa.types
+    inner = f"{space}.{name}" if space else name
+    if types.is_struct(kind):
+        full = _new_name(inner, names)
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        members = [
+            {"name": field.name, "type": _nullable(field, _derived(field.type, field.name, full, names))}
+            for field in fields
+        ]
+        return {"type": "record", "name": full, "fields": members}
+    if types.is_map(kind):
+        return {
+            "type": "map",
+            "values": _nullable(kind.item_field, _derived(kind.item_type, name, space, names)),
+        }
+    if is_list(kind):
+        return {
+            "type": "array",
+            "items": _nullable(kind.value_field, _derived(kind.value_type, name, space, names)),
+        }
+    if types.is_decimal(kind):
+        size = ((10**kind.precision - 1).bit_length() + 8) // 8
+        full = _new_name(f"{inner}.fixed", names)
+        logical = {"logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+        return {"type": "fixed", "name": full, "size": size, **logical}
+    if types.is_timestamp(kind) and kind.tz is not None:
+        kind = pa.timestamp("us", tz="UTC")
+    return primitives()[kind]
+
+
+def _new_name(name: str, names: set[str]) -> str:
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
+
+
+def _nullable(field: pa.Field, schema: Any) -> Any:
+    return [schema, "null"] if field.nullable else schema
+
+
+# ---------------------------------------------------------------- the type of a schema
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether the type is a string of either offset width."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+class Types:
+    """A parsed schema, its type, and the conversions between its values and those of a type."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.named: dict[str, Schema] = {}
+        self._collect(schema)
+
+    def _collect(self, schema: Schema) -> None:
+        if isinstance(schema, list):
+            for branch in schema:
+                self._collect(branch)
+        elif isinstance(schema, dict):
+            if "name" in schema:
+                self.named[schema["name"]] = schema
+            for field in schema.get("fields", ()):
+                self._collect(field["type"])
+            for part in ("items", "values"):
+                if part in schema:
+                    self._collect(schema[part])
+
+    def resolve(self, schema: Schema) -> tuple[Any, bool]:
+        """Return a schema that is neither a union nor the name of another, and whether it may be null."""
+        nullable = False
+        if isinstance(schema, list):
+            branches = [branch for branch in schema if branch != "null"]
+            nullable = len(branches) < len(schema)
+            if len(branches) == 1:
+                schema = branches[0]
+            elif set(map(str, branches)) == {"int", "long"}:
+                schema = "long"
+            elif set(map(str, branches)) == {"float", "double"}:
+                schema = "double"
+            else:
+                raise Refused("a union of several types has no type in Spark; read the bytes with from_avro")
+        if isinstance(schema, str) and schema in self.named:
+            schema = self.named[schema]
+        if isinstance(schema, dict) and isinstance(schema["type"], dict | list):
+            return self.resolve(schema["type"])
+        return schema, nullable
+
+    def arrow(self, schema: Schema = None, within: tuple[str, ...] = ()) -> pa.DataType:
+        """Return the type of a schema. Raises Refused."""
+        import pyarrow as pa
+
+        schema, _ = self.resolve(self.schema if schema is None else schema)
+        name = schema if isinstance(schema, str) else schema["type"]
+        if name == "record":
+            if schema["name"] in within:
+                raise Refused(f"record {schema['name']} contains itself, which no type of Spark's can")
+            inside = (*within, schema["name"])
+            return pa.struct([self._field(f["name"], f["type"], inside) for f in schema["fields"]])
+        if name == "array":
+            return pa.list_(self._field("element", schema["items"], within))
+        if name == "map":
+            return pa.map_(pa.string(), self._field("value", schema["values"], within))
+        logical = schema.get("logicalType") if isinstance(schema, dict) else None
+        if logical == "decimal":
+            if schema["precision"] > 38:
+                raise Refused(f"a decimal of {schema['precision']} digits: Spark has 38")
+            return pa.decimal128(schema["precision"], schema.get("scale", 0))
+        if logical in ("timestamp-millis", "timestamp-micros"):
+            return pa.timestamp("us", tz="UTC")
+        if logical in ("local-timestamp-millis", "local-timestamp-micros"):
+            return pa.timestamp("us")
+        if logical == "date":
+            return pa.date32()
+        plain_types = {
+            "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
+            "double": pa.float64(), "string": pa.string(), "enum": pa.string(), "bytes": pa.binary(),
+            "fixed": pa.binary(),
+        }  # fmt: skip
+        if name not in plain_types:
+            raise Refused(f"Avro type {name} has no type in Spark")
+        return plain_types[name]
+
+    def _field(self, name: str, schema: Schema, within: tuple[str, ...]) -> pa.Field:
+        import pyarrow as pa
+
+        try:
+            kind = self.arrow(schema, within)
+        except Refused as refused:
+            raise refused.inside(name) from None
+        return pa.field(name, kind, self.resolve(schema)[1])
+
+    # ------------------------------------------------------------ reading
+
+    def reader(self, kind: pa.DataType, schema: Schema = None) -> Convert:
+        """Return a function from a datum of a schema to a value of a type with the same or fewer fields."""
+        import pyarrow as pa
+
+        schema, _ = self.resolve(self.schema if schema is None else schema)
+        name = schema if isinstance(schema, str) else schema["type"]
+        if name == "record" and pa.types.is_struct(kind):
+            members = {f["name"]: f["type"] for f in schema["fields"]}
+            parts: list[tuple[str, Convert]] = []
+            for number in range(kind.num_fields):
+                field = kind.field(number)
+                if field.name not in members:
+                    raise Refused(f"the schema has the fields {', '.join(members)}", field.name)
+                parts.append((field.name, self._item_reader(field, members[field.name])))
+            return lambda value: {name: read(value[name]) for name, read in parts}
+        if name == "array" and is_list(kind):
+            read_item = self._item_reader(kind.value_field, schema["items"])
+            return lambda items: [read_item(item) for item in items]
+        if name == "map" and pa.types.is_map(kind) and is_text(kind.key_type):
+            read_entry = self._item_reader(kind.item_field, schema["values"])
+            return lambda entries: [(key, read_entry(item)) for key, item in entries.items()]
+        own = self.arrow(schema)
+        if not _same(own, kind):
+            raise Refused(f"the schema has {own}, not {kind}")
+        return _itself
+
+    def _item_reader(self, field: pa.Field, schema: Schema) -> Convert:
+        try:
+            read = self.reader(field.type, schema)
+        except Refused as refused:
+            raise refused.inside(field.name) from None
+        if not self.resolve(schema)[1]:
+            return read
+        if not field.nullable:
+            raise Refused("it is NOT NULL, and the schema allows null", field.name)
+        return read if read is _itself else lambda item: None if item is None else read(item)
+
+    # ------------------------------------------------------------ writing
+
+    def writer(self, kind: pa.DataType, schema: Schema = None) -> Convert:
+        """Return a function from a value of a type to a datum of a schema."""
+        import pyarrow as pa
+
+        schema, _ = self.resolve(self.schema if schema is None else schema)
+        name = schema if isinstance(schema, str) else schema["type"]
+        if name == "record" and pa.types.is_struct(kind):
+            return self._record_writer(kind, schema)
+        if name == "array" and is_list(kind):
+            write_item = self._item_writer(kind.value_field, schema["items"])
+            return lambda items: [write_item(item) for item in items]
+        if name == "map" and pa.types.is_map(kind) and is_text(kind.key_type):
+            write_entry = self._item_writer(kind.item_field, schema["values"])
+            return lambda entries: {key: write_entry(item) for key, item in entries}
+        own = self.arrow(schema)
+        if not _same(own, kind) and not _widens(kind, own):
+            raise Refused(f"the schema has {own}, not {kind}")
+        if isinstance(schema, dict) and str(schema.get("logicalType")).endswith("timestamp-millis"):
+            return _whole_millis
+        return _itself
+
+    def _record_writer(self, kind: pa.DataType, schema: Schema) -> Convert:
+        fields = {kind.field(number).name: kind.field(number) for number in range(kind.num_fields)}
+        if len(fields) < kind.num_fields:
+            raise Refused("two fields of a struct have one name")
+        members = {f["name"]: f for f in schema["fields"]}
+        for name in fields:
+            if name not in members:
+                raise Refused(f"the schema has the fields {', '.join(members)}", name)
+        parts = []
+        for name, member in members.items():
+            if name in fields:
+                parts.append((name, self._item_writer(fields[name], member["type"])))
+            elif "default" not in member:
+                raise Refused("the schema requires the field, and the column lacks it", name)
+
+        def write_record(value: dict[str, Any]) -> dict[str, Any]:
+            return {name: write(value[name]) for name, write in parts}
+
+        return write_record
+
+    def _item_writer(self, field: pa.Field, schema: Schema) -> Convert:
+        name = field.name
+        try:
+            write = self.writer(field.type, schema)
+        except Refused as refused:
+            raise refused.inside(name) from None
+        nullable = self.resolve(schema)[1]
+
+        def write_item(item: Any) -> Any:
+            if item is None:
+                if not nullable:
+                    raise Refused("it is null, and the schema has no null there", name)
+                return None
+            try:
+                return write(item)
+            except Refused as refused:
+                raise refused.inside(name) from None
+
+        return write_item
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _whole_millis(value: Any) -> Any:
+    if value.microsecond % 1000:
+        raise Refused(f"{value} has microseconds, and the schema milliseconds")
+    return value
+
+
+def _same(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_timestamp(own) and types.is_timestamp(kind):
+        return own.unit == kind.unit and (own.tz is None) == (kind.tz is None)
+    if is_text(own):
+        return is_text(kind)
+    if types.is_binary(own):
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
+    return bool(own == kind)
+
+
+def _widens(kind: pa.DataType, own: pa.DataType) -> bool:
+    """Return whether every value of `kind` is one of `own`."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_signed_integer(kind) and types.is_signed_integer(own):
+        return bool(kind.bit_width <= own.bit_width)
+    if types.is_decimal(kind) and types.is_decimal(own):
+        return bool(kind.scale <= own.scale and kind.precision - kind.scale <= own.precision - own.scale)
+    return bool(kind == pa.float32() and own == pa.float64())
