@@ -35,6 +35,7 @@
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
     │   ├── LogDirLockedError        another process writes there
+    │   ├── RegistryError            a schema registry does not answer, or refuses
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
     │   ├── DiskFullError            no room on the drive; the log is unchanged
@@ -545,6 +546,10 @@ class ReadOvertakenError(BusyError):
             remedy="read again; if it happens often, allow the process more open files (ulimit -n)",
             file=directory,
         )
+
+
+class RegistryError(BusyError):
+    """A schema registry does not answer, or refuses the request."""
 
 
 class LogDirLockedError(BusyError):

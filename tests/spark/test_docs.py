@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,11 +65,15 @@ def test_the_blocks_run(
     with lastword.open(data, "a", log_cleaner_enable=False) as logs:
         users = logs.create_topic("users", cleanup_policy="compact")
         users.extend([(b"ada", b"1"), (b"bob", b"1"), (b"ada", b"2"), (b"bob", None)])
+    (tmp_path / "schemas").mkdir()
+    schema = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
+    schema["fields"].append({"name": "population", "type": ["null", "long"]})
+    (tmp_path / "schemas" / "1.avsc").write_text(json.dumps(schema))
     known: dict[str, Any] = {"spark": spark}
     for block in BLOCKS[:-1]:
-        if "avroSchema" in block and find_spec("fastavro") is None:
+        if ("avroSchema" in block or "confluent" in block) and find_spec("fastavro") is None:
             continue
-        for name in ("data", "checkpoint", "counting", "snapshot"):
+        for name in ("data", "checkpoint", "counting", "snapshot", "schemas"):
             block = block.replace(f'"{name}"', repr(str(tmp_path / name)))
         exec(block, known)
     assert [(bytes(row.key), bytes(row.value)) for row in known["newest"].collect()] == [(b"ada", b"2")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyspark.sql.types import StructType
 
 import lastword
 import lastword.spark
-from lastword.errors import SerializerError, SparkOptionError, UsageError, ValueFormatError
+from lastword.errors import MissingError, SerializerError, SparkOptionError, UsageError, ValueFormatError
 from lastword.spark.bootstrap import typed
 from lastword.spark.options import parse_read, parse_write
 from lastword.spark.schema import sink_columns
@@ -24,6 +25,7 @@ from lastword.spark.source import LastwordDataSource, LogReader
 from lastword.spark.write import normal_rows
 from tests.spark.conftest import append, create
 from tests.spark.test_stream_write import update
+from tests.value_formats.registries import serving
 
 NOW = 1_700_000_000_000
 PLACE = StructType().add("city", "string").add("population", "long")
@@ -90,11 +92,12 @@ def test_only_selected_columns_are_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"value_format": "xml"}, "'value_format' is json or avro"),
-        ({"avroSchema": "string"}, "'avroSchema' is for value_format avro, not none"),
+        ({"value_format": "xml"}, "'value_format' is json or avro or confluent"),
+        ({"avroSchema": "string"}, "'avroSchema' is for value_format avro or confluent, not none"),
+        ({"subject": "users"}, "'subject' is for value_format confluent, not none"),
         (
             {"key_format": "json", "key_avroSchema": "string"},
-            "'key_avroSchema' is for key_format avro, not json",
+            "'key_avroSchema' is for key_format avro or confluent, not json",
         ),
         ({"value_format": "json"}, "the type of column 'value' is not known(.|\n)*value_schema"),
         ({"value_schema": "a int"}, "'value_schema' needs value_format"),
@@ -187,6 +190,41 @@ def test_avro_gives_the_type_of_its_schema(tmp_path: Path) -> None:
         ValueFormatError, match="offset 2: the value cannot be read as avro: it is not of the schema"
     ):
         read(tmp_path, StructType().add("value", wanted), value_format="avro", avroSchema=AVRO)
+
+
+@pytest.mark.parametrize("name", ["avro", "confluent"])
+def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(MissingError, match=r'needs fastavro(.|\n)*pip install "fastavro>=1\.9"'):
+        source(value_format=name).schema()
+
+
+def test_a_registry_gives_the_type_by_the_topics_subject(tmp_path: Path) -> None:
+    pytest.importorskip("fastavro")
+    with pytest.raises(SparkOptionError, match=r"option schema\.registry\.url is not given"):
+        source(value_format="confluent").schema()
+    with serving() as registry:
+        given = {"schema.registry.url": registry.url, "value_format": "confluent"}
+        registry.add("t-value", AVRO)
+        registry.add("t-key", "string")
+        schema = source(**given, key_format="confluent").schema()
+        assert (
+            isinstance(schema, StructType)
+            and schema["value"].dataType.simpleString() == "struct<city:string,n:int>"
+        )
+        assert schema["key"].dataType.simpleString() == "string"
+        with pytest.raises(SparkOptionError, match="the type of column 'value' is not known"):
+            source(**given, subject="other").schema()
+        assert "GET /subjects/other/versions/latest" in registry.requests
+        records(tmp_path, b"\0\0\0\0\x01\x08Rome\x00", None, b"\0\0\0\0\x09")
+        wanted = StructType().add("value", schema["value"].dataType)
+        assert read(tmp_path, wanted, **given, mode="permissive")[0] == {"value": {"city": "Rome", "n": None}}
+        with pytest.raises(
+            ValueFormatError, match="offset 2: the value cannot be read as confluent: its schema id 9"
+        ):
+            read(tmp_path, wanted, **given)
+        with pytest.raises(SparkOptionError, match="no subject of the registry is given"):
+            sink_columns(wanted, parse_write({"path": "/d", **given}).formats)
 
 
 # ---------------------------------------------------------------- in a session
@@ -312,3 +350,21 @@ def test_complete_mode_compares_decoded_values(spark: Any, tmp_path: Path) -> No
     mapped = counted.selectExpr("key", "map('a', value) AS value")
     with pytest.raises(UsageError, match="Spark compares no maps"):
         update(mapped, root, "rare", tmp_path / "other", **given)
+
+
+@pytest.mark.spark
+def test_avro_and_a_registry_in_a_session(spark: Any, tmp_path: Path) -> None:
+    pytest.importorskip("fastavro")
+    root = str(tmp_path / "data")
+    types = TYPES.replace("a boolean", "a boolean NOT NULL")
+    frame = spark.createDataFrame([("x", FULL), ("y", None)], f"key string, value struct<{types}>")
+    expected = repr(frame.collect())
+    write(frame, root, "t", key_format="avro", value_format="avro")
+    reader = reader_of(spark, "t", key_format="avro", key_avroSchema="string", value_format="avro")
+    assert repr(reader.schema(frame.schema).load(root).collect()) == expected
+    with serving() as registry:
+        given = {"schema.registry.url": registry.url, "value_format": "confluent", "key_format": "confluent"}
+        write(frame, root, "u", **given)
+        rows = reader_of(spark, "u", **given).load(root)
+        assert repr(rows.select("key", "value").collect()) == expected
+        assert list(registry.subjects) == ["u-key", "u-value"]

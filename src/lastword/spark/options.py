@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from lastword.errors import LastwordError, SparkOptionError, nearest
 from lastword.parse import parse_bytes, parse_duration_ms
-from lastword.value_formats import FORMATS, OPTIONS, ValueFormat, format_of
+from lastword.value_formats import FORMATS, OPTIONS, SHARED, ValueFormat, format_of
 
 # ---------------------------------------------------------------- values that travel to the tasks
 
@@ -399,7 +399,7 @@ FORMAT: dict[str, Callable[[str], Any]] = {
     "value_format": parse_one_of(*FORMATS),
     "key_format": parse_one_of(*FORMATS),
     **dict.fromkeys(OPTIONS, parse_text),
-    **dict.fromkeys([f"key_{name}" for name in OPTIONS], parse_text),
+    **dict.fromkeys([f"key_{name}" for name in OPTIONS if name not in SHARED], parse_text),
 }
 """Options of columns with a format. A format's own options are for values, with `key_` in front for keys."""
 
@@ -509,7 +509,8 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
     )
     if stream:
         problems += _stream_problems(values, limits)
-    formats = _formats(values, problems)
+    topics = [*values.get("subscribe", ()), *values.get("assign", {})]
+    formats = _formats(values, problems, topics[0] if len(topics) == 1 else None)
     _refuse(problems)
     return ReadOptions(
         path=values["path"],
@@ -572,7 +573,7 @@ def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool 
             for name in ("producer", "sequence")
             if name in values
         ]
-    formats = _formats(values, problems)
+    formats = _formats(values, problems, values.get("topic"))
     _refuse(problems)
     return WriteOptions(
         path=values["path"],
@@ -588,13 +589,19 @@ def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool 
     )
 
 
-def _formats(values: Mapping[str, Any], problems: list[str]) -> ColumnFormats:
-    """Return the formats of keys and values. Options without their format are problems."""
+def _formats(values: Mapping[str, Any], problems: list[str], topic: str | None) -> ColumnFormats:
+    """Return the formats of keys and values. Options without their format are problems.
+
+    `topic` is the topic, if there is one: a registry's subjects have its name.
+    """
+    if problems:
+        return ColumnFormats()
     made: dict[str, ValueFormat] = {}
     for which, prefix in (("key", "key_"), ("value", "")):
         name = values.get(f"{which}_format")
-        settings = {option: values[prefix + option] for option in OPTIONS if prefix + option in values}
-        unused = [option for option in settings if name not in OPTIONS[option]]
+        own = {option: option if option in SHARED else prefix + option for option in OPTIONS}
+        settings = {option: values[given] for option, given in own.items() if given in values}
+        unused = [option for option in settings if name not in OPTIONS[option] and option not in SHARED]
         if unused:
             needed = " or ".join(OPTIONS[unused[0]])
             problems.append(
@@ -602,9 +609,9 @@ def _formats(values: Mapping[str, Any], problems: list[str]) -> ColumnFormats:
             )
         elif name is not None:
             try:
-                made[which] = format_of(name, settings)
+                made[which] = format_of(name, settings, topic and f"{topic}-{which}")
             except ValueError as error:
-                problems.append(f"option {prefix}{error}")
+                problems.append(f"option {prefix if str(error).startswith('avro') else ''}{error}")
         if name is None and f"{which}_schema" in values:
             problems.append(f"option '{which}_schema' needs {which}_format, which is not given")
     if "mode" in values and not made:

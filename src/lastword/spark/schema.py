@@ -310,6 +310,13 @@ def sink_columns(schema: StructType, formats: ColumnFormats = ColumnFormats()) -
             remedy="select key, value (string or binary), if wanted headers, topic, partition, timestamp",
         )
 
+    def format_to_write(name: str) -> ValueFormat | None:
+        value_format = formats.of(name)
+        if value_format is None or name not in positions:
+            return None
+        field = schema.fields[positions[name]]
+        return value_format.for_writing(arrow_schema(StructType([field])).field(0).type)
+
     def serializer(name: str) -> str:
         value_format = formats.of(name)
         if value_format is not None:
@@ -324,8 +331,8 @@ def sink_columns(schema: StructType, formats: ColumnFormats = ColumnFormats()) -
         topic=positions.get("topic"),
         partition=positions.get("partition"),
         timestamp=positions.get("timestamp"),
-        key_format=formats.key,
-        value_format=formats.value,
+        key_format=format_to_write("key"),
+        value_format=format_to_write("value"),
         key_serializer=serializer("key"),
         value_serializer=serializer("value"),
         ignored=tuple(ignored),

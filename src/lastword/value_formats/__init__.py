@@ -2,6 +2,7 @@
 
     json       an object for a struct; what Spark's `to_json` writes and `from_json` reads
     avro       one datum without a header; what Spark's `to_avro` writes and `from_avro` reads
+    confluent  the id of a schema in a registry, and a datum of it; what Confluent's serializers write
 
 A format converts whole Arrow arrays: `encode` to binary, `decode` from binary to the type of a column. The
 type comes from the caller or, if a format has a schema, from `own_type`. A null is a record without a value
@@ -26,7 +27,7 @@ from lastword.errors import SerializerError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMATS = ("json", "avro")
+FORMATS = ("json", "avro", "confluent")
 
 
 class Refused(ValueError):
@@ -68,6 +69,10 @@ class ValueFormat(ABC):
     @abstractmethod
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
+
+    def for_writing(self, kind: pa.DataType) -> ValueFormat:
+        """Return the format with what a task needs to write a type. The driver calls it once for a write."""
+        return self
 
     @abstractmethod
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
@@ -132,12 +137,25 @@ class ValueFormat(ABC):
         return Decoded(pa.array(values, kind), problems)
 
 
-def format_of(name: str, settings: Mapping[str, str]) -> ValueFormat:
-    """Return the format of this name with its options.
+OPTIONS = {
+    "avroSchema": ("avro", "confluent"),
+    "subject": ("confluent",),
+    "schema.registry.url": ("confluent",),
+    "basic.auth.user.info": ("confluent",),
+}
+"""Options of formats, and the formats that have them."""
+
+SHARED = ("schema.registry.url", "basic.auth.user.info")
+"""Options that hold for keys and values together."""
+
+
+def format_of(name: str, settings: Mapping[str, str], subject: str | None = None) -> ValueFormat:
+    """Return the format of this name with its options. `subject` is that of the topic, if there is one topic.
 
     Raises:
         ValueError: An option is wrong; the text begins with the name of the option.
         MissingError: A package is missing.
+        RegistryError: The schema registry does not answer.
     """
     if name == "json":
         from lastword.value_formats.json_text import JsonFormat
@@ -153,11 +171,17 @@ def format_of(name: str, settings: Mapping[str, str]) -> ValueFormat:
             AvroFormat(schema).own_type()
         except ValueError as error:
             raise ValueError(f"avroSchema {error}") from None
-    return AvroFormat(schema)
+    if name == "avro":
+        return AvroFormat(schema)
+    from lastword.value_formats.registry import ConfluentFormat, Registry
 
-
-OPTIONS = {"avroSchema": ("avro",)}
-"""Options of formats, and the formats that have them."""
+    place = settings.get("schema.registry.url")
+    if place is None:
+        raise ValueError("schema.registry.url is not given: a server, such as http://host:8081, or a folder")
+    registry = Registry(place, settings.get("basic.auth.user.info"))
+    if not registry.is_server and not Path(place).is_dir():
+        raise ValueError(f"schema.registry.url is neither http, https nor a folder: {place}")
+    return ConfluentFormat.of(registry, settings.get("subject", subject), schema)
 
 
 def text_or_file(given: str) -> str:

@@ -274,10 +274,15 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 class Types:
-    """A parsed schema, its type, and the conversions between its values and those of a type."""
+    """A parsed schema, its type, and the conversions between its values and those of a type.
 
-    def __init__(self, schema: Schema) -> None:
+    With `lenient` a field of the type that the schema lacks is read as null, and a number may be of a wider
+    type.
+    """
+
+    def __init__(self, schema: Schema, *, lenient: bool = False) -> None:
         self.schema = schema
+        self.lenient = lenient
         self.named: dict[str, Schema] = {}
         self._collect(schema)
 
@@ -371,6 +376,8 @@ class Types:
             parts: list[tuple[str, Convert]] = []
             for number in range(kind.num_fields):
                 field = kind.field(number)
+                if field.name not in members and self.lenient and field.nullable:
+                    continue
                 if field.name not in members:
                     raise Refused(f"the schema has the fields {', '.join(members)}", field.name)
                 parts.append((field.name, self._item_reader(field, members[field.name])))
@@ -382,7 +389,8 @@ class Types:
             read_entry = self._item_reader(kind.item_field, schema["values"])
             return lambda entries: [(key, read_entry(item)) for key, item in entries.items()]
         own = self.arrow(schema)
-        if not _same(own, kind):
+        small = own == pa.int32() and kind in (pa.int8(), pa.int16())  # Avro has no smaller integer
+        if not _same(own, kind) and not small and not (self.lenient and _widens(own, kind)):
             raise Refused(f"the schema has {own}, not {kind}")
         return _itself
 

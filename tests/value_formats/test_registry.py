@@ -1,0 +1,171 @@
+"""Values of a schema registry: each record by the schema of its id, each write under a registered id."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("fastavro")
+
+from lastword.errors import RegistryError
+from lastword.value_formats import ValueFormat, format_of
+from lastword.value_formats.registry import schema_by_id
+from tests.value_formats.registries import FakeRegistry, serving
+from tests.value_formats.test_avro import USER, field, record
+
+FIRST = record(field("id", "long"))
+SECOND = record(field("id", "long"), field("name", ["null", "string"], default=None))
+THIRD = record(field("id", "long"), field("city", "string", default="Rome"))
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    schema_by_id.cache_clear()
+    with serving() as made:
+        yield made
+
+
+def confluent(registry: FakeRegistry, **settings: Any) -> ValueFormat:
+    given = {"schema.registry.url": registry.url, **settings}
+    return pickle.loads(pickle.dumps(format_of("confluent", given, "users-value")))
+
+
+def write(registry: FakeRegistry, column: pa.Array, **settings: Any) -> list[bytes | None]:
+    made = confluent(registry, **settings)
+    assert made.problem(column.type, writing=True) is None
+    return pickle.loads(pickle.dumps(made.for_writing(column.type))).encode(column).to_pylist()
+
+
+def test_each_record_is_read_by_its_own_schema(registry: FakeRegistry) -> None:
+    column = pa.array([{"id": 1}, None], pa.struct([("id", pa.int64())]))
+    old = write(registry, column, avroSchema=json.dumps(FIRST))
+    assert old == [b"\0\0\0\0\x01\x02", None]
+    new = write(registry, pa.array([{"id": 2, "name": "ada"}], USER), avroSchema=json.dumps(SECOND))
+    third = registry.add("users-value", THIRD)
+    reader = confluent(registry)
+    kind = reader.own_type()
+    assert str(kind) == "struct<id: int64 not null, city: string not null>"
+    data = pa.array([*old, *new, b"\0\0\0\0" + bytes([third]) + b"\x06\x08Bern"], pa.binary())
+    registry.requests.clear()
+    result = reader.decode(data, kind)
+    assert result.problems == {}
+    assert [row and row["city"] for row in result.column.to_pylist()] == ["Rome", None, "Rome", "Bern"]
+    assert sorted(registry.requests) == [f"GET /schemas/ids/{n}" for n in (1, 2, 3)], "once for each id"
+    reader.decode(data, kind)
+    assert len(registry.requests) == 3
+
+
+def test_without_a_subject_fields_are_matched_by_name(registry: FakeRegistry) -> None:
+    first, third = registry.add("other", FIRST), registry.add("other", THIRD)
+    reader = confluent(registry)
+    assert reader.own_type() is None
+    kind = pa.struct([("id", pa.int64()), ("city", pa.string())])
+    data = [b"\0\0\0\0" + bytes([first]) + b"\x02", b"\0\0\0\0" + bytes([third]) + b"\x02\x08Bern"]
+    assert reader.decode(pa.array(data), kind).column.to_pylist() == [
+        {"id": 1, "city": None}, {"id": 1, "city": "Bern"},
+    ]  # fmt: skip
+
+
+def test_the_schema_to_write(registry: FakeRegistry) -> None:
+    """The latest of the subject is used if the column fits; without one, that of the type is registered."""
+    column = pa.array([{"id": 1, "name": None}], USER)
+    assert write(registry, column) == [b"\0\0\0\0\x01\x00\x02\x02"]
+    assert json.loads(registry.schemas[0]["schema"])["name"] == "topLevelRecord"
+    second = registry.add("users-value", SECOND)
+    assert write(registry, column) == [b"\0\0\0\0" + bytes([second]) + b"\x02\x00"]
+    registry.add("users-value", FIRST)
+    problem = str(confluent(registry).problem(USER, writing=True))
+    assert "field name: the schema has the fields id" in problem and "avroSchema registers another" in problem
+
+
+def test_a_record_that_cannot_be_read_has_a_reason(registry: FakeRegistry) -> None:
+    registry.add("users-value", FIRST)
+    registry.add("proto", "syntax", schemaType="PROTOBUF")
+    data = [b"\x01", b"", b"\0\0\0\0\x09x", b"\0\0\0\0\x09y", b"\0\0\0\0\x02x", b"\0\0\0\0\x01", b'{"id": 1}']
+    reader = confluent(registry)
+    kind = reader.own_type()
+    assert kind is not None
+    problems = reader.decode(pa.array(data), kind).problems
+    assert list(problems) == list(range(7))
+    assert "begins with 01" in problems[0] and "begins with nothing" in problems[1]
+    assert "schema id 9 is not in the registry" in problems[2] and problems[3] == problems[2]
+    assert "of type PROTOBUF" in problems[4] and "not of the schema" in problems[5] and "7b" in problems[6]
+    assert registry.requests.count("GET /schemas/ids/9") == 1
+
+
+def test_json_of_a_registry_is_read(registry: FakeRegistry) -> None:
+    number = registry.add("users-value", {"type": "object"}, schemaType="JSON")
+    reader = confluent(registry)
+    kind = pa.struct([("id", pa.int64())])
+    data = pa.array([b"\0\0\0\0" + bytes([number]) + b'{"id": 7}'])
+    assert reader.own_type() is None and reader.decode(data, kind).column.to_pylist() == [{"id": 7}]
+
+
+def test_schemas_that_refer_to_others(registry: FakeRegistry) -> None:
+    place = {"type": "record", "name": "n.Place", "fields": [field("city", "string")]}
+    registry.add("place", place)
+    reference = {"name": "n.Place", "subject": "place", "version": 1}
+    user = record(field("home", "n.Place"), field("work", ["null", "n.Place"]))
+    registry.add("users-value", user, references=[reference])
+    reader = confluent(registry)
+    kind = reader.own_type()
+    assert kind is not None
+    result = reader.decode(pa.array([b"\0\0\0\0\x02\x08Rome\x02\x08Bern"]), kind)
+    assert result.column.to_pylist() == [{"home": {"city": "Rome"}, "work": {"city": "Bern"}}]
+
+
+def test_a_record_that_was_renamed_is_read(registry: FakeRegistry) -> None:
+    registry.add("users-value", {**FIRST, "name": "Old", "namespace": "m"})
+    registry.add("users-value", SECOND)
+    reader = confluent(registry)
+    assert reader.decode(pa.array([b"\0\0\0\0\x01\x02"]), USER).column.to_pylist() == [
+        {"id": 1, "name": None}
+    ]
+
+
+def test_what_a_server_refuses(registry: FakeRegistry) -> None:
+    registry.authorization = "Basic " + base64.b64encode(b"ada:secret").decode()
+    with pytest.raises(RegistryError, match="answers 401") as caught:
+        confluent(registry)
+    assert "basic.auth.user.info" in str(caught.value) and "secret" not in str(caught.value)
+    given = {"basic.auth.user.info": "ada:secret"}
+    made = confluent(registry, avroSchema=json.dumps(record(field("incompatible", "long"))), **given)
+    with pytest.raises(RegistryError, match=r"409.*incompatible(.|\n)*another subject"):
+        made.for_writing(pa.struct([("incompatible", pa.int64())]))
+    with pytest.raises(RegistryError, match="does not answer"):
+        format_of("confluent", {"schema.registry.url": "http://127.0.0.1:1"}, "users-value")
+
+
+def test_a_folder_of_schemas(tmp_path: Path) -> None:
+    schema_by_id.cache_clear()
+    (tmp_path / "7.avsc").write_text(json.dumps(FIRST))
+    given = {"schema.registry.url": str(tmp_path), "avroSchema": json.dumps(FIRST)}
+    kind = pa.struct([("id", pa.int64())])
+    made = format_of("confluent", given, "users-value")
+    data = made.for_writing(kind).encode(pa.array([{"id": 1}], kind))
+    assert data.to_pylist() == [b"\0\0\0\0\x07\x02"]
+    del given["avroSchema"]
+    reader = format_of("confluent", given, "users-value")
+    assert reader.own_type() is None and reader.decode(data, kind).column.to_pylist() == [{"id": 1}]
+    with pytest.raises(RegistryError, match=r"no file of .* has the schema of users-value(.|\n)*/8.avsc"):
+        reader.for_writing(USER)
+    assert "id 9 is not in" in reader.decode(pa.array([b"\0\0\0\0\x09"]), kind).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "schema.registry.url is not given"),
+        ({"schema.registry.url": "/nowhere"}, "neither http, https nor"),
+    ],
+)
+def test_a_registry_is_a_server_or_a_folder(settings: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        format_of("confluent", settings)
