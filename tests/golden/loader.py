@@ -7,8 +7,10 @@ JSON lines, with byte strings already decoded, so that a test compares bytes wit
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
+import io
 import json
 import tarfile
 from collections.abc import Iterator
@@ -32,6 +34,12 @@ def case(name: str) -> Case:
 def partition_files(directory: Path, suffix: str = ".log") -> list[Path]:
     """Return the files of one kind below a log or partition directory, by partition and base offset."""
     return sorted(directory.rglob(f"*{suffix}"))
+
+
+@functools.lru_cache(maxsize=8)
+def read_archive(path: Path) -> tarfile.TarFile:
+    """Read an archive into memory; the tests of a case, and its stages, follow each other."""
+    return tarfile.open(fileobj=io.BytesIO(gzip.decompress(path.read_bytes())), mode="r:")
 
 
 @dataclass(frozen=True)
@@ -68,9 +76,9 @@ class Case:
 
     def unpack(self, target: Path, *stages: str) -> Path:
         """Extract the archive, or some stages of it, into `target`; keep mtimes; return `target`."""
-        with tarfile.open(self.directory / "data.tar.gz") as archive:
-            members = [m for m in archive if not stages or m.name.removeprefix("./").split("/")[0] in stages]
-            archive.extractall(target, members=members, filter="data")
+        archive = read_archive(self.directory / "data.tar.gz")
+        members = [m for m in archive if not stages or m.name.removeprefix("./").split("/")[0] in stages]
+        archive.extractall(target, members=members, filter="data")
         return target
 
     def _lines(self, stage: str, kind: str) -> Iterator[dict[str, Any]]:

@@ -146,6 +146,7 @@ class Broker:
     _process: subprocess.Popen[bytes] | None = None
     _port: int = 0
     _controller: int = 0
+    _new_archive: Path | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -189,7 +190,7 @@ class Broker:
             for path in (self.home, *self.home.rglob("*")):
                 os.chown(path, self.uid, self.uid)
             command = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-        command += [self.tools.jars.java, *self.java_flags]
+        command += [self.tools.jars.java, *self.java_flags, *self._archive_flags()]
         command += ["-Djava.net.preferIPv4Stack=true", *logging]
         command += ["-cp", classpath, "kafka.Kafka", str(config)]
         with (self.home / "server.out").open("wb") as out:
@@ -205,9 +206,22 @@ class Broker:
             time.sleep(0.05)
         return self
 
+    def _archive_flags(self) -> list[str]:
+        """Return the flags that map the archive of loaded classes; the first clean stop writes it."""
+        if self.uid is not None:  # another class path, which the archive does not fit
+            return []
+        archive = self.tools.jars.archive
+        if archive.exists():
+            return [f"-XX:SharedArchiveFile={archive}"]
+        self._new_archive = archive.with_name(f"{archive.name}.{os.getpid()}")
+        return [f"-XX:ArchiveClassesAtExit={self._new_archive}"]
+
     def stop(self) -> None:
         """Stop cleanly: the broker closes the logs, writes the marker and releases the lock."""
         self._end("terminate")
+        if self._new_archive is not None and self._new_archive.exists():
+            self._new_archive.replace(self.tools.jars.archive)
+        self._new_archive = None
 
     def kill(self) -> None:
         """Kill the process."""
