@@ -55,7 +55,7 @@ Table = NDArray[np.int64]
 SkipRows = Callable[[Table], NDArray[np.uint8]]
 
 CHUNK_BYTES = 1 << 20
-SCAN_BYTES = 2 << 20
+SCAN_BYTES = 4 << 20
 """Bytes of a chunk of a scan or a rewrite, if batches are not compressed: both make many calls a chunk."""
 _HEADER_COLUMNS = (
     fields.FILE_POSITION,

@@ -39,7 +39,7 @@ from lastword.resolve.facts import (
 )
 from lastword.resolve.offset_map import OffsetMap, too_large_key
 
-CACHED_RECORDS = 1 << 14  # of a key batch that is inserted immediately: of 100 B each, those of one chunk
+CACHED_RECORDS = 1 << 15  # of a key batch that is inserted immediately: of 100 B each, those of one chunk
 MAX_RECORDS = 1 << 16  # of a key batch that waits
 
 
