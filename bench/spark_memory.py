@@ -26,7 +26,7 @@ from typing import Any
 
 from lastword.parse import parse_bytes
 
-ROWS = 500_000
+ROWS = 100_000
 VERSIONS = 5
 SCATTER = 7919
 """Coprime to the number K of keys, so any K consecutive records have each key once."""
@@ -169,7 +169,7 @@ def peaks() -> Iterator[dict[str, int]]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.1):
+        while not ended.wait(0.25):
             for kind, size in resident():
                 peak_bytes[kind] = max(peak_bytes[kind], size)
 

@@ -109,8 +109,8 @@ def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("short_lived_jvms")
 def test_executors_of_a_gibibyte_each_step_checked() -> None:
-    """`make memory-spark` at its smallest size: half a million records, each read, cleaned and restored."""
-    command = [sys.executable, "-m", "bench.spark_memory", "--size", "64MiB"]
+    """`make memory-spark` at its smallest size: 100,000 records, each read, cleaned and restored."""
+    command = [sys.executable, "-m", "bench.spark_memory", "--size", "16MiB"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [line.rsplit(maxsplit=4) for line in done.stdout.splitlines()[2:]]

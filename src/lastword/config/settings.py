@@ -14,6 +14,7 @@ replaced atomically.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import tomllib
@@ -60,8 +61,12 @@ class TomlEntry(NamedTuple):
         return f"[{self.table}]" if self.table else ""
 
 
-def read_entries(text: str, shown_name: str) -> list[TomlEntry]:
-    """Read all values of a lastword.toml. `shown_name` names the file in errors."""
+@functools.lru_cache(maxsize=8)
+def read_entries(text: str, shown_name: str) -> tuple[TomlEntry, ...]:
+    """Read all values of a lastword.toml. `shown_name` names the file in errors.
+
+    A process that opens a directory reads an unchanged text several times; the last texts are kept.
+    """
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -78,7 +83,7 @@ def read_entries(text: str, shown_name: str) -> list[TomlEntry]:
             base = _only_path(content)
         else:
             entries += [_entry(base + path, value, line) for path, value in _flatten(content)]
-    return entries
+    return tuple(entries)
 
 
 def _statements(text: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
