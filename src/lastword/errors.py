@@ -609,11 +609,11 @@ class DiskFullError(CapacityError):
         self.free_bytes = free_bytes
 
     @classmethod
-    def of(cls, what: str, where: str, needed_bytes: int, free_bytes: int, file: str) -> DiskFullError:
+    def of(cls, action: str, where: str, needed_bytes: int, free_bytes: int, file: str) -> DiskFullError:
         """Return the error for a file that does not fit on its drive."""
         needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
         return cls(
-            f"{what} needs {needed} on {where}, {free} free; log unchanged",
+            f"{action} needs {needed} on {where}, {free} free; log unchanged",
             remedy="free space, or clean smaller partitions first",
             file=file,
             needed_bytes=needed_bytes,
@@ -695,11 +695,11 @@ class OfflineError(StorageError):
     """The file or partition is in a directory that is offline."""
 
     @classmethod
-    def of(cls, what: str, directory: str, why: LastwordError | None) -> OfflineError:
+    def of(cls, subject: str, directory: str, why: LastwordError | None) -> OfflineError:
         """Return the error for a file or partition in an offline directory."""
         reason = f" ({why.message})" if why is not None else ""
         return cls(
-            f"{what} is in {directory}, which is offline{reason}",
+            f"{subject} is in {directory}, which is offline{reason}",
             remedy="check the drive, then open again; partitions in other directories are served",
             file=directory,
             errno=why.errno if isinstance(why, StorageError) else None,

@@ -121,28 +121,29 @@ class ArrowForm:
             schema=self.schema,
         )
 
-    def _typed(self, what: str, data: pa.Array) -> pa.Array:
-        name = self._names[what]
+    def _typed(self, column: str, data: pa.Array) -> pa.Array:
+        name = self._names[column]
         if name == "str":
             try:
                 return data.cast(pa.string())
             except pa.ArrowInvalid:
                 raise SerializerError(
-                    f"a {what} is not str: not UTF-8", remedy=f'read it as it is: {what}_serializer="bytes"'
+                    f"a {column} is not str: not UTF-8",
+                    remedy=f'read it as it is: {column}_serializer="bytes"',
                 ) from None
         if name in _WIRE:
-            return _numbers(data, name, what)
+            return _numbers(data, name, column)
         return data
 
 
-def _numbers(data: pa.Array, name: str, what: str) -> pa.Array:
+def _numbers(data: pa.Array, name: str, column: str) -> pa.Array:
     """Decode the big-endian numbers of a binary array."""
     wire = np.dtype(_WIRE[name])
     lengths = pc.binary_length(data).drop_null()
     if len(lengths) and pc.any(pc.not_equal(lengths, wire.itemsize)).as_py():
         raise SerializerError(
-            f"a {what} is not {name}: not {wire.itemsize} bytes long",
-            remedy=f'read it as it is: {what}_serializer="bytes"',
+            f"a {column} is not {name}: not {wire.itemsize} bytes long",
+            remedy=f'read it as it is: {column}_serializer="bytes"',
         )
     nulls = np.asarray(data.is_null())
     numbers = np.zeros(len(data), wire.newbyteorder("="))
@@ -169,13 +170,13 @@ def read_stream(source: Any) -> Iterator[pa.RecordBatch]:
     return iter(reader)
 
 
-def binary_column(column: pa.Array, serializer: Serializer, what: str) -> pa.Array:
+def binary_column(column: pa.Array, serializer: Serializer, column_name: str) -> pa.Array:
     """Return a key or value column as the bytes of the records, a `pa.binary()` array."""
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.binary())
     if pa.types.is_dictionary(kind):
-        return binary_column(column.dictionary_decode(), serializer, what)
+        return binary_column(column.dictionary_decode(), serializer, column_name)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return column.cast(pa.binary())
     is_text = (
@@ -187,7 +188,7 @@ def binary_column(column: pa.Array, serializer: Serializer, what: str) -> pa.Arr
         return column.cast(pa.string()).cast(pa.binary())
     encode = serializer.encode
     return pa.array(
-        [None if value is None else encode(value, what) for value in column.to_pylist()], pa.binary()
+        [None if value is None else encode(value, column_name) for value in column.to_pylist()], pa.binary()
     )
 
 

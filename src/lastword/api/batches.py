@@ -271,12 +271,12 @@ class Packer:
 
     def _check_size(self, batch: Any) -> None:
         if len(batch) > self.limit:
-            which = "max.message.bytes" if self.limit == self.config.max_message_bytes else "segment.bytes"
+            setting = "max.message.bytes" if self.limit == self.config.max_message_bytes else "segment.bytes"
             raise RecordTooLargeError(
-                f"{self.topic}: a record takes {_both(len(batch))}, {which} is {_both(self.limit)}",
-                remedy=f"`lastword config DIR {self.topic} --set {which}={_enough(len(batch))}`, "
+                f"{self.topic}: a record takes {_both(len(batch))}, {setting} is {_both(self.limit)}",
+                remedy=f"`lastword config DIR {self.topic} --set {setting}={_enough(len(batch))}`, "
                 f"in Python logs.set_config({self.topic!r}, "
-                f"{which.replace('.', '_')}={_enough(len(batch))!r})",
+                f"{setting.replace('.', '_')}={_enough(len(batch))!r})",
             )
 
     # -------------------------------------------------------------- many records
@@ -499,17 +499,17 @@ class Packer:
             raise KeyRequiredError.of(f"{self.topic}-{int(chosen[np.asarray(keys.is_null())][0])}")
         batches = {}
         for number in np.unique(chosen).tolist():
-            which = np.flatnonzero(chosen == number)
+            rows = np.flatnonzero(chosen == number)
             if call is not None:
-                which = which[_skipped(call, number, keys, values, which) :]
-                if not which.size:
+                rows = rows[_skipped(call, number, keys, values, rows) :]
+                if not rows.size:
                     continue
-            whole = which.size == len(keys)
+            whole = rows.size == len(keys)
             batches[number] = self._pack(
-                keys if whole else keys.take(which),
-                values if whole else values.take(which),
-                timestamps[which],
-                None if headers is None else headers if whole else headers.take(which),
+                keys if whole else keys.take(rows),
+                values if whole else values.take(rows),
+                timestamps[rows],
+                None if headers is None else headers if whole else headers.take(rows),
             )
         return self._checked(PackedGroup(batches, len(keys)))
 
@@ -533,9 +533,9 @@ def _repeated(now_ms: int, size: int) -> Any:
     return np.full(size, now_ms, np.int64)
 
 
-def _skipped(call: ProducerCall, partition: int, keys: Any, values: Any, which: Any) -> int:
+def _skipped(call: ProducerCall, partition: int, keys: Any, values: Any, rows: Any) -> int:
     """Return how many of these rows, from the first on, are in the log already."""
-    first = which[: call.left_over(partition)]
+    first = rows[: call.left_over(partition)]
     for done, (key, value) in enumerate(
         zip(keys.take(first).to_pylist(), values.take(first).to_pylist(), strict=True)
     ):

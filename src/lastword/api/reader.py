@@ -57,7 +57,7 @@ def ranges(
         OffsetOutOfRangeError: An offset is outside the log.
         UsageError: A bound is not a position in a log.
     """
-    for what, given in (("start", start), ("end", end)):
+    for bound_name, given in (("start", start), ("end", end)):
         if isinstance(given, Mapping):
             unknown = sorted(set(given) - set(views), key=str)
             if unknown:
@@ -65,7 +65,8 @@ def ranges(
                 if isinstance(unknown[0], str):  # a position that was saved as JSON
                     remedy = "partitions are ints: {int(number): offset for number, offset in saved.items()}"
                 raise UsageError(
-                    f"{what} names partition {unknown[0]!r}, but the partitions are {_list(sorted(views))}",
+                    f"{bound_name} names partition {unknown[0]!r}, "
+                    f"but the partitions are {_list(sorted(views))}",
                     remedy=remedy,
                 )
     result = []
@@ -89,7 +90,7 @@ def _of(given: Bounds, partition: int, default: str) -> Any:
     return given.get(partition, default) if isinstance(given, Mapping) else given
 
 
-def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: str) -> int:
+def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, bound_name: str) -> int:
     name = f"{view.topic}-{view.partition}"
     if bound == "earliest":
         return view.log_start
@@ -103,8 +104,8 @@ def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: st
         if isinstance(bound, str) and "-" in bound:  # without one, a text of digits may be an offset
             with suppress(ValueError):
                 datetime.fromisoformat(bound)
-                remedy = f"a time is a datetime: {what}=datetime.fromisoformat({bound!r})"
-        raise UsageError(f"{what}={bound!r} is not a position in a log", remedy=remedy)
+                remedy = f"a time is a datetime: {bound_name}=datetime.fromisoformat({bound!r})"
+        raise UsageError(f"{bound_name}={bound!r} is not a position in a log", remedy=remedy)
     if bound < view.log_start:
         why = read_note(view.files, view.directory, view.log_start)
         raise OffsetOutOfRangeError.below(name, bound, view.log_start, why)
@@ -276,11 +277,11 @@ def check_isolation(isolation: str) -> Isolation:
     return cast("Isolation", _one_of(isolation, ISOLATIONS, "isolation"))
 
 
-def _one_of(given: str, known: tuple[str, ...], what: str) -> str:
+def _one_of(given: str, known: tuple[str, ...], kind: str) -> str:
     if given not in known:
         near = nearest(given, known) if isinstance(given, str) else None
         raise UsageError(
-            f"unknown {what} {given!r}" + (f"; nearest: {near}" if near else ""),
+            f"unknown {kind} {given!r}" + (f"; nearest: {near}" if near else ""),
             remedy=f"one of {', '.join(known)}",
         )
     return given

@@ -233,40 +233,41 @@ class Serializer:
     loads: Callable[[bytes], Any]
     saved: bool = False
 
-    def encode(self, value: Any, what: str) -> bytes:
-        """Encode a value. SerializerError names `what` ("key", "value"), but not the value itself."""
+    def encode(self, value: Any, column: str) -> bytes:
+        """Encode a value. SerializerError names `column` ("key", "value"), but not the value itself."""
         try:
             data = self.dumps(value)
         except SerializerError:
             raise
         except Exception as error:
-            saved, remedy = "", f"give what {self} takes, or another {what}_serializer="
+            saved, remedy = "", f"give what {self} takes, or another {column}_serializer="
             if self.saved:
                 saved = f", saved with the topic as {self}"
                 remedy = f"give what {self} takes"
                 if self.name == "bytes":  # any serializer may be used with a topic that stores bytes
-                    remedy = f'give bytes, or name a serializer: {what}_serializer="{_fitting(value)}"'
+                    remedy = f'give bytes, or name a serializer: {column}_serializer="{_fitting(value)}"'
             raise SerializerError(
-                f"the {what} (a {type(value).__name__}) cannot be written as {self}{saved}: {_reason(error)}",
+                f"the {column} (a {type(value).__name__}) cannot be written as {self}{saved}: "
+                f"{_reason(error)}",
                 remedy=remedy,
             ) from error
         if not isinstance(data, bytes):
             if isinstance(data, (bytearray, memoryview)):
                 return bytes(data)
             raise SerializerError(
-                f"the {what} serializer returned {type(data).__name__}, not bytes",
+                f"the {column} serializer returned {type(data).__name__}, not bytes",
                 remedy="let dumps return bytes",
             )
         return data
 
-    def decode(self, data: bytes, what: str) -> Any:
-        """Decode a value; SerializerError names `what` and the serializer."""
+    def decode(self, data: bytes, column: str) -> Any:
+        """Decode a value; SerializerError names `column` and the serializer."""
         try:
             return self.loads(data)
         except Exception as error:
             raise SerializerError(
-                f"a {what} of {len(data)} bytes is not {self}: {_reason(error)}",
-                remedy=f'read it as it is: {what}_serializer="bytes"',
+                f"a {column} of {len(data)} bytes is not {self}: {_reason(error)}",
+                remedy=f'read it as it is: {column}_serializer="bytes"',
             ) from error
 
     def __str__(self) -> str:
@@ -406,7 +407,7 @@ def field_json(data: bytes | None, serializer: str | None) -> Any:
     return value if exact else {"base64": base64.b64encode(data).decode()}
 
 
-def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
+def field_bytes(value: Any, serializer: str | None, column: str) -> bytes | None:
     """Return the bytes of a field; the inverse of `field_json`.
 
     Raises:
@@ -420,16 +421,17 @@ def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
             return base64.b64decode(value["base64"], validate=True)
         except ValueError:
             raise UsageError(
-                f"the {what} is not base64", remedy='give {"base64": "..."} of the bytes'
+                f"the {column} is not base64", remedy='give {"base64": "..."} of the bytes'
             ) from None
     if serializer in (None, "bytes", "str"):
         if not isinstance(value, str):
             raise UsageError(
-                f"the {what} is a JSON {type(value).__name__}, and the topic stores {serializer or 'bytes'}",
-                remedy=f"give a string; `lastword create DIR TOPIC --{what}-serializer json` stores JSON",
+                f"the {column} is a JSON {type(value).__name__}, "
+                f"and the topic stores {serializer or 'bytes'}",
+                remedy=f"give a string; `lastword create DIR TOPIC --{column}-serializer json` stores JSON",
             )
         return value.encode("utf-8", "surrogatepass")
-    return SERIALIZERS[serializer].encode(value, what)
+    return SERIALIZERS[serializer].encode(value, column)
 
 
 def is_base64_form(value: Any) -> bool:

@@ -399,7 +399,7 @@ def keep_cleaning(
         logs.cleaner.stop()
         while not ended.empty():
             _show_done(out, ended.get(), totals)
-    read, written, freed = (format_bytes(totals[f"{what}_bytes"]) for what in ("read", "written", "freed"))
+    read, written, freed = (format_bytes(totals[f"{verb}_bytes"]) for verb in ("read", "written", "freed"))
     out.summary(f"read {read}, wrote {written}, freed {freed}", ok=not totals["failed"], **totals)
     if signals.first() == signal.SIGTERM:
         signals.settle()  # the normal way to stop a service

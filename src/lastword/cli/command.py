@@ -260,11 +260,11 @@ def _compiling_announced(out: Session) -> Iterator[None]:
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
 
 
-def confirm(what: str, yes: bool, *, dry: bool = True) -> None:
+def confirm(action: str, yes: bool, *, dry: bool = True) -> None:
     """Ask on a terminal; elsewhere require --yes.
 
     Args:
-        what: The action, as an infinitive without "to".
+        action: The action, as an infinitive without "to".
         yes: --yes was given.
         dry: The command has --dry-run, which the remedy then names.
 
@@ -275,10 +275,10 @@ def confirm(what: str, yes: bool, *, dry: bool = True) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"{what}: needs a confirmation",
+            f"{action}: needs a confirmation",
             remedy="--yes" + (", or --dry-run to see the effect first" if dry else ""),
         )
-    if not typer.confirm(f"{what}?", err=True):
+    if not typer.confirm(f"{action}?", err=True):
         raise UsageError("not confirmed: nothing was changed", remedy="answer y, or give --yes")
 
 

@@ -124,7 +124,7 @@ def _or_null(data: bytes | str | None, null: str) -> str:
     return "\\" + text if text in _NULLS else text
 
 
-def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
+def argument_bytes(text: str, serializer: str | None, column: str) -> bytes:
     """Return the bytes of a typed key or value: text as typed, numbers and JSON parsed."""
     from lastword.api.serializers import SERIALIZERS
 
@@ -140,10 +140,10 @@ def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
     except ValueError:
         example = "text is JSON in double quotes, as in '\"ada\"'"
         raise UsageError(
-            f"the {what} is not of type {serializer}, which this topic stores",
+            f"the {column} is not of type {serializer}, which this topic stores",
             remedy=example if serializer == "json" else f"give {serializer}",
         ) from None
-    return SERIALIZERS[serializer].encode(parsed, what)
+    return SERIALIZERS[serializer].encode(parsed, column)
 
 
 def key_candidates(text: str, serializer: str | None) -> list[bytes]:

@@ -199,15 +199,15 @@ def drop(
         logs.topic(topic)
         views = logs.dirs.views(topic)
         size = sum(segment.size for view in views.values() for segment in view.segments)
-    what = f"{topic}: {plural(len(views), 'partition')}, {format_bytes(size)}"
+    extent = f"{topic}: {plural(len(views), 'partition')}, {format_bytes(size)}"
     totals: dict[str, Any] = {"topic": topic, "partitions": len(views), "size_bytes": size}
     if dry_run:
-        out.summary(f"would delete {what}; nothing was changed", **totals)
+        out.summary(f"would delete {extent}; nothing was changed", **totals)
         return
-    confirm(f"delete {what} for good", yes)
+    confirm(f"delete {extent} for good", yes)
     with out.change(target) as logs:
         logs.delete_topic(topic)
-    out.summary(f"deleted {what}", **totals)
+    out.summary(f"deleted {extent}", **totals)
 
 
 EXPIRE_EXAMPLES = """

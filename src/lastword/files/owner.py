@@ -107,8 +107,8 @@ def assign_new(fd: int, path: str, root: str) -> None:
     Raises:
         WrongUserError: the process may not change the owner.
     """
-    made = os.fstat(fd)
-    _assign(fd, made, _ownership_of_new(path, made, root, is_dir=stat.S_ISDIR(made.st_mode)), path)
+    facts = os.fstat(fd)
+    _assign(fd, facts, _ownership_of_new(path, facts, root, is_dir=stat.S_ISDIR(facts.st_mode)), path)
 
 
 def assign_moved(source: str, target: str, find_root: Callable[[str], str | None]) -> None:
@@ -133,8 +133,8 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
             return  # the rename raises the error itself, or needs permissions of the directory only
         raise
     try:
-        made = os.fstat(fd)
-        if not stat.S_ISREG(made.st_mode) or made.st_nlink != 1:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
             return
         if replaced is not None:
             ownership = Ownership(replaced.st_uid, replaced.st_gid, stat.S_IMODE(replaced.st_mode), False)
@@ -142,8 +142,8 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
             root = find_root(target)
             if root is None:
                 return
-            ownership = _ownership_of_new(target, made, root, is_dir=False)
-        _assign(fd, made, ownership, target)
+            ownership = _ownership_of_new(target, facts, root, is_dir=False)
+        _assign(fd, facts, ownership, target)
     finally:
         os.close(fd)
 
@@ -184,22 +184,22 @@ def _wrong_user(directory: str, uid: int) -> WrongUserError:
     return WrongUserError.of(directory, user_name(uid), user_name(os.geteuid()))
 
 
-def _assign(fd: int, made: os.stat_result, ownership: Ownership, path: str) -> None:
-    if made.st_uid != ownership.uid:
+def _assign(fd: int, facts: os.stat_result, ownership: Ownership, path: str) -> None:
+    if facts.st_uid != ownership.uid:
         try:
             os.fchown(fd, ownership.uid, ownership.gid)
         except OSError:
             if ownership.required:
                 raise _wrong_user(os.path.dirname(path) or ".", ownership.uid) from None
-    elif made.st_gid != ownership.gid:
+    elif facts.st_gid != ownership.gid:
         with suppress(OSError):  # the owner is right, and its user could not choose this group either
             os.fchown(fd, -1, ownership.gid)
-    if stat.S_IMODE(made.st_mode) != ownership.mode:
+    if stat.S_IMODE(facts.st_mode) != ownership.mode:
         with suppress(OSError):  # another user's file, in a directory that its group shares
             os.fchmod(fd, ownership.mode)
 
 
-def _ownership_of_new(path: str, made: os.stat_result, root: str, *, is_dir: bool) -> Ownership:
+def _ownership_of_new(path: str, facts: os.stat_result, root: str, *, is_dir: bool) -> Ownership:
     directory, name = os.path.split(path)
     directory = os.path.realpath(directory)
     parent = os.stat(directory)
@@ -214,17 +214,17 @@ def _ownership_of_new(path: str, made: os.stat_result, root: str, *, is_dir: boo
         if neighbour is not None and neighbour.st_uid != 0:
             uid, gid = neighbour.st_uid, neighbour.st_gid
         elif uid != 0:
-            gid = made.st_gid
+            gid = facts.st_gid
     shared = parent.st_mode & stat.S_ISGID and parent.st_mode & stat.S_IWGRP
     if neighbour is not None:
         mode = stat.S_IMODE(neighbour.st_mode)
     else:
-        mode = stat.S_IMODE(made.st_mode & parent.st_mode)
+        mode = stat.S_IMODE(facts.st_mode & parent.st_mode)
         if parent.st_mode & stat.S_ISGID:
             mode |= parent.st_mode & (stat.S_ISGID | stat.S_IRWXG)
     mode = (mode & 0o2777) | 0o700 if is_dir else (mode & _READ_WRITE) | 0o600
     if shared:
-        uid, gid = made.st_uid, parent.st_gid
+        uid, gid = facts.st_uid, parent.st_gid
     return Ownership(uid, gid, mode, required=not shared)
 
 

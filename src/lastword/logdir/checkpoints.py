@@ -272,10 +272,10 @@ class PartitionCheckpoints:
                 log.truncate_to(offset)
 
 
-def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
+def part_of_a_commit(log: PartitionLog, refusal: str) -> BusyError:
     """Return the error of a change that must wait until the log's incomplete commit is complete."""
     return BusyError(
-        f"{log.name} {what}: the commit that begins at {log.incomplete_commit_offset} is incomplete",
+        f"{log.name} {refusal}: the commit that begins at {log.incomplete_commit_offset} is incomplete",
         remedy="make room on its drive: it is taken in as soon as that is possible",
         file=log.directory,
     )

@@ -40,9 +40,9 @@ _META = ("version", "cluster.id", "node.id", "broker.id", "directory.id")
 def new_id(rng: random.Random) -> str:
     """Return a new id, as Kafka makes ids: never one that begins with a dash."""
     while True:
-        made = base64.urlsafe_b64encode(rng.randbytes(16)).decode().rstrip("=")
-        if not made.startswith("-") and made != "A" * 22:
-            return made
+        identifier = base64.urlsafe_b64encode(rng.randbytes(16)).decode().rstrip("=")
+        if not identifier.startswith("-") and identifier != "A" * 22:
+            return identifier
 
 
 def write_meta_properties(files: Files, root: str, rng: random.Random) -> None:

@@ -346,10 +346,10 @@ class LogDirectory:
                         remove_topic_settings(self.files, self._settings_path, topic)
                         self.reload_settings()
                 raise
-            made = [TopicPartition(topic, number) for number in numbers]
+            created = [TopicPartition(topic, number) for number in numbers]
             self._topic_ids.pop(topic, None)
-            self._partition_checkpoints.forget(made)  # lines of a topic of that name that was removed by hand
-            self._opened.made(made)
+            self._partition_checkpoints.forget(created)  # lines of a topic of that name removed by hand
+            self._opened.made(created)
             return True
 
     def delete_topic(self, topic: str) -> None:

@@ -156,9 +156,9 @@ def is_partition(files: Files, path: str, marker: str = "") -> bool:
 def check_log_dir(listing: Listing, root: str) -> None:
     """NotALogDirError unless the root holds something of a log directory."""
     if not listing.is_log_dir:
-        what = "is empty" if listing.is_empty else "holds no log"
+        state = "is empty" if listing.is_empty else "holds no log"
         raise NotALogDirError(
-            f"{root} {what}",
+            f"{root} {state}",
             remedy=f'lastword.open("{root}", "a") makes a log directory of an empty one'
             if listing.is_empty
             else "name a log directory",
@@ -228,11 +228,11 @@ def make_partitions(
         for number in partitions
     ]
 
-    made: set[str] = set()
+    created: set[str] = set()
 
     def build(paths: tuple[str, str]) -> None:
         path, _ = paths
-        made.add(path)
+        created.add(path)
         files.mkdir(path)
         SegmentAppender.create(
             SegmentFiles(files, path, 0), index_interval_bytes=index_interval_bytes
@@ -250,7 +250,7 @@ def make_partitions(
         for path, final in built:
             if files.exists(path):
                 files.remove_tree(path)
-            elif path in made and files.exists(final):
+            elif path in created and files.exists(final):
                 files.remove_tree(final)
         raise
 

@@ -98,10 +98,10 @@ def check_sizes(batches: Sequence[Batch], config: TopicConfig, name: str) -> Non
     largest = max(map(len, batches), default=0)
     if largest > limit:
         first = next(len(data) for data in batches if len(data) > limit)
-        which = "max.message.bytes" if limit == config.max_message_bytes else "segment.bytes"
+        setting = "max.message.bytes" if limit == config.max_message_bytes else "segment.bytes"
         raise RecordTooLargeError(
-            f"{name}: a batch of {first} bytes is larger than {which} = {limit}",
-            remedy=f"smaller records, or raise {which}",
+            f"{name}: a batch of {first} bytes is larger than {setting} = {limit}",
+            remedy=f"smaller records, or raise {setting}",
         )
 
 

@@ -65,8 +65,8 @@ def positions_of(log: Readable, offsets: Sequence[int] | Int64s) -> tuple[Int64s
         positions = segments[0].offset_index.positions_of(wanted)
     else:
         for number in np.unique(numbers[numbers >= 0]).tolist():
-            which = numbers == number
-            positions[which] = segments[number].offset_index.positions_of(wanted[which])
+            in_segment = numbers == number
+            positions[in_segment] = segments[number].offset_index.positions_of(wanted[in_segment])
     positions[numbers < 0] = 0
     return numbers, positions
 

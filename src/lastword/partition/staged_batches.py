@@ -195,14 +195,14 @@ class Block(Sequence[memoryview]):
         return len(self.sizes)
 
     @overload
-    def __getitem__(self, which: int) -> memoryview: ...
+    def __getitem__(self, index: int) -> memoryview: ...
     @overload
-    def __getitem__(self, which: slice) -> list[memoryview]: ...
-    def __getitem__(self, which: int | slice) -> memoryview | list[memoryview]:
-        if isinstance(which, slice):
-            return [self[number] for number in range(*which.indices(len(self)))]
-        end = self._ends[which]
-        return self._view[end - self.sizes[which] : end]
+    def __getitem__(self, index: slice) -> list[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        end = self._ends[index]
+        return self._view[end - self.sizes[index] : end]
 
     def check(self, file: str) -> None:
         """Verify the checksum of each batch. CorruptBatchError for the first wrong one.

@@ -383,12 +383,12 @@ def _record(
     return position, delta, time_delta, key, value, tuple(headers)
 
 
-def _bytes(data: Any, position: int, end: int, what: str) -> tuple[bytes | None, int]:
+def _bytes(data: Any, position: int, end: int, field: str) -> tuple[bytes | None, int]:
     size, position = read_varint(data, position, end)
     if size == -1:
         return None, position
     if size < 0 or size > end - position:
-        raise ValueError(f"{what} of {size} bytes, {end - position} are there")
+        raise ValueError(f"{field} of {size} bytes, {end - position} are there")
     return bytes(data[position : position + size]), position + size
 
 

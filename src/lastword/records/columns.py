@@ -54,9 +54,9 @@ class RecordColumns:
     def __len__(self) -> int:
         return int(self.offset.size)
 
-    def select(self, which: Any) -> RecordColumns:
+    def select(self, rows: Any) -> RecordColumns:
         """Return the records that a slice, a bool mask or an array of indices selects."""
-        return RecordColumns(*(getattr(self, name)[which] for name in self.__slots__))
+        return RecordColumns(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColumns:

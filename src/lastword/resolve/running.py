@@ -456,25 +456,25 @@ class RunningResolution:
         `take_over`: the caller no longer uses the arrays. Keys at the beginning of an array of `map_bytes`
         are then used without a copy. Raises MapFull, and ValueError for parts that do not match.
         """
-        made = cls(
+        resolution = cls(
             map_bytes=map_bytes,
             salt=np.asarray(parts["salt"], np.uint8).tobytes(),
             share=float(parts["share"]),
             scratch=scratch,
             threads=threads,
         )
-        scan = made._scan
+        scan = resolution._scan
         scan.counts = SegmentCounts.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})
-        made.limit = int(parts["limit"])
+        resolution.limit = int(parts["limit"])
         bits = DeadBitmaps(*(np.asarray(parts[f"page_{name}"]) for name in ("ids", "slots", "bits")))
         check_pages(bits, np.asarray(parts["page_segments"]), len(scan.counts))
         scan.store = PageStore(scan.state, bits)
         scan.store.page_segments[: bits.page_ids.size] = parts["page_segments"]
-        made._horizons = Horizons(np.asarray(parts["horizons"], np.int64))
+        resolution._horizons = Horizons(np.asarray(parts["horizons"], np.int64))
         if "arena" in parts:
             keys = int(parts["keys"])
             offset_map = scan.make_map(1, 24.0)
             arena, vacancies = np.asarray(parts["arena"], np.uint8), int(parts["vacancies"])
             if not offset_map.load(arena, keys, vacancies, take_over=take_over):
                 raise MapFull(keys, map_bytes)
-        return made
+        return resolution

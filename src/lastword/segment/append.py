@@ -94,17 +94,17 @@ class SegmentAppender:
     @classmethod
     def create(cls, stored: StoredSegment, *, index_interval_bytes: int) -> SegmentAppender:
         """Create an empty segment. FileTakenError if there is one. On failure nothing stays behind."""
-        made: list[Handle] = []
+        handles: list[Handle] = []
         try:
             for extension in _APPENDED:
-                made.append(stored.open_append(extension, create=True, exclusive=True))
-            facts = _facts(made[0])
+                handles.append(stored.open_append(extension, create=True, exclusive=True))
+            facts = _facts(handles[0])
         except LastwordError:
-            _remove(stored, _APPENDED, made)
+            _remove(stored, _APPENDED, handles)
             raise
         builder = IndexBuilder(stored.base_offset, index_interval_bytes)
         segment = _active(stored, facts, builder, stored.base_offset)
-        return cls(segment, made[0], made[1], made[2], builder)
+        return cls(segment, handles[0], handles[1], handles[2], builder)
 
     @classmethod
     def resume(cls, segment: Segment, *, index_interval_bytes: int) -> SegmentAppender:
@@ -159,12 +159,12 @@ class SegmentAppender:
         for batch in batches:
             builder.batch(batch.position, batch.last_offset, batch.max_timestamp)
         indexes = {names.INDEX: builder.offset_entries, names.TIME_INDEX: builder.time_entries}
-        made: list[Handle] = []
+        handles: list[Handle] = []
         try:
             for extension, entries in indexes.items():
-                made.append(stored.open_append(extension, create=True, exclusive=True))
+                handles.append(stored.open_append(extension, create=True, exclusive=True))
                 if entries:
-                    made[-1].append(bytes(entries))
+                    handles[-1].append(bytes(entries))
             files.rename(file, path)
             try:
                 log = stored.open_append(names.LOG)
@@ -173,13 +173,13 @@ class SegmentAppender:
                 files.rename(path, file)
                 raise
         except LastwordError:
-            _remove(stored, indexes, made)
+            _remove(stored, indexes, handles)
             raise
         # Before anything is appended behind these batches: a power cut must not restore the file's old name.
         files.fsync_dir(stored.directory)
         files.fsync_dir(os.path.dirname(file))
         segment = _active(stored, facts, builder, batches[-1].last_offset + 1)
-        appender = cls(segment, log, made[0], made[1], builder)
+        appender = cls(segment, log, handles[0], handles[1], builder)
         appender.rolling_timestamp = batches[0].max_timestamp
         return appender
 
@@ -367,9 +367,9 @@ def _facts(handle: Handle) -> StoredFacts:
     return StoredFacts(SegmentId(facts.inode, facts.size), facts.mtime_ms)
 
 
-def _remove(stored: StoredSegment, extensions: Iterable[str], made: Iterable[Handle]) -> None:
+def _remove(stored: StoredSegment, extensions: Iterable[str], handles: Iterable[Handle]) -> None:
     """Close and remove what was made; the handles are of the first extensions."""
-    for extension, handle in zip(extensions, made, strict=False):
+    for extension, handle in zip(extensions, handles, strict=False):
         handle.close()
         stored.remove(extension)
 

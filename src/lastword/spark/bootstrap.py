@@ -400,17 +400,17 @@ def typed(error: Exception) -> Exception:
 # ---------------------------------------------------------------- the log directory
 
 
-def shared_path(path: str | os.PathLike[str], what: str = "log directory") -> str:
+def shared_path(path: str | os.PathLike[str], kind: str = "log directory") -> str:
     """Return the directory's absolute name: a relative name differs between workers."""
     from lastword.spark.options import Problem, absolute_path
 
-    remedy = f'name one {what}, such as "data"'
+    remedy = f'name one {kind}, such as "data"'
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"the {what} {path!r} is no path", remedy=remedy)
+        raise UsageError(f"the {kind} {path!r} is no path", remedy=remedy)
     try:
         return absolute_path(os.fspath(path))
     except Problem as problem:
-        raise UsageError(f"the {what} {os.fspath(path)!r} {problem}", remedy=remedy) from None
+        raise UsageError(f"the {kind} {os.fspath(path)!r} {problem}", remedy=remedy) from None
 
 
 def shared_log(path: str | os.PathLike[str]) -> str:

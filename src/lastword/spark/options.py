@@ -466,12 +466,12 @@ INSTEAD = {
     "kafka.enable.auto.commit": "a stream keeps its offsets in its checkpoint",
     "kafka.interceptor.classes": "change the rows of the frame",
     **{
-        f"kafka.{which}.deserializer": f"cast the column {which} after loading, or give {which}_format"
-        for which in ("key", "value")
+        f"kafka.{column}.deserializer": f"cast the column {column} after loading, or give {column}_format"
+        for column in ("key", "value")
     },
     **{
-        f"kafka.{which}.serializer": f"cast the column {which} to string or binary, or give {which}_format"
-        for which in ("key", "value")
+        f"kafka.{column}.serializer": f"cast the column {column} to string or binary, or give {column}_format"
+        for column in ("key", "value")
     },
 }
 """Kafka's client options that a job may depend on, and their replacement.
@@ -596,29 +596,29 @@ def _formats(values: Mapping[str, Any], problems: list[str], topic: str | None) 
     """
     if problems:
         return ColumnFormats()
-    made: dict[str, ValueFormat] = {}
-    for which, prefix in (("key", "key_"), ("value", "")):
-        name = values.get(f"{which}_format")
+    formats: dict[str, ValueFormat] = {}
+    for column, prefix in (("key", "key_"), ("value", "")):
+        name = values.get(f"{column}_format")
         own = {option: option if option in SHARED else prefix + option for option in OPTIONS}
         settings = {option: values[given] for option, given in own.items() if given in values}
         unused = [option for option in settings if name not in OPTIONS[option] and option not in SHARED]
         if unused:
             needed = " or ".join(OPTIONS[unused[0]])
             problems.append(
-                f"option '{prefix}{unused[0]}' is for {which}_format {needed}, not {name or 'none'}"
+                f"option '{prefix}{unused[0]}' is for {column}_format {needed}, not {name or 'none'}"
             )
         elif name is not None:
             try:
-                made[which] = format_of(name, settings, topic and f"{topic}-{which}")
+                formats[column] = format_of(name, settings, topic and f"{topic}-{column}")
             except ValueError as error:
                 problems.append(f"option {prefix if str(error).startswith('avro') else ''}{error}")
-        if name is None and f"{which}_schema" in values:
-            problems.append(f"option '{which}_schema' needs {which}_format, which is not given")
-    if "mode" in values and not made:
+        if name is None and f"{column}_schema" in values:
+            problems.append(f"option '{column}_schema' needs {column}_format, which is not given")
+    if "mode" in values and not formats:
         problems.append("option 'mode' needs value_format or key_format, and none is given")
     return ColumnFormats(
-        made.get("key"),
-        made.get("value"),
+        formats.get("key"),
+        formats.get("value"),
         values.get("key_schema"),
         values.get("value_schema"),
         values.get("mode") == "permissive",
@@ -682,13 +682,13 @@ def _parse(
     return values, problems
 
 
-def _bound(values: Mapping[str, Any], which: str, default: Bound) -> Bound:
-    given: Bound = values.get(f"{which}Offsets", default)
+def _bound(values: Mapping[str, Any], prefix: str, default: Bound) -> Bound:
+    given: Bound = values.get(f"{prefix}Offsets", default)
     return Bound(
         given.everywhere,
         given.offsets,
-        values.get(f"{which}OffsetsByTimestamp"),
-        values.get(f"{which}Timestamp"),
+        values.get(f"{prefix}OffsetsByTimestamp"),
+        values.get(f"{prefix}Timestamp"),
     )
 
 

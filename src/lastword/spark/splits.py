@@ -84,8 +84,8 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[PartitionRange]
     directory = LogDirectory.open(options.path, "r", files)
     existing = directory.partitions_by_topic()
     selected = pick(existing, options.selection, options.path)
-    for which, bound in (("starting", options.start), ("ending", options.end)):
-        _check_named(bound, selected, which)
+    for bound_name, bound in (("starting", options.start), ("ending", options.end)):
+        _check_named(bound, selected, bound_name)
     ids = {topic: directory.topic_id(topic) for topic in {topic for topic, _ in selected}}
     return [_bounded(directory, topic, number, ids[topic], options) for topic, number in selected]
 
@@ -127,7 +127,7 @@ def _require(topic: str, existing: Iterable[str], path: str) -> None:
         raise UnknownTopicError.named(topic, path, existing)
 
 
-def _check_named(bound: Bound, selected: list[tuple[str, int]], which: str) -> None:
+def _check_named(bound: Bound, selected: list[tuple[str, int]], bound_name: str) -> None:
     """SparkOptionError unless JSON names exactly the partitions that are read, as in Kafka's source."""
     given = bound.named()
     if given is None:
@@ -138,7 +138,7 @@ def _check_named(bound: Bound, selected: list[tuple[str, int]], which: str) -> N
         parts = [f"lacks {_listed(missing)}"] if missing else []
         parts += [f"names {_listed(extra)}, not read here"] if extra else []
         raise SparkOptionError(
-            f"the JSON of {which} offsets {' and '.join(parts)}",
+            f"the JSON of {bound_name} offsets {' and '.join(parts)}",
             remedy="name exactly the partitions that are read",
         )
 
@@ -192,10 +192,10 @@ def _range_of(
         if options.fail_on_data_loss:
             raise OffsetOutOfRangeError.below(name, start, view.log_start)
         start = view.log_start
-    for offset, what in ((start, "start"), (end, "end")):
+    for offset, bound_name in ((start, "start"), (end, "end")):
         if offset > view.log_end and options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{name}: the {what}, offset {offset}, is above log end {view.log_end}: "
+                f"{name}: the {bound_name}, offset {offset}, is above log end {view.log_end}: "
                 "the log was truncated or recreated",
                 remedy="check the offsets, or set failOnDataLoss to false to read what is there",
                 offset=offset,

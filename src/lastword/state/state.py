@@ -66,11 +66,11 @@ class _Delete(enum.Enum):
 class Coder(Protocol):
     """A serializer, as `api.serializers.Serializer`."""
 
-    def encode(self, value: Any, what: str) -> bytes:
+    def encode(self, value: Any, column: str) -> bytes:
         """Encode a value."""
         ...
 
-    def decode(self, data: bytes, what: str) -> Any:
+    def decode(self, data: bytes, column: str) -> Any:
         """Decode a value."""
         ...
 
@@ -660,8 +660,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self.close()
 
     def __repr__(self) -> str:
-        what = "closed" if self._closed else plural(len(self._data), "key")
-        return f"State({self._log.name!r}, {what})"
+        content = "closed" if self._closed else plural(len(self._data), "key")
+        return f"State({self._log.name!r}, {content})"
 
     def _repr_html_(self) -> str:
         rows = [

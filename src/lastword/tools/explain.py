@@ -329,17 +329,17 @@ class _Explainer:
             return rule(True, TTL, f"{NEWEST}; {TTL}: expires {format_time(at)}", at)
         return rule(True, TTL, f"{NEWEST}; {TTL}: expired {format_time(at)}, its tombstone is due", at)
 
-    def _garbage(self, rule: Rule, what: str, key_record: _KeyRecord, superseding: _KeyRecord) -> Version:
+    def _garbage(self, rule: Rule, cause: str, key_record: _KeyRecord, superseding: _KeyRecord) -> Version:
         if not self.config.compacts:
-            return rule(True, NO_POLICY, f"{what}; {NO_POLICY}, nothing is compacted")
+            return rule(True, NO_POLICY, f"{cause}; {NO_POLICY}, nothing is compacted")
         held = self._held(superseding.segment) or self._held(key_record.segment)
         if held is not None and key_record.tombstone and self._may_go(key_record):
             # The tombstone is removed for its age, independently of the superseding record.
             held = self._held(key_record.segment)
         if held is not None:
             code, text, until = held
-            return rule(False, code, f"{what}; {code}, {text}", until)
-        return rule(False, NEXT_ROUND, f"{what}; {NEXT_ROUND}")
+            return rule(False, code, f"{cause}; {code}, {text}", until)
+        return rule(False, NEXT_ROUND, f"{cause}; {NEXT_ROUND}")
 
     def _tombstone(self, rule: Rule, key_record: _KeyRecord, older: Sequence[_KeyRecord]) -> Version:
         if not self.config.compacts:

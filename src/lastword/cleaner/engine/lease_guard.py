@@ -74,9 +74,9 @@ def reason(held: Leases, offsets: NDArray[np.int64]) -> Reason | None:
     lowest = held.lowest
     if lowest is None or not offsets.size:
         return None
-    what = "1 tombstone waits" if offsets.size == 1 else f"{offsets.size} tombstones wait"
+    waiting = "1 tombstone waits" if offsets.size == 1 else f"{offsets.size} tombstones wait"
     lapses = format_time(lowest.lapses_ms)
-    return Reason(codes.LEASE, f"{lowest.name} is at {lowest.position}, lapses {lapses}: {what}")
+    return Reason(codes.LEASE, f"{lowest.name} is at {lowest.position}, lapses {lapses}: {waiting}")
 
 
 def _held_by(reason: int, chunk: Chunk, now_ms: int, floor: int, *, old_due: bool) -> NDArray[np.int64]:

@@ -155,13 +155,13 @@ class CleanRound(Value):
         waiting = self.tombstones
         if not waiting.count:
             return ""
-        what = "1 tombstone waits" if waiting.count == 1 else f"{waiting.count} tombstones wait"
+        sentence = "1 tombstone waits" if waiting.count == 1 else f"{waiting.count} tombstones wait"
         if waiting.first_offset < 0:
-            return f"; {what}"
+            return f"; {sentence}"
         wait = format_duration(max(0, waiting.first_due_ms - self.now_ms))
         if waiting.count == 1:
             return f"; the tombstone at {waiting.first_offset} may go in {wait}"
-        return f"; {what}, the one at {waiting.first_offset} may go in {wait}"
+        return f"; {sentence}, the one at {waiting.first_offset} may go in {wait}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -518,8 +518,8 @@ class DriveChooser:
                 self._runs.put(number, [(run.order, run) for run in part.best] if part else ())
         best = tuple(self._runs.first(BEST))
         if not best:
-            what = f"{format_bytes(self._blocked_bytes)} of tombstones wait for older copies of their keys"
-            reasons.append(f"{holds}, above its target of {drive.space_target:g}, but {what}")
+            blocked = f"{format_bytes(self._blocked_bytes)} of tombstones wait for older copies of their keys"
+            reasons.append(f"{holds}, above its target of {drive.space_target:g}, but {blocked}")
             return None
         text = f"{holds}, above its target of {drive.space_target:g}"
         return Choice(drive.drive, "target", best[0], best, text)

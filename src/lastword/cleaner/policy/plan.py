@@ -117,8 +117,8 @@ class Plan(Value):
         if self.action == "keep":
             return f"{name}: keep: {self.reasons[0] if self.reasons else 'nothing to do'}"
         if self.action == "delete":
-            which = f"{self.segments} of {self.total_segments} segments, {format_bytes(self.free_bytes)}"
-            return f"{name}: delete: {which}: {self.reasons[0].text}"
+            extent = f"{self.segments} of {self.total_segments} segments, {format_bytes(self.free_bytes)}"
+            return f"{name}: delete: {extent}: {self.reasons[0].text}"
         about = "" if self.exact else "~"
         return (
             f"{name}: clean: {self.segments} of {self.total_segments} segments, "
@@ -152,6 +152,6 @@ class Plan(Value):
             return self.kept(held.code, held.text)
         plan = self if held is None else replace(self, reasons=(held, *self.reasons))
         if tombstones:
-            what = "1 tombstone waits" if tombstones == 1 else f"{tombstones} tombstones wait"
-            return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
+            waiting = "1 tombstone waits" if tombstones == 1 else f"{tombstones} tombstones wait"
+            return plan.kept(TOMBSTONE_HORIZON, f"{waiting}; every other record is its key's newest")
         return plan.kept(NEWEST, "every record is the newest of its key")
