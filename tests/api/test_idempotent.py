@@ -171,7 +171,7 @@ def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
             files.mark(f"acked {number}")
     checked = 0
     for number, image in enumerate(files.images(seeds=range(1))):
-        if not image.marks or number % stride(24):
+        if not image.marks or number % stride(20):
             continue
         image.write(tmp_path / "image")
         target = tmp_path / "image" / "d"
