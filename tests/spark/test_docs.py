@@ -82,4 +82,9 @@ def test_the_blocks_run(
         assert sorted(merged, key=str) == [(b"ada", b"2"), (b"bob", None)]
         assert {r.key: r.value for r in logs.topic("counts").read()} == {b"ada": "2", b"bob": "2"}
         assert dict(logs.state("places")) == {"ada": "London"}
+        people = [(r.key, r.value and (r.value["op"], r.value["after"])) for r in logs.topic("people").read()]
+        ada = ("c", {"name": "Ada", "city": "London"})
+        assert people == [("1", ada), ("2", ("c", {"name": "Bob"})), ("3", ("d", None)), ("3", None)]
+    rows = known["people"].selectExpr("CAST(key AS STRING) AS key", "value.city").collect()
+    assert sorted((row.key, row.city) for row in rows) == [("1", "London"), ("2", None)]
     assert '"users": {"0": 4}' in capsys.readouterr().out

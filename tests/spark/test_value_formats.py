@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -22,7 +23,7 @@ from lastword.spark.bootstrap import typed
 from lastword.spark.options import parse_read, parse_write
 from lastword.spark.schema import sink_columns
 from lastword.spark.source import LastwordDataSource, LogReader
-from lastword.spark.write import normal_rows
+from lastword.spark.write import normal_rows, with_deletions
 from tests.spark.conftest import append, create
 from tests.spark.test_stream_write import update
 from tests.value_formats.registries import serving
@@ -103,6 +104,9 @@ def test_only_selected_columns_are_decoded(tmp_path: Path) -> None:
         ({"value_schema": "a int"}, "'value_schema' needs value_format"),
         ({"mode": "permissive"}, "'mode' needs value_format or key_format"),
         ({"value_format": "json", "mode": "dropmalformed"}, "'mode' is failfast or permissive"),
+        ({"value_format": "json", "envelope": "canal"}, "'envelope' is debezium"),
+        ({"key_format": "json", "envelope": "debezium"}, "'envelope' needs value_format"),
+        ({"value_format": "json", "envelope": "debezium"}, "the type of column 'value' is not known"),
     ],
 )
 def test_what_options_of_a_format_must_say(options: dict[str, str], said: str) -> None:
@@ -190,6 +194,85 @@ def test_avro_gives_the_type_of_its_schema(tmp_path: Path) -> None:
         ValueFormatError, match="offset 2: the value cannot be read as avro: it is not of the schema"
     ):
         read(tmp_path, StructType().add("value", wanted), value_format="avro", avroSchema=AVRO)
+
+
+def event(op: str, city: str | None = None) -> bytes:
+    return json.dumps({"op": op, "after": city and {"city": city}}).encode()
+
+
+def test_an_event_decides_what_is_deleted(tmp_path: Path) -> None:
+    create(tmp_path, "t")
+    rows = [(b"1", event("r", "Rome")), (b"2", event("c", "Bern")), (b"3", event("c", "Oslo")), (b"4", b"{")]
+    rows += [
+        (b"2", event("d")),
+        (b"3", event("d")),
+        (b"3", None),
+        (b"5", event("d")),
+        (b"5", event("c", "Kyiv")),
+    ]
+    append(tmp_path, "t", 0, [[(NOW, key, value, ()) for key, value in rows]])
+    change, place = (
+        StructType().add("key", "binary").add("change", "string"),
+        StructType().add("city", "string"),
+    )
+
+    def shown(view: str, schema: StructType, **more: str) -> list[list[Any]]:
+        given = {"envelope": "debezium", "view": view, "mode": "permissive", **more}
+        return [list(row.values()) for row in read(tmp_path, schema, **given)]
+
+    expected = [[b"1", "upsert"], [b"4", "upsert"], [b"2", "delete"], [b"3", "delete"], [b"5", "upsert"]]
+    assert shown("changes", change) == expected
+    cities = [{"city": "Rome"}, None, None, None, {"city": "Kyiv"}]
+    with_value = shown("changes", StructType([*change.fields, *StructType().add("value", place).fields]))
+    assert with_value == [[*row, city] for row, city in zip(expected, cities, strict=True)]
+    latest = StructType().add("key", "binary").add("value", place)
+    assert shown("latest", latest) == [[b"1", cities[0]], [b"4", None], [b"5", cities[4]]]
+    assert shown("latest", StructType().add("key", "binary")) == [[b"1"], [b"4"], [b"5"]]
+    assert shown("latest", latest, keys='["2","3","5"]') == [[b"5", cities[4]]]
+    assert [row[0] for row in shown("log", StructType().add("offset", "long"))] == list(range(9))
+    with pytest.raises(
+        ValueFormatError, match="t-0: offset 3: the value cannot be read as debezium: it is not JSON"
+    ):
+        shown("latest", StructType().add("key", "binary"), mode="failfast")
+
+
+def test_deletions_of_events_without_a_type_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("fastavro")
+    given = {"value_format": "avro", "envelope": "debezium"}
+    for schema, view in (
+        (StructType().add("key", "binary"), "latest"),
+        (StructType().add("change", "string"), "changes"),
+    ):
+        with pytest.raises(SparkOptionError, match="without column 'value' or avroSchema has no type"):
+            source(**given, view=view).reader(schema)
+    source(**given, view="changes").reader(StructType().add("key", "binary"))
+    source(**given, view="latest").reader(StructType().add("value", PLACE))
+    with pytest.raises(SparkOptionError, match="option 'envelope': the schema is not of change events"):
+        source(**given, avroSchema=AVRO).schema()
+    with pytest.raises(SparkOptionError, match="the row of a change event is a struct"):
+        sink_columns(StructType().add("value", "integer"), parse_write({"path": "/d", **given}).formats)
+
+
+def test_a_null_is_written_as_a_deletion_and_a_tombstone() -> None:
+    import pyarrow as pa
+
+    options = parse_write({"path": "/d", "value_format": "json", "envelope": "debezium"})
+    schema = StructType().add("key", "string").add("partition", "integer").add("value", PLACE)
+    columns = sink_columns(schema, options.formats)
+    assert columns.value_serializer == "json"
+    kind = pa.struct([("city", pa.string()), ("population", pa.int64())])
+    values = pa.array([None, {"city": "Rome", "population": None}, None], kind)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(["a", "b", "c"]), pa.array([1, 2, 3]), values], names=schema.names
+    )
+    rows, copied = with_deletions(normal_rows(batch, columns, options, NOW), batch, columns)
+    ops = [data and json.loads(data)["op"] for data in rows.column("value").to_pylist()]
+    written = list(zip(rows.column("key").to_pylist(), ops, strict=True))
+    assert written == [(b"a", "d"), (b"a", None), (b"b", "c"), (b"c", "d"), (b"c", None)]
+    assert copied.column(1).to_pylist() == [1, 1, 2, 3, 3]
+    full = batch.slice(1, 1)
+    encoded = normal_rows(full, columns, options, NOW)
+    assert with_deletions(encoded, full, columns) == (encoded, full)
 
 
 @pytest.mark.parametrize("name", ["avro", "confluent"])
@@ -368,3 +451,29 @@ def test_avro_and_a_registry_in_a_session(spark: Any, tmp_path: Path) -> None:
         rows = reader_of(spark, "u", **given).load(root)
         assert repr(rows.select("key", "value").collect()) == expected
         assert list(registry.subjects) == ["u-key", "u-value"]
+
+
+@pytest.mark.spark
+def test_change_events_in_a_session(spark: Any, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    create(root, "t")
+    rows = [(b"ada", event("r", "Rome")), (b"bob", event("c", "Bern")), (b"bob", event("d")), (b"bob", None)]
+    append(root, "t", 0, [[(NOW, key, value, ()) for key, value in rows]])
+    create(root, "cities")
+    known = [(b"Bern", event("u", "Bern")), (b"Rome", event("u", "Rome")), (b"Oslo", event("c", "Oslo"))]
+    append(root, "cities", 0, [[(NOW, key, value, ()) for key, value in [*known, (b"Oslo", event("d"))]]])
+    given = {"envelope": "debezium", "value_format": "json"}
+    stream = spark.readStream.format("lastword").options(**given, subscribe="t", view="changes")
+    stream = (
+        stream.option("startingOffsets", "earliest").option("value_schema", "city STRING").load(str(root))
+    )
+    cities = stream.where("change = 'upsert'").groupBy("value.city").count()
+    cities = cities.selectExpr("city AS key", "struct(city) AS value")
+    update(cities, root, "cities", tmp_path / "checkpoint", mode="complete", options=given)
+    with lastword.open(root) as logs:
+        written = [(record.key, record.value) for record in logs.topic("cities").read(start=4)]
+    assert [(key, value and json.loads(value)["op"]) for key, value in written] == [
+        (b"Bern", "d"),
+        (b"Bern", None),
+    ]

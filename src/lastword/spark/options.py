@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from lastword.errors import LastwordError, SparkOptionError, nearest
 from lastword.parse import parse_bytes, parse_duration_ms
-from lastword.value_formats import FORMATS, OPTIONS, SHARED, ValueFormat, format_of
+from lastword.value_formats import ENVELOPES, FORMATS, OPTIONS, SHARED, ValueFormat, format_of
 
 # ---------------------------------------------------------------- values that travel to the tasks
 
@@ -398,6 +398,7 @@ log = logging.getLogger(__name__)
 FORMAT: dict[str, Callable[[str], Any]] = {
     "value_format": parse_one_of(*FORMATS),
     "key_format": parse_one_of(*FORMATS),
+    "envelope": parse_one_of(*ENVELOPES),
     **dict.fromkeys(OPTIONS, parse_text),
     **dict.fromkeys([f"key_{name}" for name in OPTIONS if name not in SHARED], parse_text),
 }
@@ -609,11 +610,17 @@ def _formats(values: Mapping[str, Any], problems: list[str], topic: str | None) 
             )
         elif name is not None:
             try:
-                formats[column] = format_of(name, settings, topic and f"{topic}-{column}")
+                subject = topic and f"{topic}-{column}"
+                formats[column] = format_of(name, settings, subject, envelope=values.get("envelope"))
             except ValueError as error:
                 problems.append(f"option {prefix if str(error).startswith('avro') else ''}{error}")
         if name is None and f"{column}_schema" in values:
             problems.append(f"option '{column}_schema' needs {column}_format, which is not given")
+    if "envelope" in values and not problems:
+        if "value" in formats:
+            formats["value"] = _in_envelope(formats["value"], problems)
+        else:
+            problems.append("option 'envelope' needs value_format, which is not given")
     if "mode" in values and not formats:
         problems.append("option 'mode' needs value_format or key_format, and none is given")
     return ColumnFormats(
@@ -623,6 +630,18 @@ def _formats(values: Mapping[str, Any], problems: list[str], topic: str | None) 
         values.get("value_schema"),
         values.get("mode") == "permissive",
     )
+
+
+def _in_envelope(value_format: ValueFormat, problems: list[str]) -> ValueFormat:
+    """Return the format of change events in a format. A schema of other values is a problem."""
+    from lastword.value_formats.debezium import DebeziumFormat
+
+    events = DebeziumFormat(value_format)
+    try:
+        events.own_type()
+    except ValueError as error:
+        problems.append(f"option 'envelope': {error}")
+    return events
 
 
 def _parse(

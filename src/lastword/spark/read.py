@@ -155,12 +155,20 @@ def only_keys(batch: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
 
 
 def decoders_of(columns: tuple[str, ...], options: ReadOptions) -> dict[str, ValueFormat]:
-    """Return the format of each column to decode; `_corrupt_record` needs all columns with a format."""
-    formats = ((name, options.formats.of(name)) for name in FORMATTED)
-    wanted = {name: value_format for name, value_format in formats if value_format is not None}
-    if CORRUPT in columns:
-        return wanted
-    return {name: value_format for name, value_format in wanted.items() if name in columns}
+    """Return the format of each column to decode.
+
+    `_corrupt_record` needs all columns with a format. If events say what is deleted, view latest and column
+    `change` need the values.
+    """
+    needs_deletions = options.view == "latest" or CHANGE in columns
+    decoders = {}
+    for name in FORMATTED:
+        value_format = options.formats.of(name)
+        if value_format is not None and (
+            name in columns or CORRUPT in columns or (value_format.has_deletions and needs_deletions)
+        ):
+            decoders[name] = value_format
+    return decoders
 
 
 def decoded(
@@ -172,15 +180,19 @@ def decoded(
 ) -> pa.RecordBatch:
     """Return the batch with decoded columns, and with `_corrupt_record` in mode permissive.
 
+    A value that decodes to a deletion is not in view latest, and has the change `delete`.
+
     ValueFormatError for the first row that cannot be decoded, in mode failfast.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    deleted: pa.Array | None = None
     corrupt: dict[int, dict[str, Any]] = {}
     for name, value_format in decoders.items():
         number = target.get_field_index(name)
-        kind = target.field(number).type if number >= 0 else value_format.own_type()
+        kind = target.field(number).type if number >= 0 else value_format.unselected_type()
         raw = columns[name]
         if kind is None:  # not selected, and only the user's schema would have its type
             continue
@@ -194,10 +206,17 @@ def decoded(
             reasons = [*([noted["reason"]] if noted else []), f"{name}: {reason}"]
             noted.update({name: raw[row].as_py(), "reason": "; ".join(reasons)})
         columns[name] = result.column
+        if value_format.has_deletions:
+            valid = np.asarray(result.column.is_valid())
+            valid[list(result.problems)] = True
+            deleted = pa.array(~valid)
+    if deleted is not None and CHANGE in columns:
+        columns[CHANGE] = pc.if_else(deleted, "delete", columns[CHANGE])
     if (number := target.get_field_index(CORRUPT)) >= 0:
         rows = [corrupt.get(row) for row in range(batch.num_rows)]
         columns[CORRUPT] = pa.array(rows, target.field(number).type)
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return batch if deleted is None or options.view != "latest" else batch.filter(pc.invert(deleted))
 
 
 # ---------------------------------------------------------------- all records

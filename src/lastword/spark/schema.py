@@ -10,7 +10,8 @@ Read: the columns of Spark's Kafka source, in its order, all nullable.
     timestamp      timestamp
     timestampType  int: 0 create time, 1 log-append time
     headers        array<struct<key:string,value:binary>>, null when a record has none; with `includeHeaders`
-    change         string: `upsert` or `delete`; in view `changes`
+    change         string: `upsert` or `delete`; in view `changes`. With an envelope the event decides, so
+                   it is decoded also if `value` is not selected
     _corrupt_record  struct<key:binary,value:binary,reason:string>: the bytes that could not be decoded; with
                    option `mode` permissive
 
@@ -194,6 +195,11 @@ def check_projection(
         if known is not None and field.name in MAY_BE_NULL and not field.nullable:
             problems.append(f"column '{field.name}' may be null")
     names = [field.name for field in schema.fields]
+    events = formats.value if formats.value is not None and formats.value.has_deletions else None
+    needs_deletions = "value" not in names and (view == "latest" or CHANGE in names)
+    if events is not None and needs_deletions and events.unselected_type() is None:
+        what = "view latest" if view == "latest" else "column 'change'"
+        problems.append(f"{what} decodes the events, and without column 'value' or avroSchema has no type")
     if not names:
         problems.append("it has no column")  # Arrow would transfer no rows
     for name in sorted({name for name in names if names.count(name) > 1}):

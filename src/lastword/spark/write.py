@@ -503,6 +503,7 @@ class TaskRows:
         if batch.num_rows == 0:
             return
         rows = normal_rows(batch, self._columns, self._options, self._clock.now_ms())
+        rows, batch = with_deletions(rows, batch, self._columns)
         if self._target is not None:
             self._keep(self._target, rows, batch)
             return
@@ -692,6 +693,31 @@ def normal_rows(
         [bytes_of(columns.key, columns.key_format), value, timestamp, headers],
         names=["key", "value", "timestamp", "headers"],
     )
+
+
+def with_deletions(
+    rows: pa.RecordBatch, batch: pa.RecordBatch, columns: SinkColumns
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Put the deletion of the format, if it has one, in front of each row without a value.
+
+    Both records have the key, timestamp and headers of the row. `batch` gets as many rows as `rows`.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    value = rows.column("value")
+    if columns.value_format is None or not value.null_count:
+        return rows, batch
+    event = columns.value_format.deletion(batch.column(columns.value).type)
+    if event is None:
+        return rows, batch
+    copies = 1 + np.asarray(value.is_null())
+    order = np.repeat(np.arange(len(value)), copies)
+    first = np.append(True, order[1:] != order[:-1])
+    twice = rows.take(pa.array(order))
+    filled = pc.if_else(pa.array(first), pc.fill_null(twice.column("value"), event), twice.column("value"))
+    return twice.set_column(1, "value", filled), batch.take(pa.array(order))
 
 
 def _indices(mask: Any) -> pa.Array:

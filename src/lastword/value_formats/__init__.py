@@ -11,6 +11,8 @@ type comes from the caller or, if a format has a schema, from `own_type`. A null
 A round trip is exact: every bit of a number, every digit of a decimal, microseconds, empty arrays and maps,
 nulls in them. A value that cannot be kept exactly is refused.
 
+In the values of any format a row may be wrapped in a change event (`debezium`).
+
 The package uses Arrow, loaded with the first value, and no PySpark.
 """
 
@@ -59,12 +61,21 @@ class ValueFormat(ABC):
     """One format with its options. Instances travel to Spark's tasks by pickle."""
 
     name: ClassVar[str]
-    serializer: ClassVar[str] = "bytes"
-    """The serializer with which Python reads such values; a new topic stores it."""
+    has_deletions: ClassVar[bool] = False
+    """Whether bytes may decode to null, which is a deletion; in other formats they are malformed."""
+
+    @property
+    def serializer(self) -> str:
+        """The serializer with which Python reads such values; a new topic stores it."""
+        return "bytes"
 
     def own_type(self) -> pa.DataType | None:
         """Return the type of a decoded column, or None if the caller must give it."""
         return None
+
+    def unselected_type(self) -> pa.DataType | None:
+        """Return a type in which a column is decoded that the caller does not select, or None."""
+        return self.own_type()
 
     @abstractmethod
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
@@ -81,6 +92,10 @@ class ValueFormat(ABC):
     @abstractmethod
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
         """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+
+    def deletion(self, kind: pa.DataType) -> bytes | None:
+        """Return the value to write in front of each record without a value, or None."""
+        return None
 
     def encode(self, column: pa.Array) -> pa.Array:
         """Return the bytes of each value as a binary array; a null stays null.
@@ -118,7 +133,7 @@ class ValueFormat(ABC):
             if data is not None:
                 try:
                     value = read(data)
-                    if value is None:
+                    if value is None and not self.has_deletions:
                         raise Refused("it is null; a deletion is a record without a value")
                 except Refused as refused:
                     problems[row] = str(refused)
@@ -149,8 +164,20 @@ SHARED = ("schema.registry.url", "basic.auth.user.info")
 """Options that hold for keys and values together."""
 
 
-def format_of(name: str, settings: Mapping[str, str], subject: str | None = None) -> ValueFormat:
-    """Return the format of this name with its options. `subject` is that of the topic, if there is one topic.
+ENVELOPES = ("debezium",)
+"""Kinds of events in which the rows of a column may be wrapped."""
+
+
+def format_of(
+    name: str, settings: Mapping[str, str], subject: str | None = None, *, envelope: str | None = None
+) -> ValueFormat:
+    """Return the format of this name with its options.
+
+    Args:
+        name: One of FORMATS.
+        settings: The options of the format.
+        subject: The subject of the topic in a registry, if there is one topic.
+        envelope: One of ENVELOPES: keys and values are as its writers write them.
 
     Raises:
         ValueError: An option is wrong; the text begins with the name of the option.
@@ -160,7 +187,7 @@ def format_of(name: str, settings: Mapping[str, str], subject: str | None = None
     if name == "json":
         from lastword.value_formats.json_text import JsonFormat
 
-        return JsonFormat()
+        return JsonFormat(with_schema=envelope is not None)
     from lastword.value_formats.avro import AvroFormat, need_fastavro
 
     need_fastavro()

@@ -174,12 +174,12 @@ def decoder_of(writer: Schema, reader: Schema | None, convert: Convert) -> Calla
 # ---------------------------------------------------------------- the schema of a type
 
 
-def schema_of(kind: pa.DataType) -> Any:
+def schema_of(kind: pa.DataType, name: str = "topLevelRecord") -> Any:
     """Return the schema that Spark derives from a type. Raises Refused."""
     problem = first_problem(kind, _unsupported)
     if problem is not None:
         raise Refused(problem)
-    return _derived(kind, "topLevelRecord", "", set())
+    return _derived(kind, name, "", set())
 
 
 def _unsupported(kind: pa.DataType) -> str | None:

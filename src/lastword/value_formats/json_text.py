@@ -12,7 +12,8 @@
 
 Reading. A string field takes any JSON value: of another value than a string, it is the JSON text. A number
 for a date or a timestamp is refused, because programs write seconds, milliseconds and microseconds. A decimal
-with more digits than its type is refused, never rounded.
+with more digits than its type is refused, never rounded. With `with_schema` a value may be
+{"schema": {"type": "struct", ...}, "payload": {...}}, as JsonConverter of Kafka Connect writes it.
 
 The functions for a type are built once, as closures over its fields.
 """
@@ -39,10 +40,18 @@ Read = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat(ValueFormat):
-    """JSON. It has no schema: the type of the column decides."""
+    """JSON. It has no schema: the type of the column decides.
 
+    With `with_schema` a value may have a schema around it, which is ignored.
+    """
+
+    with_schema: bool = False
     name: ClassVar[str] = "json"
-    serializer: ClassVar[str] = "json"
+
+    @property
+    def serializer(self) -> str:
+        """Return `json`."""
+        return "json"
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
@@ -63,9 +72,20 @@ class JsonFormat(ValueFormat):
 
         def decode(data: bytes) -> Any:
             value = parse(data)
+            if self.with_schema:
+                value = payload_of(value)
             return None if value is None else read(value)
 
         return decode
+
+
+def payload_of(value: Any) -> Any:
+    """Return the payload of a parsed value with a schema around it, and another value as it is."""
+    if type(value) is dict and value.keys() == {"schema", "payload"}:
+        schema = value["schema"]
+        if type(schema) is dict and "type" in schema:
+            return value["payload"]
+    return value
 
 
 class Digits(str):
