@@ -214,10 +214,10 @@ class _Log:
 class _Batches:
     """Keys and offsets of Arrow batches."""
 
-    def __init__(self, batches: Any, serializer: Serializer, column: str) -> None:
+    def __init__(self, batches: Any, serializer: Serializer, source: str) -> None:
         self._batches = batches
         self._serializer = serializer
-        self._column = column
+        self._source = source
         self.count = sum(batch.num_rows for batch in batches())
 
     def rows(self) -> Iterator[DeliveredKey]:
@@ -230,13 +230,13 @@ class _Batches:
             numbers = batch.column("partition").to_pylist() if known else [None] * len(keys)
             for key, offset, number in zip(keys, offsets, numbers, strict=True):
                 if key is None:
-                    raise UsageError(f"{self._column} has a row without a key", remedy="omit such rows")
-                yield DeliveredKey(key, _offset(offset, self._column), number)
+                    raise UsageError(f"{self._source} has a row without a key", remedy="omit such rows")
+                yield DeliveredKey(key, _offset(offset, self._source), number)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         if name not in batch.schema.names:
             raise UsageError(
-                f"{self._column} has no column {name!r}; it has {', '.join(batch.schema.names) or 'none'}",
+                f"{self._source} has no column {name!r}; it has {', '.join(batch.schema.names) or 'none'}",
                 remedy="columns key and offset; optionally partition",
             )
         return batch.column(name)
