@@ -1,7 +1,8 @@
 """Retention: remove whole segments from the front of a log.
 
 `decide` decides by sizes and times, without reading records: a `Deletion` is a value with its reasons.
-`expire` carries it out, and `trim_offset` computes the log start of a trim.
+`expire` carries it out for many partitions. `trim_offset` computes the log start of a trim, and `trim` raises
+log starts.
 
 The decision is Kafka's three passes, each over the segments that the last pass left:
 
@@ -20,7 +21,9 @@ The age of a segment is that of its largest timestamp, or of the file if no reco
 date decides, as in Kafka: a date that was set back keeps more, a date that was set forward removes more.
 
 The order of a deletion is that of `partition.cut`: the log start is durable before a file is renamed or
-removed.
+removed. The checkpoint of the log starts is written once for many partitions: each of them is claimed and
+decided, then the checkpoint is written, then each log start is raised, then each prefix is removed. A crash
+after the checkpoint leaves higher log starts with their segments, which the next call removes.
 
 Retention runs in a call of `expire`, and every `log.retention.check.interval.ms` in the threads of the
 background cleaner. `segment.ms` and `max.compaction.lag.ms` of a compacted log without appends are checked
@@ -29,13 +32,16 @@ when the partition is opened to append, before `expire`, and at each check of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from lastword.config import TopicConfig
-from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.errors import LastwordError, OffsetOutOfRangeError, UsageError
+from lastword.logdir.checkpoints import LogStart, TopicPartition
 from lastword.parse import to_ms
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import Value
@@ -49,6 +55,9 @@ BYTES = "retention.bytes"
 MS = "retention.ms"
 NO_POLICY = "no-policy"
 WITHIN = "within-retention"
+
+PARTITIONS_PER_CHECKPOINT = 1000
+"""Partitions whose log starts are written together. They are claimed until their segments are removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,36 +308,129 @@ def outlook(view: PartitionView, config: TopicConfig, now_ms: int) -> Deletion:
     )
 
 
-def expire(log_dir: LogDirectory, topic: str, partition: int) -> Deletion:
-    """Apply retention to one partition of a directory that is open to append.
+def expire(
+    log_dir: LogDirectory,
+    partitions: Iterable[TopicPartition],
+    *,
+    stop: Callable[[], bool] | None = None,
+    wait: bool = True,
+) -> dict[TopicPartition, Deletion | LastwordError]:
+    """Apply retention to partitions of a directory that is open to append.
 
-    Waits for a cleaning of the partition. After a storage error the log is unchanged, or a part of the
-    deletion is done.
+    After a storage error a log is unchanged, or a part of its deletion is done.
+
+    Args:
+        log_dir: The directory.
+        partitions: The partitions.
+        stop: Checked before each decision. If it returns True, no further partition is changed.
+        wait: Wait for the cleaning of a partition. False: leave out partitions that are being cleaned.
+
+    Returns:
+        The deletion of each partition, or its error. Partitions that were left out are absent.
     """
-    with log_dir.claim(topic, partition):
-        config = log_dir.topic_config(topic)
-        log = log_dir.log(topic, partition)
-        log.remove_deferred()
-        if config.compacts:
-            log.roll_if_due()
-        with log.lock:  # no append between the decision to remove all segments and the roll
-            deletion = decide(
-                topic,
-                partition,
-                log.segments,
-                config,
-                log_start=log.log_start,
-                log_end=log.log_end,
-                now_ms=log_dir.clock.now_ms(),
-                upper_offset=log.removable_offset,
-            )
-            if not deletion.removes:
-                return deletion
-            if deletion.segments == len(log.segments):
-                log.roll()
-            log_dir.raise_log_start(topic, partition, deletion.log_start, deletion.codes[-1])
-            log.remove_prefix()
+    results: dict[TopicPartition, Deletion | LastwordError] = {}
+
+    def log_start_of(tp: TopicPartition) -> LogStart | None:
+        deletion = _decide_and_roll(log_dir, tp)
+        results[tp] = deletion
+        return LogStart(deletion.log_start, deletion.codes[-1]) if deletion.removes else None
+
+    return results | _remove_prefixes(log_dir, partitions, log_start_of, stop=stop, wait=wait)
+
+
+def _decide_and_roll(log_dir: LogDirectory, tp: TopicPartition) -> Deletion:
+    config = log_dir.topic_config(tp.topic)
+    log = log_dir.log(*tp)
+    log.remove_deferred()
+    if config.compacts:
+        log.roll_if_due()
+    with log.lock:  # no append between the decision to remove all segments and the roll
+        deletion = decide(
+            *tp,
+            log.segments,
+            config,
+            log_start=log.log_start,
+            log_end=log.log_end,
+            now_ms=log_dir.clock.now_ms(),
+            upper_offset=log.removable_offset,
+        )
+        if deletion.removes and deletion.segments == len(log.segments):
+            log.roll()
         return deletion
+
+
+def trim(
+    log_dir: LogDirectory, log_starts: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, LastwordError]:
+    """Raise log starts and remove the whole segments below. Waits for cleanings of the partitions.
+
+    Returns:
+        The errors of partitions that failed. A log that failed is unchanged, or a part of its change is done.
+    """
+    return _remove_prefixes(log_dir, log_starts, lambda tp: LogStart(log_starts[tp], "trim"))
+
+
+def _remove_prefixes(
+    log_dir: LogDirectory,
+    partitions: Iterable[TopicPartition],
+    log_start_of: Callable[[TopicPartition], LogStart | None],
+    *,
+    stop: Callable[[], bool] | None = None,
+    wait: bool = True,
+) -> dict[TopicPartition, LastwordError]:
+    """Raise the log starts of partitions, a batch with each write of the checkpoint, and remove prefixes.
+
+    A partition is claimed from its decision to the removal of its files. A thread that waits for a claim
+    holds no other claim, so two callers cannot wait for each other.
+
+    Args:
+        log_dir: The directory.
+        partitions: The partitions.
+        log_start_of: Decides in a claimed partition. None: the partition stays as it is.
+        stop: Checked before each decision.
+        wait: Wait for partitions that another thread has claimed. False: leave them out.
+
+    Returns:
+        The errors of partitions that failed.
+    """
+    errors: dict[TopicPartition, LastwordError] = {}
+    waiting = deque(partitions)
+    stopped = False
+    while waiting and not stopped:
+        busy: list[TopicPartition] = []
+        starts: dict[TopicPartition, LogStart] = {}
+        with ExitStack() as claims:
+            claimed: dict[TopicPartition, ExitStack] = {}
+            while waiting and len(starts) < PARTITIONS_PER_CHECKPOINT:
+                stopped = stop is not None and stop()
+                if stopped:
+                    break
+                tp = waiting.popleft()
+                try:
+                    with ExitStack() as claim:
+                        if wait and not starts:
+                            claim.enter_context(log_dir.claim(*tp))
+                        elif not claim.enter_context(log_dir.try_claim(*tp)):
+                            busy.append(tp)
+                            continue
+                        start = log_start_of(tp)
+                        if start is not None:
+                            starts[tp] = start
+                            claimed[tp] = claims.enter_context(claim.pop_all())
+                except LastwordError as error:
+                    errors[tp] = error
+            failed = log_dir.raise_log_starts(starts) if starts else {}
+            errors |= failed
+            for tp, claim in claimed.items():
+                with claim:
+                    if tp not in failed:
+                        try:
+                            log_dir.log(*tp).remove_prefix()
+                        except LastwordError as error:
+                            errors[tp] = error
+        if wait:
+            waiting.extendleft(reversed(busy))
+    return errors
 
 
 def trim_offset(view: PartitionView, before: int | datetime) -> int:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+
 import pytest
 
 import lastword
 from lastword import files as storage
 from lastword.cli import main
 from lastword.clock import ManualClock
+from lastword.errors import PartialFailure, StorageError
 from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
 from lastword.ingest.staging import Manifest, SharedWriter
 from lastword.logdir.log_dir import LogDirectory
+from lastword.partition import PartitionLog
 from lastword.records.batch import BatchBuilder
-from lastword.segment.names import FIRST_DIRTY
+from lastword.segment.names import FIRST_DIRTY, LOG_STARTS
+from tests.cleaner.test_outgrown import work_of
 from tests.fakes.recording import RecordingFiles
 
 FEW, MANY = 20, 200
@@ -44,6 +50,16 @@ def calls_of(path, work, monkeypatch):
         patched.setattr(storage, "DEFAULT", files)
         work(path)
     return len(files.calls), sum(call.name == "listdir" and call.path == str(path) for call in files.calls)
+
+
+def root_files_written(path, work, monkeypatch):
+    """Return how often `work` writes each file of the root."""
+    files = RecordingFiles(DEFAULT)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "DEFAULT", files)
+        work(path)
+    written = [call.detail for call in files.calls if call.name == "rename"]
+    return Counter(os.path.relpath(name, path) for name in written if os.path.dirname(name) == str(path))
 
 
 def command(*words):
@@ -110,6 +126,19 @@ def commit_to_each(path):
     )
 
 
+def expire_all(path):
+    with lastword.open(path, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
+        logs.topic("users").set_config(cleanup_policy="delete", retention_bytes=0)
+        assert len(logs.expire()) == int(path.name)
+
+
+def expire_in_the_background(path):
+    with lastword.open(path, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
+        logs.topic("users").set_config(cleanup_policy="delete", retention_bytes=0)
+        work = work_of(logs, logs.dirs.clock)
+        assert [done.result for done in work.chores(())] == ["expired"] * int(path.name)
+
+
 CHANGES = {
     "create": create,
     "commit": commit_to_each,
@@ -117,12 +146,13 @@ CHANGES = {
     "clean again": with_logs(lambda logs: logs.clean()),
     "expire": with_logs(lambda logs: logs.expire()),
     "trim": with_logs(lambda logs: logs.topic("users").trim(before=1)),
+    "expire all": expire_all,
 }
 
 
 @pytest.mark.slow
 def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path, monkeypatch):
-    """The verbs run in turn on one directory; root files are written equally often for few and many."""
+    """The verbs run in turn on one directory."""
     few, many = ({}, {})
     for count, seen in ((FEW, few), (MANY, many)):
         for name, work in CHANGES.items():
@@ -147,6 +177,18 @@ def test_a_commit_syncs_nine_files_and_directories_of_a_partition(tmp_path, monk
         return files.count("fsync") + files.count("fsync_dir")
 
     assert synced(30) - synced(20) <= 10 * 9
+
+
+@pytest.mark.parametrize("run", [CHANGES["trim"], expire_all, expire_in_the_background])
+def test_root_files_are_written_equally_often_for_few_and_many(tmp_path, monkeypatch, run):
+    """One line for each partition in each write: a write for each partition would be quadratic."""
+    few, many = (tmp_path / "3", tmp_path / "30")
+    for path in (few, many):
+        create(path)
+        commit_to_each(path)
+    written = root_files_written(few, run, monkeypatch)
+    assert written[LOG_STARTS] in (1, 2)  # raised together, and at the end
+    assert written == root_files_written(many, run, monkeypatch)
 
 
 @pytest.mark.parametrize("strategy", ["generational", "kafka"])
@@ -194,3 +236,26 @@ def test_many_topics_are_listed_once(tmp_path, monkeypatch):
         )
         assert many[0] <= 10.5 * few[0], (few, many)
         assert many[1] == few[1]
+
+
+def test_a_partition_that_cannot_be_trimmed_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "3"
+    create(path)
+    commit_to_each(path)
+    real = PartitionLog.remove_prefix
+
+    def failing(self):
+        if self.partition == 1:
+            raise StorageError("cannot rename", file=self.directory)
+        return real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "remove_prefix", failing)
+        assert main.run(["trim", str(path), "users", "--before", "1", "--yes"]) not in (0, 2)
+        out, err = capsys.readouterr()
+        assert "users-0: starts at 1" in out and "users-2: starts at 1" in out and "users-1" not in out
+        assert "cannot rename" in err
+        with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+            with pytest.raises(StorageError) as failure:
+                logs.topic("users").trim(2)
+            assert isinstance(failure.value, PartialFailure) and failure.value.results == {0: 2, 2: 2}

@@ -23,6 +23,7 @@ from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.power import PowerCut
 from tests.fakes.forgetful import ForgetfulFiles
+from tests.retention.support import expire_partition, raise_log_start
 from tests.transactions import end_transaction
 
 HOUR = 3_600_000
@@ -248,19 +249,19 @@ class Process:
         assert self.logs
         log = self.log()
         self.history.note("start", log.name, offset)
-        self.logs.raise_log_start(log.topic, log.partition, offset, "trimmed")
+        raise_log_start(self.logs, log.topic, log.partition, offset)
         self.history.note("started", log.name, offset)
         log.remove_prefix()
         return self
 
     def expire(self) -> Process:
-        from lastword.retention import expire, outlook
+        from lastword.retention import outlook
 
         assert self.logs
         log = self.log()
         deletion = outlook(log.view(), log.config, self.clock.now_ms())
         self.history.note("start", log.name, deletion.log_start)
-        expire(self.logs, log.topic, log.partition)
+        expire_partition(self.logs, log.topic, log.partition)
         self.history.note("started", log.name, deletion.log_start)
         return self
 

@@ -27,10 +27,10 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.log_dir_set import move
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
-from lastword.retention import expire
 from lastword.segment import names
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.recording import RecordingFiles, Stopped
+from tests.retention.support import expire_partition, raise_log_start
 from tests.support.exhaustive import stride
 
 NOW_MS = 1_795_168_800_000
@@ -702,11 +702,11 @@ def test_nor_trimmed_moved_or_expired(tmp_path: Path, monkeypatch: pytest.Monkey
         later = ManualClock(NOW_MS + 86_400_000)
         with open_to_append(str(tmp_path / "one"), clock=later) as directory:
             with pytest.raises(BusyError, match="t-0 cannot begin at 3: the commit that begins at 2"):
-                directory.raise_log_start("t", 0, 3, "test")
+                raise_log_start(directory, "t", 0, 3)
             other = open_to_append(str(tmp_path / "two"))
             with other, pytest.raises(BusyError, match="t-0 cannot be moved"):
                 move(directory, other, "t", 0)
-            assert expire(directory, "t", 0).log_start == 2
+            assert expire_partition(directory, "t", 0).log_start == 2
     open_to_append(str(tmp_path / "one")).close()
     assert values(tmp_path / "one")[0] == ["a", "a", "a", "b", "c"]
 

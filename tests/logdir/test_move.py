@@ -19,6 +19,7 @@ from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import NOW, build_batch, indexes_fit, pair, records
 from tests.partition.nosync import UNSYNCED
+from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 
 USERS = TopicPartition("users", 0)
@@ -44,7 +45,7 @@ def prepare(root: Path) -> None:
         a.create_topic("users", 1, {"segment.bytes": "700"})
         append(a, 20)
         a.sync()
-        a.raise_log_start("users", 0, 7, "trim")
+        raise_log_start(a, "users", 0, 7)
         a.set_first_dirty("users", 0, 12)
     with opened(root / "b") as b:
         b.create_topic("other")

@@ -46,7 +46,7 @@ def test_6K_100_101_102_115_one_retention_for_every_policy(
     """
     settings = {"cleanup.policy": policy} if policy else {}
     log = Log(tmp_path, **settings, **{"retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
-    log.home.raise_log_start("users", 0, 7, "trim")
+    log.raise_log_start(7)
     assert log.expire().segments == removed
     log.home.close()
 

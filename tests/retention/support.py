@@ -9,8 +9,10 @@ from typing import Any
 
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
+from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory
-from lastword.retention import Deletion, decide, expire
+from lastword.logdir.checkpoints import LogStart, TopicPartition
+from lastword.retention import Deletion, decide, expire, trim
 from lastword.segment import names
 from tests.partition.logs import batch
 from tests.partition.nosync import UNSYNCED
@@ -45,27 +47,52 @@ def decided(segments: Sequence[Fake], config: TopicConfig, *, step: int = 10, **
     return decide("users", 0, segments, config, **(given | more))
 
 
-class Log:
-    """One topic `users` with one partition, through a log directory."""
+def expire_partition(home: LogDirectory, topic: str, partition: int) -> Deletion:
+    """Apply retention to one partition."""
+    (result,) = expire(home, [TopicPartition(topic, partition)]).values()
+    if isinstance(result, LastwordError):
+        raise result
+    return result
 
-    def __init__(self, root: Path, clock: ManualClock | None = None, files: Any = UNSYNCED, **settings: Any):
+
+def raise_log_start(home: LogDirectory, topic: str, partition: int, offset: int) -> None:
+    """Raise the log start of one partition, and remove nothing."""
+    starts = {TopicPartition(topic, partition): LogStart(offset, "trim")}
+    for error in home.raise_log_starts(starts).values():
+        raise error
+
+
+class Log:
+    """One partition of a topic `users` that has `partitions`, through a log directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        clock: ManualClock | None = None,
+        files: Any = UNSYNCED,
+        *,
+        partition: int = 0,
+        partitions: int = 1,
+        **settings: Any,
+    ):
         self.root = root
         self.files = files
+        self.partition = partition
         self.clock = clock or ManualClock(NOW)
         self.home = self._open()
         if "users" not in self.home.topics():
-            self.home.create_topic("users", 1, settings)
+            self.home.create_topic("users", partitions, settings)
 
     def _open(self) -> LogDirectory:
         return LogDirectory.open(self.root, "a", self.files, self.clock)
 
     @property
     def log(self):  # type: ignore[no-untyped-def]
-        return self.home.log("users", 0)
+        return self.home.log("users", self.partition)
 
     @property
     def path(self) -> Path:
-        return self.root / "users-0"
+        return self.root / f"users-{self.partition}"
 
     def fill(self, records: int, per_segment: int = 5, age_ms: int = 0, timestamp: int | None = None) -> Log:
         for number in range(records):
@@ -76,11 +103,14 @@ class Log:
         return self
 
     def expire(self) -> Deletion:
-        return expire(self.home, "users", 0)
+        return expire_partition(self.home, "users", self.partition)
 
     def trim(self, offset: int) -> None:
-        self.home.raise_log_start("users", 0, offset, "trim")
-        self.log.remove_prefix()
+        for error in trim(self.home, {TopicPartition("users", self.partition): offset}).values():
+            raise error
+
+    def raise_log_start(self, offset: int) -> None:
+        raise_log_start(self.home, "users", self.partition, offset)
 
     @property
     def bases(self) -> list[int]:

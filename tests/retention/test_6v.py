@@ -15,7 +15,7 @@ from lastword.partition.view import PartitionView
 from lastword.segment import names
 from tests.golden.loader import case
 from tests.partition.nosync import UNSYNCED
-from tests.retention.support import DAY, DELETED, HOUR, NOW, Log, decided, fakes, policy
+from tests.retention.support import DAY, DELETED, HOUR, NOW, Log, decided, expire_partition, fakes, policy
 from tests.support.settings import set_topic_config
 
 DELETE = {"cleanup.policy": "delete", "retention.ms": "-1"}
@@ -78,7 +78,7 @@ def test_6V_300_compact_knows_no_time(tmp_path: Path) -> None:
 def test_6V_301_compact_knows_the_log_start(tmp_path: Path) -> None:
     """6V.301: With the policy compact, segments below the log start are deleted."""
     log = Log(tmp_path, **{"cleanup.policy": "compact"}).fill(15)
-    log.home.raise_log_start("users", 0, 7, "trim")
+    log.raise_log_start(7)
     deletion = log.expire()
     assert deletion.segments == 1 and deletion.codes == ("log-start",) and deletion.log_start == 7
     assert log.bases == [5, 10] and log.log.log_start == 7
@@ -225,10 +225,12 @@ class TestLogStart:
     def test_cannot_be_above_the_end_and_never_falls(self, tmp_path: Path) -> None:
         log = Log(tmp_path, **DELETE).fill(15)
         with pytest.raises(OffsetOutOfRangeError):
-            log.home.raise_log_start("users", 0, 16, "trim")
-        assert log.home.raise_log_start("users", 0, 9, "trim")
-        assert not log.home.raise_log_start("users", 0, 3, "trim")
-        assert log.log.log_start == 9
+            log.raise_log_start(16)
+        assert log.log.log_start == 0
+        for offset in (9, 3):
+            log.raise_log_start(offset)
+            assert log.log.log_start == 9
+            assert log.home.checkpoints.log_starts.read() == {("users", 0): 9}
         log.close()
 
     def test_why_is_noted(self, tmp_path: Path) -> None:
@@ -312,16 +314,14 @@ def test_golden_dir_clean_kafka28(tmp_path: Path) -> None:
             str(tp): logs.log(*tp).log_start for tp in logs.topic_partitions() if logs.log(*tp).log_start
         }
         assert 33 in trimmed.values(), trimmed
-        from lastword.retention import expire
-
         for tp in logs.topic_partitions():
-            assert expire(logs, *tp).codes == ("no-policy",)  # only a setting removes anything
+            assert expire_partition(logs, *tp).codes == ("no-policy",)  # only a setting removes anything
         set_topic_config(
             logs, "old", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": 0}
         )
         log = logs.log("old", 0)
         end, segments = log.log_end, len(log.segments)
-        done = expire(logs, "old", 0)
+        done = expire_partition(logs, "old", 0)
         assert done.segments == segments and (log.log_start, log.log_end) == (end, end)
     assert (root / names.CLEAN_SHUTDOWN).exists()
     with LogDirectory.open(root, "a", UNSYNCED) as logs:

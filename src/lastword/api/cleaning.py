@@ -316,13 +316,19 @@ def _sizes(dirs: OpenDirs, partitions: Sequence[tuple[str, int]]) -> dict[tuple[
         except (DataError, StorageError):
             return 0
 
-    by_dir: dict[LogDirectory, list[tuple[str, int]]] = {}
-    for tp in partitions:
-        by_dir.setdefault(dirs.log_dir(*tp), []).append(tp)
-    for log_dir, inside in by_dir.items():
+    for log_dir, inside in _by_directory(dirs, partitions).items():
         with suppress(DataError, StorageError):
             log_dir.logs(inside)
     return {tp: size(tp) for tp in partitions}
+
+
+def _by_directory(
+    dirs: OpenDirs, partitions: Sequence[tuple[str, int]]
+) -> dict[LogDirectory, list[TopicPartition]]:
+    grouped: dict[LogDirectory, list[TopicPartition]] = {}
+    for tp in partitions:
+        grouped.setdefault(dirs.log_dir(*tp), []).append(TopicPartition(*tp))
+    return grouped
 
 
 def _check_policy(dirs: OpenDirs, topic: str) -> None:
@@ -393,28 +399,22 @@ def expire(
     dirs: OpenDirs, topic: str | None, partition: int | None, stop: Callable[[], bool] | None = None
 ) -> list[Deletion]:
     """See `LogDir.expire`."""
-    from lastword.retention import expire as expire_one
+    from lastword.retention import Deletion
+    from lastword.retention import expire as expire_partitions
 
     dirs.require_writable()
     chosen = dirs.select(topic, partition)
     if topic is not None and dirs.config(topic).cleanup_policy is None:
         raise NoPolicyError.of(topic, dirs.paths[0])
-    done: list[Deletion] = []
-    failed: list[LastwordError] = []
-    for name, number in chosen:
-        if dirs.config(name).cleanup_policy is None:
-            continue
-        if stop is not None and stop():  # between two partitions: each is whole
-            break
-        try:
-            deletion = expire_one(dirs.log_dir(name, number), name, number)
-        except (DataError, CapacityError, StorageError) as error:
-            failed.append(error)
-            continue
-        if deletion.removes:
-            done.append(deletion)
+    known = [tp for tp in chosen if dirs.config(tp[0]).cleanup_policy is not None]
+    results: dict[TopicPartition, Deletion | LastwordError] = {}
+    for log_dir, inside in _by_directory(dirs, known).items():
+        results |= expire_partitions(log_dir, inside, stop=stop)
     for log_dir in dirs.directories:
         log_dir.remove_deferred()
+    in_order = [results[tp] for tp in map(TopicPartition._make, known) if tp in results]
+    done = [result for result in in_order if isinstance(result, Deletion) and result.removes]
+    failed = [result for result in in_order if isinstance(result, LastwordError)]
     if failed:
         raise PartialFailure.of(done, failed) from failed[0]
     return done
@@ -454,6 +454,7 @@ def trim(
         before: Offset or time of the first record to keep.
         dry_run: Change nothing, and return the log starts that would result.
     """
+    from lastword.retention import trim as trim_partitions
     from lastword.retention import trim_offset
 
     numbers = [number for _, number in dirs.select(topic, partition)]
@@ -461,9 +462,15 @@ def trim(
     if dry_run:
         return wanted
     dirs.require_writable()
-    for number, offset in wanted.items():
-        log_dir = dirs.log_dir(topic, number)
-        with log_dir.claim(topic, number):
-            log_dir.raise_log_start(topic, number, offset, "trim")
-            log_dir.log(topic, number).remove_prefix()
-    return {number: dirs.log_dir(topic, number).log(topic, number).log_start for number in numbers}
+    errors: dict[TopicPartition, LastwordError] = {}
+    for log_dir, inside in _by_directory(dirs, [(topic, number) for number in numbers]).items():
+        errors |= trim_partitions(log_dir, {tp: wanted[tp.partition] for tp in inside})
+    failed = [errors[tp] for tp in sorted(errors)]
+    log_starts = {
+        number: dirs.log(topic, number).log_start
+        for number in numbers
+        if TopicPartition(topic, number) not in errors
+    }
+    if failed:
+        raise PartialFailure.of(log_starts, failed) from failed[0]
+    return log_starts

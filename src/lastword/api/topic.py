@@ -514,6 +514,8 @@ class Topic(ProcessBound, Generic[K, V]):
 
         Raises:
             OffsetOutOfRangeError: The offset is above a log end. Nothing was changed.
+            PartialFailure: The files of partitions cannot be changed. It is raised at the end, with the log
+                starts of the others.
         """
         from lastword.api.cleaning import trim
 

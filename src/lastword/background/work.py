@@ -360,16 +360,21 @@ class DirectoryWork:
 
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
         """Apply retention where the policy is known, and remove files whose delay has passed."""
-        log_dirs: dict[str, LogDirectory] = {}
         for drive in self.budgets.names:
+            by_directory: dict[LogDirectory, dict[TopicPartition, TopicConfig]] = {}
             for tp, log_dir, config in self._partitions(drive):
-                log_dirs[log_dir.path] = log_dir
+                inside = by_directory.setdefault(log_dir, {})
                 if tp not in held and config.cleanup_policy is not None and self._wanted(tp):
-                    done = self._expire(tp, log_dir, drive)
-                    if done is not None:
-                        yield done
+                    inside[tp] = config
+            for log_dir, inside in by_directory.items():
+                yield from self._expire(log_dir, inside, drive)
+                for tp, config in inside.items():
                     self._expire_values(tp, log_dir, config)
-        for log_dir in log_dirs.values():
+            self._remove_deferred(by_directory)
+
+    @staticmethod
+    def _remove_deferred(log_dirs: Iterable[LogDirectory]) -> None:
+        for log_dir in log_dirs:
             try:
                 log_dir.remove_deferred()
             except LastwordError:  # a drive that fails raises where it is written
@@ -394,18 +399,16 @@ class DirectoryWork:
                     if count:
                         log.info("lastword: %s: %d values expired", tp, count)
 
-    def _expire(self, tp: TopicPartition, log_dir: LogDirectory, drive: str) -> Done | None:
+    def _expire(
+        self, log_dir: LogDirectory, partitions: Iterable[TopicPartition], drive: str
+    ) -> Iterator[Done]:
         from lastword.retention import expire
 
-        with log_dir.try_claim(*tp) as mine:
-            if not mine:
-                return None
-            try:
-                deletion = expire(log_dir, *tp)
-            except UnknownTopicError:  # deleted a moment ago
-                return None
-            except LastwordError as error:
-                return Done(*tp, drive, "failed", self.clock.now_ms(), error=error.message)
-        if not deletion.removes:
-            return None
-        return Done(*tp, drive, "expired", self.clock.now_ms(), deletion=deletion)
+        for tp, result in expire(log_dir, partitions, wait=False).items():
+            now_ms = self.clock.now_ms()
+            if isinstance(result, UnknownTopicError):  # deleted a moment ago
+                continue
+            if isinstance(result, LastwordError):
+                yield Done(*tp, drive, "failed", now_ms, error=result.message)
+            elif result.removes:
+                yield Done(*tp, drive, "expired", now_ms, deletion=result)

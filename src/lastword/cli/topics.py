@@ -22,7 +22,14 @@ from lastword.cli.target import (
     settings_of,
     what_if,
 )
-from lastword.errors import DataError, LastwordError, LeaseRefusedError, StorageError, UsageError
+from lastword.errors import (
+    DataError,
+    LastwordError,
+    LeaseRefusedError,
+    PartialFailure,
+    StorageError,
+    UsageError,
+)
 from lastword.parse import parse_when
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
@@ -365,15 +372,22 @@ def trim(
         return
     if moves:
         confirm(f"remove {plural(_removed_offsets(starts, moves), 'offset')} of {topic_name} for good", yes)
+    failed: PartialFailure | None = None
     with out.change(target) as logs:
-        done = cleaning.trim(logs.dirs, topic_name, target.partition, when)
+        try:
+            done = cleaning.trim(logs.dirs, topic_name, target.partition, when)
+        except PartialFailure as error:
+            done, failed = error.results, error
     _show_trim(out, topic_name, starts, done, "starts")
     out.summary(
         None if moves else "no records before it",
+        ok=failed is None,
         topic=topic_name,
         offsets=_removed_offsets(starts, done),
         log_start=_by_partition(done),
     )
+    if failed is not None:
+        raise failed
 
 
 def _first_kept(text: str) -> int | datetime:

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from lastword.clock import Clock
-from lastword.errors import BusyError, CorruptFileError, OffsetOutOfRangeError
+from lastword.errors import BusyError, CorruptFileError, LastwordError, OffsetOutOfRangeError
 from lastword.files import FileFacts, Files
 from lastword.partition import cut, removal_log
 from lastword.partition.checkpoint_file import format_lines, number, read_lines
@@ -38,6 +38,18 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+class LogStart(NamedTuple):
+    """A new log start of a partition.
+
+    Attributes:
+        offset: The first offset that may be read.
+        reason: Shown in the error of a read below.
+    """
+
+    offset: int
+    reason: str
 
 
 class OffsetCheckpoint:
@@ -135,6 +147,7 @@ class PartitionCheckpoints:
         self._first_dirty: dict[TopicPartition, int] = {}  # not written yet
         self._first_dirty_at = clock.monotonic()
         self._together = 0
+        self._raised: dict[TopicPartition, int] = {}  # log starts in the checkpoint, not yet in their logs
 
     # -------------------------------------------------------------- all of them
 
@@ -149,7 +162,8 @@ class PartitionCheckpoints:
             self._write_first_dirty()
             now = list(logs.items())
             self._checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in now})
-            raised = {tp: log.log_start for tp, log in now if log.log_start > log.segments[0].base_offset}
+            starts = {tp: max(log.log_start, self._raised.get(tp, 0)) for tp, log in now}
+            raised = {tp: starts[tp] for tp, log in now if starts[tp] > log.segments[0].base_offset}
             self._checkpoints.log_starts.update(raised, drop=[tp for tp, _ in now if tp not in raised])
             self._written_at = self._clock.monotonic()
 
@@ -218,29 +232,46 @@ class PartitionCheckpoints:
         before = self._checkpoints.first_dirty.get(_name(log)) or 0
         removal_log.note_cleaned(self._files, log.directory, before, offset)
 
-    def raise_log_start(self, log: PartitionLog, offset: int, reason: str) -> bool:
-        """Raise the log start durably. False if the log starts at `offset` or above already.
+    def raise_log_starts(
+        self, starts: Sequence[tuple[PartitionLog, LogStart]]
+    ) -> dict[TopicPartition, LastwordError]:
+        """Raise log starts durably; see `LogDirectory.raise_log_starts`.
 
-        Args:
-            log: The log.
-            offset: The new log start.
-            reason: Shown in the error of a read below.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is above the log end.
-            BusyError: `offset` is above the beginning of an incomplete commit.
+        No log is locked while the checkpoint is written, so appends go on. The checks before still hold then:
+        a log end falls only under the partition's claim, and a commit begins at the log end.
         """
-        with log.lock:
-            if offset > log.log_end:
-                raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
-            if offset <= log.log_start:
-                return False
-            if offset > log.removable_offset:
-                raise part_of_a_commit(log, f"cannot begin at {offset}")
+        errors: dict[TopicPartition, LastwordError] = {}
+        raised: dict[TopicPartition, int] = {}
+        for log, start in starts:
+            try:
+                if _rises(log, start.offset):
+                    raised[_name(log)] = start.offset
+            except LastwordError as error:
+                errors[_name(log)] = error
+        if not raised:
+            return errors
+        try:
             with self._lock:
-                self._checkpoints.log_starts.update({_name(log): offset})
-                cut.write_note(self._files, log.directory, offset, reason, self._clock.now_ms())
-                return log.raise_log_start(offset)
+                self._raised |= raised
+                self._checkpoints.log_starts.update(raised)
+            for log, start in starts:
+                if _name(log) in raised:
+                    try:
+                        self._raise_log_start(log, start)
+                    except LastwordError as error:
+                        errors[_name(log)] = error
+        except LastwordError as error:  # of the checkpoint: no log has changed
+            errors |= dict.fromkeys(raised, error)
+        finally:
+            with self._lock:
+                for tp in raised:
+                    self._raised.pop(tp, None)
+        return errors
+
+    def _raise_log_start(self, log: PartitionLog, start: LogStart) -> None:
+        with log.lock:
+            cut.write_note(self._files, log.directory, start.offset, start.reason, self._clock.now_ms())
+            log.raise_log_start(start.offset)
 
     def truncate(self, log: PartitionLog, offset: int, *, fully: bool) -> None:
         """Remove the records from `offset` on, or all of them (`fully`), and continue at `offset`.
@@ -270,6 +301,18 @@ class PartitionCheckpoints:
                 log.truncate_fully_and_start_at(offset)
             else:
                 log.truncate_to(offset)
+
+
+def _rises(log: PartitionLog, offset: int) -> bool:
+    """Return whether `offset` is above the log start. Raises if the log cannot begin there."""
+    with log.lock:
+        if offset > log.log_end:
+            raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
+        if offset <= log.log_start:
+            return False
+        if offset > log.removable_offset:
+            raise part_of_a_commit(log, f"cannot begin at {offset}")
+        return True
 
 
 def part_of_a_commit(log: PartitionLog, refusal: str) -> BusyError:

@@ -35,7 +35,7 @@ from lastword.errors import (
 )
 from lastword.files import FileLock, Files, overlapped
 from lastword.logdir.broker import BrokerSettings
-from lastword.logdir.checkpoints import Checkpoints, PartitionCheckpoints, TopicPartition
+from lastword.logdir.checkpoints import Checkpoints, LogStart, PartitionCheckpoints, TopicPartition
 from lastword.logdir.identity import (
     check_topic_id,
     leave_clean_shutdown,
@@ -522,22 +522,28 @@ class LogDirectory:
         """Clean many partitions in the block: the cleaner's checkpoint is not written after each of them."""
         return self._partition_checkpoints.together()
 
-    def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
-        """Raise the log start of a partition durably. False if the log starts at `offset` or above already.
+    def raise_log_starts(
+        self, starts: Mapping[TopicPartition, LogStart]
+    ) -> dict[TopicPartition, LastwordError]:
+        """Raise the log starts of partitions durably, with one write of their checkpoint.
 
-        Whole segments below it may be removed then (`PartitionLog.remove_prefix`).
+        The checkpoint has a line for each partition, so a write for each of them would be quadratic. A
+        partition that starts at its offset or above already stays as it is. Whole segments below a log start
+        may be removed then (`PartitionLog.remove_prefix`). The caller holds the partitions' claims.
 
-        Args:
-            topic: The topic.
-            partition: The partition.
-            offset: The new log start.
-            reason: Shown in the error of a read below.
-
-        Raises:
-            OffsetOutOfRangeError: `offset` is above the log end.
-            BusyError: `offset` is above the beginning of an incomplete commit.
+        Returns:
+            The errors of partitions whose log start was not raised; the others are not affected.
+            OffsetOutOfRangeError: the offset is above the log end. BusyError: it is above the beginning of an
+            incomplete commit. If the checkpoint cannot be written, its error for all, and nothing is changed.
         """
-        return self._partition_checkpoints.raise_log_start(self.log(topic, partition), offset, reason)
+        errors: dict[TopicPartition, LastwordError] = {}
+        logs: list[tuple[PartitionLog, LogStart]] = []
+        for tp, start in starts.items():
+            try:
+                logs.append((self.log(*tp), start))
+            except LastwordError as error:
+                errors[tp] = error
+        return errors | self._partition_checkpoints.raise_log_starts(logs)
 
     def truncate(self, topic: str, partition: int, offset: int, *, fully: bool = False) -> None:
         """Remove a partition's records from `offset` on, or all of them (`fully`), and continue at `offset`.
