@@ -145,6 +145,10 @@ class Ledger:
         """Return the offset of the first transactional batch; -1: the log has none."""
         return self.tracking.transactions_from
 
+    def shrink(self) -> None:
+        """Release memory that is not needed between two uses."""
+        self.tracking.running.shrink()
+
     @property
     def memory_bytes(self) -> int:
         """Return the memory of map, bitmaps, clocks and entries."""

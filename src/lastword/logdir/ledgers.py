@@ -214,6 +214,7 @@ class Ledgers:
     def _set_idle(self, tp: TopicPartition, ledger: Ledger | None) -> None:
         self._idle_bytes -= self._idle.pop(tp, 0)
         if ledger is not None:
+            ledger.shrink()
             self._idle[tp] = ledger.memory_bytes
             self._idle_bytes += self._idle[tp]
 

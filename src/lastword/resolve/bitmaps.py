@@ -225,11 +225,19 @@ class PageStore:
         """Remove the rows of bits that no page refers to."""
         used = np.flatnonzero(self.page_slots[: self.pages] >= 0)
         if used.size < self.stored:
-            bits = np.zeros_like(self.page_bits)
+            bits = np.zeros(self.page_bits.shape, np.uint64)  # `zeros_like` would touch every row
             bits[: used.size] = self.page_bits[self.page_slots[used]]
             self.page_slots[used] = np.arange(used.size, dtype=np.int32)
             self.page_bits = bits
             self._state[PAGES_STORED] = used.size
+
+    def shrink(self) -> None:
+        """Release the room that a store of few pages began with; the next page makes it again."""
+        if 2 * self.pages > self.page_ids.size or self.page_ids.size > _FIRST_PAGES:
+            return
+        size = max(self.pages, 1)
+        for name in ("page_ids", "page_slots", "page_segments", "page_bits"):
+            setattr(self, name, getattr(self, name)[:size].copy())
 
     def finish(self) -> DeadBitmaps:
         """Return a copy of the bits."""
@@ -241,7 +249,7 @@ class PageStore:
 
     def _grow(self, pages: int) -> None:
         known, stored = self.pages, self.stored
-        size = max(2 * self.page_ids.size, pages)
+        size = max(2 * self.page_ids.size, pages, _FIRST_PAGES)
         for name in ("page_ids", "page_slots", "page_segments"):
             old = getattr(self, name)
             new = np.empty(size, old.dtype)

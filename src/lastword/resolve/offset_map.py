@@ -50,6 +50,7 @@ _LAST_HASH = (1 << 64) - 1
 _ENTRY_MASK = np.uint64((1 << 40) - 1)  # of a slot; the tag is above
 _FLAGS_AT = np.arange(8, 12)  # of an entry; the kind is in the last byte
 _SLOTS_PER_STEP = 1 << 18
+_SMALL_ARENA_BYTES = 1 << 20
 MIN_MAP_BYTES = 1024
 
 
@@ -195,6 +196,26 @@ class OffsetMap:
         if self._used < MIN_LOAD * self.slots.size and self.slots.size > 64:
             self._rebuild(max(int(self._used / MAX_LOAD * 1.06) + 8, _MIN_SLOTS))
 
+    def shrink(self) -> None:
+        """Release the room of a small arena, until `expand`.
+
+        The system may give a whole huge page to an arena of some bytes.
+        """
+        if self.spill is None and self.arena_bytes < min(_SMALL_ARENA_BYTES, self.arena.size // 2):
+            self._set_arena(self.arena_bytes + kernels.SLACK)
+
+    def expand(self) -> None:
+        """Give the arena its whole room again."""
+        if self.spill is None and self.arena.size < self.map_bytes:
+            self._set_arena(self.map_bytes)
+
+    def _set_arena(self, size: int) -> None:
+        """Copy the entries into an arena of another size."""
+        arena = np.empty(size, np.uint8)
+        arena[: self.arena_bytes] = self.arena[: self.arena_bytes]
+        self.arena = arena
+        self._set_arena_limit()
+
     def narrow(self, share: float, pages: Pages, counts: loops.CountArrays) -> None:
         """Keep only the keys in the first `share` of the hash range; subtract the others from `counts`."""
         first, last = self.hash_range
@@ -303,9 +324,12 @@ class OffsetMap:
         self.slots = np.empty(0, np.uint64)  # frees the old slots first
         self.slots = np.empty(slots, np.uint64)  # not `zeros`, which gets no huge pages
         self.slots[:] = 0
+        self._set_arena_limit()
+        self.state[loops.MAX_ENTRIES] = max(int(slots * MAX_LOAD), 1)
+
+    def _set_arena_limit(self) -> None:
         limit = self.map_bytes - self.slots.nbytes if self.spill is None else self.arena.size - kernels.SLACK
         self.state[loops.ARENA_LIMIT] = min(limit, self.arena.size - kernels.SLACK)
-        self.state[loops.MAX_ENTRIES] = max(int(slots * MAX_LOAD), 1)
 
     def _rebuild(self, slots: int) -> None:
         self._place_slots(slots)

@@ -177,6 +177,8 @@ class RunningResolution:
         self._idle()
         if not sources:
             return
+        if self._scan.map is not None:
+            self._scan.map.expand()
         check_order(sources, self.limit)
         started = time.perf_counter()
 
@@ -266,6 +268,12 @@ class RunningResolution:
     def distinct_keys(self) -> int:
         """Return the keys in the map that have a record."""
         return 0 if self._scan.map is None else self._scan.map.distinct_keys
+
+    def shrink(self) -> None:
+        """Release the room that few keys and pages do not need, until more segments are added."""
+        self._scan.store.shrink()
+        if self._scan.map is not None:
+            self._scan.map.shrink()
 
     @property
     def memory_bytes(self) -> int:
