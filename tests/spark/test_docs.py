@@ -55,6 +55,27 @@ def test_every_function_is_there() -> None:
     assert called == set(lastword.spark.__all__) - {"register", "session", "update_stream"}
 
 
+def write_descriptors(path: Path) -> None:
+    """Write what protoc writes for the message of the page."""
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
+
+    assert "message Place { string city = 1; optional int64 population = 2; }" in TEXT
+    files = FileDescriptorSet()
+    file = files.file.add(name="place.proto", package="example", syntax="proto3")
+    place = file.message_type.add(name="Place")
+    place.oneof_decl.add(name="_population")
+    place.field.add(name="city", number=1, label=1, type=FieldDescriptorProto.TYPE_STRING)
+    place.field.add(
+        name="population",
+        number=2,
+        label=1,
+        type=FieldDescriptorProto.TYPE_INT64,
+        oneof_index=0,
+        proto3_optional=True,
+    )
+    path.write_bytes(files.SerializeToString())
+
+
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_the_blocks_run(
@@ -69,11 +90,12 @@ def test_the_blocks_run(
     schema = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
     schema["fields"].append({"name": "population", "type": ["null", "long"]})
     (tmp_path / "schemas" / "1.avsc").write_text(json.dumps(schema))
+    write_descriptors(tmp_path / "place.desc")
     known: dict[str, Any] = {"spark": spark}
     for block in BLOCKS[:-1]:
         if ("avroSchema" in block or "confluent" in block) and find_spec("fastavro") is None:
             continue
-        for name in ("data", "checkpoint", "counting", "snapshot", "schemas"):
+        for name in ("data", "checkpoint", "counting", "snapshot", "schemas", "place.desc"):
             block = block.replace(f'"{name}"', repr(str(tmp_path / name)))
         exec(block, known)
     assert [(bytes(row.key), bytes(row.value)) for row in known["newest"].collect()] == [(b"ada", b"2")]
@@ -85,6 +107,9 @@ def test_the_blocks_run(
         people = [(r.key, r.value and (r.value["op"], r.value["after"])) for r in logs.topic("people").read()]
         ada = ("c", {"name": "Ada", "city": "London"})
         assert people == [("1", ada), ("2", ("c", {"name": "Bob"})), ("3", ("d", None)), ("3", None)]
+    schema = known["messages"].schema["value"].dataType
+    assert schema.simpleString() == "struct<city:string,population:bigint>" and not schema["city"].nullable
+    assert [tuple(row.value) for row in known["messages"].collect()] == [("London", None)]
     rows = known["people"].selectExpr("CAST(key AS STRING) AS key", "value.city").collect()
     assert sorted((row.key, row.city) for row in rows) == [("1", "London"), ("2", None)]
     assert '"users": {"0": 4}' in capsys.readouterr().out

@@ -282,6 +282,35 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
         source(value_format=name).schema()
 
 
+def test_protobuf_gives_the_type_of_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("google.protobuf")
+    from tests.spark.test_docs import write_descriptors
+
+    file = tmp_path / "place.desc"
+    write_descriptors(file)
+    given = {"value_format": "protobuf", "descfilepath": str(file), "messagename": "example.Place"}
+    wanted = StructType().add("city", "string", False).add("population", "long")
+    schema = source(**given).schema()
+    assert isinstance(schema, StructType) and schema["value"].dataType == wanted
+    records(tmp_path / "data", b"\x0a\x04Rome\x10\x07", None, b"\x0a")
+    rows = read(tmp_path / "data", StructType().add("value", wanted), **given, mode="permissive")
+    assert rows == [{"value": {"city": "Rome", "population": 7}}, {"value": None}, {"value": None}]
+    with pytest.raises(
+        ValueFormatError, match="offset 2: the value cannot be read as protobuf: it is no example"
+    ):
+        read(tmp_path / "data", StructType().add("value", wanted), **given)
+    keys = {"key_format": "protobuf", "key_descFilePath": str(file)}
+    with pytest.raises(SparkOptionError, match="option key_messageName is not given"):
+        source(**keys).schema()
+    with pytest.raises(SparkOptionError, match="'messageName' is for value_format protobuf, not json"):
+        source(value_format="json", messageName="x").schema()
+    with pytest.raises(SparkOptionError, match="option 'envelope': the schema is not of change events"):
+        source(**given, envelope="debezium").schema()
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(MissingError, match=r'needs protobuf(.|\n)*pip install "protobuf>=6\.31"'):
+        source(**given).schema()
+
+
 def test_a_registry_gives_the_type_by_the_topics_subject(tmp_path: Path) -> None:
     pytest.importorskip("fastavro")
     with pytest.raises(SparkOptionError, match=r"option schema\.registry\.url is not given"):

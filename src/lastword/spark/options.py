@@ -613,7 +613,7 @@ def _formats(values: Mapping[str, Any], problems: list[str], topic: str | None) 
                 subject = topic and f"{topic}-{column}"
                 formats[column] = format_of(name, settings, subject, envelope=values.get("envelope"))
             except ValueError as error:
-                problems.append(f"option {prefix if str(error).startswith('avro') else ''}{error}")
+                problems.append(f"option {'' if str(error).startswith(SHARED) else prefix}{error}")
         if name is None and f"{column}_schema" in values:
             problems.append(f"option '{column}_schema' needs {column}_format, which is not given")
     if "envelope" in values and not problems:

@@ -3,6 +3,7 @@
     json       an object for a struct; what Spark's `to_json` writes and `from_json` reads
     avro       one datum without a header; what Spark's `to_avro` writes and `from_avro` reads
     confluent  the id of a schema in a registry, and a datum of it; what Confluent's serializers write
+    protobuf   one message; what Spark's `to_protobuf` writes and `from_protobuf` reads
 
 A format converts whole Arrow arrays: `encode` to binary, `decode` from binary to the type of a column. The
 type comes from the caller or, if a format has a schema, from `own_type`. A null is a record without a value
@@ -29,7 +30,7 @@ from lastword.errors import SerializerError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMATS = ("json", "avro", "confluent")
+FORMATS = ("json", "avro", "confluent", "protobuf")
 
 
 class Refused(ValueError):
@@ -154,6 +155,8 @@ class ValueFormat(ABC):
 
 OPTIONS = {
     "avroSchema": ("avro", "confluent"),
+    "descFilePath": ("protobuf",),
+    "messageName": ("protobuf",),
     "subject": ("confluent",),
     "schema.registry.url": ("confluent",),
     "basic.auth.user.info": ("confluent",),
@@ -188,6 +191,8 @@ def format_of(
         from lastword.value_formats.json_text import JsonFormat
 
         return JsonFormat(with_schema=envelope is not None)
+    if name == "protobuf":
+        return _protobuf(settings)
     from lastword.value_formats.avro import AvroFormat, need_fastavro
 
     need_fastavro()
@@ -209,6 +214,25 @@ def format_of(
     if not registry.is_server and not Path(place).is_dir():
         raise ValueError(f"schema.registry.url is neither http, https nor a folder: {place}")
     return ConfluentFormat.of(registry, settings.get("subject", subject), schema)
+
+
+def _protobuf(settings: Mapping[str, str]) -> ValueFormat:
+    from lastword.value_formats.protobuf import ProtobufFormat, need_protobuf
+
+    need_protobuf()
+    for option, example in (("descFilePath", "user.desc"), ("messageName", "package.User")):
+        if option not in settings:
+            raise ValueError(f"{option} is not given, such as {example}")
+    try:
+        descriptors = Path(settings["descFilePath"]).read_bytes()
+    except OSError as error:
+        raise ValueError(f"descFilePath names a file that cannot be read: {error}") from None
+    value_format = ProtobufFormat(descriptors, settings["messageName"])
+    try:
+        value_format.own_type()
+    except Refused as refused:
+        raise ValueError(f"messageName has no type: {refused}") from None
+    return value_format
 
 
 def text_or_file(given: str) -> str:

@@ -1,0 +1,489 @@
+"""Protobuf values: one message, as Spark's `to_protobuf` writes it.
+
+The message is described by a descriptor file (`protoc --include_imports --descriptor_set_out=user.desc`) and
+its name. Types are those of Spark's `from_protobuf`; unsigned numbers have the next wider type.
+
+    message   struct              int32, sint32, sfixed32    int        repeated    array without nulls
+    map       map                 int64, sint64, sfixed64    bigint     Timestamp   timestamp
+    enum      string, its name    uint32, fixed32            bigint     Duration    interval day to second
+    string, bytes, bool, float, double: the same             uint64, fixed64        decimal(20,0)
+
+A field that tracks presence (`optional`, a message, a member of a oneof, proto2) is null if it is absent, or
+has its default. Another field cannot be absent: it is NOT NULL, and reads 0, false or an empty text.
+
+Reading. The type of a column may have fewer fields than the message. Unknown fields are dropped, and
+nanoseconds of times. Writing. Refused are a field that the message lacks, a null in a field without absence,
+and two members of a oneof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lastword.errors import MissingError
+from lastword.value_formats import Refused, ValueFormat, is_list
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Convert = Callable[[Any], Any]
+
+TIMESTAMP, DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def need_protobuf() -> None:
+    """Raise MissingError unless protobuf is installed."""
+    try:
+        import google.protobuf  # noqa: F401
+    except ImportError:
+        raise MissingError.package(
+            "the format protobuf", "protobuf, on every machine", "protobuf>=6.31"
+        ) from None
+
+
+@lru_cache(maxsize=64)
+def message_of(descriptors: bytes, name: str) -> Any:
+    """Return the class of a message in the bytes of a descriptor file.
+
+    Raises:
+        ValueError: The text begins with the name of the option that is wrong.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf.message import DecodeError
+
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(descriptors)
+        for file in files.file:
+            pool.Add(file)
+    except (DecodeError, TypeError) as error:
+        raise ValueError(f"descFilePath is no descriptor file: {error}") from None
+    names = sorted(
+        ".".join(filter(None, (file.package, message.name)))
+        for file in files.file
+        for message in file.message_type
+    )
+    try:
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    except KeyError:
+        raise ValueError(f"messageName {name} is not in the file, which has {', '.join(names)}") from None
+    except TypeError as error:  # a file that it imports is missing
+        raise ValueError(f"descFilePath lacks an imported file (protoc --include_imports): {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufFormat(ValueFormat):
+    """A message, and the bytes of the descriptor file that has it."""
+
+    descriptors: bytes = field(repr=False)
+    message: str
+    name: ClassVar[str] = "protobuf"
+
+    def own_type(self) -> pa.DataType:
+        """Return the type of the message. Raises Refused for a message without a type in Spark."""
+        return struct_of(self._class().DESCRIPTOR)
+
+    def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
+        """Return the reason why a column of this type cannot be written or read, or None."""
+        try:
+            converter = writer_of if writing else reader_of
+            converter(self._class().DESCRIPTOR, kind)
+        except Refused as refused:
+            return str(refused)
+        return None
+
+    def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
+        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
+        from google.protobuf.message import EncodeError
+
+        new, fill = self._class(), writer_of(self._class().DESCRIPTOR, kind)
+
+        def encode(value: Any) -> bytes:
+            message = new()
+            fill(message, value)
+            try:
+                return bytes(message.SerializeToString(deterministic=True))
+            except EncodeError as error:  # a required field is null
+                raise Refused(str(error)) from None
+
+        return encode
+
+    def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
+        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+        from google.protobuf.message import DecodeError
+
+        parse, read = self._class().FromString, reader_of(self._class().DESCRIPTOR, kind)
+
+        def decode(data: bytes) -> Any:
+            try:
+                message = parse(data)
+            except DecodeError as error:
+                raise Refused(f"it is no {self.message}: {error}") from None
+            if not message.IsInitialized():
+                missing = ", ".join(message.FindInitializationErrors())
+                raise Refused(f"it is no {self.message}: the required fields {missing} are missing")
+            return read(message)
+
+        return decode
+
+    def _class(self) -> Any:
+        need_protobuf()
+        return message_of(self.descriptors, self.message)
+
+
+# ---------------------------------------------------------------- the type of a message
+
+
+def struct_of(descriptor: Any, within: tuple[str, ...] = ()) -> pa.DataType:
+    """Return the type of a message. Raises Refused."""
+    import pyarrow as pa
+
+    if descriptor.full_name in within:
+        raise Refused(f"message {descriptor.full_name} contains itself, which no type of Spark's can")
+    if not descriptor.fields:
+        raise Refused(f"message {descriptor.full_name} has no field")
+    inside = (*within, descriptor.full_name)
+    return pa.struct([_arrow_field(member, inside) for member in descriptor.fields])
+
+
+def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
+    import pyarrow as pa
+
+    try:
+        if _is_map(member):
+            key, value = (member.message_type.fields_by_name[name] for name in ("key", "value"))
+            kind = pa.map_(scalar_of(key), pa.field("value", _item_type(value, within), False))
+        elif member.is_repeated:
+            kind = pa.list_(pa.field("element", _item_type(member, within), False))
+        else:
+            kind = _item_type(member, within)
+    except Refused as refused:
+        raise refused.inside(member.name) from None
+    return pa.field(member.name, kind, _may_be_null(member))
+
+
+def _item_type(member: Any, within: tuple[str, ...]) -> pa.DataType:
+    import pyarrow as pa
+
+    if member.message_type is None:
+        return scalar_of(member)
+    if member.message_type.full_name == TIMESTAMP:
+        return pa.timestamp("us", tz="UTC")
+    if member.message_type.full_name == DURATION:
+        return pa.duration("us")
+    return struct_of(member.message_type, within)
+
+
+def scalar_of(member: Any) -> pa.DataType:
+    """Return the type of a field that is no message, or of its elements."""
+    import pyarrow as pa
+
+    return {
+        member.TYPE_BOOL: pa.bool_(),
+        member.TYPE_INT32: pa.int32(), member.TYPE_SINT32: pa.int32(), member.TYPE_SFIXED32: pa.int32(),
+        member.TYPE_INT64: pa.int64(), member.TYPE_SINT64: pa.int64(), member.TYPE_SFIXED64: pa.int64(),
+        member.TYPE_UINT32: pa.int64(), member.TYPE_FIXED32: pa.int64(),
+        member.TYPE_UINT64: pa.decimal128(20, 0), member.TYPE_FIXED64: pa.decimal128(20, 0),
+        member.TYPE_FLOAT: pa.float32(), member.TYPE_DOUBLE: pa.float64(),
+        member.TYPE_STRING: pa.string(), member.TYPE_ENUM: pa.string(), member.TYPE_BYTES: pa.binary(),
+    }[member.type]  # fmt: skip
+
+
+def _is_map(member: Any) -> bool:
+    return bool(member.is_repeated and member.message_type and member.message_type.GetOptions().map_entry)
+
+
+def _may_be_null(member: Any) -> bool:
+    """Return whether a field may be absent, and absence differs from every value."""
+    return bool(member.has_presence and not member.is_required and not member.has_default_value)
+
+
+def _same(own: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether two types are equal except for offset widths and the time zone of a timestamp."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_timestamp(own):
+        return bool(types.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None)
+    wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return bool(kind in (own, wide.get(own)))
+
+
+def _check(own: pa.DataType, kind: pa.DataType) -> None:
+    if not _same(own, kind):
+        raise Refused(f"the message has {own}, not {kind}")
+
+
+def _members(descriptor: Any, kind: pa.DataType) -> list[tuple[Any, pa.Field]]:
+    """Return the field of the message for each field of a type. Raises Refused."""
+    import pyarrow as pa
+
+    if not pa.types.is_struct(kind):
+        raise Refused(f"message {descriptor.full_name} is a struct, not {kind}")
+    members = []
+    for number in range(kind.num_fields):
+        item = kind.field(number)
+        if item.name not in descriptor.fields_by_name:
+            names = ", ".join(descriptor.fields_by_name.keys())
+            raise Refused(f"message {descriptor.full_name} has the fields {names}", item.name)
+        members.append((descriptor.fields_by_name[item.name], item))
+    if len({item.name for _, item in members}) < len(members):
+        raise Refused("two fields of a struct have one name")
+    return members
+
+
+def _map_parts(member: Any, kind: pa.DataType) -> tuple[Any, pa.DataType]:
+    """Return the value field of a map, and its type in the column. Raises Refused."""
+    import pyarrow as pa
+
+    if not pa.types.is_map(kind):
+        raise Refused(f"the message has a map, not {kind}")
+    _check(scalar_of(member.message_type.fields_by_name["key"]), kind.key_type)
+    return member.message_type.fields_by_name["value"], kind.item_type
+
+
+def _is_uint64(member: Any) -> bool:
+    return member.type in (member.TYPE_UINT64, member.TYPE_FIXED64)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def reader_of(descriptor: Any, kind: pa.DataType) -> Convert:
+    """Return a function from a message to a value of a type with the same or fewer fields. Raises Refused."""
+    parts: list[tuple[str, Convert]] = []
+    for member, item in _members(descriptor, kind):
+        try:
+            parts.append((member.name, _field_reader(member, item)))
+        except Refused as refused:
+            raise refused.inside(member.name) from None
+
+    def read_message(message: Any) -> dict[str, Any]:
+        row = {}
+        for name, read in parts:
+            try:
+                row[name] = read(message)
+            except Refused as refused:
+                raise refused.inside(name) from None
+        return row
+
+    return read_message
+
+
+def _field_reader(member: Any, item: pa.Field) -> Convert:
+    """Return a function from a message to the value of one of its fields."""
+    name, kind = member.name, item.type
+    if _is_map(member):
+        value, value_type = _map_parts(member, kind)
+        read_key = _item_reader(member.message_type.fields_by_name["key"], kind.key_type)
+        read_value = _item_reader(value, value_type)
+        return lambda message: [(read_key(key), read_value(v)) for key, v in getattr(message, name).items()]
+    if member.is_repeated:
+        if not is_list(kind):
+            raise Refused(f"the message has an array, not {kind}")
+        read_element = _item_reader(member, kind.value_type)
+        return lambda message: [read_element(element) for element in getattr(message, name)]
+    read = _item_reader(member, kind)
+    if not _may_be_null(member):
+        return lambda message: read(getattr(message, name))
+    if not item.nullable:
+        raise Refused("it is NOT NULL, and the field may be absent")
+    return lambda message: read(getattr(message, name)) if message.HasField(name) else None
+
+
+def _item_reader(member: Any, kind: pa.DataType) -> Convert:
+    own = None if member.message_type is None else member.message_type.full_name
+    if own in (TIMESTAMP, DURATION):
+        _check(_item_type(member, ()), kind)
+        return _time if own == TIMESTAMP else _interval
+    if member.message_type is not None:
+        return reader_of(member.message_type, kind)
+    _check(scalar_of(member), kind)
+    if _is_uint64(member):
+        return Decimal
+    if member.enum_type is None:
+        return _itself
+    values = member.enum_type.values_by_number
+
+    def read_enum(number: int) -> str:
+        if number not in values:
+            raise Refused(f"{number} is no value of {member.enum_type.full_name}")
+        return str(values[number].name)
+
+    return read_enum
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _time(message: Any) -> datetime:
+    try:
+        return EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
+    except OverflowError:
+        raise Refused(f"a time of {message.seconds} seconds is not of the years 1 to 9999") from None
+
+
+def _interval(message: Any) -> timedelta:
+    micros = abs(message.nanos) // 1000
+    try:
+        return timedelta(seconds=message.seconds, microseconds=micros if message.nanos > 0 else -micros)
+    except OverflowError:
+        raise Refused(f"an interval of {message.seconds} seconds has no type in Spark") from None
+
+
+# ---------------------------------------------------------------- writing
+
+
+def writer_of(descriptor: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
+    """Return a function that fills a message with a value of a type. Raises Refused."""
+    members = _members(descriptor, kind)
+    given = {member.name for member, _ in members}
+    for member in descriptor.fields:
+        if member.is_required and member.name not in given:
+            raise Refused("the message requires the field, and the column lacks it", member.name)
+    parts: list[tuple[str, bool, Callable[[Any, Any], None]]] = []
+    for member, item in members:
+        try:
+            parts.append((member.name, _may_be_null(member), _field_writer(member, item.type)))
+        except Refused as refused:
+            raise refused.inside(member.name) from None
+    oneofs = [[member.name for member in oneof.fields if member.name in given] for oneof in descriptor.oneofs]
+    choices = [names for names in oneofs if len(names) > 1]
+
+    def fill(message: Any, row: dict[str, Any]) -> None:
+        for names in choices:
+            chosen = [name for name in names if row[name] is not None]
+            if len(chosen) > 1:
+                raise Refused(f"it and {chosen[0]} are members of one oneof: one of them is null", chosen[1])
+        for name, may_be_null, write in parts:
+            value = row[name]
+            try:
+                if value is not None:
+                    write(message, value)
+                elif not may_be_null:
+                    raise Refused("it is null, and the field cannot be absent")
+            except Refused as refused:
+                raise refused.inside(name) from None
+
+    return fill
+
+
+def _field_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
+    """Return a function that sets one field of a message to a value that is not null."""
+    name = member.name
+    if _is_map(member):
+        return _map_writer(member, kind)
+    if member.is_repeated:
+        return _list_writer(member, kind)
+    if member.message_type is not None:
+        fill = _filler(member, kind)
+
+        def write_message(message: Any, value: Any) -> None:
+            part = getattr(message, name)
+            part.SetInParent()
+            fill(part, value)
+
+        return write_message
+    convert = _scalar_writer(member, kind)
+
+    def write_scalar(message: Any, value: Any) -> None:
+        try:
+            setattr(message, name, convert(value))
+        except (TypeError, ValueError) as error:
+            raise error if isinstance(error, Refused) else Refused(str(error)) from None
+
+    return write_scalar
+
+
+def _list_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
+    if not is_list(kind):
+        raise Refused(f"the message has an array, not {kind}")
+    fill = convert = None
+    if member.message_type is not None:
+        fill = _filler(member, kind.value_type)
+    else:
+        convert = _scalar_writer(member, kind.value_type)
+
+    def write_list(message: Any, items: list[Any]) -> None:
+        container = getattr(message, member.name)
+        for number, item in enumerate(items):
+            _put(item, f"[{number}]", container.add if fill else container.append, fill, convert)
+
+    return write_list
+
+
+def _map_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
+    value, value_type = _map_parts(member, kind)
+    convert_key = _scalar_writer(member.message_type.fields_by_name["key"], kind.key_type)
+    fill = convert = None
+    if value.message_type is not None:
+        fill = _filler(value, value_type)
+    else:
+        convert = _scalar_writer(value, value_type)
+
+    def write_map(message: Any, entries: list[tuple[Any, Any]]) -> None:
+        container = getattr(message, member.name)
+        for name, item in entries:
+            key = convert_key(name)
+            put = partial(container.__getitem__ if fill else container.__setitem__, key)
+            _put(item, f"[{name}]", put, fill, convert)
+
+    return write_map
+
+
+def _put(item: Any, path: str, put: Callable[..., Any], fill: Any, convert: Any) -> None:
+    """Put a value into an array or map: fill the message that `put` returns, or put a scalar."""
+    try:
+        if item is None:
+            raise Refused("it is null, and Protobuf has no null there")
+        if fill is not None:
+            fill(put(), item)
+        else:
+            put(convert(item))
+    except (TypeError, ValueError) as error:
+        refused = error if isinstance(error, Refused) else Refused(str(error))
+        raise refused.inside(path) from None
+
+
+def _filler(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
+    own = member.message_type.full_name
+    if own in (TIMESTAMP, DURATION):
+        _check(_item_type(member, ()), kind)
+        return _fill_time if own == TIMESTAMP else _fill_interval
+    return writer_of(member.message_type, kind)
+
+
+def _scalar_writer(member: Any, kind: pa.DataType) -> Convert:
+    _check(scalar_of(member), kind)
+    if _is_uint64(member):
+        return int
+    if member.enum_type is None:
+        return _itself
+    values = member.enum_type.values_by_name
+
+    def write_enum(name: str) -> int:
+        if name not in values:
+            raise Refused(f"{name!r} is no value of {member.enum_type.full_name}")
+        return int(values[name].number)
+
+    return write_enum
+
+
+def _fill_time(message: Any, value: datetime) -> None:
+    seconds, micros = divmod((value - EPOCH) // MICROSECOND, 1_000_000)
+    message.seconds, message.nanos = seconds, micros * 1000
+
+
+def _fill_interval(message: Any, value: timedelta) -> None:
+    micros = value // MICROSECOND
+    seconds, rest = divmod(abs(micros), 1_000_000)
+    sign = -1 if micros < 0 else 1
+    message.seconds, message.nanos = sign * seconds, sign * rest * 1000
