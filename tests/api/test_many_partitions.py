@@ -179,6 +179,27 @@ def test_a_commit_syncs_nine_files_and_directories_of_a_partition(tmp_path, monk
     assert synced(30) - synced(20) <= 10 * 9
 
 
+@pytest.mark.parametrize("stop", ["clean", "killed"])
+def test_an_open_lists_the_directory_of_a_partition_once(tmp_path, stop):
+    """After a stop that was not clean twice; its private directory three times."""
+    path = tmp_path / "4"
+    create(path)
+    commit_to_each(path)
+    directory = LogDirectory.open(path, "a")
+    directory.logs([("users", number) for number in range(4)])
+    directory.close() if stop == "clean" else directory.abandon()
+    files = RecordingFiles(DEFAULT)
+    with LogDirectory.open(path, "a", files) as directory:
+        before = len(files.calls)
+        directory.logs([("users", number) for number in range(4)])
+        listed = Counter(
+            os.path.relpath(call.path, path) for call in files.calls[before:] if call.name == "listdir"
+        )
+    for number in range(4):
+        assert listed[f"users-{number}"] == (1 if stop == "clean" else 2)
+        assert listed[f"users-{number}/lastword"] == 3
+
+
 @pytest.mark.parametrize("run", [CHANGES["trim"], expire_all, expire_in_the_background])
 def test_root_files_are_written_equally_often_for_few_and_many(tmp_path, monkeypatch, run):
     """One line for each partition in each write: a write for each partition would be quadratic."""

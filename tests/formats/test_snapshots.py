@@ -120,7 +120,7 @@ def test_taking_one_replaces_another_storys_file_of_that_offset(tmp_path: Path) 
 def test_6W_317_after_a_truncation(tmp_path: Path) -> None:
     """6W.317: After a truncation no snapshot is left above the log end or at or below the log start."""
     store = store_in(tmp_path, *(state_at(n) for n in (10, 20, 30, 40)))
-    store.remove_outside(10, 30)
+    store.remove_outside(store.offsets(), 10, 30)
     assert store.offsets() == [20, 30]
     assert store.read(30) == state_at(30).producers
 
@@ -160,7 +160,7 @@ def test_6W_324_stray_ones(tmp_path: Path) -> None:
         directory = tmp_path / "-".join(map(str, left or ["none"])) / "-".join(map(str, bases or ["none"]))
         directory.mkdir(parents=True)
         store = store_in(directory, *(state_at(n) for n in left))
-        store.remove_stray(bases)
+        store.remove_stray(store.offsets(), bases)
         assert store.offsets() == kept
 
 

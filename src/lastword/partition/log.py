@@ -625,7 +625,7 @@ class PartitionLog(Reads):
         cut.forget_accounts(files, directory)
         self._local.truncate_to(offset, self._epochs.at(offset))
         segments = self.segment_set
-        if self._snapshots.remove_outside(segments[0].base_offset - 1, offset):
+        if self._snapshots.remove_outside(self._snapshots.offsets(), segments[0].base_offset - 1, offset):
             files.fsync_dir(directory)
         self._epochs.truncate_from_end(offset)
         self._producers = replay(self._snapshots, segments, offset).state
@@ -652,7 +652,7 @@ class PartitionLog(Reads):
         cut.forget_accounts(files, directory)
         self._local.remove_all()
         self._epoch = self._epochs.latest or self._epoch
-        self._snapshots.remove_outside(-1, -1)
+        self._snapshots.remove_outside(self._snapshots.offsets(), -1, -1)
         self._epochs.truncate_from_end(0)
         self._local.start_at(offset)
         removal_log.note_cut(files, directory, first)

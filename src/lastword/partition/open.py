@@ -117,26 +117,31 @@ class _Opening:
     ) -> tuple[PartitionLog, Recovery]:
         files, directory, interval = self.files, self.directory, self.config.index_interval_bytes
         check_directory(files, directory)
-        for base in log_bases(files, directory):
+        listing = files.listdir(directory)  # this process has the lock: only the steps below change it
+        for base in log_bases(listing):
             Segment.load(
                 SegmentFiles(files, directory, base)
             )  # NotAPartitionError before anything is changed
-        finish_swaps(files, directory, self.repairs)
-        remove_leftovers(files, directory, self.repairs)
-        parts = split_overflowed(files, directory, interval, self.repairs)
+        listing = finish_swaps(files, directory, listing, self.repairs)
+        listing = remove_leftovers(files, directory, listing, self.repairs)
+        parts = split_overflowed(files, directory, listing, interval, self.repairs)
+        if parts:
+            listing = files.listdir(directory)
         known = LogEnd(
             self.clean,
             self.recovery_point,
             read_mark(files, directory),
-            names.snapshot_offsets(files.listdir(directory)),
+            names.snapshot_offsets(listing),
         )
         damage = DamageRepair(
-            files, directory, self.repairs, known=known, parts=parts, index_interval_bytes=interval
+            files, directory, listing, self.repairs, known=known, parts=parts, index_interval_bytes=interval
         )
         inspections = self._find(damage, known)
-        created = not log_bases(files, directory)
-        damage.mend(inspections)
-        segments = self._segments(inspections)
+        created = not log_bases(listing)
+        if inspections:
+            damage.mend(inspections)
+            listing = files.listdir(directory)
+        segments = self._segments(inspections, log_bases(listing))
         log_end = segments.active.next_offset
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
@@ -146,8 +151,9 @@ class _Opening:
         epochs = self._epochs(inspections, log_start, log_end)
         self._mend_synced(log_end, epochs)
         snapshots = Snapshots(files, directory)
+        age = clock.now_ms(), producer_expiration_ms
         producers = self._producers(
-            snapshots, inspections, segments, log_end, created, (clock.now_ms(), producer_expiration_ms)
+            snapshots, inspections, segments, log_end, None if created else listing, age
         )
         recovery_point = log_end if self.clean else min(self.recovery_point, log_end)
         local = LocalLog(
@@ -178,8 +184,7 @@ class _Opening:
 
     # ---------------------------------------------------------- segments
 
-    def _segments(self, inspections: dict[int, Inspection]) -> SegmentSet:
-        bases = log_bases(self.files, self.directory)
+    def _segments(self, inspections: dict[int, Inspection], bases: list[int]) -> SegmentSet:
         if not bases:
             base = self.log_start
             self._create(base)
@@ -277,23 +282,27 @@ class _Opening:
         inspections: dict[int, Inspection],
         segments: SegmentSet,
         log_end: int,
-        created: bool,
+        listing: list[str] | None,
         age: tuple[int, int],
     ) -> ProducerState:
-        """Return the producer state at the log end; repair snapshots and transaction indexes."""
-        if created:
+        """Return the producer state at the log end; repair snapshots and transaction indexes.
+
+        `listing` is that of the directory; None: the log was created.
+        """
+        if listing is None:
             store.write(log_end, ())
             return ProducerState(log_end)
         bases = [segment.base_offset for segment in segments]
-        listing = set(self.files.listdir(self.directory))
-        indexed = {base for base in bases if names.segment_file(base, names.TXN_INDEX) in listing}
+        there, offsets = set(listing), names.snapshot_offsets(listing)
+        indexed = {base for base in bases if names.segment_file(base, names.TXN_INDEX) in there}
         rebuild = set(inspections) | {base for base in indexed if not self._is_sane(base)}
         barren = {base for base in inspections if not inspections[base].producers}
-        last = set(bases[-2:]) - set(store.offsets()) - {bases[0]}
+        last = set(bases[-2:]) - set(offsets) - {bases[0]}
         result = replay(
             store,
             segments,
             log_end,
+            snapshot_offsets=offsets,
             limit=min(rebuild - barren, default=log_end),
             barren=barren,
             bases=last,
@@ -308,11 +317,15 @@ class _Opening:
             )
         for base, producers in result.at_bases.items():
             store.write(base, producers)
-        if not self.clean and any(bases[-1] < offset < log_end for offset in store.offsets()):
+        left = set(offsets).difference(result.damaged).union(result.at_bases)
+        if not self.clean and any(bases[-1] < offset < log_end for offset in left):
             # A snapshot of an earlier clean stop: a snapshot at the log end replaces it.
             store.write(log_end, result.state.producers)
-        gone = [*store.remove_outside(bases[0] - 1, log_end), *store.remove_stray(bases), *result.damaged]
-        if gone:  # a snapshot above a cut must not return when the log has grown there again
+            left.add(log_end)
+        outside = store.remove_outside(sorted(left), bases[0] - 1, log_end)
+        stray = store.remove_stray(sorted(left.difference(outside)), bases)
+        if outside or stray or result.damaged:
+            # A snapshot above a cut must not return when the log has grown there again.
             self.files.fsync_dir(self.directory)
         if result.exact:
             store.mark_current(log_end)

@@ -30,6 +30,7 @@ in one of them.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -115,8 +116,20 @@ class Repairs:
         self.done.append(Repaired(self._topic, self._partition, code, file, text, cut_bytes, offset))
 
 
-def finish_swaps(files: Files, directory: str, repairs: Repairs) -> None:
-    """Finish or undo an interrupted swap, and remove files that rewrites left beside segments."""
+def finish_swaps(files: Files, directory: str, listing: list[str], repairs: Repairs) -> list[str]:
+    """Finish or undo an interrupted swap, and remove files that rewrites left beside segments.
+
+    Args:
+        files: The storage.
+        directory: The partition's directory.
+        listing: Its listing.
+        repairs: The repairs are added here.
+
+    Returns:
+        The listing afterwards.
+    """
+    if not any(parsed is not None and parsed.suffix for parsed in map(names.parse_segment_file, listing)):
+        return listing
     done = swap.recover(files, directory)
     for base in done.finished:
         repairs.add("swap-finished", names.segment_file(base, names.LOG), "an interrupted swap was finished")
@@ -124,10 +137,21 @@ def finish_swaps(files: Files, directory: str, repairs: Repairs) -> None:
         repairs.add("swap-undone", names.segment_file(base, names.LOG), "an interrupted swap was undone")
     if done.removed:
         repairs.add("leftover", directory, f"{len(done.removed)} leftover files of rewrites were removed")
+    return files.listdir(directory)
 
 
-def remove_leftovers(files: Files, directory: str, repairs: Repairs) -> None:
-    """Remove unpublished rewrites, temporary files, and indexes without a log."""
+def remove_leftovers(files: Files, directory: str, listing: list[str], repairs: Repairs) -> list[str]:
+    """Remove unpublished rewrites, temporary files, and indexes without a log.
+
+    Args:
+        files: The storage.
+        directory: The partition's directory.
+        listing: Its listing.
+        repairs: The repairs are added here.
+
+    Returns:
+        The listing without the names of removed files.
+    """
     private = os.path.join(directory, names.PRIVATE)
     if files.exists(private):
         for name in files.listdir(private):
@@ -138,26 +162,37 @@ def remove_leftovers(files: Files, directory: str, repairs: Repairs) -> None:
                 files.unlink(os.path.join(private, name), missing_ok=True)
     for name in (names.LEADER_EPOCHS, names.PARTITION_METADATA):  # replaced as a whole, or not at all
         files.unlink(os.path.join(directory, name + ".tmp"), missing_ok=True)
-    for name in files.listdir(directory):
-        if name.endswith(names.SNAPSHOT + ".tmp"):
-            files.unlink(os.path.join(directory, name), missing_ok=True)
-    parsed = [names.parse_segment_file(name) for name in files.listdir(directory)]
+    gone = {name for name in listing if name.endswith(names.SNAPSHOT + ".tmp")}
+    for name in sorted(gone):
+        files.unlink(os.path.join(directory, name), missing_ok=True)
+    parsed = [names.parse_segment_file(name) for name in listing if name not in gone]
     logs = {p.base_offset for p in parsed if p is not None and p.extension == names.LOG}
     for p in parsed:
         if p is None or p.base_offset in logs or p.extension not in names.SEGMENT_EXTENSIONS:
             continue
         files.unlink(os.path.join(directory, p.name), missing_ok=True)
+        gone.add(p.name)
         repairs.add("leftover", p.name, "an index without its log was removed")
+    return [name for name in listing if name not in gone]
 
 
-def split_overflowed(files: Files, directory: str, index_interval_bytes: int, repairs: Repairs) -> set[int]:
+def split_overflowed(
+    files: Files, directory: str, listing: list[str], index_interval_bytes: int, repairs: Repairs
+) -> set[int]:
     """Split segments that an old cleaner made too wide for their indexes.
+
+    Args:
+        files: The storage.
+        directory: The partition's directory.
+        listing: Its listing.
+        index_interval_bytes: Of the indexes of the parts.
+        repairs: The repairs are added here.
 
     Returns:
         The base offsets of the parts.
     """
     bases: set[int] = set()
-    for base, following in pairwise(log_bases(files, directory)):
+    for base, following in pairwise(log_bases(listing)):
         if following - base <= MAX_RELATIVE_OFFSET + 1:
             continue
         segment = Segment.load(SegmentFiles(files, directory, base))
@@ -170,9 +205,9 @@ def split_overflowed(files: Files, directory: str, index_interval_bytes: int, re
     return bases
 
 
-def log_bases(files: Files, directory: str) -> list[int]:
-    """Return the base offsets of the segments in a partition's directory, ascending."""
-    parsed = (names.parse_segment_file(name) for name in files.listdir(directory))
+def log_bases(listing: Iterable[str]) -> list[int]:
+    """Return the base offsets of the segments in the listing of a partition's directory, ascending."""
+    parsed = map(names.parse_segment_file, listing)
     return sorted(
         p.base_offset for p in parsed if p is not None and p.extension == names.LOG and not p.suffix
     )
@@ -325,6 +360,7 @@ class DamageRepair:
         self,
         files: Files,
         directory: str,
+        listing: list[str],
         repairs: Repairs,
         *,
         known: LogEnd,
@@ -334,6 +370,7 @@ class DamageRepair:
         self.walked = 0
         self._files = files
         self._directory = directory
+        self._listing = listing  # until `mend`
         self._index_interval_bytes = index_interval_bytes
         self._known = known
         self._parts = parts
@@ -345,8 +382,8 @@ class DamageRepair:
         Raises:
             CorruptBatchError: Damage that must not be cut.
         """
-        bases = log_bases(self._files, self._directory)
-        listing = set(self._files.listdir(self._directory))
+        bases = log_bases(self._listing)
+        listing = set(self._listing)
         due: list[tuple[int, bool]] = []
         for at, base in enumerate(bases):
             last = at == len(bases) - 1
@@ -486,7 +523,7 @@ class DamageRepair:
             (base for base, inspection in inspections.items() if inspection.damage is not None), default=None
         )
         if damaged is not None:
-            behind = [b for b in log_bases(self._files, self._directory) if b > damaged]
+            behind = [b for b in log_bases(self._listing) if b > damaged]
             if behind:  # closed segments are cut: new segments may look like them
                 forget_accounts(self._files, self._directory)
             for base in reversed(behind):

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -162,22 +162,21 @@ class Snapshots:
         path = self.path(offset)
         return decode(self.files.read_bytes(path), path)
 
-    def remove_outside(self, log_start: int, log_end: int) -> list[int]:
-        """Remove the snapshots outside (log_start, log_end] after a truncation. Return their offsets."""
-        gone = [offset for offset in self.offsets() if not log_start < offset <= log_end]
+    def remove_outside(self, offsets: Iterable[int], log_start: int, log_end: int) -> list[int]:
+        """Remove those of the snapshots at `offsets` that are outside (log_start, log_end]. Return them."""
+        gone = [offset for offset in offsets if not log_start < offset <= log_end]
         for offset in gone:
             self.files.unlink(self.path(offset), missing_ok=True)
         if self._current in gone:
             self._current = -1
         return gone
 
-    def remove_stray(self, segment_bases: Iterable[int]) -> list[int]:
-        """Remove the snapshots that are at no segment's base. Return their offsets.
+    def remove_stray(self, offsets: Sequence[int], segment_bases: Iterable[int]) -> list[int]:
+        """Remove those of the snapshots at `offsets`, ascending, that are at no segment's base. Return them.
 
         The largest snapshot stays if it is above all bases: a clean close wrote it.
         """
         bases = set(segment_bases)
-        offsets = self.offsets()
         stray = [offset for offset in offsets if offset not in bases]
         if stray and stray[-1] == offsets[-1] and stray[-1] > max(bases, default=-1):
             stray.pop()
@@ -216,6 +215,7 @@ def replay(
     segments: SegmentSet,
     log_end: int,
     *,
+    snapshot_offsets: Iterable[int] | None = None,
     limit: int | None = None,
     barren: Collection[int] = (),
     bases: Collection[int] = (),
@@ -227,13 +227,15 @@ def replay(
         store: The snapshots.
         segments: The segments of the log.
         log_end: Next offset of the log.
+        snapshot_offsets: The offsets of all snapshots, ascending. None: the directory is listed.
         limit: Replay begins at or below it, for a complete `aborted`; None: as late as possible.
         barren: Base offsets of segments without a batch of a producer. They are not read.
         bases: Base offsets of segments whose producers are returned.
         is_expired: Whether to leave out a producer of a snapshot.
     """
     first = segments[0].base_offset if len(segments) else log_end
-    offsets = [offset for offset in store.offsets() if first <= offset <= log_end]
+    listed = store.offsets() if snapshot_offsets is None else snapshot_offsets
+    offsets = [offset for offset in listed if first <= offset <= log_end]
     replayed = Replayed(ProducerState(first))
 
     def producers_at(offset: int) -> list[Producer] | None:
