@@ -453,12 +453,12 @@ def test_complete_mode_compares_decoded_values(spark: Any, tmp_path: Path) -> No
             return [(r.key, r.value) for r in logs.topic("rare").read()]
 
     update(counted, root, "rare", checkpoint, **given)
-    one = {"n": 1, "all": [1]}
-    assert sorted(rows()) == [(b'{"name":"ada"}', one), (b'{"name":"bob"}', one)]
+    value = {"n": 1, "all": [1]}
+    assert sorted(rows()) == [(b'{"name":"ada"}', value), (b'{"name":"bob"}', value)]
     append(root, "t", 0, [[(NOW, key, b"", ()) for key in (b"ada", b"ada", b"eve")]])
     update(counted, root, "rare", checkpoint, **given)
     second = rows()
-    assert sorted(second[2:], key=str) == [(b'{"name":"ada"}', None), (b'{"name":"eve"}', one)]
+    assert sorted(second[2:], key=str) == [(b'{"name":"ada"}', None), (b'{"name":"eve"}', value)]
     mapped = counted.selectExpr("key", "map('a', value) AS value")
     with pytest.raises(UsageError, match="Spark compares no maps"):
         update(mapped, root, "rare", tmp_path / "other", **given)

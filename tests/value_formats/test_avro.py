@@ -102,14 +102,14 @@ def test_the_type_of_a_schema() -> None:
         "d": Decimal("1.50"), "f": b"ab", "l": 1 << 40, "m": [("a", [0.5]), ("b", None)], "ms": 7,
         "day": date(2026, 1, 1),
     }  # fmt: skip
-    made: ValueFormat = pickle.loads(pickle.dumps(avro(schema)))
-    result = made.decode(made.encode(pa.array([row], kind)), kind)
+    value_format: ValueFormat = pickle.loads(pickle.dumps(avro(schema)))
+    result = value_format.decode(value_format.encode(pa.array([row], kind)), kind)
     assert result.problems == {} and result.column.to_pylist() == [row]
     late = pa.array([row | {"t": datetime(2026, 1, 1, 0, 0, 0, 5001, UTC)}], kind)
     with pytest.raises(SerializerError, match=r"field t: .* has microseconds"):
-        made.encode(late)
+        value_format.encode(late)
     with pytest.raises(SerializerError, match="cannot be written as avro: "):
-        made.encode(pa.array([row | {"e": "Z"}], kind))
+        value_format.encode(pa.array([row | {"e": "Z"}], kind))
 
 
 def test_a_type_with_fewer_fields_is_a_projection() -> None:
@@ -184,8 +184,8 @@ def test_bytes_of_another_schema_are_refused() -> None:
 
 def test_the_schema_of_a_file_and_of_one_value(tmp_path: Path) -> None:
     (tmp_path / "user.avsc").write_text(json.dumps(record(field("id", "long"))))
-    made = format_of("avro", {"avroSchema": str(tmp_path / "user.avsc")})
-    assert str(made.own_type()) == "struct<id: int64 not null>"
+    value_format = format_of("avro", {"avroSchema": str(tmp_path / "user.avsc")})
+    assert str(value_format.own_type()) == "struct<id: int64 not null>"
     text = format_of("avro", {"avroSchema": "string"})
     assert text.encode(pa.array(["ada"])).to_pylist() == [b"\x06ada"]
     time = pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us", tz="Europe/Berlin"))

@@ -42,10 +42,10 @@ def registry() -> Iterator[FakeRegistry]:
         yield server
 
 
-def with_deletions(made: DebeziumFormat, column: pa.Array) -> pa.Array:
+def with_deletions(value_format: DebeziumFormat, column: pa.Array) -> pa.Array:
     """Return the encoded column with op d instead of each null."""
-    deletion = made.deletion(column.type)
-    return pa.array([data or deletion for data in made.encode(column).to_pylist()], pa.binary())
+    deletion = value_format.deletion(column.type)
+    return pa.array([data or deletion for data in value_format.encode(column).to_pylist()], pa.binary())
 
 
 @settings(max_examples=40, deadline=None)
@@ -71,8 +71,8 @@ def test_a_round_trip_in_avro_is_exact(column: pa.Array) -> None:
     given_schema = events("avro", avroSchema=json.dumps(event_schema(column.type)))
     assert AVRO.problem(column.type, writing=True) is None is AVRO.problem(column.type, writing=False)
     encoded = with_deletions(AVRO.for_writing(column.type), column)
-    for made in (AVRO, given_schema):
-        result = made.decode(encoded, column.type)
+    for value_format in (AVRO, given_schema):
+        result = value_format.decode(encoded, column.type)
         assert result.problems == {} and same(result.column, column)
     own = given_schema.own_type()
     unselected = given_schema.decode(encoded, given_schema.unselected_type())
@@ -84,12 +84,12 @@ def test_a_round_trip_in_avro_is_exact(column: pa.Array) -> None:
 def test_a_round_trip_in_a_registry_is_exact(registry: FakeRegistry, column: pa.Array) -> None:
     registry.subjects.clear()
     given_options = {"schema.registry.url": registry.url}
-    made = events("confluent", **given_options)
-    encoded = with_deletions(made.for_writing(column.type), column)
+    value_format = events("confluent", **given_options)
+    encoded = with_deletions(value_format.for_writing(column.type), column)
     latest = events("confluent", **given_options)
-    assert made.own_type() is None is made.unselected_type() and latest.own_type() is not None
+    assert value_format.own_type() is None is value_format.unselected_type() and latest.own_type() is not None
     assert json.loads(registry.schemas[registry.subjects["t-value"][-1] - 1]["schema"])["name"] == "Envelope"
-    for reader in (made, latest):
+    for reader in (value_format, latest):
         result = reader.decode(encoded, column.type)
         assert result.problems == {} and same(result.column, column)
 
@@ -150,8 +150,8 @@ def test_a_document_of_mongodb_is_text() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=12), max_size=5), st.sampled_from([JSON, AVRO]))
-def test_any_bytes_decode_or_have_a_reason(rows: list[bytes], made: DebeziumFormat) -> None:
-    result = made.decode(pa.array(rows, pa.binary()), ROW)
+def test_any_bytes_decode_or_have_a_reason(rows: list[bytes], value_format: DebeziumFormat) -> None:
+    result = value_format.decode(pa.array(rows, pa.binary()), ROW)
     assert len(result.column) == len(rows) and set(result.problems) <= set(range(len(rows)))
 
 
@@ -200,17 +200,17 @@ def test_a_schema_of_debezium(registry: FakeRegistry) -> None:
         == confluent.own_type()
         == pa.struct([pa.field("id", pa.int64(), False), ("city", pa.string())])
     )
-    for made, data in ((avro, encoded), (confluent, [head + datum for datum in encoded])):
-        result = made.decode(pa.array(data, pa.binary()), ROW)
+    for value_format, data in ((avro, encoded), (confluent, [head + datum for datum in encoded])):
+        result = value_format.decode(pa.array(data, pa.binary()), ROW)
         assert (result.column.to_pylist(), result.problems) == ([event["after"], None], {})
-        assert "source.version" in str(made.problem(ROW, writing=True))
+        assert "source.version" in str(value_format.problem(ROW, writing=True))
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="no fields op and after"):
         events("avro", avroSchema='{"type":"record","name":"R","fields":[]}').own_type()
-    for made in (JSON, AVRO):
-        assert made.problem(pa.string(), writing=True) == "the row of a change event is a struct"
+    for value_format in (JSON, AVRO):
+        assert value_format.problem(pa.string(), writing=True) == "the row of a change event is a struct"
     assert "struct" in str(AVRO.problem(pa.string(), writing=False))
     assert "no JSON" in str(JSON.problem(pa.struct([("a", pa.duration("us"))]), writing=False))
 
@@ -225,6 +225,6 @@ def test_a_key_may_have_a_schema_around_it() -> None:
 
 
 def test_formats_travel() -> None:
-    made: Any = pickle.loads(pickle.dumps(DebeziumFormat(JSON.events)))
-    assert made.events == JSON.events and made.serializer == "json" and AVRO.serializer == "bytes"
-    assert made.deletion(ROW) != JSON.deletion(ROW)
+    copied: Any = pickle.loads(pickle.dumps(DebeziumFormat(JSON.events)))
+    assert copied.events == JSON.events and copied.serializer == "json" and AVRO.serializer == "bytes"
+    assert copied.deletion(ROW) != JSON.deletion(ROW)

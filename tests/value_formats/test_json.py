@@ -27,10 +27,10 @@ CITY = pa.struct([("city", pa.string()), ("population", pa.int64())])
 @settings(max_examples=80, deadline=None)
 @given(columns(KINDS))
 def test_a_round_trip_is_exact(column: pa.Array) -> None:
-    made = JSON.encode(column)
-    result = JSON.decode(made, column.type)
+    encoded = JSON.encode(column)
+    result = JSON.decode(encoded, column.type)
     assert result.problems == {} and same(result.column, column)
-    for data in made.to_pylist():
+    for data in encoded.to_pylist():
         assert data is None or json.loads(data) is not None
 
 
@@ -165,5 +165,5 @@ def test_other_time_zones_are_the_same_instant() -> None:
 
 
 def test_formats_travel() -> None:
-    made: Any = pickle.loads(pickle.dumps(format_of("json", {})))
-    assert made == JSON and made.own_type() is None
+    copied: Any = pickle.loads(pickle.dumps(format_of("json", {})))
+    assert copied == JSON and copied.own_type() is None

@@ -34,15 +34,15 @@ DURATION = pa.duration("us")
 
 def member(message: Any, name: str, kind: str, *, label: str = "OPTIONAL", **more: Any) -> Any:
     """Add a field; `kind` is a scalar, or the full name of a message or, with a leading colon, an enum."""
-    made = message.field.add(
+    field = message.field.add(
         name=name, number=len(message.field) + 1, label=getattr(FIELD, f"LABEL_{label}"), **more
     )
     if kind in SCALARS:
-        made.type = getattr(FIELD, f"TYPE_{kind.upper()}")
+        field.type = getattr(FIELD, f"TYPE_{kind.upper()}")
     else:
-        made.type = FIELD.TYPE_ENUM if kind.startswith(":") else FIELD.TYPE_MESSAGE
-        made.type_name = "." + kind.lstrip(":")
-    return made
+        field.type = FIELD.TYPE_ENUM if kind.startswith(":") else FIELD.TYPE_MESSAGE
+        field.type_name = "." + kind.lstrip(":")
+    return field
 
 
 def optional(message: Any, name: str, kind: str) -> None:
@@ -206,8 +206,8 @@ def test_a_round_trip_is_exact(column: pa.Array) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(max_size=12), max_size=5))
 def test_any_bytes_decode_or_have_a_reason(data: list[bytes]) -> None:
-    for made in (FULL, OLD):
-        result = made.decode(pa.array(data, pa.binary()), made.own_type())
+    for value_format in (FULL, OLD):
+        result = value_format.decode(pa.array(data, pa.binary()), value_format.own_type())
         assert len(result.column) == len(data)
         for row, value in enumerate(result.column):
             assert (row in result.problems) == (not value.is_valid)
@@ -262,22 +262,24 @@ def test_a_value_that_does_not_fit_is_refused(kind: pa.DataType, row: dict[str, 
     part = pa.struct([kind.field(name).with_nullable(True) for name in row])
     if "r_int32" in row:
         part = pa.struct([("r_int32", pa.list_(pa.int32()))])
-    made = PLACE if kind is CITY else FULL
+    value_format = PLACE if kind is CITY else FULL
     with pytest.raises(SerializerError) as caught:
-        made.encode(pa.array([row], part))
+        value_format.encode(pa.array([row], part))
     assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("made", "data", "reason"),
+    ("value_format", "data", "reason"),
     [
         (PLACE, b"\x0a\x05a", "it is no p.Place: "),
         (PLACE, b"\x0a\x01\xff", "it is no p.Place: "),
         (OLD, b"\x10\x01", "it is no q.Old: the required fields id are missing"),
     ],
 )
-def test_bytes_of_another_message_have_a_reason(made: ProtobufFormat, data: bytes, reason: str) -> None:
-    result = made.decode(pa.array([None, data]), made.own_type())
+def test_bytes_of_another_message_have_a_reason(
+    value_format: ProtobufFormat, data: bytes, reason: str
+) -> None:
+    result = value_format.decode(pa.array([None, data]), value_format.own_type())
     assert list(result.problems) == [1] and reason in result.problems[1]
 
 
@@ -288,7 +290,7 @@ def test_a_number_that_is_no_value_of_an_enum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "writing", "reason"),
+    ("value_format", "kind", "writing", "reason"),
     [
         (PLACE, pa.string(), False, "message p.Place is a struct, not string"),
         (
@@ -310,9 +312,9 @@ def test_a_number_that_is_no_value_of_an_enum() -> None:
     ],
 )
 def test_a_type_that_the_message_lacks_is_refused(
-    made: ProtobufFormat, kind: pa.DataType, writing: bool, reason: str
+    value_format: ProtobufFormat, kind: pa.DataType, writing: bool, reason: str
 ) -> None:
-    assert reason in str(made.problem(kind, writing=writing))
+    assert reason in str(value_format.problem(kind, writing=writing))
 
 
 def test_what_options_must_say(tmp_path: Path) -> None:
@@ -341,8 +343,8 @@ def test_what_options_must_say(tmp_path: Path) -> None:
         file.write_bytes(data)
         with pytest.raises(ValueError, match=reason):
             format_of("protobuf", {"descFilePath": str(file), "messageName": "p.Full"})
-    made: Any = pickle.loads(pickle.dumps(PLACE))
-    assert made == PLACE and "descriptors" not in repr(made)
+    copied: Any = pickle.loads(pickle.dumps(PLACE))
+    assert copied == PLACE and "descriptors" not in repr(copied)
 
 
 @given(texts)

@@ -28,8 +28,8 @@ THIRD = record(field("id", "long"), field("city", "string", default="Rome"))
 @pytest.fixture
 def registry() -> Iterator[FakeRegistry]:
     schema_by_id.cache_clear()
-    with serving() as made:
-        yield made
+    with serving() as server:
+        yield server
 
 
 def confluent(registry: FakeRegistry, **settings: Any) -> ValueFormat:
@@ -38,9 +38,9 @@ def confluent(registry: FakeRegistry, **settings: Any) -> ValueFormat:
 
 
 def write(registry: FakeRegistry, column: pa.Array, **settings: Any) -> list[bytes | None]:
-    made = confluent(registry, **settings)
-    assert made.problem(column.type, writing=True) is None
-    return pickle.loads(pickle.dumps(made.for_writing(column.type))).encode(column).to_pylist()
+    value_format = confluent(registry, **settings)
+    assert value_format.problem(column.type, writing=True) is None
+    return pickle.loads(pickle.dumps(value_format.for_writing(column.type))).encode(column).to_pylist()
 
 
 def test_each_record_is_read_by_its_own_schema(registry: FakeRegistry) -> None:
@@ -136,9 +136,9 @@ def test_what_a_server_refuses(registry: FakeRegistry) -> None:
         confluent(registry)
     assert "basic.auth.user.info" in str(caught.value) and "secret" not in str(caught.value)
     given = {"basic.auth.user.info": "ada:secret"}
-    made = confluent(registry, avroSchema=json.dumps(record(field("incompatible", "long"))), **given)
+    value_format = confluent(registry, avroSchema=json.dumps(record(field("incompatible", "long"))), **given)
     with pytest.raises(RegistryError, match=r"409.*incompatible(.|\n)*another subject"):
-        made.for_writing(pa.struct([("incompatible", pa.int64())]))
+        value_format.for_writing(pa.struct([("incompatible", pa.int64())]))
     with pytest.raises(RegistryError, match="does not answer"):
         format_of("confluent", {"schema.registry.url": "http://127.0.0.1:1"}, "users-value")
 
@@ -148,8 +148,8 @@ def test_a_folder_of_schemas(tmp_path: Path) -> None:
     (tmp_path / "7.avsc").write_text(json.dumps(FIRST))
     given = {"schema.registry.url": str(tmp_path), "avroSchema": json.dumps(FIRST)}
     kind = pa.struct([("id", pa.int64())])
-    made = format_of("confluent", given, "users-value")
-    data = made.for_writing(kind).encode(pa.array([{"id": 1}], kind))
+    value_format = format_of("confluent", given, "users-value")
+    data = value_format.for_writing(kind).encode(pa.array([{"id": 1}], kind))
     assert data.to_pylist() == [b"\0\0\0\0\x07\x02"]
     del given["avroSchema"]
     reader = format_of("confluent", given, "users-value")

@@ -412,10 +412,10 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
                     if dead_records > 0:
                         kind = MIXED
                     if horizon_ms >= 0 and attributes & DELETE_HORIZON_BIT == 0:
-                        found, status = _has_kept_tombstone(uncompressed, table, row, dead)
+                        has_tombstone, status = _has_kept_tombstone(uncompressed, table, row, dead)
                         if status != OK:
                             return row, out_position, out_row, total, status
-                        if found:
+                        if has_tombstone:
                             kind = MIXED
                             horizon = horizon_ms
         joins = target_bytes > 0 and count > 0 and kind in (VERBATIM, MIXED) and joinable(table, row)

@@ -88,12 +88,12 @@ def _legacy() -> None:
 def _pack() -> tuple[np.ndarray, int]:
     data = np.zeros(8, np.uint8)
     data.flags.writeable = False
-    one = np.ones(1, np.int64)
+    length = np.ones(1, np.int64)
     zero = np.zeros(1, np.int64)
     none = np.empty(0, np.int64)
     out = np.zeros(1024 + SLACK, np.uint8)
     packed = np.empty((1, pack.PACKED_FIELDS), np.int64)
-    filled, empty = pack.Spans(data, zero, one), pack.Spans(data, none, none)
+    filled, empty = pack.Spans(data, zero, length), pack.Spans(data, none, none)
     records = pack.RecordSpans(filled, filled, zero, none, empty, empty)
     pack.pack_records(records, 0, -1, 16384, 0, out, packed)
     end = int(packed[0, pack.PACKED_SIZE])

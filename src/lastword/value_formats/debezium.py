@@ -103,8 +103,8 @@ class DebeziumFormat(ValueFormat):
             event = read(data)
             op = None if event is None else event.get("op")
             if op not in OPS:
-                what = "it has no field op" if op is None else f"op {op!r} is not one of {' '.join(OPS)}"
-                raise Refused(f"it is not the change of a row: {what}")
+                reason = "it has no field op" if op is None else f"op {op!r} is not one of {' '.join(OPS)}"
+                raise Refused(f"it is not the change of a row: {reason}")
             after = None if op == "d" else event.get("after")
             if after is None and op != "d" and event.get(PARTS) is not None:
                 raise Refused(
