@@ -148,6 +148,7 @@ class PageStore:
         stored = 0 if bitmaps is None else int((bitmaps.page_slots >= 0).sum())
         size = max(known, _FIRST_PAGES)
         self._state = state
+        self._free_rows = 0  # rows that a page has released; the others belong to a page each
         self.page_ids = np.empty(size, np.int64)
         self.page_slots = np.empty(size, np.int32)
         self.page_segments = np.zeros(size, np.int32)
@@ -189,6 +190,8 @@ class PageStore:
         if not page_ids.size:
             return
         end = pages + page_ids.size
+        if end + self._free_rows > self.page_ids.size:
+            self.compact()
         if end > self.page_ids.size:
             self._grow(end)
         self.page_ids[pages:end] = page_ids
@@ -199,7 +202,8 @@ class PageStore:
     def clear(self, first_offset: int, next_offset: int) -> None:
         """Unset the bits of a range.
 
-        Pages without a bit release their rows once half of all rows would be free.
+        The rows of pages without a bit are freed once they are half of all rows, or once a kernel, which
+        takes a new row for each page without one, could need more rows than there are.
         """
         ids = self.page_ids[: self.pages]
         low = int(np.searchsorted(ids, first_offset >> PAGE_BITS))
@@ -212,7 +216,8 @@ class PageStore:
             self.page_bits[row] &= ~_range_mask(first_offset - start, next_offset - start)
             if not self.page_bits[row].any():
                 self.page_slots[page] = -1
-        if 2 * int((self.page_slots[: self.pages] >= 0).sum()) <= self.stored:
+                self._free_rows += 1
+        if self.stored <= 2 * self._free_rows or self.pages + self._free_rows > self.page_ids.size:
             self.compact()
 
     def unset(self, offsets: NDArray[np.int64]) -> None:
@@ -224,6 +229,7 @@ class PageStore:
     def compact(self) -> None:
         """Remove the rows of bits that no page refers to."""
         used = np.flatnonzero(self.page_slots[: self.pages] >= 0)
+        self._free_rows = 0
         if used.size < self.stored:
             bits = np.zeros(self.page_bits.shape, np.uint64)  # `zeros_like` would touch every row
             bits[: used.size] = self.page_bits[self.page_slots[used]]
@@ -235,6 +241,7 @@ class PageStore:
         """Release the room that a store of few pages began with; the next page makes it again."""
         if 2 * self.pages > self.page_ids.size or self.page_ids.size > _FIRST_PAGES:
             return
+        self.compact()  # a page without a row needs room for one
         size = max(self.pages, 1)
         for name in ("page_ids", "page_slots", "page_segments", "page_bits"):
             setattr(self, name, getattr(self, name)[:size].copy())
