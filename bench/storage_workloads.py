@@ -311,7 +311,7 @@ def first_read(run: Run) -> Iterator[Measured]:
     for name in run.chosen("a-none"):
         data = run.data(name)
         theirs = [kafka.first_open(data.partitions[0], run.scratch / "work") for _ in range(run.repetitions)]
-        for mode, case in (("a", "recovered, to write"), ("r", "as it lies there, to read")):
+        for mode, case in (("a", "recovered, to write"), ("r", "not recovered, to read")):
             ours, facts = [], []
             for _ in range(run.repetitions + 1):
                 root = run.scratch / "killed"

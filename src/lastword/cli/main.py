@@ -263,7 +263,8 @@ def _set_up_streams() -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
         return
     sys.stdout.flush()
-    sys.stdout = io.open(  # noqa: SIM115, UP020  # for the life of the process
+    # `io.open`, because ruff wants a Path in place of `open`, and this is a descriptor. It is never closed.
+    sys.stdout = io.open(  # noqa: SIM115, UP020
         sys.stdout.fileno(),
         "w",
         buffering=BUFFER_BYTES,

@@ -48,7 +48,7 @@ T = TypeVar("T")
 MAX_LIMIT = 4096
 MIN_LIMIT = 8
 EVICTED_SHARE = 16
-"""At the limit, this part of it is closed together."""
+"""At the limit, one of this number of descriptors is closed, the least recently used first."""
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 

@@ -11,7 +11,7 @@ without a row after the change. Events that have no whole row are refused: ops o
 Writing. A row is an event with op `c`. The row before is not known and is null. Flink refuses op `u` without
 a row before; connectors that upsert accept `c` for a key that exists. A deletion is two records, as from
 Debezium: an event with op `d`, and a record without a value, by which a compacted log forgets the key.
-Without a schema of the user's, an Avro event is a record `lastword.Envelope`: the transforms of Kafka Connect
+If the user gives no schema, an Avro event is a record `lastword.Envelope`: the transforms of Kafka Connect
 recognize an event by the ending `.Envelope` of its schema's name.
 """
 
