@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 pytest.importorskip("fastavro")
 
 from lastword.errors import SerializerError
-from lastword.value_formats import ValueFormat, format_of
+from lastword.value_formats import format_of
 from lastword.value_formats.avro import AvroFormat, schema_of
+from lastword.value_formats.interface import ValueFormat
 from tests.value_formats.columns import TIMESTAMP, columns, same, types
 
 DERIVED = AvroFormat()

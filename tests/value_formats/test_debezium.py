@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 pytest.importorskip("fastavro")
 
 from lastword.clock import ManualClock
-from lastword.value_formats import ValueFormat, format_of
+from lastword.value_formats import format_of
 from lastword.value_formats.debezium import DebeziumFormat, event_schema
+from lastword.value_formats.interface import ValueFormat
 from tests.value_formats.columns import columns, same, types
 from tests.value_formats.registries import FakeRegistry, serving
 

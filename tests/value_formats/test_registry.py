@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("fastavro")
 
 from lastword.errors import RegistryError
-from lastword.value_formats import ValueFormat, format_of
+from lastword.value_formats import format_of
+from lastword.value_formats.interface import ValueFormat
 from lastword.value_formats.registry import schema_by_id
 from tests.value_formats.registries import FakeRegistry, serving
 from tests.value_formats.test_avro import USER, field, record

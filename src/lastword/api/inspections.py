@@ -1,9 +1,9 @@
 """The verbs that inspect a log: `describe`, `segments`, `duplication`, `explain` and `simulate`.
 
 They change nothing. `describe` and `segments` count live bytes and garbage. An exact count scans every record
-of a log once; the bits of the dead bitmaps are the garbage. If the garbage index covers the whole log exactly, the
-index gives the same counts without a scan. Only the bytes of compressed records in rewritten segments are
-then distributed in proportion to their sizes before the rewrite. A quick count takes the index as it is:
+of a log once; the bits of the dead bitmaps are the garbage. If the garbage index covers the whole log
+exactly, it gives the same counts without a scan. Only the bytes of compressed records in rewritten segments
+are then distributed in proportion to their sizes before the rewrite. A quick count takes the index as it is:
 records that are not indexed yet count as live, and a sample is an estimate.
 """
 

@@ -133,7 +133,6 @@ def resolve(
     due_below: int = NEVER,
     progress: Callable[[int, int], None] | None = None,
     threads: int = 1,
-    scratch: str | None = None,
     place: ScratchPlace | None = None,
 ) -> Resolution:
     """Find every dead record of a log.
@@ -155,7 +154,6 @@ def resolve(
         progress: Called with (bytes done, bytes of all passes up to this one) after every chunk.
         threads: With 2, a second thread reads, verifies, decompresses and parses ahead; the result is the
             same.
-        scratch: A directory for the map's keys, as for `RunningResolution`.
         place: For a scratch file, if the keys do not fit the map. None: then there are passes.
 
     Raises:
@@ -171,7 +169,7 @@ def resolve(
         "old_due": old_due,
         "threads": threads,
     }
-    return LogResolver(sources, place, progress, scratch, **arguments).run()
+    return LogResolver(sources, place, progress, None, **arguments).run()
 
 
 class _Divide(Exception):
@@ -185,7 +183,7 @@ class LogResolver:
         sources: As for `resolve`.
         place: As for `resolve`.
         progress: As for `resolve`.
-        scratch: As for `resolve`.
+        scratch: A directory for the map's keys, as for `RunningResolution`; None: in memory.
         arguments: The other arguments of a `Resolver`.
 
     Attributes:

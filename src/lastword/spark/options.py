@@ -25,7 +25,8 @@ from typing import Any, Literal
 
 from lastword.errors import LastwordError, SparkOptionError, nearest
 from lastword.parse import parse_bytes, parse_duration_ms
-from lastword.value_formats import ENVELOPES, FORMATS, OPTIONS, SHARED, ValueFormat, format_of
+from lastword.value_formats import ENVELOPES, FORMATS, OPTIONS, SHARED, format_of
+from lastword.value_formats.interface import ValueFormat
 
 # ---------------------------------------------------------------- values that travel to the tasks
 

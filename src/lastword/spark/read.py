@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from lastword.resolve import Resolution
     from lastword.resolve.facts import TransactionOutcomes
     from lastword.segment.segment import Segment
-    from lastword.value_formats import ValueFormat
+    from lastword.value_formats.interface import ValueFormat
 
 CHUNK_BYTES = 2 << 20
 """The size of a chunk that is read and decoded. Arrow batches of 1-4 MB are transferred to the JVM fastest:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from lastword.value_formats import ValueFormat
+    from lastword.value_formats.interface import ValueFormat
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 

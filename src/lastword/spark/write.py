@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lastword.records.pack import AppendColumns, Workspace
-    from lastword.value_formats import ValueFormat
+    from lastword.value_formats.interface import ValueFormat
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import MissingError
-from lastword.value_formats import Refused, ValueFormat, first_problem, is_list
+from lastword.value_formats.interface import Refused, ValueFormat, first_problem, is_list
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.clock import Clock, SystemClock
-from lastword.value_formats import Refused, ValueFormat
 from lastword.value_formats.avro import AvroFormat, schema_of
+from lastword.value_formats.interface import Refused, ValueFormat
 from lastword.value_formats.json_text import JsonFormat
 from lastword.value_formats.registry import ConfluentFormat
 

@@ -29,7 +29,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lastword.value_formats import Refused, ValueFormat, first_problem, is_list
+from lastword.value_formats.interface import Refused, ValueFormat, first_problem, is_list
 
 if TYPE_CHECKING:
     import pyarrow as pa

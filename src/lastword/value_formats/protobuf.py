@@ -26,7 +26,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import MissingError
-from lastword.value_formats import Refused, ValueFormat, is_list
+from lastword.value_formats.interface import Refused, ValueFormat, is_list
 
 if TYPE_CHECKING:
     import pyarrow as pa

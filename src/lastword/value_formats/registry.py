@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import RegistryError
-from lastword.value_formats import Refused, ValueFormat
 from lastword.value_formats.avro import Types, decoder_of, encoder_of, parse_schema, schema_of
+from lastword.value_formats.interface import Refused, ValueFormat
 from lastword.value_formats.json_text import JsonFormat
 
 if TYPE_CHECKING:

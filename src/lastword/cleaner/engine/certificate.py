@@ -109,7 +109,7 @@ class Rewritten:
     written: Certified | None
 
 
-class _Appended:
+class _AppendedBytes:
     """The bytes of the last append, as the source of a ChunkReader."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class OutputSums:
         self._base_offset = base_offset
         self._seeds = digest_seeds(digest_seed)
         self._indexer = BulkIndexer(indexes)
-        self._appended = _Appended()
+        self._appended = _AppendedBytes()
         self._reader: ChunkReader | None = None
         self._records = self._pairs = self._contents = self._batches = self._controls = 0
         self._strange_ends = self._strange_timestamps = 0
