@@ -90,7 +90,8 @@ def test_the_blocks_run(
     schema = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
     schema["fields"].append({"name": "population", "type": ["null", "long"]})
     (tmp_path / "schemas" / "1.avsc").write_text(json.dumps(schema))
-    write_descriptors(tmp_path / "place.desc")
+    for file in ("place.desc", "schemas/2.desc"):
+        write_descriptors(tmp_path / file)
     known: dict[str, Any] = {"spark": spark}
     for block in BLOCKS[:-1]:
         if ("avroSchema" in block or "confluent" in block) and find_spec("fastavro") is None:
@@ -109,7 +110,8 @@ def test_the_blocks_run(
         assert people == [("1", ada), ("2", ("c", {"name": "Bob"})), ("3", ("d", None)), ("3", None)]
     schema = known["messages"].schema["value"].dataType
     assert schema.simpleString() == "struct<city:string,population:bigint>" and not schema["city"].nullable
-    assert [tuple(row.value) for row in known["messages"].collect()] == [("London", None)]
+    for name in ("messages", "served"):
+        assert [tuple(row.value) for row in known[name].collect()] == [("London", None)]
     rows = known["people"].selectExpr("CAST(key AS STRING) AS key", "value.city").collect()
     assert sorted((row.key, row.city) for row in rows) == [("1", "London"), ("2", None)]
     assert '"users": {"0": 4}' in capsys.readouterr().out

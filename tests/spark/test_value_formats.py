@@ -276,10 +276,18 @@ def test_a_null_is_written_as_a_deletion_and_a_tombstone() -> None:
 
 
 @pytest.mark.parametrize("name", ["avro", "confluent"])
-def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastavro", None)
-    with pytest.raises(MissingError, match=r'needs fastavro(.|\n)*pip install "fastavro>=1\.9"'):
-        source(value_format=name).schema()
+    (tmp_path / "1.avsc").write_text('"string"')
+    records(tmp_path / "data", b"\0\0\0\0\x01\x02a")
+    given = {"schema.registry.url": str(tmp_path)} if name == "confluent" else {}
+    missing = r'needs fastavro(.|\n)*pip install "fastavro>=1\.9"'
+    if name == "confluent":  # only Avro needs the package
+        with pytest.raises(MissingError, match=missing):
+            read(tmp_path / "data", StructType().add("value", "string"), value_format=name, **given)
+        given["avroSchema"] = "string"
+    with pytest.raises(MissingError, match=missing):
+        source(value_format=name, **given).schema()
 
 
 def test_protobuf_gives_the_type_of_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +310,9 @@ def test_protobuf_gives_the_type_of_its_message(tmp_path: Path, monkeypatch: pyt
     keys = {"key_format": "protobuf", "key_descFilePath": str(file)}
     with pytest.raises(SparkOptionError, match="option key_messageName is not given"):
         source(**keys).schema()
-    with pytest.raises(SparkOptionError, match="'messageName' is for value_format protobuf, not json"):
+    with pytest.raises(
+        SparkOptionError, match="'messageName' is for value_format protobuf or confluent, not json"
+    ):
         source(value_format="json", messageName="x").schema()
     with pytest.raises(SparkOptionError, match="option 'envelope': the schema is not of change events"):
         source(**given, envelope="debezium").schema()

@@ -12,7 +12,11 @@ from urllib.parse import unquote
 
 
 class FakeRegistry:
-    """Schemas by id, versions by subject, and the requests so far; `user` is wanted if it is set."""
+    """Schemas by id, versions by subject, and the requests so far; `user` is wanted if it is set.
+
+    A schema of Protobuf has the text that the server shows, and `serialized`, its descriptor in base64. The
+    descriptor is also a schema that clients register.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -33,13 +37,22 @@ class FakeRegistry:
         return number
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        path, _, query = path.partition("?")
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts[:2] == ["schemas", "ids"] and int(parts[2]) <= len(self.schemas):
-            return 200, self.schemas[int(parts[2]) - 1]
+            entry = dict(self.schemas[int(parts[2]) - 1])
+            serialized = entry.pop("serialized", entry["schema"])
+            return 200, entry | {"schema": serialized} if query == "format=serialized" else entry
         if parts[0] == "subjects" and method == "POST":
             if "incompatible" in body["schema"]:
                 return 409, {"error_code": 409, "message": "Schema being registered is incompatible"}
-            return 200, {"id": self.add(parts[1], body["schema"])}
+            text, more = body["schema"], {name: body[name] for name in body if name != "schema"}
+            if body.get("schemaType") == "PROTOBUF":
+                known = [entry["serialized"] for entry in self.schemas if "serialized" in entry]
+                number = known.index(text) if text in known else len(known)
+                more, text = more | {"serialized": text}, f"the text of file {number}"
+            number = self.add(parts[1], text, **more)
+            return 200, {"id": number, "version": self.subjects[parts[1]].index(number) + 1}
         if parts[0] == "subjects" and parts[1] in self.subjects:
             versions = self.subjects[parts[1]]
             version = len(versions) if parts[3] == "latest" else int(parts[3])

@@ -17,7 +17,7 @@ pytest.importorskip("fastavro")
 from lastword.errors import RegistryError
 from lastword.value_formats import format_of
 from lastword.value_formats.interface import ValueFormat
-from lastword.value_formats.registry import schema_by_id
+from lastword.value_formats.registry import format_by_id
 from tests.value_formats.registries import FakeRegistry, serving
 from tests.value_formats.test_avro import USER, field, record
 
@@ -28,7 +28,7 @@ THIRD = record(field("id", "long"), field("city", "string", default="Rome"))
 
 @pytest.fixture
 def registry() -> Iterator[FakeRegistry]:
-    schema_by_id.cache_clear()
+    format_by_id.cache_clear()
     with serving() as server:
         yield server
 
@@ -88,7 +88,7 @@ def test_the_schema_to_write(registry: FakeRegistry) -> None:
 
 def test_a_record_that_cannot_be_read_has_a_reason(registry: FakeRegistry) -> None:
     registry.add("users-value", FIRST)
-    registry.add("proto", "syntax", schemaType="PROTOBUF")
+    registry.add("other", "syntax", schemaType="XML")
     data = [b"\x01", b"", b"\0\0\0\0\x09x", b"\0\0\0\0\x09y", b"\0\0\0\0\x02x", b"\0\0\0\0\x01", b'{"id": 1}']
     reader = confluent(registry)
     kind = reader.own_type()
@@ -97,16 +97,27 @@ def test_a_record_that_cannot_be_read_has_a_reason(registry: FakeRegistry) -> No
     assert list(problems) == list(range(7))
     assert "begins with 01" in problems[0] and "begins with nothing" in problems[1]
     assert "schema id 9 is not in the registry" in problems[2] and problems[3] == problems[2]
-    assert "of type PROTOBUF" in problems[4] and "not of the schema" in problems[5] and "7b" in problems[6]
+    assert (
+        "of type XML; AVRO, JSON and PROTOBUF are read" in problems[4]
+        and "not of the schema" in problems[5]
+        and "7b" in problems[6]
+    )
     assert registry.requests.count("GET /schemas/ids/9") == 1
 
 
-def test_json_of_a_registry_is_read(registry: FakeRegistry) -> None:
+def test_json_of_a_registry(registry: FakeRegistry, tmp_path: Path) -> None:
     number = registry.add("users-value", {"type": "object"}, schemaType="JSON")
     reader = confluent(registry)
     kind = pa.struct([("id", pa.int64())])
     data = pa.array([b"\0\0\0\0" + bytes([number]) + b'{"id": 7}'])
     assert reader.own_type() is None and reader.decode(data, kind).column.to_pylist() == [{"id": 7}]
+    assert write(registry, pa.array([{"id": 7}, None], kind)) == [b'\0\0\0\0\x01{"id":7}', None]
+    assert write(registry, pa.array(["a"])) == [b'\0\0\0\0\x01"a"'], "text is JSON too"
+    assert "no JSON" in str(reader.problem(pa.struct([("d", pa.duration("us"))]), writing=True))
+    assert len(registry.schemas) == 1
+    (tmp_path / "1.json").write_text("{}")
+    folder = format_of("confluent", {"schema.registry.url": str(tmp_path)})
+    assert folder.decode(data, kind).column.to_pylist() == [{"id": 7}]
 
 
 def test_schemas_that_refer_to_others(registry: FakeRegistry) -> None:
@@ -145,7 +156,7 @@ def test_what_a_server_refuses(registry: FakeRegistry) -> None:
 
 
 def test_a_folder_of_schemas(tmp_path: Path) -> None:
-    schema_by_id.cache_clear()
+    format_by_id.cache_clear()
     (tmp_path / "7.avsc").write_text(json.dumps(FIRST))
     given = {"schema.registry.url": str(tmp_path), "avroSchema": json.dumps(FIRST)}
     kind = pa.struct([("id", pa.int64())])

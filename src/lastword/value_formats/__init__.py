@@ -2,7 +2,7 @@
 
     json       an object for a struct; what Spark's `to_json` writes and `from_json` reads
     avro       one datum without a header; what Spark's `to_avro` writes and `from_avro` reads
-    confluent  the id of a schema in a registry, and a datum of it; what Confluent's serializers write
+    confluent  the id of a schema in a registry, and a value of it; what Confluent's serializers write
     protobuf   one message; what Spark's `to_protobuf` writes and `from_protobuf` reads
 
 A format converts whole Arrow arrays: `encode` to binary, `decode` from binary to the type of a column. The
@@ -21,15 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lastword.value_formats.interface import Refused, ValueFormat
+
+if TYPE_CHECKING:
+    from lastword.value_formats.avro import AvroFormat
+    from lastword.value_formats.protobuf import ProtobufFormat
 
 FORMATS = ("json", "avro", "confluent", "protobuf")
 
 OPTIONS = {
     "avroSchema": ("avro", "confluent"),
-    "descFilePath": ("protobuf",),
-    "messageName": ("protobuf",),
+    "descFilePath": ("protobuf", "confluent"),
+    "messageName": ("protobuf", "confluent"),
     "subject": ("confluent",),
     "schema.registry.url": ("confluent",),
     "basic.auth.user.info": ("confluent",),
@@ -66,6 +71,27 @@ def format_of(
         return JsonFormat(with_schema=envelope is not None)
     if name == "protobuf":
         return _protobuf(settings)
+    if name == "avro":
+        return _avro(settings)
+    from lastword.value_formats.registry import ConfluentFormat, Datum, Registry
+
+    place = settings.get("schema.registry.url")
+    if place is None:
+        raise ValueError("schema.registry.url is not given: a server, such as http://host:8081, or a folder")
+    registry = Registry(place, settings.get("basic.auth.user.info"))
+    if not registry.is_server and not Path(place).is_dir():
+        raise ValueError(f"schema.registry.url is neither http, https nor a folder: {place}")
+    datum: Datum | None = None
+    if "descFilePath" in settings and "avroSchema" in settings:
+        raise ValueError("descFilePath is given with avroSchema: a schema of a registry is of one kind")
+    if "descFilePath" in settings:
+        datum = _protobuf(settings)
+    elif "avroSchema" in settings:
+        datum = _avro(settings)
+    return ConfluentFormat.of(registry, settings.get("subject", subject), datum, settings.get("messageName"))
+
+
+def _avro(settings: Mapping[str, str]) -> AvroFormat:
     from lastword.value_formats.avro import AvroFormat, need_fastavro
 
     need_fastavro()
@@ -76,21 +102,11 @@ def format_of(
             AvroFormat(schema).own_type()
         except ValueError as error:
             raise ValueError(f"avroSchema {error}") from None
-    if name == "avro":
-        return AvroFormat(schema)
-    from lastword.value_formats.registry import ConfluentFormat, Registry
-
-    place = settings.get("schema.registry.url")
-    if place is None:
-        raise ValueError("schema.registry.url is not given: a server, such as http://host:8081, or a folder")
-    registry = Registry(place, settings.get("basic.auth.user.info"))
-    if not registry.is_server and not Path(place).is_dir():
-        raise ValueError(f"schema.registry.url is neither http, https nor a folder: {place}")
-    return ConfluentFormat.of(registry, settings.get("subject", subject), schema)
+    return AvroFormat(schema)
 
 
-def _protobuf(settings: Mapping[str, str]) -> ValueFormat:
-    from lastword.value_formats.protobuf import ProtobufFormat, need_protobuf
+def _protobuf(settings: Mapping[str, str]) -> ProtobufFormat:
+    from lastword.value_formats.protobuf import ProtobufFormat, need_protobuf, pool_of
 
     need_protobuf()
     for option, example in (("descFilePath", "user.desc"), ("messageName", "package.User")):
@@ -100,11 +116,17 @@ def _protobuf(settings: Mapping[str, str]) -> ValueFormat:
         descriptors = Path(settings["descFilePath"]).read_bytes()
     except OSError as error:
         raise ValueError(f"descFilePath names a file that cannot be read: {error}") from None
+    try:
+        pool_of(descriptors)
+    except ValueError as error:
+        raise ValueError(f"descFilePath {error}") from None
     value_format = ProtobufFormat(descriptors, settings["messageName"])
     try:
         value_format.own_type()
     except Refused as refused:
         raise ValueError(f"messageName has no type: {refused}") from None
+    except ValueError as error:
+        raise ValueError(f"messageName {error}") from None
     return value_format
 
 

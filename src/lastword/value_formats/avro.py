@@ -25,7 +25,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import MissingError
-from lastword.value_formats.interface import Refused, ValueFormat, first_problem, is_list
+from lastword.value_formats.interface import Refused, ValueFormat, first_problem, is_list, widens
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,17 +58,22 @@ def need_fastavro() -> None:
 
 def parse_schema(text: str) -> Schema:
     """Parse the JSON of a schema. ValueError for a text that is no schema."""
+    need_fastavro()
     from fastavro import parse_schema as parse
     from fastavro.schema import SchemaParseException
 
     try:
-        value = json.loads(text)
-    except ValueError:
-        value = text.strip()  # a primitive type without quotes
-    try:
-        return parse(plain(value))
+        return parse(plain(json_of(text)))
     except (SchemaParseException, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"is no Avro schema: {error}") from None
+
+
+def json_of(text: str) -> Any:
+    """Return the parsed JSON of a schema, or the text: a primitive type may have no quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip()
 
 
 def plain(schema: Any) -> Any:
@@ -98,7 +103,6 @@ class AvroFormat(ValueFormat):
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
-        need_fastavro()
         try:
             types = self._types(kind)
             if writing:
@@ -111,13 +115,10 @@ class AvroFormat(ValueFormat):
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
         """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
-        need_fastavro()
-        types = self._types(kind)
-        return encoder_of(types, kind)
+        return encoder_of(self._types(kind), kind)
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
         """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
-        need_fastavro()
         types = self._types(kind)
         decode = decoder_of(types.schema, None, types.reader(kind))
 
@@ -390,7 +391,7 @@ class Types:
             return lambda entries: [(key, read_entry(item)) for key, item in entries.items()]
         own = self.arrow(schema)
         small = own == pa.int32() and kind in (pa.int8(), pa.int16())  # Avro has no smaller integer
-        if not _same(own, kind) and not small and not (self.lenient and _widens(own, kind)):
+        if not _same(own, kind) and not small and not (self.lenient and widens(own, kind)):
             raise Refused(f"the schema has {own}, not {kind}")
         return _itself
 
@@ -422,7 +423,7 @@ class Types:
             write_entry = self._item_writer(kind.item_field, schema["values"])
             return lambda entries: {key: write_entry(item) for key, item in entries}
         own = self.arrow(schema)
-        if not _same(own, kind) and not _widens(kind, own):
+        if not _same(own, kind) and not widens(kind, own):
             raise Refused(f"the schema has {own}, not {kind}")
         if isinstance(schema, dict) and str(schema.get("logicalType")).endswith("timestamp-millis"):
             return _whole_millis
@@ -491,15 +492,3 @@ def _same(own: pa.DataType, kind: pa.DataType) -> bool:
     if types.is_binary(own):
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
     return bool(own == kind)
-
-
-def _widens(kind: pa.DataType, own: pa.DataType) -> bool:
-    """Return whether every value of `kind` is one of `own`."""
-    import pyarrow as pa
-
-    types = pa.types
-    if types.is_signed_integer(kind) and types.is_signed_integer(own):
-        return bool(kind.bit_width <= own.bit_width)
-    if types.is_decimal(kind) and types.is_decimal(own):
-        return bool(kind.scale <= own.scale and kind.precision - kind.scale <= own.precision - own.scale)
-    return bool(kind == pa.float32() and own == pa.float64())

@@ -119,8 +119,10 @@ class DebeziumFormat(ValueFormat):
     def _events_to_write(self, kind: pa.DataType) -> ValueFormat:
         """Return the format of the events, with their schema if it has none."""
         events = self.events
-        if isinstance(events, AvroFormat | ConfluentFormat) and events.schema is None:
-            return replace(events, schema=json.dumps(event_schema(kind)))
+        if isinstance(events, AvroFormat) and events.schema is None:
+            return AvroFormat(json.dumps(event_schema(kind)))
+        if isinstance(events, ConfluentFormat) and events.datum is None:
+            return replace(events, datum=AvroFormat(json.dumps(event_schema(kind))))
         return events
 
     def _events_to_read(self, kind: pa.DataType) -> ValueFormat:

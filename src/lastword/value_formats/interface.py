@@ -159,3 +159,15 @@ def is_list(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def widens(kind: pa.DataType, own: pa.DataType) -> bool:
+    """Return whether every value of `kind` is one of `own`."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_signed_integer(kind) and types.is_signed_integer(own):
+        return bool(kind.bit_width <= own.bit_width)
+    if types.is_decimal(kind) and types.is_decimal(own):
+        return bool(kind.scale <= own.scale and kind.precision - kind.scale <= own.precision - own.scale)
+    return bool(kind == pa.float32() and own == pa.float64())

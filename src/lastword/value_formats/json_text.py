@@ -59,7 +59,7 @@ class JsonFormat(ValueFormat):
 
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_binary(kind):
             return "text and bytes are written and read as they are, without a format"
-        return first_problem(kind, _unsupported)
+        return problem_of(kind)
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
         """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
@@ -126,6 +126,11 @@ def is_binary(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def problem_of(kind: pa.DataType) -> str | None:
+    """Return the reason why values of a type have no JSON text, or None."""
+    return first_problem(kind, _unsupported)
 
 
 def _unsupported(kind: pa.DataType) -> str | None:

@@ -18,15 +18,18 @@ and two members of a oneof.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import MissingError
-from lastword.value_formats.interface import Refused, ValueFormat, is_list
+from lastword.value_formats.interface import Refused, ValueFormat, is_list, widens
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,42 +51,128 @@ def need_protobuf() -> None:
         ) from None
 
 
-@lru_cache(maxsize=64)
-def message_of(descriptors: bytes, name: str) -> Any:
-    """Return the class of a message in the bytes of a descriptor file.
-
-    Raises:
-        ValueError: The text begins with the name of the option that is wrong.
-    """
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+def files_of(descriptors: bytes) -> list[Any]:
+    """Return the files (`FileDescriptorProto`) of a descriptor file. ValueError if it is malformed."""
+    need_protobuf()
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.message import DecodeError
 
-    pool = descriptor_pool.DescriptorPool()
     try:
-        files = descriptor_pb2.FileDescriptorSet.FromString(descriptors)
-        for file in files.file:
+        return list(FileDescriptorSet.FromString(descriptors).file)
+    except DecodeError as error:
+        raise ValueError(f"is no descriptor file: {error}") from None
+
+
+def file_of(descriptor: bytes) -> Any:
+    """Return the file of a serialized `FileDescriptorProto`. ValueError if it is malformed."""
+    need_protobuf()
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    try:
+        return FileDescriptorProto.FromString(descriptor)
+    except DecodeError as error:
+        raise ValueError(f"is no descriptor of a file: {error}") from None
+
+
+def descriptors_of(name: str, files: Mapping[str, Any]) -> bytes:
+    """Return a descriptor file of a file, behind the files that it imports.
+
+    A missing file of `google.protobuf` is added. Another missing file is empty: perhaps it has only options,
+    which no value has.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    whole = FileDescriptorSet()
+    added = set()
+
+    def add(name: str) -> None:
+        if name not in added:
+            added.add(name)
+            file = files[name] if name in files else _well_known(name)
+            for imported in file.dependency:
+                add(imported)
+            whole.file.append(file)
+
+    add(name)
+    return bytes(whole.SerializeToString(deterministic=True))
+
+
+def _well_known(name: str) -> Any:
+    """Return a file that each schema registry has, or an empty file."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    file = FileDescriptorProto(name=name)
+    if name == "confluent/type/decimal.proto":  # the decimals of Kafka Connect
+        file.package, file.syntax = "confluent.type", "proto3"
+        decimal = file.message_type.add(name="Decimal")
+        for number, part in enumerate(("value", "precision", "scale"), 1):
+            member = decimal.field.add(name=part, number=number, label="LABEL_OPTIONAL")
+            member.type = (member.TYPE_BYTES, member.TYPE_UINT32, member.TYPE_INT32)[number - 1]
+    if re.fullmatch(r"google/(protobuf|type)/\w+\.proto", name):
+        with suppress(ImportError):
+            module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+            module.DESCRIPTOR.CopyToProto(file)
+    return file
+
+
+def messages_of(file: Any) -> dict[str, tuple[int, ...]]:
+    """Return the full names of the messages of a file, each with the indexes of its place in the file."""
+    places: dict[str, tuple[int, ...]] = {}
+
+    def add(prefix: str, messages: Any, outer: tuple[int, ...]) -> None:
+        for number, message in enumerate(messages):
+            if not message.options.map_entry:
+                name, place = f"{prefix}{message.name}", (*outer, number)
+                places[name] = place
+                add(f"{name}.", message.nested_type, place)
+
+    add(f"{file.package}." if file.package else "", file.message_type, ())
+    return places
+
+
+@lru_cache(maxsize=64)
+def pool_of(descriptors: bytes) -> Any:
+    """Return the types of a descriptor file. ValueError if a file is malformed or missing."""
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+    pool, files = DescriptorPool(), files_of(descriptors)
+    missing = {name for file in files for name in file.dependency} - {file.name for file in files}
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise ValueError(f"lacks {names}, which its files import (protoc --include_imports)")
+    try:
+        for file in files:
             pool.Add(file)
-    except (DecodeError, TypeError) as error:
-        raise ValueError(f"descFilePath is no descriptor file: {error}") from None
-    names = sorted(
-        ".".join(filter(None, (file.package, message.name)))
-        for file in files.file
-        for message in file.message_type
-    )
+    except TypeError as error:
+        raise ValueError(f"cannot be used: {error}") from None
+    return pool
+
+
+@lru_cache(maxsize=64)
+def message_of(descriptors: bytes, name: str) -> Any:
+    """Return the class of a message in a descriptor file. ValueError if it is not there."""
+    need_protobuf()
+    from google.protobuf.message_factory import GetMessageClass
+
     try:
-        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+        return GetMessageClass(pool_of(descriptors).FindMessageTypeByName(name))
     except KeyError:
-        raise ValueError(f"messageName {name} is not in the file, which has {', '.join(names)}") from None
-    except TypeError as error:  # a file that it imports is missing
-        raise ValueError(f"descFilePath lacks an imported file (protoc --include_imports): {error}") from None
+        names = ", ".join(sorted(name for file in files_of(descriptors) for name in messages_of(file)))
+        raise ValueError(f"{name} is not in the file, which has {names}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class ProtobufFormat(ValueFormat):
-    """A message, and the bytes of the descriptor file that has it."""
+    """A message, and the bytes of the descriptor file that has it.
+
+    With `lenient` a nullable field of the column that the message lacks is read as null, and a number may be
+    of a wider type.
+    """
 
     descriptors: bytes = field(repr=False)
     message: str
+    lenient: bool = False
     name: ClassVar[str] = "protobuf"
 
     def own_type(self) -> pa.DataType:
@@ -95,8 +184,8 @@ class ProtobufFormat(ValueFormat):
         try:
             converter = writer_of if writing else reader_of
             converter(self._class().DESCRIPTOR, kind)
-        except Refused as refused:
-            return str(refused)
+        except ValueError as error:
+            return str(error)
         return None
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
@@ -119,7 +208,8 @@ class ProtobufFormat(ValueFormat):
         """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
         from google.protobuf.message import DecodeError
 
-        parse, read = self._class().FromString, reader_of(self._class().DESCRIPTOR, kind)
+        parse = self._class().FromString
+        read = reader_of(self._class().DESCRIPTOR, kind, lenient=self.lenient)
 
         def decode(data: bytes) -> Any:
             try:
@@ -134,7 +224,6 @@ class ProtobufFormat(ValueFormat):
         return decode
 
     def _class(self) -> Any:
-        need_protobuf()
         return message_of(self.descriptors, self.message)
 
 
@@ -216,12 +305,12 @@ def _same(own: pa.DataType, kind: pa.DataType) -> bool:
     return bool(kind in (own, wide.get(own)))
 
 
-def _check(own: pa.DataType, kind: pa.DataType) -> None:
-    if not _same(own, kind):
+def _check(own: pa.DataType, kind: pa.DataType, *, lenient: bool = False) -> None:
+    if not _same(own, kind) and not (lenient and widens(own, kind)):
         raise Refused(f"the message has {own}, not {kind}")
 
 
-def _members(descriptor: Any, kind: pa.DataType) -> list[tuple[Any, pa.Field]]:
+def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> list[tuple[Any, pa.Field]]:
     """Return the field of the message for each field of a type. Raises Refused."""
     import pyarrow as pa
 
@@ -231,6 +320,8 @@ def _members(descriptor: Any, kind: pa.DataType) -> list[tuple[Any, pa.Field]]:
     for number in range(kind.num_fields):
         item = kind.field(number)
         if item.name not in descriptor.fields_by_name:
+            if lenient and item.nullable:
+                continue
             names = ", ".join(descriptor.fields_by_name.keys())
             raise Refused(f"message {descriptor.full_name} has the fields {names}", item.name)
         members.append((descriptor.fields_by_name[item.name], item))
@@ -239,14 +330,13 @@ def _members(descriptor: Any, kind: pa.DataType) -> list[tuple[Any, pa.Field]]:
     return members
 
 
-def _map_parts(member: Any, kind: pa.DataType) -> tuple[Any, pa.DataType]:
-    """Return the value field of a map, and its type in the column. Raises Refused."""
+def _map_parts(member: Any, kind: pa.DataType) -> tuple[Any, Any]:
+    """Return the fields for keys and values of a map. Raises Refused for a type that is no map."""
     import pyarrow as pa
 
     if not pa.types.is_map(kind):
         raise Refused(f"the message has a map, not {kind}")
-    _check(scalar_of(member.message_type.fields_by_name["key"]), kind.key_type)
-    return member.message_type.fields_by_name["value"], kind.item_type
+    return tuple(member.message_type.fields_by_name[name] for name in ("key", "value"))
 
 
 def _is_uint64(member: Any) -> bool:
@@ -256,12 +346,12 @@ def _is_uint64(member: Any) -> bool:
 # ---------------------------------------------------------------- reading
 
 
-def reader_of(descriptor: Any, kind: pa.DataType) -> Convert:
+def reader_of(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> Convert:
     """Return a function from a message to a value of a type with the same or fewer fields. Raises Refused."""
     parts: list[tuple[str, Convert]] = []
-    for member, item in _members(descriptor, kind):
+    for member, item in _members(descriptor, kind, lenient=lenient):
         try:
-            parts.append((member.name, _field_reader(member, item)))
+            parts.append((member.name, _field_reader(member, item, lenient)))
         except Refused as refused:
             raise refused.inside(member.name) from None
 
@@ -277,20 +367,20 @@ def reader_of(descriptor: Any, kind: pa.DataType) -> Convert:
     return read_message
 
 
-def _field_reader(member: Any, item: pa.Field) -> Convert:
+def _field_reader(member: Any, item: pa.Field, lenient: bool) -> Convert:
     """Return a function from a message to the value of one of its fields."""
     name, kind = member.name, item.type
     if _is_map(member):
-        value, value_type = _map_parts(member, kind)
-        read_key = _item_reader(member.message_type.fields_by_name["key"], kind.key_type)
-        read_value = _item_reader(value, value_type)
+        key, value = _map_parts(member, kind)
+        read_key = _item_reader(key, kind.key_type, lenient)
+        read_value = _item_reader(value, kind.item_type, lenient)
         return lambda message: [(read_key(key), read_value(v)) for key, v in getattr(message, name).items()]
     if member.is_repeated:
         if not is_list(kind):
             raise Refused(f"the message has an array, not {kind}")
-        read_element = _item_reader(member, kind.value_type)
+        read_element = _item_reader(member, kind.value_type, lenient)
         return lambda message: [read_element(element) for element in getattr(message, name)]
-    read = _item_reader(member, kind)
+    read = _item_reader(member, kind, lenient)
     if not _may_be_null(member):
         return lambda message: read(getattr(message, name))
     if not item.nullable:
@@ -298,14 +388,14 @@ def _field_reader(member: Any, item: pa.Field) -> Convert:
     return lambda message: read(getattr(message, name)) if message.HasField(name) else None
 
 
-def _item_reader(member: Any, kind: pa.DataType) -> Convert:
+def _item_reader(member: Any, kind: pa.DataType, lenient: bool) -> Convert:
     own = None if member.message_type is None else member.message_type.full_name
     if own in (TIMESTAMP, DURATION):
         _check(_item_type(member, ()), kind)
         return _time if own == TIMESTAMP else _interval
     if member.message_type is not None:
-        return reader_of(member.message_type, kind)
-    _check(scalar_of(member), kind)
+        return reader_of(member.message_type, kind, lenient=lenient)
+    _check(scalar_of(member), kind, lenient=lenient)
     if _is_uint64(member):
         return Decimal
     if member.enum_type is None:
@@ -421,13 +511,13 @@ def _list_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
 
 
 def _map_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
-    value, value_type = _map_parts(member, kind)
-    convert_key = _scalar_writer(member.message_type.fields_by_name["key"], kind.key_type)
+    key, value = _map_parts(member, kind)
+    convert_key = _scalar_writer(key, kind.key_type)
     fill = convert = None
     if value.message_type is not None:
-        fill = _filler(value, value_type)
+        fill = _filler(value, kind.item_type)
     else:
-        convert = _scalar_writer(value, value_type)
+        convert = _scalar_writer(value, kind.item_type)
 
     def write_map(message: Any, entries: list[tuple[Any, Any]]) -> None:
         container = getattr(message, member.name)

@@ -1,15 +1,23 @@
-"""Values of a schema registry: a byte 0, four bytes with the id of a schema, and a datum.
+"""Values of a schema registry: a byte 0, four bytes with the id of a schema, and a value of the schema.
 
-The schemas are on a server (`schema.registry.url` of http or https) or in a folder, as `<id>.avsc`. A server
-is asked by plain HTTP: the schema of an id, the latest schema of a subject, the id of a schema to write. A
-process asks once for each id.
+The value is an Avro datum, JSON text, or a Protobuf message. In front of a message are the indexes of its
+type in the file of the schema, as zigzag varints: how many there are, then the index of the outermost message
+and of each nested one. A single 0 stands for the first message.
 
-Reading. Each record is read with the schema of its own id. The schema of the column is `avroSchema`, else
-the latest of the subject: records of other ids are resolved to it, with its defaults. Without either, fields
-are matched by name, and fields that a record's schema lacks are null. JSON of a registry is read too.
+The schemas are on a server (`schema.registry.url` of http or https) or in a folder, as `<id>.avsc`,
+`<id>.json`, or `<id>.desc` (a descriptor file, in which the file of the schema is the last). A server is
+asked by plain HTTP: the schema of an id, the latest schema of a subject, the id of a schema to write. A
+process asks once for each id. A server translates a Protobuf schema to a descriptor (`format=serialized`).
 
-Writing. The schema is `avroSchema`, else the latest of the subject if the column fits it, else the one that
-the type has. A server registers it; the driver does that once for each write, never a task.
+Reading. Each record is read with the schema of its own id. The schema of the column is `avroSchema`,
+`descFilePath` and `messageName`, else the latest of the subject. Avro records of other ids are resolved to
+it, with its defaults; messages are read as the message of the column, by field numbers. Without a schema of
+the column, and for records of another kind, fields are matched by name, and fields that a record's schema
+lacks are null.
+
+Writing. The schema is that of the options, else the latest of the subject if the column fits it, else the
+Avro schema that the type has. A server registers it; the driver does that once for each write, never a task.
+JSON is written under the latest schema of the subject. Values are not checked against a JSON schema.
 """
 
 from __future__ import annotations
@@ -20,21 +28,38 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import RegistryError
-from lastword.value_formats.avro import Types, decoder_of, encoder_of, parse_schema, schema_of
+from lastword.value_formats.avro import AvroFormat, Types, decoder_of, json_of, parse_schema, schema_of
 from lastword.value_formats.interface import Refused, ValueFormat
-from lastword.value_formats.json_text import JsonFormat
+from lastword.value_formats.json_text import JsonFormat, problem_of
+from lastword.value_formats.protobuf import (
+    ProtobufFormat,
+    descriptors_of,
+    file_of,
+    files_of,
+    messages_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TIMEOUT_SECONDS = 30
 HEADER_BYTES = 5
+
+Datum = AvroFormat | JsonFormat | ProtobufFormat
+"""The format of the values of a schema. Of the files in the descriptors of a message its own is the last."""
+
+IN_EVERY_REGISTRY = ("google/protobuf/", "google/type/", "confluent/")
+"""Folders of Protobuf files that a schema imports without a reference."""
+
+FILE_OF_SCHEMA = "schema"
+"""The name of the file of a Protobuf schema. Files that it imports have the names of the imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,53 +74,128 @@ class Registry:
         """Return whether the registry is a server."""
         return self.place.startswith(("http://", "https://"))
 
-    def by_id(self, number: int) -> tuple[str, str]:
-        """Return the kind (AVRO, JSON, PROTOBUF) and the text of a schema. Refused if there is none."""
-        if not self.is_server:
-            file = Path(self.place) / f"{number}.avsc"
-            if not file.is_file():
-                raise Refused(f"its schema id {number} is not in {self.place}")
-            return "AVRO", file.read_text(encoding="utf-8")
-        answer = self._ask(f"/schemas/ids/{number}")
+    def by_id(self, number: int) -> Datum:
+        """Return the format of a schema's values. Refused if there is no such schema, or none of its kind."""
+        if self.is_server:
+            answer = self._ask(f"/schemas/ids/{number}")
+            if answer is None:
+                raise Refused(f"its schema id {number} is not in the registry {self.place}")
+            return self._format_of(number, answer)
+        file = Path(self.place) / str(number)
+        if (text := file.with_suffix(".avsc")).is_file():
+            return AvroFormat(text.read_text(encoding="utf-8"))
+        if (descriptors := file.with_suffix(".desc")).is_file():
+            try:
+                files = {part.name: part for part in files_of(descriptors.read_bytes())}
+            except ValueError as error:
+                raise Refused(f"its schema {descriptors} {error}") from None
+            return _first_message(number, next(reversed(files), ""), files)
+        if file.with_suffix(".json").is_file():
+            return JsonFormat()
+        raise Refused(f"its schema id {number} is not in {self.place}")
+
+    def latest(self, subject: str) -> tuple[int, Datum] | None:
+        """Return the id of the latest schema of a subject, and the format of its values.
+
+        None if there is no such subject; a folder has no subjects.
+
+        Raises:
+            RegistryError: The schema cannot be read.
+        """
+        answer = self._ask(f"/subjects/{_quoted(subject)}/versions/latest") if self.is_server else None
         if answer is None:
-            raise Refused(f"its schema id {number} is not in the registry {self.place}")
-        return answer.get("schemaType", "AVRO"), self._whole(answer)
-
-    def latest(self, subject: str) -> str | None:
-        """Return the latest Avro schema of a subject; None if there is none. A folder has no subjects."""
-        if not self.is_server:
             return None
-        answer = self._ask(f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
-        return None if answer is None or answer.get("schemaType", "AVRO") != "AVRO" else self._whole(answer)
+        try:
+            return int(answer["id"]), self._format_of(int(answer["id"]), answer)
+        except Refused as refused:
+            raise RegistryError(
+                f"the latest schema of {subject} cannot be read: {refused}",
+                remedy="give avroSchema, or descFilePath and messageName, or another subject",
+            ) from None
 
-    def register(self, subject: str, schema: str) -> int:
+    def register(self, subject: str, datum: AvroFormat | ProtobufFormat) -> int:
         """Return the id of a schema, which a server registers for the subject.
 
         Raises:
             RegistryError: The server refuses the schema, or no file of the folder has it.
         """
-        if self.is_server:
-            path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
-            answer = self._ask(path, {"schema": schema})
-            if answer is None:
-                raise RegistryError(
-                    f"the registry {self.place} has no {path}", remedy="correct schema.registry.url"
-                )
-            return int(answer["id"])
-        numbers = sorted(int(file.stem) for file in Path(self.place).glob("*.avsc") if file.stem.isdecimal())
+        if not self.is_server:
+            return self._file_with(subject, datum)
+        if isinstance(datum, ProtobufFormat):
+            files = {file.name: file for file in files_of(datum.descriptors)}
+            schema = self._with_references([*files][-1], files)
+        else:
+            schema = {"schema": datum.schema}
+        return int(self._post(f"/subjects/{_quoted(subject)}/versions", schema)["id"])
+
+    def _file_with(self, subject: str, datum: AvroFormat | ProtobufFormat) -> int:
+        """Return the number of the file that has a schema."""
+        ending = ".avsc" if isinstance(datum, AvroFormat) else ".desc"
+        numbers = sorted(int(file.stem) for file in Path(self.place).iterdir() if file.stem.isdecimal())
         for number in reversed(numbers):
-            if json.loads(self.by_id(number)[1]) == json.loads(schema):
-                return number
-        unused = numbers[-1] + 1 if numbers else 1
-        raise RegistryError(
-            f"no file of {self.place} has the schema of {subject}",
-            remedy=f"write this to {self.place}/{unused}.avsc: {schema}",
-        )
+            if (Path(self.place) / f"{number}{ending}").is_file():
+                with suppress(Refused):  # a file that cannot be read is another schema
+                    if _same(self.by_id(number), datum):
+                        return number
+        unused = Path(self.place) / f"{numbers[-1] + 1 if numbers else 1}{ending}"
+        if isinstance(datum, AvroFormat):
+            remedy = f"write this to {unused}: {datum.schema}"
+        else:
+            proto = files_of(datum.descriptors)[-1].name
+            remedy = f"protoc --include_imports --descriptor_set_out={unused} {proto}"
+        raise RegistryError(f"no file of {self.place} has the schema of {subject}", remedy=remedy)
+
+    def _with_references(self, name: str, files: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of a file to register, after the files that it imports are registered.
+
+        The subject of an imported file is its name, as for Confluent's serializers.
+        """
+        references = []
+        for imported in files[name].dependency:
+            if not imported.startswith(IN_EVERY_REGISTRY):
+                path = f"/subjects/{_quoted(imported)}"
+                schema = self._with_references(imported, files)
+                self._post(f"{path}/versions", schema)
+                version = self._post(path, schema)["version"]
+                references.append({"name": imported, "subject": imported, "version": version})
+        text = base64.b64encode(files[name].SerializeToString(deterministic=True)).decode()
+        return {"schema": text, "schemaType": "PROTOBUF", "references": references}
+
+    def _format_of(self, number: int, answer: dict[str, Any]) -> Datum:
+        """Return the format of the values of a schema in an answer."""
+        kind = answer.get("schemaType", "AVRO")
+        if kind == "AVRO":
+            return AvroFormat(self._whole(answer))
+        if kind == "JSON":
+            return JsonFormat()
+        if kind != "PROTOBUF":
+            raise Refused(f"its schema id {number} is of type {kind}; AVRO, JSON and PROTOBUF are read")
+        files: dict[str, Any] = {}
+        self._add_files(number, FILE_OF_SCHEMA, files)
+        return _first_message(number, FILE_OF_SCHEMA, files)
+
+    def _add_files(self, number: int, name: str, files: dict[str, Any]) -> None:
+        """Add the file of a schema id under the name by which others import it, and the files it imports."""
+        answer = self._ask(f"/schemas/ids/{number}?format=serialized")
+        try:
+            if answer is None:
+                raise ValueError
+            files[name] = file_of(base64.b64decode(answer["schema"], validate=True))
+        except ValueError:
+            raise Refused(
+                f"the registry {self.place} gives no descriptor of its schema id {number} "
+                f"(format=serialized): write the schemas to a folder, with protoc "
+                f"--include_imports --descriptor_set_out={number}.desc"
+            ) from None
+        files[name].name = name
+        for reference in answer.get("references") or ():
+            if reference["name"] not in files:
+                self._add_files(int(self._referred(reference)["id"]), reference["name"], files)
 
     def _whole(self, answer: dict[str, Any]) -> str:
         """Return the schema of an answer, with the schemas that it refers to in it."""
         text = str(answer["schema"])
-        if not answer.get("references") or answer.get("schemaType", "AVRO") != "AVRO":
+        if not answer.get("references"):
             return text
         named: dict[str, Any] = {}
         self._refer(answer, named)
@@ -103,12 +203,25 @@ class Registry:
 
     def _refer(self, answer: dict[str, Any], named: dict[str, Any]) -> None:
         for reference in answer.get("references") or ():
-            subject = urllib.parse.quote(reference["subject"], safe="")
-            other = self._ask(f"/subjects/{subject}/versions/{reference['version']}")
-            if other is None:
-                raise Refused(f"its schema refers to {reference['subject']}, which is not in the registry")
+            other = self._referred(reference)
             named[reference["name"]] = json.loads(other["schema"])
             self._refer(other, named)
+
+    def _referred(self, reference: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer for the schema of a reference."""
+        answer = self._ask(f"/subjects/{_quoted(reference['subject'])}/versions/{reference['version']}")
+        if answer is None:
+            raise Refused(f"its schema refers to {reference['subject']}, which is not in the registry")
+        return answer
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request that a registry always has. RegistryError if it is not there."""
+        answer = self._ask(path, body)
+        if answer is None:
+            raise RegistryError(
+                f"the registry {self.place} has no {path}", remedy="correct schema.registry.url"
+            )
+        return answer
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the JSON of an answer; None for status 404. RegistryError for every other failure."""
@@ -132,7 +245,9 @@ class Registry:
             if error.code in (401, 403):
                 remedy = "give basic.auth.user.info=user:password"
             elif error.code in (409, 422):
-                remedy = "give an avroSchema that is compatible with the subject, or another subject"
+                remedy = "give a schema that is compatible with the subject, or another subject"
+            elif error.code == 501:
+                remedy = "give schema.registry.url as a folder with descriptor files <id>.desc"
             raise RegistryError(f"{url} answers {error.code}: {text.strip()}", remedy=remedy) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
@@ -142,9 +257,29 @@ class Registry:
 
 
 @lru_cache(maxsize=1024)
-def schema_by_id(registry: Registry, number: int) -> tuple[str, str]:
-    """Return the kind and the text of a schema, which never changes; asked once in a process."""
+def format_by_id(registry: Registry, number: int) -> Datum:
+    """Return the format of a schema's values, which never changes; asked once in a process."""
     return registry.by_id(number)
+
+
+def _first_message(number: int, name: str, files: dict[str, Any]) -> ProtobufFormat:
+    """Return the format of the first message of a file. Refused if it has none."""
+    messages = messages_of(files[name]) if name in files else {}
+    if not messages:
+        raise Refused(f"its schema id {number} has no message")
+    return ProtobufFormat(descriptors_of(name, files), next(iter(messages)))
+
+
+def _same(datum: Datum, other: Datum) -> bool:
+    """Return whether two formats are of one schema."""
+    if isinstance(datum, AvroFormat) and isinstance(other, AvroFormat):
+        return bool(json_of(datum.schema or "null") == json_of(other.schema or "null"))
+    assert isinstance(datum, ProtobufFormat) and isinstance(other, ProtobufFormat)
+    return datum.descriptors == other.descriptors
+
+
+def _quoted(subject: str) -> str:
+    return urllib.parse.quote(subject, safe="")
 
 
 def _inlined(schema: Any, named: dict[str, Any]) -> Any:
@@ -165,50 +300,92 @@ def _refuse(refused: Refused, data: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ConfluentFormat(ValueFormat):
-    """Values of a registry. `schema` is the schema of the column; `number` its id, for a write."""
+    """Values of a registry.
+
+    `datum` is the format of the column's schema, and `number` its id in the registry, if they are known.
+    `head` is the bytes in front of each datum, for a write.
+    """
 
     registry: Registry
     subject: str | None
-    schema: str | None = None
+    datum: Datum | None = None
     number: int | None = None
+    head: bytes = b""
     name: ClassVar[str] = "confluent"
 
     @classmethod
-    def of(cls, registry: Registry, subject: str | None, schema: str | None) -> ConfluentFormat:
-        """Return the format with the given schema, else the latest of the subject."""
-        if schema is None and subject is not None:
-            schema = registry.latest(subject)
-        return cls(registry, subject, schema)
+    def of(
+        cls, registry: Registry, subject: str | None, datum: Datum | None, message: str | None = None
+    ) -> ConfluentFormat:
+        """Return the format with the given schema, else the latest of the subject.
+
+        Args:
+            registry: The registry.
+            subject: The subject of the topic, if there is one topic.
+            datum: The format of a given schema.
+            message: The message in the latest schema of the subject; None is the first.
+
+        Raises:
+            ValueError: The schema has no such message; the text begins with the name of the option.
+        """
+        if isinstance(datum, ProtobufFormat):
+            files = {file.name: file for file in files_of(datum.descriptors)}
+            name = next(name for name, file in files.items() if datum.message in messages_of(file))
+            datum = replace(datum, descriptors=descriptors_of(name, files))
+        if datum is not None:
+            return cls(registry, subject, datum)
+        latest = None if subject is None else registry.latest(subject)
+        number, datum = latest or (None, None)
+        if message is not None:
+            if not isinstance(datum, ProtobufFormat):
+                raise ValueError(
+                    "messageName needs descFilePath, or a subject whose latest schema is of Protobuf"
+                )
+            names = messages_of(files_of(datum.descriptors)[-1])
+            if message not in names:
+                known = ", ".join(names)
+                raise ValueError(
+                    f"messageName {message} is not in the latest schema of {subject}, which has {known}"
+                )
+            datum = replace(datum, message=message)
+        return cls(registry, subject, datum, number)
 
     def own_type(self) -> pa.DataType | None:
         """Return the type of the schema, if there is one."""
-        return None if self.schema is None else Types(parse_schema(self.schema)).arrow()
+        return None if self.datum is None else self.datum.own_type()
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why a column of this type cannot be written or read, or None."""
         if writing and self.subject is None:
             return "no subject of the registry is given: option topic or subject"
-        try:
-            if writing:
-                Types(parse_schema(self._text(kind))).writer(kind)
-            elif self.schema is not None:
-                Types(parse_schema(self.schema)).reader(kind)
-        except (Refused, ValueError) as error:
-            latest = f"; avroSchema registers another schema of {self.subject}" if writing else ""
-            return f"{error}{latest}"
-        return None
+        datum = self.datum
+        if datum is None and not writing:
+            return None
+        if isinstance(datum, JsonFormat):
+            return problem_of(kind)
+        problem = (datum or AvroFormat()).problem(kind, writing=writing)
+        if problem is None or not writing:
+            return problem
+        option = "descFilePath" if isinstance(datum, ProtobufFormat) else "avroSchema"
+        return f"{problem}; {option} registers another schema of {self.subject}"
 
     def for_writing(self, kind: pa.DataType) -> ConfluentFormat:
         """Return the format with the id of its schema, which is registered if it is new."""
-        text = self._text(kind)
-        assert self.subject is not None
-        return replace(self, schema=text, number=self.registry.register(self.subject, text))
+        datum, number = self.datum or AvroFormat(json.dumps(schema_of(kind))), self.number
+        if number is None:
+            assert self.subject is not None and not isinstance(datum, JsonFormat)
+            number = self.registry.register(self.subject, datum)
+        head = b"\0" + number.to_bytes(4, "big")
+        if isinstance(datum, ProtobufFormat):
+            registered = format_by_id(self.registry, number)
+            assert isinstance(registered, ProtobufFormat)
+            head += bytes_of(messages_of(files_of(registered.descriptors)[-1])[datum.message])
+        return replace(self, datum=datum, number=number, head=head)
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
         """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
-        assert self.number is not None
-        head = b"\0" + self.number.to_bytes(4, "big")
-        encode = encoder_of(Types(parse_schema(self._text(kind))), kind)
+        assert self.datum is not None and self.head
+        head, encode = self.head, self.datum.encoder(kind)
         return lambda value: head + encode(value)
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
@@ -219,7 +396,7 @@ class ConfluentFormat(ValueFormat):
             if len(data) < HEADER_BYTES or data[0]:
                 raise Refused(
                     f"it begins with {data[:1].hex() or 'nothing'}, not with 00 and the id of a schema; "
-                    "formats avro and json have no id"
+                    "formats avro, protobuf and json have no id"
                 )
             number = int.from_bytes(data[1:HEADER_BYTES], "big")
             if number not in decoders:
@@ -231,26 +408,97 @@ class ConfluentFormat(ValueFormat):
 
         return decode
 
-    def _text(self, kind: pa.DataType) -> str:
-        return self.schema if self.schema is not None else json.dumps(schema_of(kind))
-
     def _decoder_of(self, number: int, kind: pa.DataType) -> Callable[[bytes], Any]:
         """Return the decoder of records with one schema id."""
-        form, text = schema_by_id(self.registry, number)
-        if form == "JSON":
-            return JsonFormat().decoder(kind)
-        if form != "AVRO":
-            raise Refused(f"its schema id {number} is of type {form}; AVRO and JSON are read")
+        written = format_by_id(self.registry, number)
+        if isinstance(written, JsonFormat):
+            return written.decoder(kind)
+        if isinstance(written, ProtobufFormat):
+            return self._message_decoder(number, written, kind)
+        assert written.schema is not None
         try:
-            writer = parse_schema(text)
+            writer = parse_schema(written.schema)
         except ValueError as error:
             raise Refused(f"its schema id {number} {error}") from None
-        if self.schema is None:
+        if not isinstance(self.datum, AvroFormat) or self.datum.schema is None:
             return decoder_of(writer, None, Types(writer, lenient=True).reader(kind))
-        reader = parse_schema(self.schema)
+        reader = parse_schema(self.datum.schema)
         if isinstance(reader, dict) and isinstance(writer, dict) and "name" in reader and "name" in writer:
-            same_name = json.loads(self.schema) | {"name": writer["name"]}
+            same_name = json.loads(self.datum.schema) | {"name": writer["name"]}
             same_name.pop("namespace", None)
             if writer["name"] != reader["name"]:  # one record, renamed
                 reader = parse_schema(json.dumps(same_name))
         return decoder_of(writer, reader, Types(reader).reader(kind))
+
+    def _message_decoder(
+        self, number: int, written: ProtobufFormat, kind: pa.DataType
+    ) -> Callable[[bytes], Any]:
+        """Return the decoder of messages with one schema id, which may be of any type in its file."""
+        names = {place: name for name, place in messages_of(files_of(written.descriptors)[-1]).items()}
+        decoders: dict[tuple[int, ...], Callable[[bytes], Any]] = {}
+
+        def decoder_at(place: tuple[int, ...]) -> Callable[[bytes], Any]:
+            if place not in names:
+                raise Refused(f"its schema id {number} has no message with the indexes {list(place)}")
+            own = self.datum
+            if not isinstance(own, ProtobufFormat):
+                own = replace(written, message=names[place], lenient=True)
+            elif own.message != names[place]:
+                raise Refused(
+                    f"it is a {names[place]}, and the column a {own.message}: option messageName gives the "
+                    "message of the column"
+                )
+            try:
+                return own.decoder(kind)
+            except Refused:
+                raise
+            except ValueError as error:
+                raise Refused(f"its schema id {number} {error}") from None
+
+        def decode(data: bytes) -> Any:
+            place, start = indexes_of(data)
+            if place not in decoders:
+                decoders[place] = decoder_at(place)
+            return decoders[place](data[start:])
+
+        return decode
+
+
+def bytes_of(indexes: tuple[int, ...]) -> bytes:
+    """Return the bytes in front of a message, by the indexes of its type."""
+    if indexes == (0,):
+        return b"\0"
+    data = bytearray()
+    for number in (len(indexes), *indexes):
+        rest = number * 2  # zigzag: an odd number is negative
+        while rest > 127:
+            data.append(rest & 127 | 128)
+            rest >>= 7
+        data.append(rest)
+    return bytes(data)
+
+
+def indexes_of(data: bytes) -> tuple[tuple[int, ...], int]:
+    """Return the indexes in front of a message, and the position behind them. Raises Refused."""
+    if data[:1] == b"\0":
+        return (0,), 1
+    numbers: list[int] = []
+    position = 0
+    while len(numbers) <= (numbers[0] if numbers else 0):
+        value = shift = 0
+        while True:
+            if position == len(data) or shift > 28:
+                raise Refused("it has no indexes of a message behind the id of its schema")
+            byte = data[position]
+            position += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if value & 1:
+            raise Refused(
+                "it has a negative index of a message: writers with use.deprecated.format=true "
+                "write such indexes, and have to be set to false"
+            )
+        numbers.append(value >> 1)
+    return tuple(numbers[1:]), position
