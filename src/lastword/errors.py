@@ -30,6 +30,7 @@
     │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
     │   ├── DuplicatePartitionError  one partition in two directories
     │   ├── NotAPartitionError       a link, pipe or file where a directory or a log must be
+    │   ├── TruncatedObjectError     an object in a store is shorter than it must be
     │   ├── ValueFormatError         a key or value that is not in the format of its column
     │   ├── CertificateError         a rewrite without the expected records: nothing was published
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
@@ -48,7 +49,16 @@
     │   ├── WrongUserError           files made by this user could not be used by the directory's owner
     │   ├── FileVanishedError        also FileNotFoundError: removed since it was listed
     │   ├── NotSharedError           a worker does not see the directory that the driver works on
-    │   └── FileTakenError           also FileExistsError
+    │   ├── FileTakenError           also FileExistsError
+    │   ├── UncertainRequestError    an object store gave no answer: a write may have taken effect
+    │   │   └── ThrottledError       the store limits the rate of requests
+    │   ├── CredentialsRefusedError  an object store refuses the credentials; also PermissionError
+    │   ├── BucketMissingError       no such bucket or container; also FileNotFoundError
+    │   ├── ObjectVanishedError      no such object; also FileNotFoundError
+    │   ├── ObjectTakenError         an object of this name exists; also FileExistsError
+    │   ├── SwapRefusedError         an object has another version than the one to replace
+    │   ├── ClockSkewError           this machine's clock and the store's differ too much
+    │   └── UnconditionalStoreError  an object store that does not enforce conditional writes
     ├── MissingError      exit 7, also ImportError: install a package
     └── PartialFailure    some partitions failed; has the others' results; also the first error's class
 
@@ -510,6 +520,23 @@ class ValueFormatError(DataError):
         )
 
 
+class TruncatedObjectError(DataError):
+    """An object in a store ends before the bytes that were requested."""
+
+    code = "truncated-object"
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+    @classmethod
+    def of(cls, url: str, end: int, size: int | None) -> TruncatedObjectError:
+        """Return the error for bytes up to `end` of an object of `size` bytes; None if that is not known."""
+        return cls(
+            f"the object ends before byte {end}" + ("" if size is None else f": it has {size} bytes"),
+            remedy="restore the object from a copy; `lastword verify` lists all damage",
+            file=url,
+            position=size,
+        )
+
+
 class CertificateError(DataError):
     """A rewrite does not hold the expected records; nothing was published."""
 
@@ -675,6 +702,15 @@ class SyncFailedError(StorageError):
 class NotPermittedError(StorageError, PermissionError):
     """The system forbids the call: permissions of the file, or a drive that is mounted read-only."""
 
+    @classmethod
+    def verb(cls, url: str, verb: str) -> NotPermittedError:
+        """Return the error for a request that the credentials of an object store do not allow."""
+        return cls(
+            f"{url}: the credentials do not allow to {verb}",
+            remedy=f"allow these credentials to {verb} below this URL, or use others",
+            file=url,
+        )
+
 
 class LockLostError(StorageError):
     """Another process may have locked the directory. It stays offline here until it is opened again."""
@@ -747,6 +783,127 @@ class NotSharedError(StorageError):
 
 class FileTakenError(StorageError, FileExistsError):
     """The file exists already. Also a FileExistsError."""
+
+
+# Object storage: `file` is the URL of the object, without credentials.
+
+
+class UncertainRequestError(StorageError):
+    """An object store gave no answer, or a server error. A write may have taken effect, or may do so yet."""
+
+    retriable = True
+
+    @classmethod
+    def of(cls, url: str, verb: str, why: str, *, write: bool) -> UncertainRequestError:
+        """Return the error for a request. `write`: the request changes the store."""
+        effect = "; the change may have taken effect" if write else ""
+        return cls(
+            f"cannot {verb} {url}: {why}{effect}",
+            remedy="try again; if it still fails, check the network and the options endpoint and timeout",
+            file=url,
+        )
+
+
+class ThrottledError(UncertainRequestError):
+    """An object store limits the rate of requests."""
+
+    @classmethod
+    def of(cls, url: str, verb: str, why: str, *, write: bool) -> ThrottledError:
+        """Return the error for a request. `write`: the request changes the store."""
+        effect = "; the change may have taken effect" if write else ""
+        return cls(
+            f"cannot {verb} {url}: the store limits the rate of requests ({why}){effect}",
+            remedy="try again later; fewer and larger commits send fewer requests",
+            file=url,
+        )
+
+
+class CredentialsRefusedError(StorageError, PermissionError):
+    """An object store refuses the credentials, or there are none. Also a PermissionError."""
+
+    @classmethod
+    def of(cls, url: str, why: str) -> CredentialsRefusedError:
+        """Return the error for a request."""
+        return cls(
+            f"{url}: the store refuses the credentials: {why}",
+            remedy="set the credentials in the environment or in storage_options",
+            file=url,
+        )
+
+
+class BucketMissingError(StorageError, FileNotFoundError):
+    """There is no such bucket or container. Also a FileNotFoundError."""
+
+    @classmethod
+    def of(cls, url: str) -> BucketMissingError:
+        """Return the error for the URL of a store or of an object."""
+        return cls(
+            f"{url}: the bucket does not exist",
+            remedy="check the URL and the options region and endpoint; lastword makes no bucket",
+            file=url,
+        )
+
+
+class ObjectVanishedError(StorageError, FileNotFoundError):
+    """There is no such object. Also a FileNotFoundError."""
+
+    retriable = True
+
+    @classmethod
+    def of(cls, url: str) -> ObjectVanishedError:
+        """Return the error for an object."""
+        return cls(
+            f"{url} does not exist",
+            remedy="check the URL; if another process has just removed the object, try again",
+            file=url,
+        )
+
+
+class ObjectTakenError(StorageError, FileExistsError):
+    """An object of this name exists. Also a FileExistsError."""
+
+    @classmethod
+    def of(cls, url: str) -> ObjectTakenError:
+        """Return the error for an object."""
+        return cls(f"{url} exists already", remedy="remove the object, or use another prefix", file=url)
+
+
+class SwapRefusedError(StorageError):
+    """The object has another version than the one to replace, or does not exist."""
+
+    retriable = True
+
+    @classmethod
+    def of(cls, url: str) -> SwapRefusedError:
+        """Return the error for an object."""
+        return cls(
+            f"{url} was changed by another process since it was read",
+            remedy="read the object again, and try again",
+            file=url,
+        )
+
+
+class ClockSkewError(StorageError):
+    """The clock of this machine and the clock of an object store differ too much."""
+
+    @classmethod
+    def of(cls, url: str, why: str) -> ClockSkewError:
+        """Return the error for a store; `why` states the difference, or the store's reason."""
+        return cls(f"{url}: {why}", remedy="set this machine's clock, for example with NTP", file=url)
+
+
+class UnconditionalStoreError(StorageError):
+    """An object store does not enforce conditional writes: two writers could overwrite each other."""
+
+    @classmethod
+    def of(cls, url: str, why: str) -> UnconditionalStoreError:
+        """Return the error for a store; `why` states the write that was not refused."""
+        return cls(
+            f"{url}: the store does not enforce conditional writes: {why}; nothing was changed",
+            remedy="use a store, or a newer version of this one, that supports If-None-Match and If-Match on "
+            "writes; such a store can be read",
+            file=url,
+        )
 
 
 # ---------------------------------------------------------------- exit 7: install something

@@ -1,0 +1,126 @@
+"""The check that a store enforces conditional writes, before a process writes there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lastword.clock import Clock, SystemClock
+from lastword.errors import (
+    ClockSkewError,
+    LastwordError,
+    ObjectTakenError,
+    SwapRefusedError,
+    UncertainRequestError,
+    UnconditionalStoreError,
+)
+from lastword.objects.interface import ObjectStore
+from lastword.units import format_duration
+
+FOLDER = ".probe"
+"""Where the objects of the probe are. A process that ends in the middle of a probe leaves one there."""
+
+MAX_SKEW_MS = 15 * 60_000
+"""The difference of clocks from which a store is refused; S3 refuses requests from the same difference."""
+
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A store that enforces conditional writes.
+
+    Attributes:
+        ahead_ms: The store's clock minus this machine's; exact to a second, because stores round.
+    """
+
+    ahead_ms: int
+
+
+def probe(
+    store: ObjectStore,
+    clock: Clock | None = None,
+    new_name: Callable[[], str] = lambda: secrets.token_hex(16),
+) -> Probe:
+    """Check that `store` enforces create-only writes and swaps, and measure its clock.
+
+    Writes and deletes one object of a few bytes. If the store does not answer, the probe is repeated with
+    another name, after a pause.
+
+    Args:
+        store: The store.
+        clock: This machine's clock.
+        new_name: Returns a name that was never used.
+
+    Raises:
+        UnconditionalStoreError: The store accepts a write that it must refuse, or refuses one that it must
+            accept.
+        ClockSkewError: The clocks differ by more than 15 minutes.
+        StorageError: Wrong credentials, a missing bucket, a verb that is not allowed.
+    """
+    clock = clock or SystemClock()
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            clock.sleep(0.2 * 2**attempt)
+        try:
+            return _probe_once(store, clock, f"{FOLDER}/{new_name()}")
+        except UncertainRequestError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("not reached")
+
+
+def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
+    failure: LastwordError | None = None
+    try:
+        ahead_ms = _check(store, clock, key)
+    except LastwordError as error:
+        failure = error
+    if failure is None or isinstance(failure, UnconditionalStoreError | ClockSkewError):
+        store.delete([key])
+    if failure is not None:
+        raise failure
+    return Probe(ahead_ms)
+
+
+def _check(store: ObjectStore, clock: Clock, key: str) -> int:
+    """Return the store's clock minus this machine's; raise if a condition is not enforced."""
+    url = f"{store.url}/{key}"
+    before_ms = clock.now_ms()
+    try:
+        first = store.create(key, b"1")
+    except (ObjectTakenError, SwapRefusedError):
+        raise UnconditionalStoreError.of(url, "the first write of a new name is refused") from None
+    after_ms = clock.now_ms()
+    try:
+        store.create(key, b"2")
+    except ObjectTakenError:
+        pass
+    else:
+        raise UnconditionalStoreError.of(url, "a second write of one name with If-None-Match is accepted")
+    stored = store.get(key)
+    if stored is None or stored.data != b"1":
+        raise UnconditionalStoreError.of(url, "a write that was refused has replaced the object")
+    try:
+        store.swap(key, b"3", first)
+    except SwapRefusedError:
+        raise UnconditionalStoreError.of(
+            url, "a write with If-Match and the current version is refused"
+        ) from None
+    try:
+        store.swap(key, b"4", first)
+    except SwapRefusedError:
+        pass
+    else:
+        raise UnconditionalStoreError.of(url, "a write with If-Match and an old version is accepted")
+    swapped = store.get(key)
+    if swapped is None or swapped.data != b"3":
+        raise UnconditionalStoreError.of(url, "a write that was refused has replaced the object")
+    ahead_ms = stored.modified_ms - (before_ms + after_ms) // 2
+    if abs(ahead_ms) > MAX_SKEW_MS:
+        side = "ahead of" if ahead_ms > 0 else "behind"
+        raise ClockSkewError.of(
+            store.url, f"the store's clock is {format_duration(abs(ahead_ms))} {side} this machine's"
+        )
+    return ahead_ms
