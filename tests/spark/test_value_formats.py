@@ -349,6 +349,40 @@ def test_a_registry_gives_the_type_by_the_topics_subject(tmp_path: Path) -> None
             sink_columns(wanted, parse_write({"path": "/d", **given}).formats)
 
 
+def test_a_union_of_several_types_is_named(tmp_path: Path) -> None:
+    """The error names the column and the field; a type of the user's own leaves the field out."""
+    pytest.importorskip("fastavro")
+    union = {"name": "v", "type": ["int", "string"]}
+    row = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, union]}
+    event = {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": "op", "type": "string"}, {"name": "after", "type": row}],
+    }
+    with serving() as registry:
+        number = registry.add("t-value", row)
+        registry.add("events", event)
+        known = {"value_format": "avro", "avroSchema": json.dumps(row)}
+        latest = {"value_format": "confluent", "schema.registry.url": registry.url}
+        reason = "column 'value' is not known: field v: a union of several types(.|\n)*value_schema"
+        for given in (known, latest):
+            with pytest.raises(SparkOptionError, match=reason):
+                source(**given).schema()
+        with pytest.raises(SparkOptionError, match=r"option 'envelope': field after\.v: a union of several"):
+            source(**latest, subject="events", envelope="debezium").schema()
+        records(tmp_path, b"\0\0\0\0" + bytes([number]) + b"\x02\x02\x02a", b"\0\0\0\0\x02\x02c\x02\0\x04")
+        schema = StructType().add("value", StructType().add("id", "long"))
+        rows = read(tmp_path, schema, **latest, mode="permissive")
+        assert [row["value"] for row in rows] == [{"id": 1}, None]
+        with pytest.raises(
+            ValueFormatError, match="offset 1: the value cannot be read as confluent: its schema"
+        ):
+            read(tmp_path, schema, **latest)
+        noted = StructType().add("key", "binary").add("value", "binary").add("reason", "string")
+        corrupt = StructType().add("_corrupt_record", noted)
+        assert read(tmp_path, corrupt, **latest, mode="permissive") == [{"_corrupt_record": None}] * 2
+
+
 # ---------------------------------------------------------------- in a session
 
 

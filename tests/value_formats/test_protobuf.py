@@ -321,12 +321,14 @@ def test_what_options_must_say(tmp_path: Path) -> None:
     file = tmp_path / "user.desc"
     file.write_bytes(DATA)
     for message, reason in (
-        ("p.Node", "messageName has no type: field next: message p.Node contains itself"),
+        ("p.Node", "field next: message p.Node contains itself"),
         ("p.Empty", "message p.Empty has no field"),
-        ("Full", "messageName Full is not in the file, which has "),
     ):
+        value_format = format_of("protobuf", {"descFilePath": str(file), "messageName": message})
         with pytest.raises(ValueError, match=reason):
-            format_of("protobuf", {"descFilePath": str(file), "messageName": message})
+            value_format.own_type()
+    with pytest.raises(ValueError, match=r"^messageName Full is not in the file, which has .*p\.Full"):
+        format_of("protobuf", {"descFilePath": str(file), "messageName": "Full"})
     for settings_, reason in (
         ({}, "descFilePath is not given"),
         ({"descFilePath": str(file)}, "messageName is not given"),

@@ -133,6 +133,26 @@ def test_schemas_that_refer_to_others(registry: FakeRegistry) -> None:
     assert result.column.to_pylist() == [{"home": {"city": "Rome"}, "work": {"city": "Bern"}}]
 
 
+def test_a_schema_that_does_not_fit_has_a_reason(registry: FakeRegistry) -> None:
+    """The reason names the id of the record's schema, and the field."""
+    for schema in (record(field("id", ["int", "string"])), record(field("id", "string")), "long", "{"):
+        registry.add("other", schema)
+    heads = [b"\0\0\0\0" + bytes([number]) for number in (1, 2, 3, 4)]
+    data = pa.array([heads[0] + b"\x02\x02a", heads[1] + b"\x02a", heads[2] + b"\x02", heads[3]])
+    kind = pa.struct([("id", pa.int64())])
+    problems = confluent(registry).decode(data, kind).problems
+    assert problems[0].startswith(
+        "its schema id 1 does not fit the column: field id: a union of several types"
+    )
+    assert (
+        problems[1] == "its schema id 2 does not fit the column: field id: the schema has string, not int64"
+    )
+    assert problems[2] == "its schema id 3 does not fit the column: the schema has int64, not " + str(kind)
+    assert problems[3].startswith("its schema id 4 is no Avro schema: ")
+    resolved = confluent(registry, avroSchema=json.dumps(FIRST)).decode(data.slice(1, 1), kind).problems
+    assert resolved[0].startswith("its schema does not resolve to the schema of the column: Schema mismatch")
+
+
 def test_a_record_that_was_renamed_is_read(registry: FakeRegistry) -> None:
     registry.add("users-value", {**FIRST, "name": "Old", "namespace": "m"})
     registry.add("users-value", SECOND)

@@ -17,8 +17,10 @@ pytest.importorskip("google.protobuf")
 
 from google.protobuf import descriptor_pb2
 
+from lastword.clock import ManualClock
 from lastword.errors import RegistryError, SerializerError
 from lastword.value_formats import format_of
+from lastword.value_formats.debezium import DebeziumFormat
 from lastword.value_formats.interface import Refused, ValueFormat
 from lastword.value_formats.protobuf import message_of
 from lastword.value_formats.registry import bytes_of, format_by_id, indexes_of
@@ -300,6 +302,34 @@ def test_a_folder_of_descriptors(tmp_path: Path) -> None:
         confluent(str(folder), avroSchema="string", **given)
     with pytest.raises(ValueError, match=r"^messageName is not given"):
         confluent(str(folder), descFilePath=given["descFilePath"])
+
+
+def test_change_events(registry: FakeRegistry) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="e.proto", package="e", syntax="proto3")
+    event = file.message_type.add(name="Envelope")
+    row, source = (event.nested_type.add(name=name) for name in ("Value", "Source"))
+    member(row, "city", "string")
+    member(source, "connector", "string")
+    for name, kind in (
+        ("before", "e.Envelope.Value"),
+        ("after", "e.Envelope.Value"),
+        ("source", "e.Envelope.Source"),
+    ):
+        member(event, name, kind)
+    member(event, "op", "string")
+    member(event, "ts_ms", "int64")
+    add(registry, "t-value", file)
+    events = DebeziumFormat(confluent(registry.url), ManualClock(0))
+    kind = events.own_type()
+    assert kind == pa.struct([pa.field("city", pa.string(), False)])
+    assert events.problem(kind, writing=True) is None is events.problem(kind, writing=False)
+    column = pa.array([{"city": "Rome"}, None], kind)
+    writer = events.for_writing(kind)
+    data = pa.array([writer.encode(column).to_pylist()[0], writer.deletion(kind), b"\0\0\0\0\x01\0"])
+    assert data[0].as_py() == HEAD + b"\x01\0\x12\x06\x0a\x04Rome\x1a\x0a\x0a\x08lastword\x22\x01c"
+    result = events.decode(data, kind)
+    assert result.column.to_pylist() == [{"city": "Rome"}, None, None]
+    assert result.problems == {2: "it is not the change of a row: op '' is not one of c u r d"}
 
 
 def test_decimals_of_connect(registry: FakeRegistry) -> None:

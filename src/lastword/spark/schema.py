@@ -133,10 +133,14 @@ def schema_of_read(options: ReadOptions) -> StructType | str:
         if ddl is not None:
             given[field.name] = _type_ddl(ddl)
         elif value_format is not None:
-            own = value_format.own_type()
+            own, reason = None, f"{value_format.name} has no schema"
+            try:
+                own = value_format.own_type()
+            except ValueError as error:
+                reason = str(error)
             if own is None:
                 raise SparkOptionError(
-                    f"the type of column '{field.name}' is not known: {value_format.name} has no schema",
+                    f"the type of column '{field.name}' is not known: {reason}",
                     remedy=f"option {field.name}_schema, such as 'city STRING, population BIGINT', or "
                     f".schema('{field.name} struct<city:string,population:bigint>, offset long')",
                 )

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lastword.value_formats.interface import Refused, ValueFormat
+from lastword.value_formats.interface import ValueFormat
 
 if TYPE_CHECKING:
     from lastword.value_formats.avro import AvroFormat
@@ -92,21 +92,21 @@ def format_of(
 
 
 def _avro(settings: Mapping[str, str]) -> AvroFormat:
-    from lastword.value_formats.avro import AvroFormat, need_fastavro
+    from lastword.value_formats.avro import AvroFormat, need_fastavro, parse_schema
 
     need_fastavro()
     schema = settings.get("avroSchema")
     if schema is not None:
         schema = text_or_file(schema)
         try:
-            AvroFormat(schema).own_type()
+            parse_schema(schema)
         except ValueError as error:
             raise ValueError(f"avroSchema {error}") from None
     return AvroFormat(schema)
 
 
 def _protobuf(settings: Mapping[str, str]) -> ProtobufFormat:
-    from lastword.value_formats.protobuf import ProtobufFormat, need_protobuf, pool_of
+    from lastword.value_formats.protobuf import ProtobufFormat, message_of, need_protobuf, pool_of
 
     need_protobuf()
     for option, example in (("descFilePath", "user.desc"), ("messageName", "package.User")):
@@ -120,14 +120,11 @@ def _protobuf(settings: Mapping[str, str]) -> ProtobufFormat:
         pool_of(descriptors)
     except ValueError as error:
         raise ValueError(f"descFilePath {error}") from None
-    value_format = ProtobufFormat(descriptors, settings["messageName"])
     try:
-        value_format.own_type()
-    except Refused as refused:
-        raise ValueError(f"messageName has no type: {refused}") from None
+        message_of(descriptors, settings["messageName"])
     except ValueError as error:
         raise ValueError(f"messageName {error}") from None
-    return value_format
+    return ProtobufFormat(descriptors, settings["messageName"])
 
 
 def text_or_file(given: str) -> str:

@@ -10,7 +10,8 @@ at the top is a deletion and no datum, so the derived schema has no union there.
     boolean boolean          float, double        the same    local-timestamp-*     timestamp_ntz
     union   of null and one type: a nullable field; of int and long, or of float and double: the wider type
 
-Reading. The type of a column may have fewer fields than the schema. Bytes that are left after the datum are
+Reading. The type of a column may have fewer fields than the schema: it leaves out a field that has no type,
+of another union or of a record within itself. Bytes that are left after the datum are
 an error, because they mean another schema. Writing. A field that the schema lacks is refused, and a null in a
 field without null. Times in milliseconds have no microseconds.
 """
@@ -20,7 +21,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,15 +40,30 @@ Schema = Any
 
 Convert = Callable[[Any], Any]
 
-LOGICAL = (
-    "date",
-    "decimal",
-    "timestamp-millis",
-    "timestamp-micros",
-    "local-timestamp-millis",
-    "local-timestamp-micros",
-)
-"""Logical types with a type of Spark's. Others are read as the type below them, as in Spark."""
+LOGICAL = {
+    "date": ("int",),
+    "decimal": ("bytes", "fixed"),
+    "timestamp-millis": ("long",),
+    "timestamp-micros": ("long",),
+    "local-timestamp-millis": ("long",),
+    "local-timestamp-micros": ("long",),
+}
+"""Logical types with a type of Spark's, and the types that they may be of.
+
+Others are read as the type below them, as in Spark; so is a logical type of another type, as Avro requires.
+"""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors for a value that is not of its type."""
+
+JSON_TYPES = {
+    "null": (type(None),), "boolean": (bool,), "int": (int,), "long": (int,), "float": (int, float),
+    "double": (int, float), "string": (str,), "enum": (str,), "bytes": (str,), "fixed": (str,),
+    "record": (dict,), "map": (dict,), "array": (list,),
+}  # fmt: skip
+"""Types of parsed JSON that defaults have."""
 
 REGISTRY_HINT = "; its first byte is 0, as if from a schema registry: format confluent reads those"
 
@@ -57,15 +77,17 @@ def need_fastavro() -> None:
 
 
 def parse_schema(text: str) -> Schema:
-    """Parse the JSON of a schema. ValueError for a text that is no schema."""
+    """Parse the JSON of a schema; its defaults become values. ValueError for a text that is no schema."""
     need_fastavro()
     from fastavro import parse_schema as parse
     from fastavro.schema import SchemaParseException
 
     try:
-        return parse(plain(json_of(text)))
-    except (SchemaParseException, KeyError, TypeError, ValueError) as error:
+        schema = parse(plain(json_of(text)))
+        Types(schema).set_defaults()
+    except (SchemaParseException, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"is no Avro schema: {error}") from None
+    return schema
 
 
 def json_of(text: str) -> Any:
@@ -77,12 +99,14 @@ def json_of(text: str) -> Any:
 
 
 def plain(schema: Any) -> Any:
-    """Return a schema without logical types that have no type of Spark's."""
+    """Return a schema without logical types that are not LOGICAL, or have no precision."""
     if isinstance(schema, dict):
         kept = {name: plain(value) for name, value in schema.items() if name != "default"}
         if "default" in schema:
             kept["default"] = schema["default"]
-        if schema.get("logicalType") not in (None, *LOGICAL):
+        logical = schema.get("logicalType")
+        is_whole = logical != "decimal" or type(schema.get("precision")) is int
+        if logical is not None and not (is_whole and schema.get("type") in LOGICAL.get(logical, ())):
             del kept["logicalType"]
         return kept
     if isinstance(schema, list):
@@ -148,7 +172,7 @@ def encoder_of(types: Types, kind: pa.DataType) -> Callable[[Any], bytes]:
             schemaless_writer(stream, schema, convert(value))
         except Refused:
             raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise Refused(str(error)) from None
         return stream.getvalue()
 
@@ -158,16 +182,21 @@ def encoder_of(types: Types, kind: pa.DataType) -> Callable[[Any], bytes]:
 def decoder_of(writer: Schema, reader: Schema | None, convert: Convert) -> Callable[[bytes], Any]:
     """Return a function that reads one datum of schema `writer`, resolved to schema `reader` if given."""
     from fastavro import schemaless_reader
+    from fastavro.read import SchemaResolutionError
 
     def decode(data: bytes) -> Any:
         stream = BytesIO(data)
         try:
             value = schemaless_reader(stream, writer, reader)
+            if left := len(data) - stream.tell():
+                raise Refused(f"it is not of the schema: {left} bytes are left after the datum")
+            return None if value is None else convert(value)
+        except Refused:
+            raise
+        except SchemaResolutionError as error:
+            raise Refused(f"its schema does not resolve to the schema of the column: {error}") from None
         except Exception as error:  # bytes of another schema raise any error
             raise Refused(f"it is not of the schema: {str(error) or type(error).__name__}") from None
-        if left := len(data) - stream.tell():
-            raise Refused(f"it is not of the schema: {left} bytes are left after the datum")
-        return None if value is None else convert(value)
 
     return decode
 
@@ -300,6 +329,55 @@ class Types:
                 if part in schema:
                     self._collect(schema[part])
 
+    def set_defaults(self) -> None:
+        """Replace the JSON of each default by the datum that a reader returns.
+
+        A default that is not of its type stays as it is: an error if it is needed.
+        """
+        defaults = []
+        for record in self.named.values():
+            for field in record.get("fields", ()):
+                if "default" in field:
+                    with suppress(*MALFORMED):
+                        defaults.append((field, self.default(field["type"], field["default"])))
+        for field, datum in defaults:
+            field["default"] = datum
+
+    def default(self, schema: Schema, value: Any) -> Any:
+        """Return the datum of a default. Raises one of MALFORMED for JSON of another type."""
+        if isinstance(schema, list):
+            for branch in schema:
+                with suppress(*MALFORMED):
+                    return self.default(branch, value)
+            raise ValueError(value)
+        schema, _ = self.resolve(schema)
+        name = schema if isinstance(schema, str) else schema["type"]
+        if type(value) not in JSON_TYPES[name]:
+            raise ValueError(value)
+        if name == "record":
+            fields = {
+                f["name"]: (f["type"], value.get(f["name"], f.get("default"))) for f in schema["fields"]
+            }
+            return {name: self.default(kind, item) for name, (kind, item) in fields.items()}
+        if name == "array":
+            return [self.default(schema["items"], item) for item in value]
+        if name == "map":
+            return {key: self.default(schema["values"], item) for key, item in value.items()}
+        if name in ("bytes", "fixed"):
+            value = value.encode("latin-1")
+        elif name in ("float", "double"):
+            value = float(value)
+        logical = schema.get("logicalType") if isinstance(schema, dict) else None
+        if logical == "decimal":
+            number = int.from_bytes(value, "big", signed=True)
+            return Decimal(f"{number}e-{schema.get('scale', 0)}")
+        if logical == "date":
+            return EPOCH.date() + timedelta(days=value)
+        if logical is None:
+            return value
+        unit = timedelta(milliseconds=1) if logical.endswith("millis") else timedelta(microseconds=1)
+        return (EPOCH.replace(tzinfo=None) if logical.startswith("local") else EPOCH) + value * unit
+
     def resolve(self, schema: Schema) -> tuple[Any, bool]:
         """Return a schema that is neither a union nor the name of another, and whether it may be null."""
         nullable = False
@@ -313,7 +391,10 @@ class Types:
             elif set(map(str, branches)) == {"float", "double"}:
                 schema = "double"
             else:
-                raise Refused("a union of several types has no type in Spark; read the bytes with from_avro")
+                raise Refused(
+                    "a union of several types has no type in Spark: leave the field out of the type of the "
+                    "column, or read the bytes with from_avro"
+                )
         if isinstance(schema, str) and schema in self.named:
             schema = self.named[schema]
         if isinstance(schema, dict) and isinstance(schema["type"], dict | list):
@@ -425,6 +506,10 @@ class Types:
         own = self.arrow(schema)
         if not _same(own, kind) and not widens(kind, own):
             raise Refused(f"the schema has {own}, not {kind}")
+        if name == "enum":
+            return partial(_symbol, schema)
+        if name == "fixed" and "logicalType" not in schema:
+            return partial(_bytes_of_size, schema)
         if isinstance(schema, dict) and str(schema.get("logicalType")).endswith("timestamp-millis"):
             return _whole_millis
         return _itself
@@ -471,6 +556,18 @@ class Types:
 
 
 def _itself(value: Any) -> Any:
+    return value
+
+
+def _symbol(schema: Schema, value: str) -> str:
+    if value not in schema["symbols"]:
+        raise Refused(f"{value!r} is no symbol of {schema['name']}: {', '.join(schema['symbols'])}")
+    return value
+
+
+def _bytes_of_size(schema: Schema, value: bytes) -> bytes:
+    if len(value) != schema["size"]:
+        raise Refused(f"{len(value)} bytes: {schema['name']} has {schema['size']}")
     return value
 
 

@@ -51,12 +51,19 @@ class ValueFormat(ABC):
         return "bytes"
 
     def own_type(self) -> pa.DataType | None:
-        """Return the type of a decoded column, or None if the caller must give it."""
+        """Return the type of a decoded column, or None if the caller must give it.
+
+        Raises:
+            ValueError: The schema has no type in Spark. The caller may give a type without the field.
+        """
         return None
 
     def unselected_type(self) -> pa.DataType | None:
         """Return a type in which a column is decoded that the caller does not select, or None."""
-        return self.own_type()
+        try:
+            return self.own_type()
+        except ValueError:
+            return None
 
     @abstractmethod
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:

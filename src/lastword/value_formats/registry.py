@@ -27,8 +27,8 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -294,6 +294,17 @@ def _inlined(schema: Any, named: dict[str, Any]) -> Any:
     return schema
 
 
+@contextmanager
+def _errors_of(number: int) -> Iterator[None]:
+    """Name the id of a schema in the error of a decoder for it. Raises Refused."""
+    try:
+        yield
+    except Refused as refused:
+        raise Refused(f"its schema id {number} does not fit the column: {refused}") from None
+    except ValueError as error:
+        raise Refused(f"its schema id {number} {error}") from None
+
+
 def _refuse(refused: Refused, data: bytes) -> Any:
     raise refused
 
@@ -415,11 +426,13 @@ class ConfluentFormat(ValueFormat):
             return written.decoder(kind)
         if isinstance(written, ProtobufFormat):
             return self._message_decoder(number, written, kind)
+        with _errors_of(number):
+            return self._avro_decoder(written, kind)
+
+    def _avro_decoder(self, written: AvroFormat, kind: pa.DataType) -> Callable[[bytes], Any]:
+        """Return the decoder of datums of one schema, which is resolved to the schema of the column."""
         assert written.schema is not None
-        try:
-            writer = parse_schema(written.schema)
-        except ValueError as error:
-            raise Refused(f"its schema id {number} {error}") from None
+        writer = parse_schema(written.schema)
         if not isinstance(self.datum, AvroFormat) or self.datum.schema is None:
             return decoder_of(writer, None, Types(writer, lenient=True).reader(kind))
         reader = parse_schema(self.datum.schema)
@@ -448,12 +461,8 @@ class ConfluentFormat(ValueFormat):
                     f"it is a {names[place]}, and the column a {own.message}: option messageName gives the "
                     "message of the column"
                 )
-            try:
+            with _errors_of(number):
                 return own.decoder(kind)
-            except Refused:
-                raise
-            except ValueError as error:
-                raise Refused(f"its schema id {number} {error}") from None
 
         def decode(data: bytes) -> Any:
             place, start = indexes_of(data)
