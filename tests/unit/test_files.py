@@ -304,6 +304,10 @@ def test_names(files: OsFiles, tmp_path: Path) -> None:
     assert files.read_bytes(tmp_path / "d" / "b") == b"22"
     files.truncate(tmp_path / "d" / "b", 1)
     assert files.read_bytes(tmp_path / "d" / "b") == b"2"
+    with pytest.raises(FileVanishedError):
+        files.read_bytes(tmp_path / "d" / "a")
+    with pytest.raises(StorageError, match="not a regular file"):
+        files.read_bytes(tmp_path / "d")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "keep").write_bytes(b"")
     (tmp_path / "d" / "link").symlink_to(tmp_path / "outside")

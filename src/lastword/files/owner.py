@@ -150,8 +150,11 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
 
 def check(directory: str) -> None:
     """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
+    facts = os.stat(directory)
+    if facts.st_uid == os.geteuid() != 0:
+        return  # files get the owner of their directory, unless that is root
     ownership = _ownership_of_new(
-        os.path.join(directory, ""), os.stat(directory), os.path.realpath(directory), is_dir=False
+        os.path.join(directory, ""), facts, os.path.realpath(directory), is_dir=False
     )
     if ownership.uid == os.geteuid() or not ownership.required:
         return
@@ -201,10 +204,9 @@ def _assign(fd: int, facts: os.stat_result, ownership: Ownership, path: str) -> 
 
 def _ownership_of_new(path: str, facts: os.stat_result, root: str, *, is_dir: bool) -> Ownership:
     directory, name = os.path.split(path)
-    directory = os.path.realpath(directory)
-    parent = os.stat(directory)
-    ancestor = directory
-    neighbour = _neighbour(ancestor, name, parent.st_uid, is_dir)
+    parent = os.stat(directory or ".")
+    neighbour = _neighbour(directory or ".", name, parent.st_uid, is_dir)
+    ancestor = os.path.realpath(directory) if neighbour is None else ""
     while neighbour is None and not is_dir and ancestor != root and ancestor.startswith(root):
         ancestor = os.path.dirname(ancestor)
         neighbour = _neighbour(ancestor, name, parent.st_uid, is_dir)

@@ -219,7 +219,7 @@ class OsHandle(Handle):
     """One open file, whose descriptor may be closed and reopened meanwhile (`Descriptors`)."""
 
     def __init__(
-        self, fd: int, path: str, root: Root, descriptors: Descriptors, flags: int = os.O_RDONLY
+        self, fd: int, path: str, root: Root, descriptors: Descriptors, flags: int, facts: os.stat_result
     ) -> None:
         self.fd = fd
         self.path = path
@@ -231,7 +231,6 @@ class OsHandle(Handle):
         self._flags = flags
         self._closed = False
         self._torn = False
-        facts = os.fstat(fd)
         self._identity = (facts.st_dev, facts.st_ino)
         self._min_size = facts.st_size if flags == os.O_RDONLY else 0
         descriptors.add(self)
@@ -485,6 +484,15 @@ def _start_writeback(fd: int, position: int, size: int) -> None:
 MAX_CACHED_DIRECTORIES = 10_000  # directories
 
 
+def _not_regular(path: str) -> StorageError:
+    return StorageError(
+        f"cannot open {path}: not a regular file",
+        remedy="give the path of a file",
+        file=path,
+        errno=errno.EINVAL,
+    )
+
+
 class OsFiles(Files):
     """Storage on the operating system.
 
@@ -551,16 +559,12 @@ class OsFiles(Files):
             raise
         except OSError as error:
             raise translate(error, path, "open") from error
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
             os.close(fd)
-            raise StorageError(
-                f"cannot open {path}: not a regular file",
-                remedy="give the path of a file",
-                file=path,
-                errno=errno.EINVAL,
-            )
+            raise _not_regular(path)
         reopen_flags = flags & ~(os.O_CREAT | os.O_EXCL)
-        return OsHandle(fd, path, self._root(path), self.descriptors, reopen_flags)
+        return OsHandle(fd, path, self._root(path), self.descriptors, reopen_flags, facts)
 
     def open_read(self, path: Path) -> OsHandle:
         """Open a file to read."""
@@ -579,6 +583,30 @@ class OsFiles(Files):
         if exclusive:
             flags |= os.O_EXCL
         return self._open(path, flags)
+
+    def read_bytes(self, path: Path) -> bytes:
+        """Read a whole file, without a handle: small files are read for each partition."""
+        path = os.fspath(path)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            fd = self.descriptors.open(lambda: os.open(path, flags))
+        except OSError as error:
+            raise translate(error, path, "open") from error
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise _not_regular(path)
+            parts, left = [], facts.st_size
+            while left > 0 and (data := os.read(fd, left)):
+                parts.append(data)
+                left -= len(data)
+            return b"".join(parts)
+        except LastwordError:
+            raise
+        except OSError as error:
+            raise translate(error, path, "read") from error
+        finally:
+            os.close(fd)
 
     def truncate(self, path: Path, size: int) -> None:
         """Set the size of a file."""
