@@ -300,10 +300,14 @@ def _missed(segment: Segment, end: int | None) -> int | None:
         return None  # a read raises it
 
 
-def end_of_valid_part(segment: Segment) -> tuple[int, int]:
-    """Return position and next offset behind the last valid batch; searches from where the index ends."""
+def end_of_valid_part(segment: Segment, trusted_end: int | None = None) -> tuple[int, int]:
+    """Return position and next offset behind the last valid batch; searches from where the index ends.
+
+    `trusted_end`: that of the segment, if it was computed.
+    """
     file_size = segment.size
-    start, next_offset = segment.trusted_end(), segment.base_offset
+    start = segment.trusted_end() if trusted_end is None else trusted_end
+    next_offset = segment.base_offset
     while True:
         end, next_offset = _valid_end(segment, start, next_offset, file_size)
         if end == file_size:

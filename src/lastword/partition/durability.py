@@ -274,12 +274,17 @@ def read_synced(files: Files, directory: str) -> int:
     return _read(files, directory)[0]
 
 
-def read_mark(files: Files, directory: str) -> Mark:
-    """Return the mark, and whether it is current."""
-    offset, epoch = _read(files, directory)
+def read_mark(files: Files, directory: str, epochs: LeaderEpochs | None = None) -> Mark:
+    """Return the mark, and whether it is current. `epochs`: those of the partition, if they were read."""
+    return _mark(files, directory, *_read(files, directory), epochs)
+
+
+def _mark(
+    files: Files, directory: str, offset: int, epoch: int | None, epochs: LeaderEpochs | None = None
+) -> Mark:
     if offset == 0 or epoch is None:
         return Mark(offset)
-    latest = LeaderEpochs.load(files, directory).latest
+    latest = (epochs or LeaderEpochs.load(files, directory)).latest
     is_current = epoch == (_NO_EPOCH if latest is None else latest)
     root = os.path.dirname(os.path.normpath(directory))
     return Mark(offset, is_current, not files.exists(os.path.join(root, names.HIGH_WATERMARKS)))
@@ -289,10 +294,9 @@ def _read(files: Files, directory: str) -> tuple[int, int | None]:
     """Return offset and epoch; version 1 has no epoch."""
     path = os.path.join(directory, names.PRIVATE, names.SYNCED)
     try:
-        data = files.read_bytes(path) if files.exists(path) else b""
+        return decode_mark(files.read_bytes(path)) or (0, None)
     except LastwordError:
         return 0, None
-    return decode_mark(data) or (0, None)
 
 
 def decode_mark(data: bytes) -> tuple[int, int | None] | None:
@@ -391,9 +395,10 @@ def read_log_end(files: Files, directory: str, end: int, listing: Collection[str
     """
     root, name = os.path.split(os.path.normpath(directory))
     clean = files.exists(os.path.join(root, names.CLEAN_SHUTDOWN))
-    if not clean and read_synced(files, directory) in (0, end):
+    offset, epoch = _read(files, directory)
+    if not clean and offset in (0, end):
         return None
-    mark = read_mark(files, directory)
+    mark = _mark(files, directory, offset, epoch)
     if not clean or (mark.is_current and mark.offset == end):
         return LogEnd(clean, 0, mark, ())
     return LogEnd(clean, _recovery_point(files, root, name), mark, names.snapshot_offsets(listing))

@@ -58,7 +58,7 @@ times.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -163,13 +163,16 @@ def check_name(name: str) -> str:
 # ---------------------------------------------------------------- what is there
 
 
-def load(files: Files, directory: str, now_ms: int) -> Leases:
-    """Return the leases on the partition in `directory`, live and lapsed at `now_ms`."""
-    private = os.path.join(directory, names.PRIVATE)
-    try:
-        listing = files.listdir(private)
-    except FileVanishedError:
-        return Leases()
+def load(files: Files, directory: str, now_ms: int, listing: Iterable[str] | None = None) -> Leases:
+    """Return the leases on the partition in `directory`, live and lapsed at `now_ms`.
+
+    `listing`: the names in its private directory, listed now.
+    """
+    if listing is None:
+        try:
+            listing = files.listdir(os.path.join(directory, names.PRIVATE))
+        except FileVanishedError:
+            return Leases()
     there = [name.removeprefix(names.LEASE) for name in listing if _is_lease(name)]
     if not there:
         return Leases()
@@ -225,13 +228,15 @@ def _is_lease(name: str) -> bool:
 # ---------------------------------------------------------------- the side of the lock's holder
 
 
-def log_found(files: Files, directory: str, log_end: int, first_dirty: int) -> None:
-    """Note the facts of a log that was opened to append.
+def log_found(
+    files: Files, directory: str, log_end: int, first_dirty: int, listing: Iterable[str] | None = None
+) -> None:
+    """Note the facts of a log that was opened to append. `listing`: as of `load`.
 
     A lease above `log_end` has read records that a power cut has taken, or is of another copy. A
     `first_dirty` that is not ours is a cleaning by another cleaner.
     """
-    there = load(files, directory, 0)
+    there = load(files, directory, 0, listing)
     if any(lease.position > log_end for lease in (*there.live, *there.lapsed)):
         removal_log.note_cut(files, directory, log_end)
     if there != Leases():

@@ -45,6 +45,7 @@ from lastword.partition.recovery import (
     Repairs,
     finish_swaps,
     log_bases,
+    private_listing,
     remove_leftovers,
     split_overflowed,
 )
@@ -117,39 +118,50 @@ class _Opening:
     ) -> tuple[PartitionLog, Recovery]:
         files, directory, interval = self.files, self.directory, self.config.index_interval_bytes
         check_directory(files, directory)
-        listing = files.listdir(directory)  # this process has the lock: only the steps below change it
-        for base in log_bases(listing):
-            Segment.load(
-                SegmentFiles(files, directory, base)
-            )  # NotAPartitionError before anything is changed
+        found = files.listdir(directory)  # this process has the lock: only the steps below change it
+        listing = found
+        loaded = self._load(log_bases(listing))  # NotAPartitionError before anything is changed
         listing = finish_swaps(files, directory, listing, self.repairs)
         listing = remove_leftovers(files, directory, listing, self.repairs)
         parts = split_overflowed(files, directory, listing, interval, self.repairs)
         if parts:
             listing = files.listdir(directory)
+        if listing != found:
+            loaded = self._load(log_bases(listing))
+        epochs = LeaderEpochs.load(files, directory)
         known = LogEnd(
             self.clean,
             self.recovery_point,
-            read_mark(files, directory),
+            read_mark(files, directory, epochs),
             names.snapshot_offsets(listing),
         )
         damage = DamageRepair(
-            files, directory, listing, self.repairs, known=known, parts=parts, index_interval_bytes=interval
+            files,
+            directory,
+            listing,
+            self.repairs,
+            segments=loaded,
+            known=known,
+            parts=parts,
+            index_interval_bytes=interval,
         )
-        inspections = self._find(damage, known)
-        created = not log_bases(listing)
+        inspections = self._find(damage, known, epochs)
+        created = not loaded
         if inspections:
             damage.mend(inspections)
             listing = files.listdir(directory)
-        segments = self._segments(inspections, log_bases(listing))
+            loaded = {}
+        segments = self._segments(inspections, loaded, log_bases(listing), damage.sound_end)
         log_end = segments.active.next_offset
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
         log_start = max(self.log_start, segments[0].base_offset)
-        leases.log_found(files, directory, log_end, self.first_dirty)
+        private = private_listing(files, directory)
+        leases.log_found(files, directory, log_end, self.first_dirty, private)
         self._check_recovery_point(log_end)
-        epochs = self._epochs(inspections, log_start, log_end)
-        self._mend_synced(log_end, epochs)
+        self._mend_epochs(epochs, inspections, log_start, log_end)
+        if known.mark.offset > log_end:
+            self._lower_mark(log_end, epochs)
         snapshots = Snapshots(files, directory)
         age = clock.now_ms(), producer_expiration_ms
         producers = self._producers(
@@ -175,7 +187,7 @@ class _Opening:
             producers=producers,
             snapshots=snapshots,
             producer_expiration_ms=producer_expiration_ms,
-            incomplete_commit_offset=incomplete_commit_offset(files, directory),
+            incomplete_commit_offset=incomplete_commit_offset(files, directory, private),
             recovered_to=None if self.clean or created else log_end,
         )
         repaired = tuple(self.repairs.done)
@@ -184,22 +196,42 @@ class _Opening:
 
     # ---------------------------------------------------------- segments
 
-    def _segments(self, inspections: dict[int, Inspection], bases: list[int]) -> SegmentSet:
+    def _load(self, bases: list[int]) -> dict[int, Segment]:
+        return {base: Segment.load(SegmentFiles(self.files, self.directory, base)) for base in bases}
+
+    def _segments(
+        self,
+        inspections: dict[int, Inspection],
+        loaded: dict[int, Segment],
+        bases: list[int],
+        sound_end: int | None,
+    ) -> SegmentSet:
+        """Return the segments of the repaired log.
+
+        Args:
+            inspections: The segments that were walked.
+            loaded: The segments as they are; none if files were repaired.
+            bases: The base offsets of all segments; none: the log is created.
+            sound_end: The next offset of the active segment, if its end is valid and it was not walked.
+        """
         if not bases:
             base = self.log_start
             self._create(base)
             bases = [base]
         segments = []
         for base in bases:
-            inspected = inspections.get(base)
-            segments.append(
-                Segment.load(
+            active = base == bases[-1]
+            segment, inspected = loaded.get(base), inspections.get(base)
+            if segment is None:
+                segment = Segment.load(
                     SegmentFiles(self.files, self.directory, base),
                     next_offset=None if inspected is None else inspected.next_offset,
                     largest_timestamp=None if inspected is None else inspected.largest_timestamp,
-                    active=base == bases[-1],
+                    active=active,
                 )
-            )
+            elif active:
+                segment = segment.ending_at(segment.size, sound_end, active=True)
+            segments.append(segment)
         return SegmentSet(segments)
 
     def _create(self, base: int) -> None:
@@ -234,7 +266,7 @@ class _Opening:
 
     # ---------------------------------------------------------- damage, and the files beside the segments
 
-    def _find(self, damage: DamageRepair, known: LogEnd) -> dict[int, Inspection]:
+    def _find(self, damage: DamageRepair, known: LogEnd, epochs: LeaderEpochs) -> dict[int, Inspection]:
         """Return the result of `DamageRepair.find`.
 
         If it refuses the log after a clean stop, the synced mark keeps the log end of that stop: the next
@@ -244,7 +276,6 @@ class _Opening:
             return damage.find()
         except CorruptBatchError:
             if self.clean and self.recovery_point > known.mark.offset:
-                epochs = LeaderEpochs.load(self.files, self.directory)
                 mark = SyncedMark(self.files, self.directory, epochs)
                 with contextlib.suppress(LastwordError):
                     mark.write(self.recovery_point)
@@ -260,21 +291,22 @@ class _Opening:
                 f"recovery point {self.recovery_point} is ignored, the log ends at {log_end}",
             )
 
-    def _mend_synced(self, log_end: int, epochs: LeaderEpochs) -> None:
+    def _lower_mark(self, log_end: int, epochs: LeaderEpochs) -> None:
         """Lower the synced mark to the log end: offsets above a cut are assigned again."""
         mark = SyncedMark(self.files, self.directory, epochs)
         mark.lower(log_end)
         mark.close()
 
-    def _epochs(self, inspections: dict[int, Inspection], log_start: int, log_end: int) -> LeaderEpochs:
-        epochs = LeaderEpochs.load(self.files, self.directory)
+    @staticmethod
+    def _mend_epochs(
+        epochs: LeaderEpochs, inspections: dict[int, Inspection], log_start: int, log_end: int
+    ) -> None:
         epochs.truncate_from_end(log_end + 1)
         epochs.truncate_from_start(log_start)
         for base in sorted(inspections):
             for epoch, start in inspections[base].epochs:
                 if epochs.latest is None or epoch > epochs.latest:
                     epochs.assign(epoch, start)
-        return epochs
 
     def _producers(
         self,

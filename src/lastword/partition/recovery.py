@@ -30,11 +30,11 @@ in one of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lastword.errors import CorruptBatchError, DataError, LastwordError
+from lastword.errors import CorruptBatchError, DataError, FileVanishedError, LastwordError
 from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.cut import forget_accounts
@@ -153,16 +153,14 @@ def remove_leftovers(files: Files, directory: str, listing: list[str], repairs: 
         The listing without the names of removed files.
     """
     private = os.path.join(directory, names.PRIVATE)
-    if files.exists(private):
-        for name in files.listdir(private):
-            if name.startswith(names.REWRITE_PREFIX):
-                files.remove_tree(os.path.join(private, name))
-                repairs.add("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
-            elif name.endswith(".tmp"):  # replaced as a whole, or not at all
-                files.unlink(os.path.join(private, name), missing_ok=True)
-    for name in (names.LEADER_EPOCHS, names.PARTITION_METADATA):  # replaced as a whole, or not at all
-        files.unlink(os.path.join(directory, name + ".tmp"), missing_ok=True)
-    gone = {name for name in listing if name.endswith(names.SNAPSHOT + ".tmp")}
+    for name in private_listing(files, directory):
+        if name.startswith(names.REWRITE_PREFIX):
+            files.remove_tree(os.path.join(private, name))
+            repairs.add("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
+        elif name.endswith(".tmp"):  # replaced as a whole, or not at all
+            files.unlink(os.path.join(private, name), missing_ok=True)
+    replaced = names.LEADER_EPOCHS + ".tmp", names.PARTITION_METADATA + ".tmp"  # as a whole, or not at all
+    gone = {name for name in listing if name in replaced or name.endswith(names.SNAPSHOT + ".tmp")}
     for name in sorted(gone):
         files.unlink(os.path.join(directory, name), missing_ok=True)
     parsed = [names.parse_segment_file(name) for name in listing if name not in gone]
@@ -174,6 +172,14 @@ def remove_leftovers(files: Files, directory: str, listing: list[str], repairs: 
         gone.add(p.name)
         repairs.add("leftover", p.name, "an index without its log was removed")
     return [name for name in listing if name not in gone]
+
+
+def private_listing(files: Files, directory: str) -> list[str]:
+    """Return the names in the private directory of a partition; none if there is no such directory."""
+    try:
+        return files.listdir(os.path.join(directory, names.PRIVATE))
+    except FileVanishedError:
+        return []
 
 
 def split_overflowed(
@@ -354,6 +360,7 @@ class DamageRepair:
 
     Attributes:
         walked: The number of segments of which every checksum was verified.
+        sound_end: The next offset of the active segment, if its end is valid without a walk of the segment.
     """
 
     def __init__(
@@ -363,11 +370,14 @@ class DamageRepair:
         listing: list[str],
         repairs: Repairs,
         *,
+        segments: Mapping[int, Segment],
         known: LogEnd,
         parts: set[int],
         index_interval_bytes: int,
     ) -> None:
         self.walked = 0
+        self.sound_end: int | None = None
+        self._segments = segments  # until `mend`
         self._files = files
         self._directory = directory
         self._listing = listing  # until `mend`
@@ -394,16 +404,15 @@ class DamageRepair:
             )
             if no_index or base in self._parts or (above and not self._known.clean):
                 due.append((base, last))
-        sound_end = None
         if bases and (not due or due[-1][0] != bases[-1]):
-            sound_end = self._valid_end(bases[-1])
-            if sound_end is None:
+            self.sound_end = self._valid_end(self._segments[bases[-1]])
+            if self.sound_end is None:
                 due.append((bases[-1], True))
         self.walked += len(due)
         size = sum(self._log_bytes(base) for base, _ in due) if len(due) > 1 else 0
         inspections = self._walk_all(due, size)
         if not self._is_cut(inspections, bases):
-            self._check_end(inspections, bases, sound_end)
+            self._check_end(inspections, bases)
         return inspections
 
     def _walk_all(self, due: list[tuple[int, bool]], size: int) -> dict[int, Inspection]:
@@ -431,19 +440,19 @@ class DamageRepair:
             contiguous_from=self._known.contiguous_from if active else None,
         )
 
-    def _valid_end(self, base: int) -> int | None:
+    @staticmethod
+    def _valid_end(segment: Segment) -> int | None:
         """Return the end of the active segment after a clean stop; None if it must be verified.
 
         It ends with a whole valid batch that its indexes cover.
         """
-        segment = Segment.load(SegmentFiles(self._files, self._directory, base))
         indexes = segment.offset_index, segment.time_index
         if any(index.damaged or index.zero_tail_bytes for index in indexes):  # zeros: a stop cuts them
             return None
-        last = segment.offset_index.last
-        if last.position and segment.trusted_end() != last.position:
+        trusted_end = segment.trusted_end()
+        if trusted_end != segment.offset_index.last.position:
             return None
-        position, next_offset = end_of_valid_part(segment)
+        position, next_offset = end_of_valid_part(segment, trusted_end)
         return next_offset if position == segment.size else None
 
     def _is_cut(self, inspections: dict[int, Inspection], bases: list[int]) -> bool:
@@ -484,14 +493,14 @@ class DamageRepair:
             )
         return False
 
-    def _check_end(self, inspections: dict[int, Inspection], bases: list[int], sound_end: int | None) -> None:
+    def _check_end(self, inspections: dict[int, Inspection], bases: list[int]) -> None:
         """Raise CorruptBatchError if a valid log has a wrong end, or a gap where there must be none."""
         if not bases:
             end, file, position = 0, self._directory, 0
         else:
             inspection = inspections.get(bases[-1])
-            end = inspection.next_offset if inspection is not None else sound_end or bases[-1]
-            segment = Segment.load(SegmentFiles(self._files, self._directory, bases[-1]))
+            end = inspection.next_offset if inspection is not None else self.sound_end or bases[-1]
+            segment = self._segments[bases[-1]]
             file, position = segment.file, segment.size
             if inspection is not None and inspection.gap is not None:
                 raise CorruptBatchError(

@@ -28,7 +28,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, overload
@@ -130,10 +130,12 @@ def discard(files: Files, directory: str, commit_id: str) -> None:
         files.remove_tree(folder)
 
 
-def incomplete_commit_offset(files: Files, directory: str) -> int | None:
+def incomplete_commit_offset(
+    files: Files, directory: str, listing: Iterable[str] | None = None
+) -> int | None:
     """Return the lowest offset at which an incomplete commit begins; None if all commits are complete.
 
-    An unreadable note counts as 0.
+    An unreadable note counts as 0. `listing`: the names in the partition's private directory, listed now.
     """
     private = os.path.join(directory, names.PRIVATE)
     root, partition = os.path.split(os.path.normpath(directory))
@@ -145,7 +147,7 @@ def incomplete_commit_offset(files: Files, directory: str) -> int | None:
     except CorruptFileError:
         offsets.append(0)
     try:
-        for name in files.listdir(private):
+        for name in files.listdir(private) if listing is None else listing:
             path = os.path.join(private, name, BEGUN)
             if name.startswith(STAGING) and files.exists(path):
                 offsets.append(_read_or_0(files, path))
