@@ -108,10 +108,10 @@ def with_logs(call):
     return work
 
 
-def commit_to_each(path):
+def commit_to_each(path, job="job"):
     """Commit as the sink does, without Spark: one staged file with a run for each partition."""
     files = storage.DEFAULT
-    writer = SharedWriter(files, str(path), "job", 0, 0)
+    writer = SharedWriter(files, str(path), job, 0, 0)
     for number in range(int(path.name)):
         for value in (b"old", b"new"):
             builder = BatchBuilder()
@@ -119,7 +119,7 @@ def commit_to_each(path):
             writer.write("users", number, builder.build(0), 1)
     commit(
         str(path),
-        Manifest("job", writer.close(sync=True), sync=True),
+        Manifest(job, writer.close(sync=True), sync=True),
         files,
         lambda: LogDirectory.open(path, "a", files),
         patience_seconds=10,
@@ -164,19 +164,27 @@ def test_changing_all_partitions_takes_calls_in_proportion_to_them(tmp_path, mon
         assert many[name][1] <= few[name][1] + 1, (name, few, many)
 
 
-def test_a_commit_syncs_nine_files_and_directories_of_a_partition(tmp_path, monkeypatch):
-    """Log, two indexes, leader epochs and snapshot with their directory, directory; the notes are shared."""
+def test_a_commit_costs_a_constant_number_of_calls_for_each_partition(tmp_path, monkeypatch):
+    """Counted as the difference of 50 and 10 partitions: the first commit into a topic, and the second.
 
-    def synced(count):
-        create(tmp_path / str(count))
-        files = RecordingFiles(DEFAULT)
-        with monkeypatch.context() as patched:
-            patched.setattr(storage, "DEFAULT", files)
-            commit_to_each(tmp_path / str(count))
-        assert sum(call.name == "create" and "staged" in call.path for call in files.calls) == 1
-        return files.count("fsync") + files.count("fsync_dir")
-
-    assert synced(30) - synced(20) <= 10 * 9
+    Syncs: log, two indexes, snapshot, directory; in the first commit also the leader epochs.
+    """
+    counted = {}
+    for count in (10, 50):
+        path = tmp_path / str(count)
+        create(path)
+        for number in (1, 2):
+            files = RecordingFiles(DEFAULT)
+            with monkeypatch.context() as patched:
+                patched.setattr(storage, "DEFAULT", files)
+                commit_to_each(path, f"job{number}")
+            assert sum(call.name == "create" and "staged" in call.path for call in files.calls) == 1
+            counted[count, number] = Counter(call.name for call in files.calls)
+    for number, syncs, calls in ((1, 6, 61), (2, 5, 66)):
+        few, many = (counted[count, number] for count in (10, 50))
+        assert many["fsync"] + many["fsync_dir"] - few["fsync"] - few["fsync_dir"] == 40 * syncs
+        assert many["listdir"] - few["listdir"] == 40 * 5
+        assert many.total() - few.total() <= 40 * calls, (few, many)
 
 
 @pytest.mark.parametrize("stop", ["clean", "killed"])

@@ -504,6 +504,37 @@ def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
     assert values(tmp_path)[0] == ["a"]
 
 
+def test_a_log_that_cannot_be_closed_has_its_batches_only_once(tmp_path: Path) -> None:
+    """The batches of partition 1 are appended when its snapshot fails; partition 0 is closed already."""
+    make(tmp_path)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b", "c"]}), sync=True)
+
+    def full(call: Any) -> LastwordError | None:
+        is_snapshot = call.name == "create" and call.path.endswith("t-1/00000000000000000002.snapshot.tmp")
+        return DiskFullError("no room") if is_snapshot else None
+
+    with pytest.raises(DiskFullError, match="no room; commit j was begun, and is completed when"):
+        commit(tmp_path, manifest, RecordingFiles(OsFiles(), fail=full))
+    assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+    with open_to_append(str(tmp_path)):
+        pass
+    assert values(tmp_path) == {0: ["a"], 1: ["b", "c"]} and leftovers(tmp_path) == []
+
+
+def test_a_log_that_a_commit_closed_is_opened_again_by_the_next(tmp_path: Path) -> None:
+    """Two commits wait; the process that makes the second ingests both, and stops cleanly."""
+    make(tmp_path)
+    first = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    number = next_number(DEFAULT, str(tmp_path), NOW_MS)
+    DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j", first.encoded())
+    commit(tmp_path, Manifest("k", stage(tmp_path, "k", {0: ["c"]}), sync=True))
+    assert values(tmp_path) == {0: ["a", "c"], 1: ["b"]}
+    with LogDirectory.open(str(tmp_path), "a", DEFAULT, ManualClock(NOW_MS)) as directory:
+        assert directory.checkpoints.recovery_points.read() == {("t", 0): 2, ("t", 1): 1}
+        assert [directory.log("t", number).log_end for number in range(2)] == [2, 1]
+        assert directory.recovery.clean and directory.recovery.repaired == ()
+
+
 def test_a_commit_that_nobody_began_is_taken_back(tmp_path: Path) -> None:
     make(tmp_path)
     manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)

@@ -190,7 +190,7 @@ def test_a_file_that_is_gone_and_not_in_the_log_is_missed(tmp_path: Path) -> Non
     known = staging.StagedRun("users", 0, 0, os.path.basename(file), len(build_batch(3)), 1)
     Path(file).unlink()
     with pytest.raises(CorruptFileError, match="not in the log"):
-        apply.ingest(log, "j", [known], 3, sync=False)
+        apply.ingest(log, "j", [known], 3, finish=None)
     log.abandon()
 
 

@@ -213,11 +213,17 @@ class Files(ABC):
         with self.open_read(path) as handle:
             return handle.pread(handle.size(), 0)
 
-    def write_atomic(self, path: Path, data: bytes) -> None:
+    def write_atomic(self, path: Path, data: bytes, *, sync_name: bool = True) -> None:
         """Write atomically: temporary file, then rename. Durable when the call returns.
 
         Order of syncs: the content before the rename, so that the name never points to missing bytes; then
         the directory, so that a caller may rely on the new name.
+
+        Args:
+            path: The file.
+            data: Its content.
+            sync_name: Sync the directory. False: the caller does it before it relies on the name; until then
+                a power cut leaves the file as it was, or as it is.
         """
         path = os.fspath(path)
         scratch = f"{path}.tmp"  # Kafka's suffix for such files; Kafka ignores them in every directory
@@ -230,7 +236,8 @@ class Files(ABC):
         except LastwordError:
             self._try_unlink(scratch)
             raise
-        self.fsync_dir(os.path.dirname(path) or ".")
+        if sync_name:
+            self.fsync_dir(os.path.dirname(path) or ".")
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory and its content without following links.

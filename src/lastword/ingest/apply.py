@@ -6,14 +6,16 @@ mark the commit; remove the manifest, durably; remove the note and the staged fi
 has appended nothing, except when its files are damaged between two tries. A note without its manifest belongs
 to a commit that is complete.
 
-The order in one partition: append the batches; sync the log. Repeated after a stop at any point, it appends
-what is missing and nothing twice: a batch checksum covers neither base offset nor leader epoch, so the
-batches above the noted log end can be compared with the staged batches. Batches of a shared file or of a
-small one are appended; a large file becomes a segment by a rename (`partition.staged_batches`), and is then
-found in the log as the beginning of a segment. A partition with a file of its own gets the `committed` mark,
-and its staged files are removed then, so that a bulk load does not need its room twice. No other process
-appends in between: the log's lock is held, and after a crash commits are finished before anything else is
-appended.
+The order in one partition: append the batches; sync the log, or close it. A process that opens the directory
+for a commit only (`commit`) closes each log there, so that the log is synced once, with its indexes and its
+producer snapshot. The clean-shutdown marker follows when the directory is closed; after a crash before, a
+closed log is recovered like any other. Repeated after a stop at any point, it appends what is missing and
+nothing twice: a batch checksum covers neither base offset nor leader epoch, so the batches above the noted
+log end can be compared with the staged batches. Batches of a shared file or of a small one are appended; a
+large file becomes a segment by a rename (`partition.staged_batches`), and is then found in the log as the
+beginning of a segment. A partition with a file of its own gets the `committed` mark, and its staged files are
+removed then, so that a bulk load does not need its room twice. No other process appends in between: the log's
+lock is held, and after a crash commits are finished before anything else is appended.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from lastword.clock import Clock
@@ -92,8 +94,10 @@ def open_to_append(
     return directory
 
 
-def ingest_pending(directory: LogDirectory) -> int:
+def ingest_pending(directory: LogDirectory, *, close_logs: bool = False) -> int:
     """Ingest all commits that wait, the oldest first. Return the number of records appended.
+
+    `close_logs`: the directory was opened for this only, so each log is closed when it has its batches.
 
     A commit that cannot be ingested (a staged file is damaged, a topic is gone) is set aside as refused, and
     the next commit follows. After a StorageError or CapacityError the commit stays, to be tried again.
@@ -119,7 +123,7 @@ def ingest_pending(directory: LogDirectory) -> int:
         marks: list[str] = []
         try:
             manifest = Manifest.decoded(files.read_bytes(applying), applying)
-            added += _apply(directory, manifest)
+            added += _apply(directory, manifest, close_logs=close_logs)
             partitions = {(run.topic, run.partition) for run in manifest.runs if run.position is None}
             for tp in partitions:
                 marks.append(staging.committed_mark(directory.directory(*tp), entry.commit_id))
@@ -137,7 +141,7 @@ def ingest_pending(directory: LogDirectory) -> int:
     return added
 
 
-def _apply(directory: LogDirectory, manifest: Manifest) -> int:
+def _apply(directory: LogDirectory, manifest: Manifest, *, close_logs: bool) -> int:
     writers = Writers.load(directory.files, directory.path)
     named = manifest.writer is not None and manifest.sequence is not None
     files, root, commit_id = directory.files, directory.path, manifest.commit_id
@@ -182,7 +186,8 @@ def _apply(directory: LogDirectory, manifest: Manifest) -> int:
         }
 
         def append(tp: tuple[str, int]) -> int:
-            added = ingest(logs[tp], commit_id, staged[tp], began[tp], sync=sync, shared=shared)
+            finish = partial(directory.close_log, *tp) if close_logs else logs[tp].sync if sync else None
+            added = ingest(logs[tp], commit_id, staged[tp], began[tp], finish=finish, shared=shared)
             staging.remove_old(files, logs[tp].directory, now_ms, is_abandoned)
             return added
 
@@ -226,7 +231,7 @@ def ingest(
     staged: Iterable[StagedRun],
     began: int,
     *,
-    sync: bool,
+    finish: Callable[[], None] | None,
     shared: Mapping[str, Handle] | None = None,
 ) -> int:
     """Append a commit's staged batches to one log, in their order. Return the number of records appended.
@@ -236,7 +241,7 @@ def ingest(
         commit_id: The commit.
         staged: The staged runs of this partition.
         began: The log end at which the commit began, which is noted durably.
-        sync: Sync the log.
+        finish: Syncs or closes the log when it has the batches; None: neither.
         shared: The open shared files of the runs, by name.
     """
     files, directory = log.files, log.directory
@@ -265,8 +270,8 @@ def ingest(
             with files.open_read(path) as handle:
                 _append_missing(log, appended, handle, 0, handle.size())
         added = log.log_end - before  # a staged batch has an offset for each record, and no others
-    if sync:
-        log.sync()
+    if finish is not None:
+        finish()
     if owns_files:
         files.write_atomic(mark, b"")
         discard(files, directory, commit_id)
@@ -454,7 +459,7 @@ def commit(
             return
         try:
             with open_log_dir() as directory:
-                ingest_pending(directory)
+                ingest_pending(directory, close_logs=True)
                 continue
         except LogDirLockedError as error:
             late = monotonic() - deadline

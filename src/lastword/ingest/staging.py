@@ -368,9 +368,11 @@ def remove_old(files: Files, directory: str, now_ms: int, is_abandoned: Callable
         is_abandoned: See `is_abandoned`; called with commit ids of which the partition has old files.
     """
     private = _private_dir(directory)
-    if not files.exists(private):
+    try:
+        listing = files.listdir(private)
+    except FileVanishedError:
         return
-    for name in files.listdir(private):
+    for name in listing:
         path, commit_id = os.path.join(private, name), name.partition("-")[2]
         if not name.startswith((STAGING, COMMITTED, OPEN)):
             continue

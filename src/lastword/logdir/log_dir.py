@@ -459,6 +459,20 @@ class LogDirectory:
             self._opened.offline[tp] = error
             raise
 
+    def close_log(self, topic: str, partition: int) -> None:
+        """Close an open log before the directory. Its next use opens it again.
+
+        Everything in the log is durable when this returns. Its checkpoints are written when the directory is
+        closed.
+        """
+        tp = TopicPartition(topic, partition)
+        log = self._opened.logs[tp]
+        if log.close():  # not with the lock: many logs are closed at the same time
+            with self.lock:
+                self._opened.closed(tp)
+        else:
+            log.sync()  # raises the failure that stopped the log
+
     def end_commit(self) -> None:
         """Remove the note of where a commit began, and release the logs: it is complete or refused."""
         with self.lock:
@@ -603,8 +617,9 @@ class LogDirectory:
             failed: LastwordError | None = None
             try:
                 promised, failed = self._opened.close()
-                if self._opened.logs and failed is None:
-                    self._partition_checkpoints.write(self._opened.logs)
+                used = self._opened.used
+                if used and failed is None:
+                    self._partition_checkpoints.write(used)
                 self.ledgers.close()
                 others = self._opened.were_left_clean(self._listing().partitions)
                 if promised and failed is None and others:

@@ -73,6 +73,7 @@ class OpenPartitions:
         self._clock = clock
         self._rng = rng
         self._on_roll = on_roll
+        self._closed: dict[TopicPartition, PartitionLog] = {}
         self._recovered: list[Recovery] = []
         self._left: dict[TopicPartition, _Left] = {}
 
@@ -153,11 +154,22 @@ class OpenPartitions:
 
     # -------------------------------------------------------------- close
 
+    @property
+    def used(self) -> dict[TopicPartition, PartitionLog]:
+        """Return the open logs, and those that were closed before the directory."""
+        return self._closed | self.logs
+
+    def closed(self, tp: TopicPartition) -> None:
+        """Drop a log that was closed cleanly. `used` has it, because its checkpoints are not written yet."""
+        log = self._closed[tp] = self.logs.pop(tp)
+        self._left[tp] = _Left(log.recovery_point, log.log_start, clean=True)
+
     def let_go(self, tp: TopicPartition) -> None:
         """Close a partition that leaves the directory, and drop it."""
         log = self.logs.pop(tp, None)
         if log is not None:
             log.abandon()
+        self._closed.pop(tp, None)
         self.offline.pop(tp, None)
         self._left.pop(tp, None)
 
@@ -167,7 +179,7 @@ class OpenPartitions:
         Returns:
             Whether all partitions that were used keep the promises of a clean stop, and the first error.
         """
-        closed = overlapped(_closed, list(self.logs.values()))
+        closed = overlapped(_close, list(self.logs.values()))
         failed = next((result for result in closed if isinstance(result, LastwordError)), None)
         return not self.offline and all(result is True for result in closed), failed
 
@@ -181,7 +193,7 @@ class OpenPartitions:
             log.abandon()
 
 
-def _closed(log: PartitionLog) -> bool | LastwordError:
+def _close(log: PartitionLog) -> bool | LastwordError:
     try:
         return log.close()
     except LastwordError as error:

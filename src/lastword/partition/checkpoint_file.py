@@ -179,10 +179,10 @@ class LeaderEpochs:
         """Return the epoch of the offset before `offset`; 0 if there is none."""
         return max((e.epoch for e in self._entries if e.start_offset < offset), default=0)
 
-    def assign(self, epoch: int, start_offset: int) -> None:
+    def assign(self, epoch: int, start_offset: int, *, sync_name: bool = True) -> None:
         """Begin `epoch` at `start_offset`. Entries that contradict it are removed.
 
-        Repeating the latest epoch changes nothing.
+        Repeating the latest epoch changes nothing. `sync_name`: as of `Files.write_atomic`.
         """
         if epoch < 0:
             return
@@ -193,7 +193,7 @@ class LeaderEpochs:
         ):
             return
         kept = [e for e in self._entries if e.epoch < epoch and e.start_offset < start_offset]
-        self._set([*kept, EpochEntry(epoch, start_offset)])
+        self._set([*kept, EpochEntry(epoch, start_offset)], sync_name=sync_name)
 
     def truncate_from_end(self, offset: int) -> None:
         """Remove the epochs that begin at or above `offset`."""
@@ -207,11 +207,11 @@ class LeaderEpochs:
             below = [EpochEntry(below[-1].epoch, offset)]
         self._set([*below[-1:], *above])
 
-    def _set(self, entries: list[EpochEntry]) -> None:
+    def _set(self, entries: list[EpochEntry], *, sync_name: bool = True) -> None:
         if entries != self._entries:
             self._entries = entries
             lines = [f"{e.epoch} {e.start_offset}" for e in entries]
-            self._files.write_atomic(self._path, format_lines(lines))
+            self._files.write_atomic(self._path, format_lines(lines), sync_name=sync_name)
 
 
 def read_epochs(files: Files, path: str) -> list[EpochEntry]:

@@ -452,7 +452,11 @@ class PartitionLog(Reads):
     def _assign_epoch(self) -> None:
         """Note where the epoch begins; called when it is certain that a batch is appended."""
         if self._epochs.latest is None:
-            self._epochs.assign(self._epoch, self.log_end)
+            try:
+                self._epochs.assign(self._epoch, self.log_end, sync_name=False)
+            finally:
+                # After the rename: a sync of the log that runs meanwhile may have synced the old name.
+                self._local.durability.directory_unsynced = True
 
     def _note_recovery(self, log_end: int) -> None:
         """A power cut may have taken records above: note that before others take their offsets."""
@@ -545,7 +549,8 @@ class PartitionLog(Reads):
             self._producers.expire(now_ms, self.producer_expiration_ms)
         if self.log_end > 0:
             with self._local.failure.latching_if_offline():
-                self._snapshots.take(self._producers)
+                if self._snapshots.take(self._producers):  # which syncs all names of the directory
+                    self._local.durability.directory_unsynced = False
 
     # -------------------------------------------------------------- sync
 
