@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -25,7 +27,7 @@ from lastword.errors import (
 from lastword.files import Files, OsFiles
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.batch import BatchBuilder
-from lastword.spark import splits
+from lastword.spark import read, splits
 from lastword.spark.options import parse_read
 from lastword.spark.read import read_batches
 from lastword.spark.schema import full_schema
@@ -126,6 +128,42 @@ def test_many_partitions_share_tasks_and_keep_their_rows(tmp_path: Path) -> None
         assert [row["partition"] for row in rows] == sorted(row["partition"] for row in rows)
         alone = [row for n in range(100) for row in read_directly(root, assign=f'{{"t":[{n}]}}', view=view)]
         assert rows == alone and {row["partition"] for row in rows} == set(filled)
+
+
+def test_a_shared_task_costs_a_constant_number_of_calls_for_each_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted as the difference of 40 and 10 parts; the rows of all parts are one batch."""
+    root = tmp_path / "many"
+    create(root, "t", 40)
+    for number in range(40):
+        append(root, "t", number, [numbered(1000 * number, 5, 5)])
+    reader = LogReader(parse_read({"path": str(root), "subscribe": "t"}), full_schema(False))
+    parts = [part for task in reader.partitions() for part in splits.parts_of(task)]
+    settings_read: list[str] = []
+    monkeypatch.setattr(read, "register_limits", settings_read.append)
+
+    def calls(count: int) -> Counter[str]:
+        files = RecordingFiles(OsFiles())
+        task = splits.SharedTask(tuple(parts[:count]))
+        (batch,) = read.read_task(task, reader.options, reader.schema, reader.columns, files)
+        assert batch["offset"].to_pylist() == list(range(5)) * count
+        return Counter(call.name for call in files.calls)
+
+    few, many = calls(10), calls(40)
+    assert many["listdir"] - few["listdir"] == 30 * 2
+    assert many.total() - few.total() <= 30 * 33, (few, many)
+    assert settings_read == [str(root)] * 2
+
+
+def test_only_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [
+        pa.record_batch({"n": pa.array([n] * rows, pa.int64())}) for n, rows in enumerate([2, 3, 9, 1])
+    ]
+    monkeypatch.setattr(read, "JOINED_BYTES", 6 * 8)
+    joined = list(read.joined(iter(batches)))
+    assert [batch["n"].to_pylist() for batch in joined] == [[0] * 2 + [1] * 3, [2] * 9, [3]]
+    assert joined[1] is batches[2]
 
 
 def test_a_task_travels(root: Path) -> None:

@@ -426,14 +426,24 @@ def need_directory(path: str) -> None:
     """Check that a task sees the directory, before anything else, and apply its settings here.
 
     Raises:
+        NotSharedError, UnknownTopicError: As of `check_seen`.
+    """
+    check_seen(path)
+    root, name = os.path.split(path)
+    register_limits(path if parse_partition_dir(name) is None else root)
+
+
+def check_seen(path: str) -> None:
+    """Check that a task sees the directory.
+
+    Raises:
         NotSharedError: The task does not see the log directory.
         UnknownTopicError: Only the partition's directory is missing.
     """
+    if DEFAULT.is_dir(path):
+        return
     root, name = os.path.split(path)
     is_partition = parse_partition_dir(name) is not None
-    if DEFAULT.is_dir(path):
-        register_limits(root if is_partition else path)
-        return
     if not is_partition or not DEFAULT.is_dir(root):
         raise NotSharedError.of(path, socket.gethostname())
     raise UnknownTopicError(

@@ -1,7 +1,7 @@
 """Read the records of one task: offset ranges in, Arrow batches out.
 
 Where it runs. `source.LogReader.partitions()` runs once for each loaded DataFrame, in a Python process beside
-the driver; it reads file names and indexes, never records. `read_batches` runs once for each task that Spark
+the driver; it reads file names and indexes, never records. `read_task` runs once for each task that Spark
 starts, in a worker. Only workers import this module: it loads NumPy and the kernels.
 
 What travels. The options and the schema inside the reader, and for each task a `LogPartition`: a topic, a
@@ -36,7 +36,7 @@ newest record there was superseded by one above the range is in a later batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -48,19 +48,21 @@ from lastword.files import DEFAULT, Files
 from lastword.kernels import BAD_OFFSET
 from lastword.kernels import table as fields
 from lastword.logdir.identity import read_topic_id
+from lastword.logdir.topics import register_limits
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
-from lastword.spark.bootstrap import need_directory
+from lastword.spark.bootstrap import check_seen
 from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, arrow_schema
-from lastword.spark.splits import MAX_RELOADS, LogPartition, overlapping
+from lastword.spark.splits import MAX_RELOADS, LogPartition, overlapping, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
     from lastword.records.chunk import Chunk
@@ -75,9 +77,52 @@ smaller batches cost calls, larger batches memory (50 MB halve the speed).
 """
 
 ARROW_BATCH_BYTES = 4 << 20
+JOINED_BYTES = 1 << 20
 
 
 # ---------------------------------------------------------------- Arrow batches
+
+
+def read_task(
+    task: InputPartition,
+    options: ReadOptions,
+    schema: StructType,
+    columns: tuple[str, ...],
+    files: Files = DEFAULT,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of all parts of a task, as `read_batches`; batches of small parts are joined."""
+    parts = parts_of(task)
+    for root in dict.fromkeys(os.path.dirname(part.directory) for part in parts):
+        register_limits(root)
+    yield from joined(
+        batch for part in parts for batch in read_batches(part, options, schema, columns, files)
+    )
+
+
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches of one schema; neighbours below JOINED_BYTES are joined.
+
+    To transfer a batch to the JVM costs as much as some hundreds of rows.
+    """
+    small: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        if size_bytes and size_bytes + batch.nbytes > JOINED_BYTES:
+            yield _join(small)
+            small, size_bytes = [], 0
+        small.append(batch)
+        size_bytes += batch.nbytes
+    if small:
+        yield _join(small)
+
+
+def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    if len(batches) == 1:
+        return batches[0]
+    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return batch
 
 
 def read_batches(
@@ -278,11 +323,11 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
     A partition is lost if it is missing, or belongs to a recreated topic.
     """
     if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
-        need_directory(task.directory)
+        check_seen(task.directory)
     elif not files.is_dir(task.directory):
         return None
     else:
-        need_directory(task.directory)
+        check_seen(task.directory)
     view = PartitionView.load(DirectorySegments(files, task.directory))
     if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
         return view

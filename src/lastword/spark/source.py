@@ -127,11 +127,9 @@ class LogReader(Shipped, DataSourceReader):
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches of a task's records."""
-        from lastword.spark.read import read_batches
-        from lastword.spark.splits import parts_of
+        from lastword.spark.read import read_task
 
-        for part in parts_of(partition):
-            yield from read_batches(part, self.options, self.schema, self.columns)
+        yield from read_task(partition, self.options, self.schema, self.columns)
 
 
 class RefusedStream(Shipped, DataSourceStreamReader):

@@ -54,7 +54,7 @@ from lastword.partition.view import PartitionView
 from lastword.spark.bootstrap import Shipped, hide_traceback
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import check_projection
-from lastword.spark.splits import PartitionRange, choose, cut_points, matching, parts_of, past_gap, plan
+from lastword.spark.splits import PartitionRange, choose, cut_points, matching, past_gap, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -368,10 +368,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches of a task's records."""
-        from lastword.spark.read import read_batches
+        from lastword.spark.read import read_task
 
-        for part in parts_of(partition):
-            yield from read_batches(part, self.options, self.schema, self.columns)
+        yield from read_task(partition, self.options, self.schema, self.columns)
 
     @hide_traceback
     def commit(self, end: dict[str, Any]) -> None:
