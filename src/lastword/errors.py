@@ -575,6 +575,30 @@ class ReadOvertakenError(BusyError):
         )
 
 
+class UncertainCommitError(BusyError):
+    """The store's answers do not show whether a commit to a log in a bucket came in."""
+
+    @classmethod
+    def lost(cls, url: str, failure: LastwordError) -> UncertainCommitError:
+        """Return the error for a swap whose answers were lost; `failure` is the last of them."""
+        return cls(
+            f"{url}: the store did not say whether the commit came in ({failure.message})",
+            remedy="read the log before you repeat the call; a call with producer= and sequence= may be "
+            "repeated at any time",
+            file=url,
+        )
+
+    @classmethod
+    def overtaken(cls, url: str, commits: int) -> UncertainCommitError:
+        """Return the error for a swap whose answer was lost, and that `commits` other commits followed."""
+        return cls(
+            f"{url}: the answer to a commit was lost, and {commits} or more commits followed",
+            remedy="read the log before you repeat the call; a call with producer= and sequence= may be "
+            "repeated at any time",
+            file=url,
+        )
+
+
 class RegistryError(BusyError):
     """A schema registry does not answer, or refuses the request."""
 

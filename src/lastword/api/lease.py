@@ -74,6 +74,10 @@ class Lease(ProcessBound):
     def __repr__(self) -> str:
         return f"Lease({self.topic!r}, {self.name!r})"
 
+    def on(self, dirs: OpenDirs) -> Lease:
+        """Return the lease, used through other directories that hold it."""
+        return Lease(dirs, self.topic, self.name)
+
     @property
     def position(self) -> int | dict[int, int]:
         """The next offset of its reader; a dict by partition if the topic has several.
@@ -104,13 +108,16 @@ class Lease(ProcessBound):
                 removed; or the log was cut below `position`, or cleaned by a broker above it. Restore, or
                 start from "earliest".
         """
-        wanted = _by_partition(self._dirs, self.topic, position)
-        now_ms = self._dirs.clock.now_ms()
-        for number, log_dir in self._dirs.partitions(self.topic).items():
+        self._dirs.transaction(lambda dirs: self._advance(dirs, position))
+
+    def _advance(self, dirs: OpenDirs, position: Position) -> None:
+        wanted = _by_partition(dirs, self.topic, position)
+        now_ms = dirs.clock.now_ms()
+        for number, log_dir in dirs.partitions(self.topic).items():
             directory = log_dir.directory(self.topic, number)
             known = leases.read(log_dir.files, directory, self.name)
             target = wanted.get(number, known.position if known is not None else 0)
-            view = self._dirs.view(self.topic, number)
+            view = dirs.view(self.topic, number)
             leases.advance(
                 log_dir.files,
                 directory,
@@ -123,7 +130,10 @@ class Lease(ProcessBound):
 
     def release(self) -> None:
         """Release the lease. A second release does nothing."""
-        for number, log_dir in self._dirs.partitions(self.topic).items():
+        self._dirs.transaction(self._release)
+
+    def _release(self, dirs: OpenDirs) -> None:
+        for number, log_dir in dirs.partitions(self.topic).items():
             leases.release(log_dir.files, log_dir.directory(self.topic, number), self.name)
 
 

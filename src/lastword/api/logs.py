@@ -645,20 +645,11 @@ class LogDir(ProcessBound):
             OfflineError: One of its partitions is in a directory that is offline. Nothing was removed.
         """
         self.dirs.require_writable()
-        partitions = self.dirs.partitions(name)
-        log_dirs = [log_dir for log_dir in self.dirs.directories if log_dir in partitions.values()]
-        for log_dir in partitions.values():
-            log_dir.check_serves()
-        with ExitStack() as stack:
-            for number, log_dir in partitions.items():
-                stack.enter_context(log_dir.claim(name, number))
-            for log_dir in log_dirs:
-                log_dir.delete_topic(name)
-        remove_topic_settings(self.dirs.files, self.dirs.settings_file, name)
+        partitions = list(self.dirs.partitions(name))
+        self.dirs.transaction(lambda dirs: _delete_topic(dirs, name))
         if "background" in self.__dict__:
             self.background.forget(name, partitions)
         self.dirs.settings_changed()
-        self.dirs.dir_set.write_list()
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
         """Move one partition into another of the directories. Reads and appends continue meanwhile.
@@ -743,8 +734,10 @@ class LogDir(ProcessBound):
         """
         from lastword.api import cleaning
 
-        return cleaning.clean(
-            self.dirs, topic, partition, due=due, strategy=strategy, progress=progress, stop=stop
+        return self.dirs.transaction(
+            lambda dirs: cleaning.clean(
+                dirs, topic, partition, due=due, strategy=strategy, progress=progress, stop=stop
+            )
         )
 
     def expire(
@@ -770,7 +763,7 @@ class LogDir(ProcessBound):
         """
         from lastword.api import cleaning
 
-        return cleaning.expire(self.dirs, topic, partition, stop)
+        return self.dirs.transaction(lambda dirs: cleaning.expire(dirs, topic, partition, stop))
 
     def audit(
         self,
@@ -945,3 +938,17 @@ class LogDir(ProcessBound):
         A background cleaning ends at its next safe point and removes its unfinished files.
         """
         self.dirs.close()
+
+
+def _delete_topic(dirs: OpenDirs, name: str) -> None:
+    partitions = dirs.partitions(name)
+    log_dirs = [log_dir for log_dir in dirs.directories if log_dir in partitions.values()]
+    for log_dir in partitions.values():
+        log_dir.check_serves()
+    with ExitStack() as stack:
+        for number, log_dir in partitions.items():
+            stack.enter_context(log_dir.claim(name, number))
+        for log_dir in log_dirs:
+            log_dir.delete_topic(name)
+    remove_topic_settings(dirs.files, dirs.settings_file, name)
+    dirs.dir_set.write_list()

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lastword.clock import Clock
 from lastword.config import Settings, TopicConfig, write_topic_settings
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
 
+T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 Mode = Literal["r", "a"]
 By = Literal["topic", "partition", "segment"]
@@ -50,7 +51,10 @@ class OpenDirs(ProcessBound):
         directories: The directories in service.
         paths: All paths, those of failed directories last.
         opened_at: File and line of the caller that opened them.
+        holds_logs: In mode "a" its partitions are open logs; False: changes are transactions.
     """
+
+    holds_logs = True
 
     def __init__(
         self,
@@ -100,6 +104,17 @@ class OpenDirs(ProcessBound):
     def on_close(self, call: Callable[[], object]) -> None:
         """Call `call` at closing, before earlier registered calls and before the directories close."""
         self._closing.append(call)
+
+    def transaction(self, work: Callable[[OpenDirs], T]) -> T:
+        """Run `work` on directories that it may change, and return its result.
+
+        A directory is changed in place. In a bucket `work` runs on a private copy, which is committed when it
+        returns; it runs again if another process changed the same thing meanwhile.
+        """
+        return work(self)
+
+    def refresh(self, *, at_most_every_ms: int = 0) -> None:
+        """Take up what other processes have changed. A directory always shows it."""
 
     def sync(self) -> None:
         """Make everything durable that was acknowledged at level "os"."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lastword import files as storage
 from lastword.api.logs import LogDir
@@ -37,17 +37,19 @@ def open(
     timeout: float = 0,
     clock: Clock | None = None,
     files: Files | None = None,
+    storage_options: Mapping[str, str] | None = None,
     **settings: Unpack[Keywords],
 ) -> LogDir:
-    """Open a log directory, or several directories as one log (Kafka's log.dirs).
+    """Open a log directory, several directories as one log (Kafka's log.dirs), or a log in a bucket.
 
     If there are several directories and a drive fails, its directory is offline (`LogDir.offline`), and the
     other directories stay in service. Close a `LogDir` that was opened to append, best by `with`: an unclosed
     `LogDir` causes a ResourceWarning.
 
     Args:
-        path: One directory, or a list. One directory stands for all directories of the setting log.dirs, if
-            the caller gave that setting, or the file that has it. `~` is the home directory.
+        path: One directory, a list, or the URL of a log in a bucket: s3://, gs://, az:// or memory://. One
+            directory stands for all directories of the setting log.dirs, if the caller gave that setting, or
+            the file that has it. `~` is the home directory.
         mode: "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans;
             it takes the lock and creates a missing directory.
         config: Another settings file than the directory's lastword.toml.
@@ -55,6 +57,8 @@ def open(
         clock: For tests: another source of the time. The background cleaner then starts only with
             `logs.cleaner.start()`.
         files: For tests: another storage.
+        storage_options: Of a bucket: region, endpoint, credentials, as in docs/bucket.md. Without them, those
+            of the environment.
         **settings: Kafka's names with _ for dots: `segment_bytes="64MiB"`. They override the file.
 
     Raises:
@@ -68,6 +72,10 @@ def open(
         raise UsageError(
             f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" reads, "a" reads, appends and cleans'
         )
+    if isinstance(path, str) and "://" in path:
+        return _open_bucket(path, mode, config, clock, storage_options, settings)
+    if storage_options is not None:
+        raise UsageError("storage_options are for a log in a bucket", remedy="leave them out for a directory")
     paths = _paths(path)
     if not paths:
         raise UsageError("no directory given", remedy='lastword.open("data")')
@@ -127,6 +135,30 @@ def open(
         if logs.settings.instance.log_cleaner_enable:
             logs.cleaner.start()
     return logs
+
+
+def _open_bucket(
+    url: str,
+    mode: Mode,
+    config: PathLike | None,
+    clock: Clock | None,
+    storage_options: Mapping[str, str] | None,
+    settings: Mapping[str, Any],
+) -> LogDir:
+    """Open a log in a bucket."""
+    from lastword.api.bucket_dirs import BucketDirs, merged_settings
+    from lastword.bucket.commit import Bucket
+    from lastword.objects import open_store
+
+    store = open_store(url, storage_options)
+    bucket = Bucket(store, clock=clock)
+    load = merged_settings(bucket.url, config, settings)
+    try:
+        dirs = BucketDirs(bucket, mode, load, clock or SystemClock(), config_file=config, opened_at=_caller())
+    except BaseException:
+        bucket.close()
+        raise
+    return LogDir(dirs)
 
 
 def wait_for_lock(

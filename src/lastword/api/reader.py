@@ -118,6 +118,8 @@ def _list(partitions: list[int]) -> str:
     return ", ".join(str(partition) for partition in partitions)
 
 
+FOLLOW_REFRESH_MS = 250
+"""In a bucket, a new version is looked for at most this often."""
 SHORTEST_PAUSE_SECONDS = 0.004
 LONGEST_PAUSE_SECONDS = 0.1
 POLLS_PER_PAUSE = 50
@@ -130,7 +132,7 @@ class Follow:
 
     The reader advances `position`, the next offset of each partition, and calls `restart_timeout` after a
     range with records. `added` returns views of partitions that are not in its argument; None: the topic's
-    partitions are fixed.
+    partitions are fixed. `refresh` is called before each round.
     """
 
     def __init__(
@@ -142,9 +144,11 @@ class Follow:
         timeout: float | None = None,
         committed: bool = True,
         added: Callable[[Collection[int]], Mapping[int, LatestView]] | None = None,
+        refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self._latest_views = dict(latest_views)
         self._added = added
+        self._refresh = refresh
         self._listed_at = clock.monotonic()
         self._position = position
         self._clock = clock
@@ -165,6 +169,7 @@ class Follow:
         quiet_since, poll_seconds = self._clock.monotonic(), float("inf")
         while not self._stopped:
             any_due, began = False, self._clock.monotonic()
+            self._refresh()
             for partition, latest in self._latest_views.items():
                 if self._stopped:
                     return
@@ -223,7 +228,7 @@ def following(
         return LatestView(
             view,
             lambda: dirs.view(topic, number),
-            (lambda: ends(number)) if dirs.mode == "a" else None,
+            (lambda: ends(number)) if dirs.mode == "a" and dirs.holds_logs else None,
         )
 
     def added(known: Collection[int]) -> dict[int, LatestView]:
@@ -238,6 +243,7 @@ def following(
             timeout=timeout,
             committed=committed,
             added=added if grows else None,
+            refresh=partial(dirs.refresh, at_most_every_ms=FOLLOW_REFRESH_MS),
         )
 
     return follow

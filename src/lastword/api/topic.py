@@ -448,7 +448,8 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         from lastword.api.lease import take
 
-        return take(self.dirs, self.name, name, position, max_age)
+        lease = self.dirs.transaction(lambda dirs: take(dirs, self.name, name, position, max_age))
+        return lease.on(self.dirs)
 
     def leases(self, partition: int | None = None) -> list[LeaseInfo]:
         """Return every lease on this topic, live and lapsed."""
@@ -493,15 +494,17 @@ class Topic(ProcessBound, Generic[K, V]):
         """Remove superseded records now; see `LogDir.clean`."""
         from lastword.api import cleaning
 
-        return cleaning.clean(
-            self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress, stop=None
+        return self.dirs.transaction(
+            lambda dirs: cleaning.clean(
+                dirs, self.name, partition, due=due, strategy=strategy, progress=progress, stop=None
+            )
         )
 
     def expire(self, partition: int | None = None) -> list[Deletion]:
         """Apply retention now; see `LogDir.expire`."""
         from lastword.api import cleaning
 
-        return cleaning.expire(self.dirs, self.name, partition)
+        return self.dirs.transaction(lambda dirs: cleaning.expire(dirs, self.name, partition))
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
         """Raise the log start, under any cleanup.policy. Return the log start of each partition.
@@ -519,7 +522,7 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         from lastword.api.cleaning import trim
 
-        return trim(self.dirs, self.name, partition, before)
+        return self.dirs.transaction(lambda dirs: trim(dirs, self.name, partition, before))
 
     def audit(
         self,
@@ -623,7 +626,11 @@ def open_topic(
         value_serializer=value_serializer,
         partitioner=partitioner,
     )
-    return Topic(dirs, schema, config)
+    if dirs.holds_logs:
+        return Topic(dirs, schema, config)
+    from lastword.api.bucket_dirs import BucketTopic
+
+    return BucketTopic(dirs, schema, config)
 
 
 def create_topic(
@@ -639,6 +646,23 @@ def create_topic(
 ) -> Topic[Any, Any]:
     """See `LogDir.create_topic`."""
     dirs.require_writable()
+    if not dirs.holds_logs:
+        given = {"key_serializer": key_serializer, "value_serializer": value_serializer}
+        dirs.transaction(
+            lambda private: create_topic(
+                private,
+                name,
+                partitions,
+                **given,
+                partitioner=partitioner,
+                exist_ok=exist_ok,
+                config=config,
+            )
+        )
+        unsaved = {part: None if isinstance(each, str) else each for part, each in given.items()}
+        return open_topic(
+            dirs, name, **unsaved, partitioner=None if isinstance(partitioner, str) else partitioner
+        )
     names.check_topic(name)
     asked = {
         "lastword_key_serializer": serializer_of(key_serializer or "bytes").name,
@@ -783,8 +807,9 @@ def open_state(
         from lastword.api.restore import SnapshotFile
 
         start = SnapshotFile(dirs, os.fspath(snapshot), topic.schema)
+    log = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
     source = StateSource(
-        log=open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes"),
+        log=log if dirs.holds_logs else log.buffered(),  # type: ignore[attr-defined]
         views=lambda: dirs.views(name),
         ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
         sync=dirs.sync,

@@ -25,7 +25,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
 from lastword.cleaner.policy.plan import Plan, Request
 from lastword.errors import LastwordError
-from lastword.files import Files
+from lastword.files import Files, real_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
 
@@ -234,7 +234,7 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
     with partition.ledgers.of(partition.tp, log) as ledger:
         read_bytes = liveness.refresh(log, segments, ledger, plan, context, check_stop)
         if partition.ledgers.saves:
-            metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
+            metrics.CLEANER_READ_BYTES.add(read_bytes, real_path(os.path.dirname(log.directory)))
         stats = cached_stats(log, partition.config, ledger, plan, segments, drive)
     partition.ledgers.cached_stats[partition.tp] = stats
 

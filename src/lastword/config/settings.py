@@ -190,6 +190,8 @@ class Settings:
         config_file: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
+        *,
+        files: Files | None = None,
     ) -> Settings:
         """Read and check all settings.
 
@@ -198,6 +200,7 @@ class Settings:
             config_file: A settings file.
             env: Environment variables. None: the environment of the process.
             arguments: Values by keyword or dotted name.
+            files: The storage of the log directories. A `config_file` is always a file of the system.
 
         Raises:
             UnknownSettingError: A name is unknown; `problems` lists every mistake in any source.
@@ -208,11 +211,11 @@ class Settings:
         problems = Problems()
         given = _arguments(arguments or {}, problems)
         environment = _environment(os.environ if env is None else env, problems)
-        file = _file_of([os.fspath(path) for path in paths], config_file)
+        file = _file_of([os.fspath(path) for path in paths], config_file, files)
         text, shown, path = "", "", ""
         if file is not None:
             shown, path = (os.path.basename(file) if config_file is None else file), file
-            text = _read(file)
+            text = _read(file, files if config_file is None else None)
         return cls._checked(given, environment, text, shown, path, problems)
 
     @classmethod
@@ -446,15 +449,14 @@ def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
     return layer
 
 
-def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> str | None:
+def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None, files: Files | None) -> str | None:
     if config_file is not None:
         return os.fspath(config_file)
-    from lastword.files import DEFAULT
-
+    files = files or _default_files()
     candidates = []
     for path in (os.path.join(p, FILE_NAME) for p in paths):
         try:
-            if DEFAULT.exists(path):
+            if files.exists(path):
                 candidates.append(path)
         except StorageError:
             if len(paths) == 1:  # with several directories, a failed directory is offline, others still work
@@ -467,13 +469,18 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> st
     return candidates[0] if candidates else None
 
 
-def _read(file: str) -> str:
+def _default_files() -> Files:
     from lastword.files import DEFAULT
 
-    if DEFAULT.is_dir(file):
+    return DEFAULT
+
+
+def _read(file: str, files: Files | None) -> str:
+    files = files or _default_files()
+    if files.is_dir(file):
         raise UsageError(f"{file} is a directory", remedy="name the settings file itself", file=file)
     try:
-        return DEFAULT.read_bytes(file).decode("utf-8")
+        return files.read_bytes(file).decode("utf-8")
     except FileVanishedError:
         raise UsageError(
             f"there is no settings file {file}", remedy="check the path, or omit config", file=file

@@ -291,6 +291,11 @@ class LogConfig:
         low=1 << 16,
         high=INT32_MAX,
     )
+    lastword_commit_linger_ms: int = duration(
+        "250ms",
+        "behaviour",
+        "In a bucket: a commit waits this long for more appends of the process, which share its requests.",
+    )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def source(self, name: str) -> str:

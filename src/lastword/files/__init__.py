@@ -8,7 +8,15 @@ not synced. lock.py holds the lock that excludes other processes, a running Kafk
 Start reading at interface.py: it states what each call promises, and what is durable when.
 """
 
-from lastword.files.interface import OVERLAP_FROM, OVERLAP_THREADS, FileFacts, Files, Handle, overlapped
+from lastword.files.interface import (
+    OVERLAP_FROM,
+    OVERLAP_THREADS,
+    FileFacts,
+    Files,
+    Handle,
+    overlapped,
+    real_path,
+)
 from lastword.files.lock import FileLock
 from lastword.files.real import OsFiles
 
@@ -24,4 +32,5 @@ __all__ = [
     "Handle",
     "OsFiles",
     "overlapped",
+    "real_path",
 ]

@@ -33,6 +33,12 @@ Buffer = Any
 """Bytes-like: bytes, bytearray, memoryview or a contiguous NumPy array."""
 
 
+def real_path(path: Path) -> str:
+    """Return the path without links, as the name of a directory in metrics; a URL as it is."""
+    text = os.fspath(path)
+    return text if "://" in text else os.path.realpath(text)
+
+
 class FileFacts(NamedTuple):
     """Facts of a file or directory.
 

@@ -28,7 +28,7 @@ from lastword.errors import (
     LastwordError,
     nearest,
 )
-from lastword.files import Files
+from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.segment import names
 
@@ -181,7 +181,7 @@ MOVE_NOTE = Framed(
 
 def directory_name(files: Files, root: str) -> str:
     """Return the name of a log directory in move notes."""
-    return read_directory_id(files, root) or os.path.realpath(root)
+    return read_directory_id(files, root) or real_path(root)
 
 
 def write_move_note(files: Files, directory: str, source: str, log_end: int) -> None:

@@ -600,6 +600,12 @@ class LogDirectory:
                 self._partition_checkpoints.write(self._opened.logs)
             self._deferred_deletes.remove()
 
+    def roll(self) -> None:
+        """Close the active segments that hold records, of all open partitions."""
+        with self.lock:
+            for log in self._opened.logs.values():
+                log.roll()
+
     def close(self) -> None:
         """Sync, write the checkpoints, write the marker if all promises hold, and release the lock.
 

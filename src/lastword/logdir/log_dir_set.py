@@ -51,7 +51,7 @@ from lastword.errors import (
     StorageError,
     UsageError,
 )
-from lastword.files import Files
+from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.logdir.checkpoints import TopicPartition, part_of_a_commit
 from lastword.logdir.identity import directory_name, read_move_note, remove_move_note, write_move_note
@@ -92,7 +92,7 @@ class LogDirSet:
         self._listed: dict[str, tuple[TopicPartition, ...]] = {}
         self._log_dirs: dict[TopicPartition, LogDirectory] = {}
         for path in offline:
-            metrics.DIR_OFFLINE.set(1, os.path.realpath(path))
+            metrics.DIR_OFFLINE.set(1, real_path(path))
         for directory in self.directories:
             directory.shared_topic_id = self.topic_id
             directory.directories = len(self.directories)
@@ -126,7 +126,7 @@ class LogDirSet:
             partitions = tuple(directory.topic_partitions())
         except StorageError as error:
             self._failed.setdefault(directory.path, error)
-            metrics.DIR_OFFLINE.set(1, os.path.realpath(directory.path))
+            metrics.DIR_OFFLINE.set(1, real_path(directory.path))
             return self._listed.get(directory.path, ())
         self._listed[directory.path] = partitions
         return partitions

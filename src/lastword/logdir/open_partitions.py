@@ -19,7 +19,7 @@ from lastword import metrics
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
-from lastword.files import Files, overlapped
+from lastword.files import Files, overlapped, real_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
 from lastword.partition.log import PartitionLog
@@ -291,9 +291,9 @@ class LogGauges:
         self._logs = logs
         self._shown: set[TopicPartition] = set()
         for counter in _CLEANINGS:
-            counter.add(0, os.path.realpath(root))
+            counter.add(0, real_path(root))
         for result in metrics.ROUND_RESULTS:
-            metrics.CLEANER_ROUNDS.add(0, os.path.realpath(root), result)
+            metrics.CLEANER_ROUNDS.add(0, real_path(root), result)
         metrics.watch(self)
 
     def measure(self) -> None:
@@ -316,8 +316,8 @@ class LogGauges:
             if self._files.exists(os.path.join(log.directory, names.PRIVATE, names.QUARANTINE)):
                 quarantined += 1
                 quarantined_bytes += size_bytes
-        metrics.QUARANTINED_BYTES.set(quarantined_bytes, os.path.realpath(self._root))
-        metrics.QUARANTINED_PARTITIONS.set(quarantined, os.path.realpath(self._root))
+        metrics.QUARANTINED_BYTES.set(quarantined_bytes, real_path(self._root))
+        metrics.QUARANTINED_PARTITIONS.set(quarantined, real_path(self._root))
         self._forget(self._shown - logs.keys())
         self._shown = set(logs)
 
@@ -325,8 +325,8 @@ class LogGauges:
         """Remove the gauges."""
         metrics.unwatch(self)
         self._forget(self._shown)
-        metrics.QUARANTINED_PARTITIONS.remove(os.path.realpath(self._root))
-        metrics.QUARANTINED_BYTES.remove(os.path.realpath(self._root))
+        metrics.QUARANTINED_PARTITIONS.remove(real_path(self._root))
+        metrics.QUARANTINED_BYTES.remove(real_path(self._root))
 
     def _forget(self, gone: set[TopicPartition]) -> None:
         for tp in gone:

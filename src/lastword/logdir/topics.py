@@ -26,7 +26,7 @@ from lastword.errors import (
     StorageError,
     UsageError,
 )
-from lastword.files import Files, overlapped
+from lastword.files import Files, overlapped, real_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
 from lastword.partition.checkpoint_file import read_lines
@@ -88,7 +88,7 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
         )
     listing = files.listdir(root)
     if any(names.parse_segment_file(name) is not None for name in listing):
-        parent = os.path.dirname(os.path.realpath(root))
+        parent = os.path.dirname(real_path(root))
         raise NotALogDirError(f"{root} is one partition's directory", remedy=f"open {parent}", file=root)
     partitions: list[TopicPartition] = []
     deleted: list[str] = []
@@ -193,7 +193,7 @@ def make_dirs(files: Files, path: str) -> None:
     """Make a directory and its parents, each durable before the next."""
     if files.exists(path):
         return
-    parent = os.path.dirname(os.path.realpath(path))
+    parent = os.path.dirname(real_path(path))
     make_dirs(files, parent)
     files.mkdir(path)
     files.fsync_dir(parent)

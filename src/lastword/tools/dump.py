@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lastword.errors import CorruptFileError, DataError, UsageError
-from lastword.files import DEFAULT, Files
+from lastword.files import DEFAULT, Files, real_path
 from lastword.ingest.staging import BATCHES
 from lastword.logdir.identity import read_meta_properties, read_topic_id
 from lastword.logdir.topics import register_limits
@@ -165,7 +165,7 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
             remedy="segments, indexes, snapshots, checkpoints, properties and private files can be dumped",
             file=path,
         )
-    register_limits(os.path.dirname(os.path.dirname(os.path.realpath(path))))
+    register_limits(os.path.dirname(os.path.dirname(real_path(path))))
     return dumper(files, path, records)
 
 
@@ -188,7 +188,7 @@ def dumper_of(path: str) -> Dumper | None:
 
 
 def _is_private(path: str) -> bool:
-    return names.PRIVATE in Path(os.path.realpath(path)).parts[-2:]
+    return names.PRIVATE in Path(real_path(path)).parts[-2:]
 
 
 def _directory(files: Files, path: str, records: bool) -> Iterator[Entry]:

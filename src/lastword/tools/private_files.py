@@ -17,7 +17,7 @@ from lastword.accounts.snapshot import VERSION as ACCOUNTS_VERSION
 from lastword.cleaner.distributed import job
 from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptFileError, LastwordError, UsageError
-from lastword.files import Files
+from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, Manifest
 from lastword.logdir.identity import MOVE_NOTE
@@ -44,7 +44,7 @@ _DERIVED = (
 
 def reader_of(path: str) -> Reader | None:
     """Return the function that reads the private file at `path`; None if it is not a private file."""
-    *_, above, parent, name = ["", "", *Path(os.path.realpath(path)).parts]
+    *_, above, parent, name = ["", "", *Path(real_path(path)).parts]
     if name.endswith(".tmp") and (names.PRIVATE in (above, parent) or name.startswith(names.PRIVATE)):
         return _unfinished
     reader = _ROOT_NAMES.get(name) or next(
@@ -68,13 +68,13 @@ def problem_of(path: str, error: LastwordError) -> Problem:
         code = "bad-journal" if os.path.basename(path) == names.PRODUCERS else "bad-checkpoint"
     remedy = error.remedy or ""
     directory = os.path.dirname(os.path.dirname(path))
-    parsed = names.parse_partition_dir(os.path.basename(os.path.realpath(directory)))
+    parsed = names.parse_partition_dir(os.path.basename(real_path(directory)))
     if parsed is not None and code == "bad-lease":
         root, name = os.path.dirname(directory) or ".", os.path.basename(path).removeprefix(names.LEASE)
         command = shlex.join(["lastword", "lease", root, parsed.topic, name, "--release"])
         remedy = f"`{command}`, or let its reader take it again; until then no tombstone is removed"
     elif parsed is not None and code == "bad-quarantine":
-        retrying = quarantine.retrying(directory, os.path.basename(os.path.realpath(directory)))
+        retrying = quarantine.retrying(directory, os.path.basename(real_path(directory)))
         remedy = f"{retrying}: verifies the partition, and removes this file if it is sound"
     elif code in _DERIVED and Problem(path, None, None, code, "", True).remove is not None:
         remedy = ""  # `Problem` itself has the remedy to remove the file
@@ -121,7 +121,7 @@ def _removal_log(files: Files, path: str) -> object:
 
 
 def _partition(path: str) -> str:
-    return os.path.dirname(os.path.dirname(os.path.realpath(path)))
+    return os.path.dirname(os.path.dirname(real_path(path)))
 
 
 def _accounts(files: Files, path: str) -> Fields:

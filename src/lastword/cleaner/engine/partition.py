@@ -18,7 +18,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.config.tables import DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import BusyError, LastwordError
-from lastword.files import Files
+from lastword.files import Files, real_path
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 
@@ -191,7 +191,7 @@ def alone(directory: str) -> Iterator[None]:
 
     Other processes are kept out by the log directory's lock.
     """
-    real = os.path.realpath(directory)
+    real = real_path(directory)
     with _cleaning_lock:
         if real in _cleaning:
             raise BusyError(f"{directory} is being cleaned", remedy="wait until that ends", file=directory)

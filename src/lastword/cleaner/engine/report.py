@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from lastword import metrics
 from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.cleaner.policy.plan import Plan
+from lastword.files import real_path
 from lastword.segment.stored import SegmentId
 from lastword.units import format_duration
 from lastword.values import Value
@@ -383,7 +384,7 @@ def close(
 ) -> CleanRound:
     """Return the report, and add its figures to the metrics of the log directory."""
     round_ = report(plan, stats, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
-    root = os.path.realpath(os.path.dirname(directory))
+    root = real_path(os.path.dirname(directory))
     metrics.CLEANER_ROUNDS.add(1, root, "ok" if round_.complete else "partial" if done else "aborted")
     metrics.CLEANER_READ_BYTES.add(round_.read_bytes, root)
     metrics.CLEANER_WRITTEN_BYTES.add(round_.written_bytes, root)
@@ -397,7 +398,7 @@ def close(
 
 def count_failure(directory: str) -> None:
     """Count a cleaning that failed in the metrics."""
-    metrics.CLEANER_ROUNDS.add(1, os.path.realpath(os.path.dirname(directory)), "failed")
+    metrics.CLEANER_ROUNDS.add(1, real_path(os.path.dirname(directory)), "failed")
 
 
 def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:

@@ -13,7 +13,6 @@ holds for any chunk size, for scan, rewrite and certificate, and a cleaning that
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from lastword import metrics
 from lastword.clock import Clock
 from lastword.errors import LastwordError, UsageError
-from lastword.files import FileFacts, FileLock, Files, Handle
+from lastword.files import FileFacts, FileLock, Files, Handle, real_path
 from lastword.segment.segment import Segment
 from lastword.segment.stored import StoredFacts, StoredSegment
 
@@ -142,7 +141,7 @@ class Drives:
         self._by_device: dict[int, str] = {}
         self._drive_of: dict[str, str] = {}
         for path in paths:
-            real = os.path.realpath(path)
+            real = real_path(path)
             self._drive_of[real] = self._by_device.setdefault(files.device(real), real)
         self._budgets = {drive: DriveBudget(None, clock, drive) for drive in self._by_device.values()}
         self.set_all(limit, own or {})
@@ -164,7 +163,7 @@ class Drives:
 
     def drive_of(self, directory: str) -> str:
         """Return the drive of a log directory that was given."""
-        return self._drive_of[os.path.realpath(directory)]
+        return self._drive_of[real_path(directory)]
 
     def directories(self, drive: str) -> list[str]:
         """Return the directories of a drive."""

@@ -22,7 +22,7 @@ from lastword.errors import (
     LastwordError,
     UnsupportedBatchError,
 )
-from lastword.files import Files
+from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.segment import names
 from lastword.values import Value
@@ -118,7 +118,7 @@ def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) ->
     except DataError as error:
         put(files, directory, error, plan.now_ms)
         if isinstance(error, CertificateError):
-            metrics.CERTIFICATE_FAILURES.add(1, os.path.realpath(os.path.dirname(directory)))
+            metrics.CERTIFICATE_FAILURES.add(1, real_path(os.path.dirname(directory)))
         error.message = f"{error.message}; {name} is quarantined"
         error.remedy = f"{error.remedy or RESTORE}; then {retrying(directory, name)}"
         error.args = (error.message,)

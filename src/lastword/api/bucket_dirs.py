@@ -1,0 +1,372 @@
+"""`BucketDirs`: the `OpenDirs` of a log in a bucket, and the topic and states over it.
+
+Reads use the newest version of the manifest, which is loaded again at the start of each verb. Changes are
+transactions (`lastword.bucket.commit`): a verb runs on a private copy of the log, and its result is committed
+with one swap. Appends of several threads, and those of a state, share a commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lastword.api.open_dirs import Mode, OpenDirs, PathLike
+from lastword.api.topic import Topic
+from lastword.bucket.commit import Bucket
+from lastword.bucket.files import BucketFiles
+from lastword.clock import Clock, SystemClock
+from lastword.config import Settings
+from lastword.errors import LastwordError, UsageError
+from lastword.logdir import LogDirectory, LogDirSet
+from lastword.logdir.broker import BrokerSettings
+from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.api.record import Appended
+
+T = TypeVar("T")
+
+
+class BucketDirs(OpenDirs):
+    """A log in a bucket, open in one mode.
+
+    Args:
+        bucket: The versions of the log.
+        mode: "r" or "a".
+        load: Merges the settings; its argument is where the settings file is.
+        clock: The clock.
+        config_file: A settings file outside the log.
+        opened_at: File and line of the caller.
+    """
+
+    holds_logs = False
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        mode: Mode,
+        load: Callable[[BucketFiles], Settings],
+        clock: Clock,
+        *,
+        config_file: PathLike | None = None,
+        opened_at: str = "an unknown place",
+    ) -> None:
+        self._bucket = bucket
+        self._load = load
+        self._read_files = bucket.files(bucket.load().snapshot)
+        if mode == "a" and not self._read_files.snapshot.manifest.nonce:
+            self._in_private(lambda dirs: None)
+            self._read_files.snapshot = bucket.load().snapshot
+        directory = LogDirectory.open(
+            bucket.url, "r", self._read_files, clock, lambda: load(self._read_files)
+        )
+        super().__init__(
+            LogDirSet([directory], {}),
+            mode,
+            self._read_files,
+            clock,
+            config_file=config_file,
+            opened_at=opened_at,
+        )
+        self._settings_entry = self._read_files.snapshot.entry(names.SETTINGS)
+        self._refreshed = clock.monotonic()
+        self._queue = _CommitQueue(self)
+        bucket.reads.on_vanished = self._take_newest
+
+    # -------------------------------------------------------------- read
+
+    def topics(self) -> dict[str, dict[int, LogDirectory]]:
+        """As `OpenDirs.topics`, of the newest version."""
+        self.refresh()
+        return super().topics()
+
+    def refresh(self, *, at_most_every_ms: int = 0) -> None:
+        """Take the newest version. Costs a request, unless the last one is not older than the given time."""
+        self.require_open()
+        now = self.clock.monotonic()
+        if at_most_every_ms and now - self._refreshed < at_most_every_ms / 1000:
+            return
+        self._refreshed = now
+        self._take_newest()
+        entry = self._read_files.snapshot.entry(names.SETTINGS)
+        if entry != self._settings_entry:
+            self._settings_entry = entry
+            self.reload()
+
+    def _take_newest(self) -> None:
+        self._read_files.snapshot = self._bucket.load().snapshot
+
+    # -------------------------------------------------------------- change
+
+    def transaction(self, work: Callable[[OpenDirs], T]) -> T:
+        """As `OpenDirs.transaction`: on a private copy, committed when `work` returns."""
+        self.require_open()
+        result = self._in_private(work)
+        self.refresh()
+        return result
+
+    def _in_private(self, work: Callable[[OpenDirs], T]) -> T:
+        return self._bucket.transaction(lambda files: self._run(files, work))
+
+    def _run(self, files: BucketFiles, work: Callable[[OpenDirs], T]) -> T:
+        """Run `work` on a log directory in `files`, and close the directory cleanly.
+
+        The active segments are rolled: a stored segment never grows, and the next transaction appends to an
+        empty one.
+        """
+        clock = self.__dict__.get("clock") or SystemClock()
+        directory = LogDirectory.open(files.root, "a", files, clock, lambda: self._load(files))
+        try:
+            dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
+            try:
+                result = work(dirs)
+                directory.roll()
+            except BaseException:
+                dirs.closed = True
+                raise
+        except BaseException:
+            directory.abandon()
+            raise
+        dirs.close()
+        return result
+
+    def append(self, work: Callable[[OpenDirs], T]) -> T:
+        """Run `work`, which appends, in a commit that it shares with other threads; wait for the commit."""
+        self.require_writable()
+        return self._queue.run(work)
+
+    def append_later(self, work: Callable[[OpenDirs], object]) -> None:
+        """Run `work`, which appends, in a later commit. `sync` waits for it and raises its error."""
+        self.require_writable()
+        self._queue.add(work)
+
+    def sync(self) -> None:
+        """Wait until everything that was appended is in the store."""
+        self.require_open()
+        self._queue.flush()
+
+    def close(self) -> None:
+        """Commit what waits, and close the store. A second close does nothing."""
+        if self.closed:
+            return
+        try:
+            self._queue.close()
+        finally:
+            super().close()
+            self._bucket.close()
+
+    # -------------------------------------------------------------- settings
+
+    def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
+        """As `OpenDirs.set_config`."""
+        self.require_writable()
+        if self._config_file is not None:
+            super().set_config(topic, settings)
+        self.transaction(lambda dirs: dirs.set_config(topic, settings))
+
+
+class _Append:
+    """One call that waits for a commit."""
+
+    def __init__(self, work: Callable[[OpenDirs], Any]) -> None:
+        self.work = work
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class _Refused(Exception):
+    """One call of a shared commit failed: the others run again without it."""
+
+
+class _CommitQueue:
+    """Appends that share commits: one thread commits what all of them have handed in.
+
+    The thread waits `lastword.commit.linger.ms` for more calls before it commits. A call that is refused, for
+    a record that is too large for example, does not stop the others: the commit runs again without it.
+    """
+
+    def __init__(self, dirs: BucketDirs) -> None:
+        self._dirs = dirs
+        self._changed = threading.Condition()
+        self._waiting: list[_Append] = []
+        self._later: list[_Append] = []  # calls whose error no thread has seen yet
+        self._committing = False
+        self._flushing = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def run(self, work: Callable[[OpenDirs], T]) -> T:
+        """Run `work` in the next commit and return its result."""
+        call = self._added(work)
+        call.done.wait()
+        if call.error is not None:
+            raise call.error
+        result: T = call.result
+        return result
+
+    def add(self, work: Callable[[OpenDirs], object]) -> None:
+        """Run `work` in a later commit. Raises the error of an earlier call of this kind."""
+        self._raise_failed()
+        with self._changed:
+            self._later = [call for call in self._later if not call.done.is_set()]
+        call = self._added(work)
+        with self._changed:
+            self._later.append(call)
+
+    def flush(self) -> None:
+        """Wait until all calls are committed; raise the first error of the calls that were added."""
+        with self._changed:
+            waiting = [*self._waiting, *self._later]
+            self._flushing += 1
+            self._changed.notify_all()
+        try:
+            for call in waiting:
+                call.done.wait()
+        finally:
+            with self._changed:
+                self._flushing -= 1
+        self._raise_failed()
+
+    def close(self) -> None:
+        """Commit everything and end the thread."""
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join()
+
+    def _raise_failed(self) -> None:
+        with self._changed:
+            failed = next((call.error for call in self._later if call.error is not None), None)
+            self._later = [call for call in self._later if call.error is None]
+        if failed is not None:
+            raise failed
+
+    def _added(self, work: Callable[[OpenDirs], Any]) -> _Append:
+        call = _Append(work)
+        with self._changed:
+            if self._closed:
+                raise UsageError(f"{self._dirs.paths[0]} is closed", remedy="open it again")
+            self._waiting.append(call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._commit_all, name="lastword-commits", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return call
+
+    def _commit_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                linger_ms = self._dirs.settings.instance.lastword_commit_linger_ms
+                self._changed.wait_for(lambda: self._flushing or self._closed, linger_ms / 1000)
+                calls, self._waiting = self._waiting, []
+            self._commit(calls)
+
+    def _commit(self, calls: list[_Append]) -> None:
+        left = calls
+        while left:
+            try:
+                self._dirs._in_private(partial(_apply, left))
+                break
+            except _Refused:
+                left = [call for call in left if call.error is None]
+            except BaseException as error:  # no commit: every call fails with its reason
+                for call in left:
+                    call.error = error
+                break
+        for call in calls:
+            call.done.set()
+
+
+def _apply(calls: list[_Append], dirs: OpenDirs) -> None:
+    for call in calls:
+        try:
+            call.result = call.work(dirs)
+        except (LastwordError, ValueError, TypeError) as error:
+            call.error = error
+            raise _Refused from error
+
+
+class BucketTopic(Topic[Any, Any]):
+    """A topic of a log in a bucket."""
+
+    dirs: BucketDirs
+
+    def _on(self, dirs: OpenDirs) -> Topic[Any, Any]:
+        return Topic(dirs, self.schema, self._config)
+
+    def append(self, key: Any, value: Any, **options: Any) -> Appended:
+        """As `Topic.append`. Returns when the record is in the store."""
+        self._check_ack(options)
+        return self.dirs.append(lambda dirs: self._on(dirs).append(key, value, **options))
+
+    def extend(self, records: Any, **options: Any) -> int:
+        """As `Topic.extend`, in one commit. Returns when the records are in the store."""
+        self._check_ack(options)
+        repeatable = _repeatable(records)
+        return self.dirs.append(lambda dirs: self._on(dirs).extend(repeatable(), **options))
+
+    def _check_ack(self, options: dict[str, Any]) -> None:
+        if options.pop("ack", None) not in (None, "disk", "store"):
+            raise UsageError(
+                'ack="os" does not exist in a bucket: a record is acknowledged when it is in the store',
+                remedy="leave ack out",
+            )
+
+    def buffered(self) -> BufferedTopic:
+        """Return the topic, with appends that do not wait for the store."""
+        return BufferedTopic(self.dirs, self.schema, self._config)
+
+    def last_sequence(self, producer: str) -> int | None:
+        """As `Topic.last_sequence`."""
+        return self.dirs.transaction(lambda dirs: self._on(dirs).last_sequence(producer))
+
+
+class BufferedTopic(BucketTopic):
+    """A topic whose appends do not wait for the store: the log of a state."""
+
+    def append(self, key: Any, value: Any, **options: Any) -> Appended:
+        """Append one record in a later commit. Its offset is not known yet: it is -1."""
+        from lastword.api.record import Appended
+
+        self.dirs.append_later(lambda dirs: self._on(dirs).append(key, value, **options))
+        return Appended(-1, -1, -1)
+
+    def extend(self, records: Any, **options: Any) -> int:
+        """Append many records in a later commit."""
+        records = list(records)
+        self.dirs.append_later(lambda dirs: self._on(dirs).extend(records, **options))
+        return len(records)
+
+
+def _repeatable(records: Any) -> Callable[[], Any]:
+    """Return a function that returns the records each time: a transaction may have to run again."""
+    if hasattr(records, "__arrow_c_stream__"):
+        import pyarrow
+
+        table = pyarrow.table(records)
+        return lambda: table
+    held = records if isinstance(records, Mapping) else list(records)
+    return lambda: held
+
+
+def merged_settings(
+    url: str, config: PathLike | None, arguments: Mapping[str, Any]
+) -> Callable[[BucketFiles], Settings]:
+    """Return a function that merges the settings of a log in a bucket."""
+
+    def load(files: BucketFiles) -> Settings:
+        cluster = BrokerSettings(files, [url])
+        return Settings.load([url], config, arguments=arguments, files=files).with_cluster(cluster.refresh())
+
+    return load

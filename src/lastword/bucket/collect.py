@@ -1,0 +1,163 @@
+"""Remove the objects of a log in a bucket that no version needs any more.
+
+An object that the manifest does not name is *condemned*: with the time since when that is known. It is
+removed when it has been condemned for `lastword.objects.retention.ms`, unless a pinned reader may need it.
+All times are those of the store's clock; a clock of this machine decides nothing. The same rule removes what
+writers left that died before their swap.
+
+Order of the steps, and why it is safe:
+
+1. Objects are listed.
+2. The manifest is read, and swapped with the condemned list. If that list grows, its `collection` rises.
+   Every commit that uploaded before has an older number; it sends its objects again, under new names. So a
+   condemned object never gets a name, however long the collector or a writer sleeps, and the time since when
+   it has none is right.
+3. The objects are removed. A collector that dies here leaves them to the next one, which condemns them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from lastword.bucket.commit import Bucket, Loaded
+from lastword.bucket.manifest import OBJECTS, decode_condemned, encode_condemned
+from lastword.objects.interface import ObjectFacts
+from lastword.values import Value
+
+REMOVED_PER_REQUEST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Collection(Value):
+    """The result of a collection, or its plan.
+
+    Attributes:
+        removed_objects: Objects that were removed, or that would be.
+        removed_bytes: Their bytes.
+        waiting_objects: Objects without a name that are kept for readers.
+        waiting_bytes: Their bytes.
+        pinned_objects: Those of them that only a pinned reader keeps.
+        named_objects: Objects that the log consists of.
+        named_bytes: Their bytes.
+        next_due_ms: When the first waiting object may go, by the store's clock; -1: none waits.
+        dry_run: Nothing was removed.
+    """
+
+    removed_objects: int
+    removed_bytes: int
+    waiting_objects: int
+    waiting_bytes: int
+    pinned_objects: int
+    named_objects: int
+    named_bytes: int
+    next_due_ms: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What happens to each listed object."""
+
+    removed: tuple[ObjectFacts, ...]
+    waiting: dict[str, int]  # since when each has no name
+    new: int  # objects that are condemned for the first time
+    result: Collection
+
+
+def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Collection:
+    """Condemn objects that have no name, and remove those that were condemned long enough ago.
+
+    Args:
+        bucket: The log.
+        retention_ms: How long an object is kept after the last version that names it.
+        dry_run: Change nothing. The clock of this machine then stands for the store's.
+    """
+    listed = list(bucket.store.list(OBJECTS))
+    now_ms = bucket.clock.now_ms() if dry_run else _store_now_ms(bucket)
+    while True:
+        loaded = bucket.load()
+        decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
+        if dry_run or (not decision.removed and not decision.waiting and loaded.manifest.condemned is None):
+            return decision.result
+        condemned = None
+        if decision.waiting:
+            condemned = bucket.new_key()
+            bucket.store.put(condemned, encode_condemned(decision.waiting))
+        manifest = replace(
+            loaded.manifest,
+            condemned=condemned,
+            collection=loaded.manifest.collection + bool(decision.new),
+            pins={name: pin for name, pin in loaded.manifest.pins.items() if pin.until_ms > now_ms},
+        )
+        if bucket.swap(loaded, bucket.following(manifest)) is None:
+            break
+    for keys in _batches([facts.key for facts in decision.removed]):
+        bucket.store.delete(keys)
+    return decision.result
+
+
+def _decide(
+    bucket: Bucket,
+    loaded: Loaded,
+    listed: Sequence[ObjectFacts],
+    now_ms: int,
+    retention_ms: int,
+    *,
+    dry_run: bool,
+) -> _Decision:
+    named = loaded.snapshot.objects()
+    pins = [pin for pin in loaded.manifest.pins.values() if pin.until_ms > now_ms]
+    before: dict[str, int] = {}
+    if loaded.manifest.condemned is not None:
+        key = loaded.manifest.condemned
+        stored = bucket.store.get(key)
+        assert stored is not None
+        before = decode_condemned(stored.data, f"{bucket.url}/{key}")
+    removed, waiting, pinned, waiting_bytes = [], {}, 0, 0
+    for facts in listed:
+        if facts.key in named:
+            continue
+        since_ms = before.get(facts.key, now_ms)
+        due = since_ms + retention_ms <= now_ms and facts.key in before
+        kept = any(pin.since_ms <= since_ms for pin in pins)
+        if due and not kept:
+            removed.append(facts)
+        else:
+            waiting[facts.key] = since_ms
+            waiting_bytes += facts.size
+            pinned += due
+    sizes = {facts.key: facts.size for facts in listed}
+    return _Decision(
+        tuple(removed),
+        waiting,
+        sum(key not in before for key in waiting),
+        Collection(
+            removed_objects=len(removed),
+            removed_bytes=sum(facts.size for facts in removed),
+            waiting_objects=len(waiting),
+            waiting_bytes=waiting_bytes,
+            pinned_objects=pinned,
+            named_objects=len(named),
+            named_bytes=sum(sizes.get(key, 0) for key in named),
+            next_due_ms=min(waiting.values()) + retention_ms if waiting else -1,
+            dry_run=dry_run,
+        ),
+    )
+
+
+def _store_now_ms(bucket: Bucket) -> int:
+    """Return the time by the store's clock: that of a new object, which is removed again."""
+    key = bucket.new_key()
+    bucket.store.put(key, b"clock")
+    facts = bucket.store.facts(key)
+    bucket.store.delete([key])
+    assert facts is not None
+    return facts.modified_ms
+
+
+def _batches(keys: Sequence[str]) -> Iterator[list[str]]:
+    remaining = iter(keys)
+    while batch := list(islice(remaining, REMOVED_PER_REQUEST)):
+        yield batch

@@ -1,0 +1,423 @@
+"""`Bucket`: the versions of one log in a bucket, and the transactions that make a new one.
+
+A transaction takes the newest version, changes it in private (`BucketFiles`), uploads the new files and swaps
+the manifest. The swap is conditional: it fails if another commit came first. Then there are two cases.
+
+* The two commits changed different things (`merged`): other partitions, or one appended to a partition while
+  the other cleaned it. Both hold, and the swap is tried again on the other's version. No data is sent again.
+* They changed the same thing, two appends to a partition for example. The transaction runs again from its
+  beginning, on the new version: offsets are assigned again, and a named batch that the other commit brought
+  is recognized.
+
+**The answer of a swap is never trusted.** A 412 can be caused by a client's own first attempt, whose answer
+was lost; a timeout says nothing. After every error the manifest is read: the commit is in the log if, and
+only if, the history of nonces has its own. The same bytes are sent again only as long as the manifest is the
+one that the condition names, so an attempt that arrives late either is this commit, or is refused.
+
+**Uploads and collections.** A collection removes objects that no manifest names. It could remove those of a
+commit that is under way, so it first swaps the manifest with a higher `collection`. A commit that finds a
+higher number than the one under which it uploaded sends its objects again, under new names.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from lastword.bucket.files import BucketFiles, LocalFile, new_number
+from lastword.bucket.manifest import (
+    CHANGES_BYTES,
+    HISTORY,
+    INLINE_BYTES,
+    MANIFEST,
+    MAX_PAGES,
+    OBJECTS,
+    PAGE_RATIO,
+    Changes,
+    Entry,
+    Layer,
+    Manifest,
+    PageRef,
+    Snapshot,
+    decode_page,
+    encode_page,
+)
+from lastword.bucket.merge import ChangedMeanwhile, merged
+from lastword.bucket.reading import ObjectReads
+from lastword.clock import Clock, SystemClock
+from lastword.errors import (
+    BusyError,
+    FileVanishedError,
+    LastwordError,
+    ObjectTakenError,
+    ObjectVanishedError,
+    SwapRefusedError,
+    UncertainCommitError,
+    UncertainRequestError,
+)
+from lastword.files import DEFAULT
+from lastword.objects.interface import ObjectStore, Version
+
+T = TypeVar("T")
+
+BUNDLE_BYTES = 8 << 20
+"""Smaller files of a commit share objects of about this size: a commit to 2,000 partitions is one upload."""
+UPLOADS = 8
+"""Objects that are uploaded at the same time."""
+SWAP_ATTEMPTS = 12
+"""Attempts of one swap while the manifest does not change."""
+RUN_ATTEMPTS = 64
+"""How often a transaction runs before it gives up."""
+FIRST_WAIT_SECONDS = 0.02
+LONGEST_WAIT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A version as it was read: the snapshot, and what a swap of it is conditional on.
+
+    Attributes:
+        snapshot: The files.
+        version: The store's version of the manifest; None: there is no manifest yet.
+        modified_ms: When it was swapped in, by the store's clock.
+    """
+
+    snapshot: Snapshot
+    version: Version | None
+    modified_ms: int = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the snapshot."""
+        return self.snapshot.manifest
+
+
+class Bucket:
+    """One log in a bucket. Safe from any thread.
+
+    Args:
+        store: The store, at the log's root.
+        clock: The clock of the waits between attempts.
+        rng: Source of names and of jitter.
+        scratch: Directory for the scratch directories of transactions. None: that of the system.
+        reads: Reads objects.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        scratch: str | None = None,
+        reads: ObjectReads | None = None,
+    ) -> None:
+        self.store = store
+        self.url = store.url
+        self.clock = clock or SystemClock()
+        self.rng = rng or random.SystemRandom()
+        self.reads = reads or ObjectReads(store)
+        self._scratch = scratch
+        self._lock = threading.Lock()
+        self._loaded: Loaded | None = None
+        self._pages: dict[str, Layer] = {}
+
+    def close(self) -> None:
+        """End the threads that read ahead, and close the store."""
+        self.reads.close()
+        self.store.close()
+
+    # -------------------------------------------------------------- read
+
+    def load(self) -> Loaded:
+        """Return the newest version. One request if it has not changed since the last call."""
+        with self._lock:
+            known = self._loaded
+            try:
+                stored = self.store.get(MANIFEST, unless=known.version if known is not None else None)
+            except ObjectVanishedError:
+                stored, known = None, Loaded(Snapshot(Manifest("")), None)
+            if stored is not None:
+                manifest = Manifest.decode(stored.data, f"{self.url}/{MANIFEST}")
+                pages = tuple(self._page(page.object) for page in manifest.pages)
+                kept = {page.object for page in manifest.pages}
+                self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
+                known = Loaded(Snapshot(manifest, pages), stored.version, stored.modified_ms)
+            assert known is not None
+            self._loaded = known
+            return known
+
+    def _page(self, key: str) -> Layer:
+        layer = self._pages.get(key)
+        if layer is None:
+            stored = self.store.get(key)
+            assert stored is not None
+            layer = self._pages[key] = Layer(decode_page(stored.data, f"{self.url}/{key}"))
+        return layer
+
+    def files(self, snapshot: Snapshot) -> BucketFiles:
+        """Return the files of a version, to read."""
+        return BucketFiles(self.url, snapshot, self.reads)
+
+    # -------------------------------------------------------------- change
+
+    def transaction(self, work: Callable[[BucketFiles], T]) -> T:
+        """Run `work` on a private copy of the newest version, commit its changes and return its result.
+
+        `work` runs again if another commit changed the same thing meanwhile. If it raises, nothing is
+        committed.
+
+        Raises:
+            UncertainCommitError: The answers of the store were lost, and so many commits followed that the
+                history does not show whether this one came in.
+            BusyError: Others always came first.
+        """
+        for attempt in range(RUN_ATTEMPTS):
+            loaded = self.load()
+            with tempfile.TemporaryDirectory(prefix="lastword-", dir=self._scratch) as scratch:
+                files = BucketFiles(self.url, loaded.snapshot, self.reads, scratch=scratch, rng=self.rng)
+                try:
+                    result = work(files)
+                    _Commit(self, loaded, dict(files.changes())).publish()
+                    return result
+                except ChangedMeanwhile:
+                    self.wait(attempt)
+                except FileVanishedError:
+                    # Objects of a version that is older than their retention may be gone.
+                    if self.load().manifest.nonce == loaded.manifest.nonce:
+                        raise
+        raise BusyError(
+            f"{self.url}: other writers changed the same partitions {RUN_ATTEMPTS} times in a row",
+            remedy="try again, or let fewer processes write to one partition",
+            file=self.url,
+        )
+
+    def publish(self, base: Loaded, changes: Changes) -> None:
+        """Commit entries whose objects are uploaded, on top of a version. ChangedMeanwhile: they overlap."""
+        _Commit(self, base, dict(changes)).publish()
+
+    def swap(self, base: Loaded, manifest: Manifest) -> Loaded | None:
+        """Swap a manifest in; return None when it is in, or the version that another commit made.
+
+        Raises:
+            UncertainCommitError: The answers of the store do not show whether it is in.
+            LastwordError: The store refuses, and it is not in.
+        """
+        data = manifest.encode()
+        failure: LastwordError | None = None
+        uncertain = False  # an attempt may still take effect
+        for attempt in range(SWAP_ATTEMPTS):
+            if attempt:
+                self.wait(attempt)
+            try:
+                if base.version is None:
+                    self.store.create(MANIFEST, data)
+                else:
+                    self.store.swap(MANIFEST, data, base.version)
+                return None
+            except (SwapRefusedError, ObjectTakenError) as error:
+                failure = error
+            except UncertainRequestError as error:
+                failure, uncertain = error, True
+            except LastwordError as error:
+                if uncertain:
+                    raise UncertainCommitError.lost(self.url, error) from error
+                raise
+            try:
+                current = self.load()
+            except LastwordError as error:
+                failure = error
+                continue
+            if manifest.nonce in current.manifest.history:
+                return None
+            if current.manifest.nonce == base.manifest.nonce:
+                continue  # the manifest is still the one that the condition names
+            if _follows(current.manifest, base.manifest):
+                return current
+            raise UncertainCommitError.overtaken(self.url, HISTORY) from failure
+        assert failure is not None
+        if uncertain:
+            raise UncertainCommitError.lost(self.url, failure) from failure
+        raise failure
+
+    def edit(self, change: Callable[[Manifest], Manifest]) -> None:
+        """Commit a change of the manifest that concerns no file."""
+        while True:
+            base = self.load()
+            if self.swap(base, self.following(change(base.manifest))) is None:
+                return
+
+    def following(self, manifest: Manifest) -> Manifest:
+        """Return the manifest under the nonce of a new commit."""
+        nonce = f"{self.rng.getrandbits(128):032x}"
+        return replace(manifest, nonce=nonce, history=(*manifest.history, nonce)[-HISTORY:])
+
+    def wait(self, attempt: int) -> None:
+        """Wait before another attempt: longer each time, and by chance, so that writers do not meet again."""
+        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**attempt)
+        self.clock.sleep(self.rng.uniform(longest / 2, longest))
+
+    def new_key(self) -> str:
+        """Return a key for a new object. It is never used again."""
+        return f"{OBJECTS}{self.rng.getrandbits(128):032x}"
+
+    # -------------------------------------------------------------- upload
+
+    def upload(self, changes: dict[str, LocalFile | Entry | None]) -> dict[str, Entry | None]:
+        """Upload the local files among `changes`; return the entries of all. They are complete then."""
+        entries: dict[str, Entry | None] = {}
+        work: list[Callable[[], None]] = []
+        bundle: list[tuple[str, LocalFile, int, int]] = []
+        bundled = 0
+
+        def flush() -> None:
+            nonlocal bundle, bundled
+            if bundle:
+                work.append(self._bundle(entries, bundle))
+            bundle, bundled = [], 0
+
+        for path, node in changes.items():
+            if not isinstance(node, LocalFile):
+                entries[path] = node
+                continue
+            facts = node.facts()
+            if facts.size <= INLINE_BYTES:
+                data = DEFAULT.read_bytes(node.path)
+                entries[path] = Entry(node.number, facts.size, facts.mtime_ms, data=data)
+            elif facts.size >= BUNDLE_BYTES:
+                work.append(self._single(entries, path, node, facts.size, facts.mtime_ms))
+            else:
+                bundle.append((path, node, facts.size, facts.mtime_ms))
+                bundled += facts.size
+                if bundled >= BUNDLE_BYTES:
+                    flush()
+        flush()
+        if len(work) > 1:
+            with ThreadPoolExecutor(UPLOADS, thread_name_prefix="lastword-upload") as pool:
+                for upload in [pool.submit(task) for task in work]:
+                    upload.result()
+        elif work:
+            work[0]()
+        return entries
+
+    def _single(
+        self, entries: dict[str, Entry | None], path: str, file: LocalFile, size: int, mtime_ms: int
+    ) -> Callable[[], None]:
+        def upload() -> None:
+            key = self.new_key()
+            self.store.put_file(key, file.path)
+            entries[path] = Entry(file.number, size, mtime_ms, key)
+
+        return upload
+
+    def _bundle(
+        self, entries: dict[str, Entry | None], files: Sequence[tuple[str, LocalFile, int, int]]
+    ) -> Callable[[], None]:
+        def upload() -> None:
+            key, position, parts = self.new_key(), 0, []
+            placed = {}
+            for path, file, size, mtime_ms in files:
+                parts.append(DEFAULT.read_bytes(file.path))
+                placed[path] = Entry(file.number, size, mtime_ms, key, position)
+                position += size
+            self.store.put(key, parts)
+            entries.update(placed)
+
+        return upload
+
+
+class _Commit:
+    """One commit: the changes of a transaction on their way into the manifest."""
+
+    def __init__(self, bucket: Bucket, base: Loaded, changes: dict[str, LocalFile | Entry | None]) -> None:
+        self._bucket = bucket
+        self._base = base
+        self._given = changes
+
+    def publish(self) -> None:
+        """Upload and swap, until the commit is in the log.
+
+        Raises:
+            ChangedMeanwhile: Another commit changed the same thing. Nothing of this one is in the log.
+            UncertainCommitError: It is not known whether the commit is in the log.
+            LastwordError: The store refuses. Nothing of the commit is in the log.
+        """
+        base, bucket = self._base, self._bucket
+        changes = self._without_equal(base.snapshot)
+        if not changes:
+            return
+        entries, collection = bucket.upload(changes), base.manifest.collection
+        wanted: Changes = entries
+        attempt = 0
+        while True:
+            manifest = self._next(base.snapshot, wanted)
+            current = bucket.swap(base, manifest)
+            if current is None:
+                return
+            attempt += 1
+            if current.manifest.collection != collection:
+                entries, collection = bucket.upload(changes), current.manifest.collection
+            wanted = merged(self._base.snapshot, entries, current.snapshot, bucket.reads.whole)
+            base = current
+            bucket.wait(min(attempt, 4))
+
+    def _without_equal(self, snapshot: Snapshot) -> dict[str, LocalFile | Entry | None]:
+        """Return the changes without files that were written again with the same bytes."""
+        changes = {}
+        for path, node in self._given.items():
+            before = snapshot.entry(path)
+            if (
+                isinstance(node, LocalFile)
+                and before is not None
+                and before.object is None
+                and node.facts().size == before.size
+                and DEFAULT.read_bytes(node.path) == before.data
+            ):
+                continue
+            changes[path] = node
+        return changes
+
+    def _next(self, base: Snapshot, entries: Changes) -> Manifest:
+        """Return the manifest that follows a version, with these entries. Uploads a page if it is due."""
+        bucket, before = self._bucket, base.manifest
+        changes = {**before.changes, **entries}
+        following = bucket.following(
+            replace(before, changes=changes if before.pages else _without_removed(changes))
+        )
+        if len(following.encode()) - len(replace(following, changes={}).encode()) > CHANGES_BYTES:
+            following = self._paged(base, following)
+        return following
+
+    def _paged(self, base: Snapshot, manifest: Manifest) -> Manifest:
+        """Return the manifest with its changes in a new page, which takes in small older pages."""
+        bucket = self._bucket
+        kept = list(manifest.pages)
+        layers = list(base.layers[1:])  # newest first, as `kept` from its end
+        content = dict(manifest.changes)
+        while kept and (kept[-1].entries <= PAGE_RATIO * len(content) or len(kept) >= MAX_PAGES):
+            kept.pop()
+            content = {**layers.pop(0).entries, **content}
+        if not kept:
+            content = _without_removed(content)
+        key, data = bucket.new_key(), encode_page(content)
+        bucket.store.put(key, data)
+        return replace(manifest, pages=(*kept, PageRef(key, len(content), len(data))), changes={})
+
+
+def _follows(current: Manifest, base: Manifest) -> bool:
+    """Return whether the history of a manifest shows every commit since another one."""
+    if not base.nonce:  # there was no manifest
+        return len(current.history) < HISTORY
+    return base.nonce in current.history
+
+
+def _without_removed(changes: Changes) -> dict[str, Entry | None]:
+    return {path: entry for path, entry in changes.items() if entry is not None}
+
+
+__all__ = ["Bucket", "Loaded", "new_number"]

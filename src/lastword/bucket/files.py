@@ -1,0 +1,383 @@
+"""`BucketFiles`: the files of one version of a log in a bucket, as a `Files`.
+
+Reading gets ranges of immutable objects. Changing happens in private: new files are in a local scratch
+directory, and renames and removals are entries of a dict. The stored log stays as it is until a commit
+(`lastword.bucket.commit`) uploads the new files and swaps the manifest. So the log directory, the recovery,
+the cleaner and every verb run over a bucket as they run over a directory, and a process that dies in the
+middle of them leaves nothing behind but its scratch directory.
+
+A lock, a sync and an owner have no meaning in private: these calls do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lastword.bucket.manifest import Entry, Snapshot
+from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
+from lastword.files import DEFAULT, FileFacts, Files, Handle
+from lastword.files.interface import Buffer, Path
+
+if TYPE_CHECKING:
+    from lastword.bucket.reading import ObjectReads
+    from lastword.files import FileLock
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file that was written since the version, in the scratch directory."""
+
+    path: str
+    number: int
+
+    def facts(self) -> FileFacts:
+        """Return the facts of the file."""
+        facts = DEFAULT.stat(self.path)
+        assert facts is not None, self.path
+        return FileFacts(facts.size, facts.mtime_ms, self.number)
+
+
+Node = LocalFile | Entry | None
+"""A file, or None for a directory."""
+
+
+class BucketFiles(Files):
+    """The files of a version, and private changes to them.
+
+    Args:
+        root: URL of the log: the path of its root directory.
+        snapshot: The version.
+        reads: Reads objects.
+        scratch: Directory on a local drive for new files. None: nothing can be changed.
+        rng: Source of the numbers of new files.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        snapshot: Snapshot,
+        reads: ObjectReads,
+        *,
+        scratch: str | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.root = root
+        self.snapshot = snapshot
+        self._reads = reads
+        self._scratch = scratch
+        self._rng = rng or random.SystemRandom()
+        self._lock = threading.RLock()
+        self._own: dict[str, dict[str, Node]] = {}  # directories with a change: everything in them
+        self._touched: dict[str, set[str]] = {}  # names that were changed, by directory
+        self._files_made = 0
+        scheme, _, rest = root.partition("://")
+        self._prefixes = (root, f"{scheme}:/{rest}")  # the second is what os.path.normpath makes of a URL
+
+    def __repr__(self) -> str:
+        return f"BucketFiles({self.root!r})"
+
+    # -------------------------------------------------------------- names
+
+    def _key(self, path: Path) -> str:
+        """Return the path relative to the root; "" for the root itself."""
+        text = os.fspath(path)
+        for prefix in self._prefixes:
+            if text.startswith(prefix):
+                below = text[len(prefix) :]
+                if not below or below.startswith("/"):
+                    return "/".join(part for part in below.split("/") if part not in ("", "."))
+        raise StorageError(
+            f"{text} is not in {self.root}", remedy=f"give a path below {self.root}", file=text
+        )
+
+    def _children(self, directory: str) -> Mapping[str, Node]:
+        own = self._own.get(directory)
+        return self.snapshot.children(directory) if own is None else own
+
+    def _changing(self, directory: str) -> dict[str, Node]:
+        if self._scratch is None:
+            raise NotPermittedError(
+                f"{self.root} is open to read", remedy='open it with mode "a"', file=self.root
+            )
+        own = self._own.get(directory)
+        if own is None:
+            own = self._own[directory] = dict(self.snapshot.children(directory))
+        return own
+
+    def _put(self, key: str, node: Node) -> None:
+        directory, _, name = key.rpartition("/")
+        if not self._is_directory(directory):
+            raise _vanished(self._url(directory))
+        self._changing(directory)[name] = node
+        self._touched.setdefault(directory, set()).add(name)
+
+    def _remove(self, key: str) -> None:
+        directory, _, name = key.rpartition("/")
+        self._changing(directory).pop(name, None)
+        self._touched.setdefault(directory, set()).add(name)
+
+    def _is_directory(self, key: str) -> bool:
+        if not key:
+            return self._scratch is not None or bool(self.snapshot.children(""))
+        directory, _, name = key.rpartition("/")
+        children = self._children(directory)
+        return name in children and children[name] is None
+
+    def _file(self, key: str) -> LocalFile | Entry | None:
+        directory, _, name = key.rpartition("/")
+        return self._children(directory).get(name) if name else None
+
+    def _url(self, key: str) -> str:
+        return f"{self.root}/{key}" if key else self.root
+
+    # -------------------------------------------------------------- read
+
+    def open_read(self, path: Path) -> Handle:
+        """As `Files.open_read`."""
+        with self._lock:
+            node = self._file(self._key(path))
+            if node is None:
+                raise _vanished(os.fspath(path))
+            if isinstance(node, LocalFile):
+                return _LocalHandle(os.fspath(path), node, DEFAULT.open_read(node.path))
+        return self._reads.open(os.fspath(path), node)
+
+    def listdir(self, path: Path) -> list[str]:
+        """As `Files.listdir`."""
+        with self._lock:
+            key = self._key(path)
+            if not self._is_directory(key):
+                raise _vanished(os.fspath(path))
+            return sorted(self._children(key))
+
+    def stat(self, path: Path) -> FileFacts | None:
+        """As `Files.stat`."""
+        with self._lock:
+            key = self._key(path)
+            if self._is_directory(key):
+                return FileFacts(0, 0, 0, "dir")
+            node = self._file(key)
+        if isinstance(node, LocalFile):
+            return node.facts()
+        return None if node is None else FileFacts(node.size, node.mtime_ms, node.number)
+
+    def is_dir(self, path: Path) -> bool:
+        """As `Files.is_dir`."""
+        with self._lock:
+            return self._is_directory(self._key(path))
+
+    # -------------------------------------------------------------- change, in private
+
+    def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> Handle:
+        """As `Files.open_append`. A stored file is copied to the scratch directory first."""
+        with self._lock:
+            key = self._key(path)
+            node = self._file(key)
+            if node is None and not create:
+                raise _vanished(os.fspath(path))
+            if node is not None and exclusive:
+                raise FileTakenError(f"{os.fspath(path)} exists", remedy="use another name", file=path)
+            local = node if isinstance(node, LocalFile) else self._copied(key, node)
+            return _LocalHandle(os.fspath(path), local, DEFAULT.open_append(local.path))
+
+    def _copied(self, key: str, entry: Entry | None) -> LocalFile:
+        """Return a new local file with the bytes of an entry, under its path."""
+        directory = key.rpartition("/")[0]
+        if not self._is_directory(directory):
+            raise _vanished(self._url(directory))
+        self._changing(directory)
+        self._files_made += 1
+        local = LocalFile(f"{self._scratch}/{self._files_made}", new_number(self._rng))
+        with DEFAULT.open_append(local.path, create=True, exclusive=True) as handle:
+            if entry is not None and entry.size:
+                with self._reads.open(self._url(key), entry) as source:
+                    for position in range(0, entry.size, _COPY_BYTES):
+                        handle.append(source.pread(_COPY_BYTES, position))
+        self._put(key, local)
+        return local
+
+    def mkdir(self, path: Path) -> None:
+        """As `Files.mkdir`."""
+        with self._lock:
+            key = self._key(path)
+            if self._file(key) is not None or self._is_directory(key):
+                raise FileTakenError(f"{os.fspath(path)} exists", remedy="use another name", file=path)
+            self._put(key, None)
+            self._own[key] = {}
+
+    def rmdir(self, path: Path) -> None:
+        """As `Files.rmdir`."""
+        with self._lock:
+            key = self._key(path)
+            if not self._is_directory(key):
+                raise _vanished(os.fspath(path))
+            if self._children(key):
+                raise StorageError(f"{os.fspath(path)} is not empty", remedy="remove its files", file=path)
+            self._remove(key)
+            self._own[key] = {}
+
+    def rename(self, source: Path, target: Path) -> None:
+        """As `Files.rename`. No byte is copied: the target names the stored object of the source."""
+        with self._lock:
+            self._move(self._key(source), self._key(target), os.fspath(source))
+
+    def _move(self, source: str, target: str, shown: str) -> None:
+        if self._is_directory(source):
+            if not self._is_directory(target):
+                self._put(target, None)
+                self._own[target] = {}
+            for name in list(self._children(source)):
+                self._move(f"{source}/{name}", f"{target}/{name}", shown)
+            self._remove(source)
+            return
+        node = self._file(source)
+        if node is None:
+            raise _vanished(shown)
+        replaced = self._file(target)
+        self._put(target, node)
+        self._remove(source)
+        self._drop(replaced)
+
+    def unlink(self, path: Path, missing_ok: bool = False) -> None:
+        """As `Files.unlink`."""
+        with self._lock:
+            key = self._key(path)
+            node = self._file(key)
+            if node is None:
+                if missing_ok:
+                    return
+                raise _vanished(os.fspath(path))
+            self._remove(key)
+            self._drop(node)
+
+    def _drop(self, node: Node) -> None:
+        if isinstance(node, LocalFile):
+            with suppress(LastwordError):
+                DEFAULT.unlink(node.path, missing_ok=True)
+
+    def truncate(self, path: Path, size: int) -> None:
+        """As `Files.truncate`."""
+        with self.open_append(path) as handle:
+            handle.truncate(size)
+
+    def set_mtime(self, path: Path, ms: int) -> None:
+        """As `Files.set_mtime`."""
+        with self._lock:
+            key = self._key(path)
+            node = self._file(key)
+            if node is None:
+                raise _vanished(os.fspath(path))
+            if isinstance(node, LocalFile):
+                DEFAULT.set_mtime(node.path, ms)
+            else:
+                self._put(key, node._replace(mtime_ms=ms))
+
+    # -------------------------------------------------------------- without meaning in private
+
+    def fsync_dir(self, path: Path) -> None:
+        """Do nothing: a change is durable when it is committed."""
+
+    def lock(self, path: Path) -> FileLock:
+        """Return a lock that excludes no other process: the swap of a commit decides between them."""
+        return _NoLock()  # type: ignore[return-value]
+
+    def free_bytes(self, path: Path) -> int:
+        """Return the room on the drive of the scratch directory; a bucket is never full."""
+        return _ENDLESS if self._scratch is None else DEFAULT.free_bytes(self._scratch)
+
+    def guard(self, root: Path) -> None:
+        """Do nothing: no sync can fail."""
+
+    def offline(self, path: Path) -> LastwordError | None:
+        """Return None: no sync can fail."""
+        return None
+
+    # -------------------------------------------------------------- for the commit
+
+    def changes(self) -> Iterator[tuple[str, LocalFile | Entry | None]]:
+        """Iterate over the paths that were changed, with the file that is there now; None: it was removed."""
+        with self._lock:
+            for directory, touched in self._touched.items():
+                own, before = self._own[directory], self.snapshot.children(directory)
+                for name in touched:
+                    node = own.get(name)
+                    if node is None and before.get(name) is None:
+                        continue  # a directory, or a file that came and went
+                    if node is None or node != before.get(name):
+                        yield (f"{directory}/{name}" if directory else name), node
+
+
+_COPY_BYTES = 8 << 20
+_ENDLESS = 1 << 60
+_NUMBERS = 1 << 62
+
+
+def new_number(rng: random.Random) -> int:
+    """Return a random number for a new file."""
+    return rng.randrange(1, _NUMBERS)
+
+
+def _vanished(path: str) -> FileVanishedError:
+    return FileVanishedError(f"{path} does not exist", remedy="list the directory again", file=path)
+
+
+class _NoLock:
+    """A lock that is always held: a private copy has no other writers."""
+
+    held = True
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def drop(self) -> None:
+        """Do nothing."""
+
+
+class _LocalHandle(Handle):
+    """A file of the scratch directory, under its path in the log."""
+
+    def __init__(self, path: str, file: LocalFile, handle: Handle) -> None:
+        self.path = path
+        self._file = file
+        self._handle = handle
+
+    def pread(self, n: int, position: int) -> bytes:
+        """As `Handle.pread`."""
+        return self._handle.pread(n, position)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """As `Handle.pread_into`."""
+        return self._handle.pread_into(buffer, position)
+
+    def append(self, data: Buffer) -> int:
+        """As `Handle.append`."""
+        return self._handle.append(data)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """As `Handle.pwrite`."""
+        self._handle.pwrite(data, position)
+
+    def truncate(self, size: int) -> None:
+        """As `Handle.truncate`."""
+        self._handle.truncate(size)
+
+    def close(self) -> None:
+        """As `Handle.close`."""
+        self._handle.close()
+
+    def fsync(self) -> None:
+        """Do nothing: a change is durable when it is committed."""
+
+    def stat(self) -> FileFacts:
+        """As `Handle.stat`."""
+        facts = self._handle.stat()
+        return FileFacts(facts.size, facts.mtime_ms, self._file.number)

@@ -1,0 +1,129 @@
+"""`merged`: whether the changes of two commits hold together.
+
+Both began with the same version; `ours` did not come in. The changes of one partition are of two kinds. An
+*append* adds segments at the log end, with what belongs to them: indexes, producer snapshots, leader epochs,
+names of batches. Everything else is a *rewrite*: a cleaning, a retention, a trim, a lease. An append and a
+rewrite of one partition hold together, because a rewrite decides about records below the log end that it
+found, and an append changes none of them. Two appends do not: both would begin at the same offset. Two
+rewrites do not: a lease that was taken meanwhile forbids to remove tombstones, for example.
+
+The checkpoints of the root have a line for each partition, and are merged line by line. A garbage index that
+both wrote is removed: it is derived, and is counted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from lastword.bucket.manifest import Changes, Entry, Snapshot
+from lastword.errors import CorruptFileError
+from lastword.partition.checkpoint_file import format_lines, parse_lines
+from lastword.segment import names
+
+_CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY)
+_DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP)
+_OF_APPENDS = (names.PRODUCERS, names.SYNCED)
+
+
+class ChangedMeanwhile(Exception):
+    """Another commit changed the same thing."""
+
+
+Read = Callable[[Entry], bytes]
+"""Returns the bytes of a file."""
+
+
+def merged(base: Snapshot, ours: Changes, theirs: Snapshot, read: Read) -> dict[str, Entry | None]:
+    """Return our changes as they apply to the version of the others.
+
+    Args:
+        base: The version with which both began.
+        ours: Our changes to it.
+        theirs: The version that has the changes of the others.
+        read: Reads a checkpoint.
+
+    Raises:
+        ChangedMeanwhile: They do not hold together.
+    """
+    changed = theirs.changed_since(base)
+    result = dict(ours)
+    for path in changed & ours.keys():
+        result[path] = _both(path, base, ours[path], theirs, read)
+    rewritten = _rewritten(base, ours) & _rewritten(base, {path: theirs.entry(path) for path in changed})
+    if rewritten:
+        raise ChangedMeanwhile(f"both rewrote {min(rewritten)}")
+    for directory in {path.partition("/")[0] for path in ours if "/" in path}:
+        if base.children(directory) and not theirs.children(directory):
+            raise ChangedMeanwhile(f"{directory} was removed")
+    return result
+
+
+def _both(path: str, base: Snapshot, entry: Entry | None, theirs: Snapshot, read: Read) -> Entry | None:
+    """Return the file at a path that both changed."""
+    name = path.rpartition("/")[2]
+    if path in _CHECKPOINTS:
+        return _merged_lines(path, base.entry(path), entry, theirs.entry(path), read)
+    if name in _DERIVED:
+        return None
+    raise ChangedMeanwhile(f"both changed {path}")
+
+
+def _rewritten(base: Snapshot, changes: Changes) -> set[str]:
+    """Return the partitions that the changes rewrite, "" if they change a file of the root."""
+    rewritten = set()
+    ends: dict[str, str] = {}
+    for path, entry in changes.items():
+        directory, _, name = path.partition("/")
+        if not name:
+            if path not in _CHECKPOINTS:
+                rewritten.add("")
+            continue
+        if directory not in ends:
+            ends[directory] = max((n for n in base.children(directory) if n.endswith(names.LOG)), default="")
+        if not _of_append(name, entry, ends[directory]):
+            rewritten.add(directory)
+    return rewritten
+
+
+def _of_append(name: str, entry: Entry | None, last_log: str) -> bool:
+    """Return whether a changed file of a partition belongs to an append.
+
+    `last_log` is the log of the segment that was active: empty, or a later append goes on in it.
+    """
+    if name.startswith(f"{names.PRIVATE}/"):
+        return name.rpartition("/")[2] in (*_OF_APPENDS, *_DERIVED)
+    if name == names.LEADER_EPOCHS or name.endswith(names.SNAPSHOT):
+        return True
+    base, dot, _ = name.partition(".")
+    return bool(dot) and entry is not None and base >= last_log.partition(".")[0]
+
+
+def _merged_lines(
+    path: str, base: Entry | None, ours: Entry | None, theirs: Entry | None, read: Read
+) -> Entry | None:
+    """Return a checkpoint with the lines of both. ChangedMeanwhile: both changed the same line."""
+    if ours is None or theirs is None:
+        raise ChangedMeanwhile(f"{path} was removed")
+    before, mine, other = (_lines(path, entry, read) for entry in (base, ours, theirs))
+    lines = dict(other)
+    for key in before.keys() | mine.keys():
+        if mine.get(key) == before.get(key):
+            continue
+        if other.get(key) != before.get(key) and other.get(key) != mine.get(key):
+            raise ChangedMeanwhile(f"both changed {' '.join(key)} in {path}")
+        if key in mine:
+            lines[key] = mine[key]
+        else:
+            lines.pop(key, None)
+    data = format_lines([" ".join((*key, offset)) for key, offset in sorted(lines.items())])
+    return ours._replace(size=len(data), data=data, object=None, position=0)
+
+
+def _lines(path: str, entry: Entry | None, read: Read) -> dict[tuple[str, ...], str]:
+    if entry is None:
+        return {}
+    try:
+        rows: Iterable[list[str]] = parse_lines(read(entry).decode(), path, 3)
+    except (CorruptFileError, UnicodeDecodeError):
+        raise ChangedMeanwhile(f"{path} is damaged") from None
+    return {(topic, partition): offset for topic, partition, offset in rows}
