@@ -313,7 +313,7 @@ def test_rewritten_by_executors_beneath_it(log):
     from lastword.cleaner.engine.sinks import Collector, Publisher
     from lastword.cleaner.policy.plan import Request
 
-    with alone(log.log.directory):
+    with alone(log.log.files, log.log.directory):
         plan = prepare(log.log, CONFIG, Request())
         prepared = clean(log.log.view(), plan, FullScan(), Collector(plan), CleanContext(DEFAULT, log.clock))
         Publisher(log.log, plan, lambda _: None).publish(prepared)

@@ -347,24 +347,25 @@ class _Commit:
             UncertainCommitError: It is not known whether the commit is in the log.
             LastwordError: The store refuses. Nothing of the commit is in the log.
         """
-        base, bucket = self._base, self._bucket
-        changes = self._without_equal(base.snapshot)
+        bucket, first = self._bucket, self._base
+        changes = self._without_equal(first.snapshot)
         if not changes:
             return
-        entries, collection = bucket.upload(changes), base.manifest.collection
-        wanted: Changes = entries
+        entries, collection = bucket.upload(changes), first.manifest.collection
+        # The transaction may have taken hours. The swap begins with a version of now, so that the history of
+        # nonces shows every commit since.
+        base: Loaded | None = bucket.load()
         attempt = 0
-        while True:
-            manifest = self._next(base.snapshot, wanted)
-            current = bucket.swap(base, manifest)
-            if current is None:
-                return
+        while base is not None:
+            if base.manifest.collection != collection:
+                entries, collection = bucket.upload(changes), base.manifest.collection
+            wanted: Changes = entries
+            if base.manifest.nonce != first.manifest.nonce:
+                wanted = merged(first.snapshot, entries, base.snapshot, bucket.reads.whole)
+            if attempt:
+                bucket.wait(min(attempt, 4))
+            base = bucket.swap(base, self._next(base.snapshot, wanted))
             attempt += 1
-            if current.manifest.collection != collection:
-                entries, collection = bucket.upload(changes), current.manifest.collection
-            wanted = merged(self._base.snapshot, entries, current.snapshot, bucket.reads.whole)
-            base = current
-            bucket.wait(min(attempt, 4))
 
     def _without_equal(self, snapshot: Snapshot) -> dict[str, LocalFile | Entry | None]:
         """Return the changes without files that were written again with the same bytes."""

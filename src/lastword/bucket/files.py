@@ -291,6 +291,10 @@ class BucketFiles(Files):
         """Return the room on the drive of the scratch directory; a bucket is never full."""
         return _ENDLESS if self._scratch is None else DEFAULT.free_bytes(self._scratch)
 
+    def identity(self, path: Path) -> str:
+        """As `Files.identity`: two private copies of a partition are different directories."""
+        return f"{self._key(path)} of {id(self)}"
+
     def guard(self, root: Path) -> None:
         """Do nothing: no sync can fail."""
 

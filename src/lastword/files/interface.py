@@ -204,6 +204,10 @@ class Files(ABC):
     def check_owner(self, directory: Path) -> None:  # noqa: B027 - storage may have no owners
         """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
 
+    def identity(self, path: Path) -> str:
+        """Return a text that is the same for all paths of one directory, and for no other directory."""
+        return real_path(path)
+
     def device(self, path: Path) -> int:
         """Return a number that is the same for all paths on one drive. Storage without drives returns 0."""
         return 0

@@ -266,7 +266,7 @@ class SparkExecutor:
         with ExitStack() as held:
             for partition, chosen in runs:
                 log = self._directory.log(*partition.tp)
-                held.enter_context(alone(log.directory))
+                held.enter_context(alone(log.files, log.directory))
                 plan = prepare(log, partition.config, partition.request())
                 if plan.action != "clean":
                     yield Outcome(partition.tp)
@@ -464,7 +464,7 @@ def _prepared(
     for first in range(0, len(chosen), count):
         together = chosen[first : first + count]
         for tp in together:
-            held.enter_context(alone(directory.directory(*tp)))
+            held.enter_context(alone(directory.files, directory.directory(*tp)))
         for tp, plan in zip(together, overlapped(prepared, together), strict=True):
             log, config = directory.log(*tp), directory.topic_config(tp.topic)
             if isinstance(plan, jobs.ShardedJob):

@@ -18,7 +18,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.config.tables import DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import BusyError, LastwordError
-from lastword.files import Files, real_path
+from lastword.files import Files
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 
@@ -59,7 +59,7 @@ def clean_partition(
     from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
     from lastword.cleaner.engine.sinks import Publisher
 
-    with alone(log.directory):
+    with alone(log.files, log.directory):
         plan = prepare(log, config, request)
         if plan.action != "clean":
             return None
@@ -186,18 +186,18 @@ _cleaning_lock = threading.Lock()
 
 
 @contextmanager
-def alone(directory: str) -> Iterator[None]:
+def alone(files: Files, directory: str) -> Iterator[None]:
     """Hold the only cleaning of a partition in this process; BusyError if there is one.
 
     Other processes are kept out by the log directory's lock.
     """
-    real = real_path(directory)
+    identity = files.identity(directory)
     with _cleaning_lock:
-        if real in _cleaning:
+        if identity in _cleaning:
             raise BusyError(f"{directory} is being cleaned", remedy="wait until that ends", file=directory)
-        _cleaning.add(real)
+        _cleaning.add(identity)
     try:
         yield
     finally:
         with _cleaning_lock:
-            _cleaning.discard(real)
+            _cleaning.discard(identity)
