@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic
+from lastword.bucket.collect import Collection, collect
 from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import LastwordError, PartialFailure, UsageError
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 from lastword.segment import names
 
 if TYPE_CHECKING:
+    from lastword.api.bucket_cleaner import BucketWork
     from lastword.api.record import Appended
+    from lastword.background.states import States
+    from lastword.bucket.manifest import Snapshot
 
 T = TypeVar("T")
 
@@ -95,6 +99,11 @@ class BucketDirs(OpenDirs):
             self._settings_entry = entry
             self.reload()
 
+    @property
+    def newest(self) -> Snapshot:
+        """The newest version that was loaded."""
+        return self._read_files.snapshot
+
     def _take_newest(self) -> None:
         self._read_files.snapshot = self._bucket.load().snapshot
 
@@ -108,7 +117,21 @@ class BucketDirs(OpenDirs):
         return result
 
     def _in_private(self, work: Callable[[OpenDirs], T]) -> T:
-        return self._bucket.transaction(lambda files: self._run(files, work))
+        """Run `work` in a transaction. What a PartialFailure has done is committed before it is raised."""
+        failures: list[PartialFailure] = []
+
+        def run(files: BucketFiles) -> T | None:
+            failures.clear()
+            try:
+                return self._run(files, work)
+            except _Partly as partly:
+                failures.append(partly.failure)
+                return None
+
+        result = self._bucket.transaction(run)
+        if failures:
+            raise failures[0]
+        return result  # type: ignore[return-value]
 
     def _run(self, files: BucketFiles, work: Callable[[OpenDirs], T]) -> T:
         """Run `work` on a log directory in `files`, and close the directory cleanly.
@@ -120,16 +143,21 @@ class BucketDirs(OpenDirs):
         directory = LogDirectory.open(files.root, "a", files, clock, lambda: self._load(files))
         try:
             dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
+            failure: PartialFailure | None = None
             try:
                 result = work(dirs)
-                directory.roll()
+            except PartialFailure as error:
+                failure = error
             except BaseException:
                 dirs.closed = True
                 raise
+            directory.roll()
         except BaseException:
             directory.abandon()
             raise
         dirs.close()
+        if failure is not None:
+            raise _Partly(failure)
         return result
 
     def append(self, work: Callable[[OpenDirs], T]) -> T:
@@ -157,6 +185,20 @@ class BucketDirs(OpenDirs):
             super().close()
             self._bucket.close()
 
+    def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
+        """Remove objects that no version needs; see `lastword.bucket.collect`."""
+        if not dry_run:
+            self.require_writable()
+        if retention_ms is None:
+            retention_ms = self.settings.instance.lastword_objects_retention_ms
+        return collect(self._bucket, retention_ms=retention_ms, dry_run=dry_run)
+
+    def background_work(self, states: States) -> BucketWork:
+        """As `OpenDirs.background_work`."""
+        from lastword.api.bucket_cleaner import BucketWork
+
+        return BucketWork(self, states)
+
     # -------------------------------------------------------------- settings
 
     def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
@@ -167,12 +209,21 @@ class BucketDirs(OpenDirs):
         self.transaction(lambda dirs: dirs.set_config(topic, settings))
 
 
+class _Partly(Exception):
+    """A transaction failed in part: its work is committed."""
+
+    def __init__(self, failure: PartialFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
 class _Append:
     """One call that waits for a commit."""
 
     def __init__(self, work: Callable[[OpenDirs], Any]) -> None:
         self.work = work
         self.done = threading.Event()
+        self.refused = False
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -279,7 +330,7 @@ class _CommitQueue:
                 self._dirs._in_private(partial(_apply, left))
                 break
             except _Refused:
-                left = [call for call in left if call.error is None]
+                left = [call for call in left if not call.refused]
             except BaseException as error:  # no commit: every call fails with its reason
                 for call in left:
                     call.error = error
@@ -290,10 +341,13 @@ class _CommitQueue:
 
 def _apply(calls: list[_Append], dirs: OpenDirs) -> None:
     for call in calls:
+        call.error = None
         try:
             call.result = call.work(dirs)
-        except (LastwordError, ValueError, TypeError) as error:
+        except PartialFailure as error:  # what it has done is committed with the others
             call.error = error
+        except (LastwordError, ValueError, TypeError) as error:
+            call.error, call.refused = error, True
             raise _Refused from error
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.background.states import Kind, PartitionState, States
-from lastword.background.work import DirectoryWork
 from lastword.cleaner.policy import quarantine
 from lastword.errors import NoPolicyError, QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
@@ -37,7 +36,7 @@ class Background:
         self.dirs = dirs
         self.states = States(dirs.clock)
         self.drives = dirs.drives
-        self._work = DirectoryWork(dirs.dir_set, self.drives, self.states, dirs.clock)
+        self._work = dirs.background_work(self.states)
         self._applied: LogConfig = dirs.settings.instance
         self.scheduler = Scheduler(
             self._work,

@@ -33,6 +33,9 @@ from lastword.segment import names
 from lastword.values import ProcessBound
 
 if TYPE_CHECKING:
+    from lastword.api.bucket_cleaner import BucketWork
+    from lastword.background.states import States
+    from lastword.background.work import DirectoryWork
     from lastword.cleaner.engine.throttle import Drives
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
@@ -112,6 +115,12 @@ class OpenDirs(ProcessBound):
         returns; it runs again if another process changed the same thing meanwhile.
         """
         return work(self)
+
+    def background_work(self, states: States) -> DirectoryWork | BucketWork:
+        """Return what the background cleaner does here."""
+        from lastword.background.work import DirectoryWork
+
+        return DirectoryWork(self.dir_set, self.drives, states, self.clock)
 
     def refresh(self, *, at_most_every_ms: int = 0) -> None:
         """Take up what other processes have changed. A directory always shows it."""

@@ -158,7 +158,10 @@ def _open_bucket(
     except BaseException:
         bucket.close()
         raise
-    return LogDir(dirs)
+    logs = LogDir(dirs)
+    if mode == "a" and clock is None and logs.settings.instance.log_cleaner_enable:
+        logs.cleaner.start()
+    return logs
 
 
 def wait_for_lock(

@@ -119,7 +119,7 @@ class _ObjectHandle(Handle):
                 if not 0 <= held < len(self._held):
                     self._load(at, wanted - done)
                     held = at - self._start
-                part = self._held[held : held + wanted - done]
+                part = memoryview(self._held)[held : held + wanted - done]
                 view[done : done + len(part)] = part
                 done += len(part)
         return done

@@ -296,6 +296,12 @@ class LogConfig:
         "behaviour",
         "In a bucket: a commit waits this long for more appends of the process, which share its requests.",
     )
+    lastword_objects_retention_ms: int = duration(
+        "1h",
+        "behaviour",
+        "In a bucket: objects that the newest version does not need are kept this long, for readers of older "
+        "versions.",
+    )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def source(self, name: str) -> str:
