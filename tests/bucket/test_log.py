@@ -1,0 +1,225 @@
+"""A log in a bucket through the public interface: the same results as over a directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.errors import (
+    LeaseRefusedError,
+    NotALogDirError,
+    ReadOnlyError,
+    RecordTooLargeError,
+    UnknownTopicError,
+    UsageError,
+)
+
+Open = Callable[..., lastword.LogDir]
+ROWS = [(f"k{i % 50}", {"n": i}) for i in range(1000)]
+JSON = {"key_serializer": "str", "value_serializer": "json", "cleanup_policy": "compact"}
+
+
+def shown(topic: lastword.Topic) -> list[tuple]:
+    return sorted((r.partition, r.offset, r.key, r.value and r.value["n"]) for r in topic.read())
+
+
+def test_appends_reads_and_cleanings_are_those_of_a_directory(opened: Open, tmp_path: Path) -> None:
+    with lastword.open(tmp_path / "d", "a", log_cleaner_enable=False) as directory:
+        results = []
+        for logs in (directory, opened()):
+            topic = logs.create_topic("users", partitions=2, **JSON)
+            topic.extend(ROWS)
+            topic.append("k1", {"n": -1})
+            topic.delete("k2")
+            before = shown(topic)
+            rounds = topic.clean()
+            topic.append("k3", {"n": -3})
+            latest = sorted((r.key, r.value["n"]) for r in topic.read(view="latest"))
+            results.append(
+                (before, shown(topic), latest, topic.bounds(), [r.certificate.records for r in rounds])
+            )
+            assert not logs.verify().problems
+    assert results[0] == results[1]
+    assert len(results[0][2]) == 49
+
+
+def test_another_process_reads_what_was_acknowledged(opened: Open) -> None:
+    topic = opened().create_topic("users", **JSON)
+    reader = opened("r")["users"]
+    for number in range(3):
+        topic.append("a", {"n": number})
+        assert shown(reader)[-1] == (0, number, "a", number)
+    writer = opened()["users"]
+    assert writer.append("b", {"n": 9}).offset == 3
+    assert topic.append("c", {"n": 9}).offset == 4
+    assert [offset for _, offset, *_ in shown(reader)] == [0, 1, 2, 3, 4]
+
+
+def test_writers_and_cleaners_at_the_same_time_lose_nothing(opened: Open) -> None:
+    opened().create_topic("users", partitions=2, **JSON)
+    failures: list[BaseException] = []
+
+    def write(writer: int) -> None:
+        topic = opened()["users"]
+        for number in range(8):
+            topic.append(f"{writer}-{number}", {"n": number})
+
+    def clean() -> None:
+        logs = opened()
+        for _ in range(4):
+            logs.clean("users")
+
+    def guarded(work: Callable[..., None], *given: int) -> None:
+        try:
+            work(*given)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(write, n)) for n in range(3)]
+    threads += [threading.Thread(target=guarded, args=(clean,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    logs = opened("r")
+    records = list(logs["users"].read())
+    assert sorted(r.key for r in records) == sorted(f"{w}-{n}" for w in range(3) for n in range(8))
+    assert len({(r.partition, r.offset) for r in records}) == 24
+    assert not logs.verify().problems
+
+
+def test_threads_share_a_commit(opened: Open, url: str) -> None:
+    logs = opened(lastword_commit_linger_ms=50)
+    topic = logs.create_topic("users", **JSON)
+    begun = len(logs.dirs.newest.manifest.history)
+    offsets: list[int] = []
+    threads = [
+        threading.Thread(target=lambda n=n: offsets.append(topic.append("k", {"n": n}).offset))
+        for n in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    logs.dirs.refresh()
+    assert sorted(offsets) == list(range(12))
+    assert len(logs.dirs.newest.manifest.history) - begun < 12
+
+
+def test_a_refused_record_does_not_stop_the_others(opened: Open) -> None:
+    logs = opened(lastword_commit_linger_ms=50)
+    topic = logs.create_topic("users", max_message_bytes=500, **JSON)
+    refused: list[BaseException] = []
+
+    def append(value: str) -> None:
+        try:
+            topic.append("k", {"n": value})
+        except RecordTooLargeError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=append, args=("x" * size,)) for size in (1, 2, 2000, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 1
+    assert sorted(len(r.value["n"]) for r in topic.read()) == [1, 2, 3]
+
+
+def test_a_named_batch_comes_in_once(opened: Open) -> None:
+    topic = opened().create_topic("users", **JSON)
+    assert topic.extend(ROWS[:10], producer="job", sequence=1) == 10
+    assert opened()["users"].extend(ROWS[:10], producer="job", sequence=1) == 0
+    assert topic.append("z", {"n": 1}, producer="job", sequence=2).offset == 10
+    assert topic.append("z", {"n": 1}, producer="job", sequence=2).offset == 10
+    assert topic.last_sequence("job") == 2
+    assert len(shown(topic)) == 11
+
+
+def test_a_state_is_committed_by_sync_and_restored(opened: Open) -> None:
+    logs = opened(lastword_commit_linger_ms=60_000)
+    state = logs.state("totals")
+    state["a"] = 1
+    state["b"] = 2
+    del state["a"]
+    state.sync()
+    assert dict(opened("r").state("totals")) == {"b": 2} == dict(state)
+    assert dict(logs.state("totals")) == {"b": 2}
+
+
+def test_closing_commits_what_waits(opened: Open) -> None:
+    logs = opened(lastword_commit_linger_ms=60_000)
+    logs.state("totals")["a"] = 1
+    logs.close()
+    assert dict(opened("r").state("totals")) == {"a": 1}
+
+
+def test_leases_trim_settings_and_deletion(opened: Open) -> None:
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    topic.extend(ROWS)
+    lease = topic.lease("reader", position=5)
+    lease.advance(7)
+    assert [info.position for info in opened("r")["users"].leases()] == [7]
+    lease.release()
+    with pytest.raises(LeaseRefusedError):
+        _ = lease.position
+    assert topic.trim(100) == {0: 100}
+    assert topic.bounds() == {0: (100, 1000)}
+    logs.set_config("users", segment_bytes="1MiB")
+    assert opened("r")["users"].config.segment_bytes == 1 << 20
+    logs.delete_topic("users")
+    assert list(opened("r")) == []
+    with pytest.raises(UnknownTopicError):
+        topic.append("k", {"n": 1})
+
+
+def test_follow_shows_records_of_another_writer(opened: Open) -> None:
+    topic = opened().create_topic("users", **JSON)
+    follower = iter(opened("r")["users"].read("latest", follow=True, timeout=30))
+    topic.append("a", {"n": 1})
+    assert next(follower).value == {"n": 1}
+
+
+def test_the_background_cleaner_cleans_and_collects(opened: Open) -> None:
+    logs = opened(log_cleaner_enable=True, log_cleaner_backoff_ms=10)
+    topic = logs.create_topic("users", min_cleanable_dirty_ratio=0.1, lastword_strategy="kafka", **JSON)
+    topic.extend(ROWS)
+    for _ in range(3000):
+        if logs.cleaner.history():
+            break
+        threading.Event().wait(0.01)
+    assert logs.cleaner.history()[0].result == "ok"
+    assert len(shown(topic)) == 50
+
+
+def test_collecting_removes_what_no_version_needs(opened: Open) -> None:
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    for _ in range(3):
+        topic.extend(ROWS)
+        topic.clean()
+    before = shown(topic)
+    assert logs.dirs.collect(retention_ms=0, dry_run=True).removed_objects == 0  # condemned first
+    logs.dirs.collect(retention_ms=0)
+    removed = logs.dirs.collect(retention_ms=0)
+    assert removed.removed_objects >= 3
+    assert shown(topic) == before
+    assert not logs.verify().problems
+
+
+def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:
+    with pytest.raises(NotALogDirError):
+        lastword.open(url)
+    topic = opened().create_topic("users", **JSON)
+    with pytest.raises(UsageError, match='ack="os"'):
+        topic.append("k", {"n": 1}, ack="os")
+    with pytest.raises(ReadOnlyError):
+        opened("r")["users"].append("k", {"n": 1})
+    with pytest.raises(UsageError, match="storage_options"):
+        lastword.open("data", storage_options={"region": "x"})
