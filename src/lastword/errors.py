@@ -37,6 +37,7 @@
     ├── BusyError         exit 4: try again
     │   ├── LogDirLockedError        another process writes there
     │   ├── RegistryError            a schema registry does not answer, or refuses
+    │   ├── UncertainCommitError     a store did not say whether a commit to a bucket came in
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
     │   ├── DiskFullError            no room on the drive; the log is unchanged

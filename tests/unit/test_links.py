@@ -65,6 +65,6 @@ def test_where_to_change_what_is_short() -> None:
     """A row names one or two files."""
     table = prose(ROOT / "ARCHITECTURE.md").partition("## Where do I change X?")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
-    assert 20 <= len(rows) <= 30
+    assert 20 <= len(rows) <= 32
     for row in rows:
         assert 1 <= len(MODULE.findall(row[2])) <= 2, row

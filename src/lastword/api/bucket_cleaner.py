@@ -81,12 +81,11 @@ class BucketWork:
 
     def clean(self, tp: TopicPartition, stop: Stop) -> list[CleanRound]:
         """Clean what is due in one partition."""
+        # As of before: what is appended during the cleaning is a change.
         self._checked[tp] = (self.dirs.clock.monotonic(), self._segments(tp))
-        rounds = self.dirs.transaction(
+        return self.dirs.transaction(
             lambda dirs: cleaning.clean(dirs, *tp, due=True, strategy=None, progress=None, stop=stop)
         )
-        self._checked[tp] = (self.dirs.clock.monotonic(), self._segments(tp))
-        return rounds
 
     def _partitions(self) -> Iterator[TopicPartition]:
         topic, partition = self.only or (None, None)
