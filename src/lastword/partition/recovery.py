@@ -119,14 +119,7 @@ class Repairs:
 def finish_swaps(files: Files, directory: str, listing: list[str], repairs: Repairs) -> list[str]:
     """Finish or undo an interrupted swap, and remove files that rewrites left beside segments.
 
-    Args:
-        files: The storage.
-        directory: The partition's directory.
-        listing: Its listing.
-        repairs: The repairs are added here.
-
-    Returns:
-        The listing afterwards.
+    Add the repairs to `repairs`, and return the listing of the directory afterwards.
     """
     if not any(parsed is not None and parsed.suffix for parsed in map(names.parse_segment_file, listing)):
         return listing
@@ -143,14 +136,7 @@ def finish_swaps(files: Files, directory: str, listing: list[str], repairs: Repa
 def remove_leftovers(files: Files, directory: str, listing: list[str], repairs: Repairs) -> list[str]:
     """Remove unpublished rewrites, temporary files, and indexes without a log.
 
-    Args:
-        files: The storage.
-        directory: The partition's directory.
-        listing: Its listing.
-        repairs: The repairs are added here.
-
-    Returns:
-        The listing without the names of removed files.
+    Add the repairs to `repairs`, and return the listing of the directory afterwards.
     """
     private = os.path.join(directory, names.PRIVATE)
     for name in private_listing(files, directory):
