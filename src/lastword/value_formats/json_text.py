@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.value_formats.interface import Refused, ValueFormat, first_problem, is_list
@@ -282,22 +283,23 @@ def fits(number: Decimal, precision: int, scale: int) -> bool:
     return exponent + ending >= -scale
 
 
-def _read_bytes(value: Any) -> bytes:
-    if type(value) is str:
-        try:
-            return base64.b64decode(value, validate=True)
-        except ValueError:
-            pass
-    raise _refuse(value, "base64")
+def _text_reader(convert: Callable[[str], Any], wanted: str) -> Read:
+    """Return a function from a JSON string to the value that `convert` makes of it."""
+
+    def read(value: Any) -> Any:
+        if type(value) is str:
+            try:
+                return convert(value)
+            except ValueError:
+                pass
+        raise _refuse(value, wanted)
+
+    return read
 
 
-def _read_date(value: Any) -> date:
-    if type(value) is str:
-        try:
-            return date.fromisoformat(value)
-        except ValueError:
-            pass
-    raise _refuse(value, "date such as 2026-01-31")
+_read_bytes = _text_reader(partial(base64.b64decode, validate=True), "base64")
+_read_date = _text_reader(date.fromisoformat, "date such as 2026-01-31")
+_read_datetime = _text_reader(datetime.fromisoformat, "timestamp such as 2026-01-31T12:00:00Z")
 
 
 def _time_text(value: datetime) -> str:
@@ -317,17 +319,12 @@ def _read_local_time(value: Any) -> datetime:
     return time
 
 
-def _datetime(value: Any) -> datetime:
-    if type(value) is str:
-        try:
-            return datetime.fromisoformat(value)
-        except ValueError:
-            pass
+def _datetime(value: Any) -> Any:
     if type(value) is int or type(value) is Digits:
         raise Refused(
             f"{value} is a number, and its unit is not known: read a bigint and convert it (timestamp_millis)"
         )
-    raise _refuse(value, "timestamp such as 2026-01-31T12:00:00Z")
+    return _read_datetime(value)
 
 
 # ---------------------------------------------------------------- values with parts
