@@ -251,7 +251,7 @@ def test_the_type_of_a_message() -> None:
     [
         (CITY, {"city": None, "population": 1}, "field city: it is null, and the field cannot be absent"),
         (KIND, {"left": 1, "right": {"city": ""}}, "field right: it and left are members of one oneof"),
-        (KIND, {"color": "PINK"}, "field color: 'PINK' is no value of p.Color"),
+        (KIND, {"color": "PINK"}, "field color: 'PINK' is no value of p.Color: NONE, RED, BLUE"),
         (KIND, {"s_uint32": -1}, "field s_uint32: Value out of range"),
         (KIND, {"r_uint64": [Decimal(1), Decimal(1 << 64)]}, "field r_uint64[1]: Value out of range"),
         (KIND, {"mapplace": [("x", {"city": None})]}, "field mapplace[x].city: it is null"),
@@ -287,6 +287,11 @@ def test_a_number_that_is_no_value_of_an_enum() -> None:
     data = message_of(DATA, "p.Full")(colors=[1, 9]).SerializeToString()
     result = FULL.decode(pa.array([data]), pa.struct([KIND.field("colors")]))
     assert result.problems == {0: "field colors: 9 is no value of p.Color"}
+
+
+def test_text_of_proto2_that_is_not_utf8() -> None:
+    result = OLD.decode(pa.array([b"\x08\x01\x1a\x02a\xff"]), OLD.own_type())
+    assert result.problems == {0: "field note: it is not UTF-8, and begins with b'a\\xff'"}
 
 
 @pytest.mark.parametrize(

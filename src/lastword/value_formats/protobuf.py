@@ -247,7 +247,7 @@ def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
 
     try:
         if _is_map(member):
-            key, value = (member.message_type.fields_by_name[name] for name in ("key", "value"))
+            key, value = _map_parts(member)
             kind = pa.map_(scalar_of(key), pa.field("value", _item_type(value, within), False))
         elif member.is_repeated:
             kind = pa.list_(pa.field("element", _item_type(member, within), False))
@@ -330,17 +330,51 @@ def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> li
     return members
 
 
-def _map_parts(member: Any, kind: pa.DataType) -> tuple[Any, Any]:
-    """Return the fields for keys and values of a map. Raises Refused for a type that is no map."""
+def _check_map(kind: pa.DataType) -> None:
     import pyarrow as pa
 
     if not pa.types.is_map(kind):
         raise Refused(f"the message has a map, not {kind}")
+
+
+def _map_parts(member: Any) -> tuple[Any, ...]:
+    """Return the fields for the keys and the values of a map."""
     return tuple(member.message_type.fields_by_name[name] for name in ("key", "value"))
 
 
-def _is_uint64(member: Any) -> bool:
-    return member.type in (member.TYPE_UINT64, member.TYPE_FIXED64)
+def _conversions(member: Any, kind: pa.DataType, *, lenient: bool = False) -> tuple[Convert, Convert]:
+    """Return the functions that read and write a value of a field that is no message. Raises Refused."""
+    _check(scalar_of(member), kind, lenient=lenient)
+    if member.type in (member.TYPE_UINT64, member.TYPE_FIXED64):
+        return Decimal, int
+    if member.type == member.TYPE_STRING:
+        return _text, _itself
+    if member.enum_type is None:
+        return _itself, _itself
+    names = {number: value.name for number, value in member.enum_type.values_by_number.items()}
+    numbers = {name: value.number for name, value in member.enum_type.values_by_name.items()}
+
+    def read_enum(number: int) -> str:
+        if number not in names:
+            raise Refused(f"{number} is no value of {member.enum_type.full_name}")
+        return str(names[number])
+
+    def write_enum(name: str) -> int:
+        if name not in numbers:
+            raise Refused(f"{name!r} is no value of {member.enum_type.full_name}: {', '.join(numbers)}")
+        return int(numbers[name])
+
+    return read_enum, write_enum
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _text(value: Any) -> Any:
+    if type(value) is bytes:  # proto2 does not check strings
+        raise Refused(f"it is not UTF-8, and begins with {value[:12]!r}")
+    return value
 
 
 # ---------------------------------------------------------------- reading
@@ -371,7 +405,8 @@ def _field_reader(member: Any, item: pa.Field, lenient: bool) -> Convert:
     """Return a function from a message to the value of one of its fields."""
     name, kind = member.name, item.type
     if _is_map(member):
-        key, value = _map_parts(member, kind)
+        _check_map(kind)
+        key, value = _map_parts(member)
         read_key = _item_reader(key, kind.key_type, lenient)
         read_value = _item_reader(value, kind.item_type, lenient)
         return lambda message: [(read_key(key), read_value(v)) for key, v in getattr(message, name).items()]
@@ -395,23 +430,7 @@ def _item_reader(member: Any, kind: pa.DataType, lenient: bool) -> Convert:
         return _time if own == TIMESTAMP else _interval
     if member.message_type is not None:
         return reader_of(member.message_type, kind, lenient=lenient)
-    _check(scalar_of(member), kind, lenient=lenient)
-    if _is_uint64(member):
-        return Decimal
-    if member.enum_type is None:
-        return _itself
-    values = member.enum_type.values_by_number
-
-    def read_enum(number: int) -> str:
-        if number not in values:
-            raise Refused(f"{number} is no value of {member.enum_type.full_name}")
-        return str(values[number].name)
-
-    return read_enum
-
-
-def _itself(value: Any) -> Any:
-    return value
+    return _conversions(member, kind, lenient=lenient)[0]
 
 
 def _time(message: Any) -> datetime:
@@ -482,7 +501,7 @@ def _field_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
             fill(part, value)
 
         return write_message
-    convert = _scalar_writer(member, kind)
+    convert = _conversions(member, kind)[1]
 
     def write_scalar(message: Any, value: Any) -> None:
         try:
@@ -500,7 +519,7 @@ def _list_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
     if member.message_type is not None:
         fill = _filler(member, kind.value_type)
     else:
-        convert = _scalar_writer(member, kind.value_type)
+        convert = _conversions(member, kind.value_type)[1]
 
     def write_list(message: Any, items: list[Any]) -> None:
         container = getattr(message, member.name)
@@ -511,13 +530,14 @@ def _list_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
 
 
 def _map_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
-    key, value = _map_parts(member, kind)
-    convert_key = _scalar_writer(key, kind.key_type)
+    _check_map(kind)
+    key, value = _map_parts(member)
+    convert_key = _conversions(key, kind.key_type)[1]
     fill = convert = None
     if value.message_type is not None:
         fill = _filler(value, kind.item_type)
     else:
-        convert = _scalar_writer(value, kind.item_type)
+        convert = _conversions(value, kind.item_type)[1]
 
     def write_map(message: Any, entries: list[tuple[Any, Any]]) -> None:
         container = getattr(message, member.name)
@@ -549,22 +569,6 @@ def _filler(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
         _check(_item_type(member, ()), kind)
         return _fill_time if own == TIMESTAMP else _fill_interval
     return writer_of(member.message_type, kind)
-
-
-def _scalar_writer(member: Any, kind: pa.DataType) -> Convert:
-    _check(scalar_of(member), kind)
-    if _is_uint64(member):
-        return int
-    if member.enum_type is None:
-        return _itself
-    values = member.enum_type.values_by_name
-
-    def write_enum(name: str) -> int:
-        if name not in values:
-            raise Refused(f"{name!r} is no value of {member.enum_type.full_name}")
-        return int(values[name].number)
-
-    return write_enum
 
 
 def _fill_time(message: Any, value: datetime) -> None:
