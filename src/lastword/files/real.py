@@ -300,18 +300,23 @@ class OsHandle(Handle):
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """Fill a writable buffer from `position`; return the bytes read: fewer only at the file's end."""
         view = memoryview(buffer).cast("B")
-        count_read, n = 0, len(view)
-        fd = self._acquire("read")
+        n = len(view)
+        descriptors = self._descriptors
         try:
-            while count_read < n:
-                count = os.preadv(fd, [view[count_read:]], position + count_read)
-                if count == 0:
-                    break
-                count_read += count
+            fd = descriptors.acquire(self)
+            try:
+                count_read = os.preadv(fd, (view,), position) if n else 0
+                while 0 < count_read < n:
+                    count = os.preadv(fd, (view[count_read:],), position + count_read)
+                    if count == 0:
+                        break
+                    count_read += count
+            finally:
+                descriptors.release(self)
+        except LastwordError:
+            raise
         except OSError as error:
             raise translate(error, self.path, "read") from error
-        finally:
-            self._descriptors.release(self)
         return count_read
 
     # ---- writing

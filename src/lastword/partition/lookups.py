@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import struct
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
 from lastword.errors import DataError, FileVanishedError
@@ -28,14 +29,20 @@ from lastword.kernels import OK, SLACK
 from lastword.kernels import table as fields
 from lastword.kernels.columns import ColumnArrays, decode_rows
 from lastword.partition.reads import Readable, read_batches
-from lastword.records.batch import crc_ok, decompress_records, read_header
+from lastword.records.batch import decompress_records, read_header
 from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.formats import check_crc, read_records
-from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
-from lastword.segment.indexes import OffsetEntry
+from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord, raw_record
 from lastword.segment.segment import Segment
-from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CONTROL_BIT,
+    HEADER_BYTES,
+    LOG_APPEND_BIT,
+    OVERHEAD_BYTES,
+)
 
 Int64s = NDArray[np.int64]
 
@@ -131,11 +138,15 @@ def _find_single(log: Readable, offset: int, records: dict[int, RawRecord]) -> N
 _SINGLE_BYTES = 64 << 10
 _SINGLE_RECORDS = 1024
 _FIRST_FIELDS = struct.Struct(">qiibIhi")  # base offset, length, epoch, magic, CRC, attributes, last delta
+_OTHER_FIELDS = struct.Struct(">qq14xi")  # base timestamp, largest timestamp, count
+_OTHER_FIELDS_AT = _FIRST_FIELDS.size
 _BASE_OFFSET = struct.Struct(">q")
 
 
-class _Scratch(threading.local):
-    """Memory of a thread for `_record_at`."""
+class _Scratch:
+    """Memory for `_record_at`: arrays for the kernel, and a memoryview of each, whose items cost less."""
+
+    __slots__ = ("buffer", "columns", "data", "items", "row", "table")
 
     def __init__(self) -> None:
         self.buffer = np.empty(_SINGLE_BYTES + SLACK, np.uint8)
@@ -143,9 +154,17 @@ class _Scratch(threading.local):
         self.table = np.zeros((1, fields.FIELDS), np.int64)
         self.row = self.table.reshape(-1).data
         self.columns = ColumnArrays.empty(_SINGLE_RECORDS)
+        self.items = ColumnArrays(*(column.data for column in self.columns))
 
 
-_scratch = _Scratch()
+class _OfThread(threading.local):
+    """The scratch memory of a thread."""
+
+    def __init__(self) -> None:
+        self.scratch = _Scratch()
+
+
+_of_thread = _OfThread()
 
 
 def _record_at(log: Readable, offset: int) -> RawRecord | None:
@@ -154,26 +173,24 @@ def _record_at(log: Readable, offset: int) -> RawRecord | None:
     None for everything that `_find` handles or reports: a large batch, an index that does not fit, damage, a
     gap, a control batch, headers, another magic.
     """
-    segments = log.segment_set
-    number = segments.floor(offset)
-    if number < 0:
+    holding = log.segment_set.holding(offset)
+    if holding is None:
         return None
-    segment = segments[number]
-    bound = segments[number + 1].base_offset if number + 1 < len(segments) else None
-    index = segment.offset_index
-    following = index.find(offset - 1) + 1  # the first entry that is not below the offset
-    before = index.at(following - 1) if following else OffsetEntry(segment.base_offset - 1, 0)
-    end = index.at(following + 1).position if following + 1 < len(index) else segment.size
+    segment, bound = holding
+    before, entry, end = segment.offset_index.around(offset)
+    below = segment.base_offset - 1
+    if end is None:
+        end = segment.size
+    begin = before.position if before is not None else 0
     try:
-        if following < len(index):
-            entry = index.at(following)
-            if entry.position - before.position > _LARGE_STEP_BYTES:
-                # Large batches have an entry each: the offset is probably in that of the entry.
-                record = _in_stretch(segment, offset, entry.position, end, before.offset, entry.offset, bound)
-                if record is not None:
-                    return record
-        first = before.offset if following else None
-        return _in_stretch(segment, offset, before.position, end, segment.base_offset - 1, first, bound)
+        if entry is not None and entry.position - begin > _LARGE_STEP_BYTES:
+            # Large batches have an entry each: the offset is probably in that of the entry.
+            last = before.offset if before is not None else below
+            record = _in_stretch(segment, offset, entry.position, end, last, entry.offset, bound)
+            if record is not None:
+                return record
+        first = before.offset if before is not None else None
+        return _in_stretch(segment, offset, begin, end, below, first, bound)
     except (DataError, FileVanishedError):
         return None
 
@@ -192,13 +209,14 @@ def _in_stretch(
         first: Last offset of the first batch, if it has an index entry.
         bound: Base offset of the next segment.
     """
-    scratch, due = _scratch, below + 1
+    scratch, due = _of_thread.scratch, below + 1
+    data = scratch.data
     size = min(end, segment.size, begin + _SINGLE_BYTES) - begin
-    if size < HEADER_BYTES or segment.handle.pread_into(scratch.data[:size], begin) != size:
+    if size < HEADER_BYTES or segment.handle.pread_into(data[:size], begin) != size:
         return None
-    data, position, batch_end = scratch.data, 0, 0
+    position = batch_end = 0
     while position + HEADER_BYTES <= size:
-        base, length, _, magic, _, _, delta = _FIRST_FIELDS.unpack_from(data, position)
+        base, length, _, magic, crc, attributes, delta = _FIRST_FIELDS.unpack_from(data, position)
         batch_end = position + OVERHEAD_BYTES + length
         last = base + delta
         if (
@@ -221,11 +239,16 @@ def _in_stretch(
         return None
     if base > offset or (bound is not None and last >= bound):
         return None
-    header = read_header(data, position, batch_end, segment.file, file_position=begin + position)
-    if header.control or header.count > _SINGLE_RECORDS or not crc_ok(data, header, position):
+    base_timestamp, max_timestamp, count = _OTHER_FIELDS.unpack_from(data, position + _OTHER_FIELDS_AT)
+    if (
+        attributes & CONTROL_BIT
+        or not 0 <= count <= _SINGLE_RECORDS
+        or crc32c(bytes(data[position + ATTRIBUTES_AT : batch_end])) != crc
+    ):
         return None
     start = position + HEADER_BYTES
-    if header.codec:
+    if attributes & CODEC_MASK:
+        header = read_header(data, position, batch_end, segment.file, file_position=begin + position)
         records = decompress_records(data[start:batch_end], header, segment.file)
         if len(records) > _SINGLE_BYTES:
             return None
@@ -234,29 +257,29 @@ def _in_stretch(
     row = scratch.row
     row[fields.BASE_OFFSET] = base
     row[fields.LAST_OFFSET] = last
-    row[fields.ATTRIBUTES] = header.attributes
-    row[fields.COUNT] = header.count
-    row[fields.BASE_TIMESTAMP] = header.base_timestamp
-    row[fields.MAX_TIMESTAMP] = header.max_timestamp
+    row[fields.ATTRIBUTES] = attributes
+    row[fields.COUNT] = count
+    row[fields.BASE_TIMESTAMP] = base_timestamp
+    row[fields.MAX_TIMESTAMP] = max_timestamp
     row[fields.RECORDS_POSITION] = start
     row[fields.RECORDS_END] = batch_end
-    columns = scratch.columns
-    count, _, status = decode_rows(scratch.buffer, scratch.table, 1, False, columns)
+    decoded, _, status = decode_rows(scratch.buffer, scratch.table, 1, False, scratch.columns)
     if status != OK:
         return None
+    offsets, timestamps, keys_at, key_sizes, values_at, value_sizes, _, header_counts, _ = scratch.items
     at = offset - base
-    if at >= count or columns.offset.item(at) != offset:
-        at = int(np.searchsorted(columns.offset[:count], offset))
-        if at == count or columns.offset.item(at) != offset:
+    if at >= decoded or offsets[at] != offset:
+        at = bisect_left(offsets, offset, 0, decoded)
+        if at == decoded or offsets[at] != offset:
             return None
-    if columns.header_count.item(at):
+    if header_counts[at]:
         return None
-    key_at, key_size = columns.key_position.item(at), columns.key_length.item(at)
-    value_at, value_size = columns.value_position.item(at), columns.value_length.item(at)
-    return RawRecord(
+    key_at, key_size = keys_at[at], key_sizes[at]
+    value_at, value_size = values_at[at], value_sizes[at]
+    return raw_record(
         offset,
-        columns.timestamp.item(at),
-        LOG_APPEND_TIME if header.log_append else CREATE_TIME,
+        timestamps[at],
+        LOG_APPEND_TIME if attributes & LOG_APPEND_BIT else CREATE_TIME,
         bytes(data[key_at : key_at + key_size]) if key_size >= 0 else None,
         bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None,
     )

@@ -65,6 +65,14 @@ class SegmentSet(Sequence[Segment]):
         """Return the index of the last segment that begins at or below `offset`; -1 if all begin above."""
         return bisect_right(self._bases, offset) - 1
 
+    def holding(self, offset: int) -> tuple[Segment, int | None] | None:
+        """Return the segment of `floor`, and the base offset of the next one, if there is any."""
+        bases = self._bases
+        number = bisect_right(bases, offset)
+        if not number:
+            return None
+        return self._segments[number - 1], bases[number] if number < len(bases) else None
+
     def starting_at(self, offset: int) -> tuple[Segment, ...]:
         """Return the segments that hold `offset` and everything above."""
         return self._segments[max(self.floor(offset), 0) :]

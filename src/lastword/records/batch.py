@@ -51,6 +51,7 @@ from lastword.records.record import (
     Header,
     RawRecord,
     encode_varint,
+    raw_record,
     read_varint,
     read_varlong,
 )
@@ -335,7 +336,7 @@ def read_records(
             raise _bad_records(f"record {number + 1} of {header.count}: {error}", header, file) from None
         last_delta = delta
         timestamp = header.max_timestamp if kind else header.base_timestamp + time_delta
-        yield RawRecord(header.base_offset + delta, timestamp, kind, key, value, headers)
+        yield raw_record(header.base_offset + delta, timestamp, kind, key, value, headers)
     if next_position != end:
         raise _bad_records(
             f"{end - next_position} bytes behind the last of {header.count} records", header, file

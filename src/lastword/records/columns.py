@@ -213,7 +213,7 @@ def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
 
 def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     """Return the records as values that hold their own bytes."""
-    from lastword.records.record import RawRecord
+    from lastword.records.record import raw_record
 
     data = chunk.uncompressed.data
     types = timestamp_types(columns, chunk)
@@ -234,7 +234,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     for index, (offset, timestamp, kind, key_at, key_size, value_at, value_size) in enumerate(rows):
         key = bytes(data[key_at : key_at + key_size]) if key_size >= 0 else None
         value = bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None
-        records.append(RawRecord(offset, timestamp, kind, key, value, headers[index] if headers else ()))
+        records.append(raw_record(offset, timestamp, kind, key, value, headers[index] if headers else ()))
     return records
 
 

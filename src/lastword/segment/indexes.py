@@ -76,6 +76,10 @@ class OffsetEntry(NamedTuple):
     position: int
 
 
+_entry = tuple.__new__
+"""Makes an `OffsetEntry` of a pair, in a third of the time of its constructor."""
+
+
 def _ascending(offsets: array[int], positions: array[int], log_size: int) -> int:
     """Return how many entries from the first on rise in both columns and point into the log."""
     valid = len(offsets)
@@ -152,8 +156,24 @@ class OffsetIndex:
 
     def lookup(self, offset: int) -> OffsetEntry:
         """Return the entry with the largest offset not above `offset`; (base, 0) if there is none."""
-        number = self.find(offset)
-        return OffsetEntry(self.base_offset, 0) if number < 0 else self.at(number)
+        offsets, base = self._offsets, self.base_offset
+        number = bisect_right(offsets, offset - base) - 1
+        if number < 0:
+            return OffsetEntry(base, 0)
+        return _entry(OffsetEntry, (base + offsets[number], self._positions[number]))
+
+    def around(self, offset: int) -> tuple[OffsetEntry | None, OffsetEntry | None, int | None]:
+        """Return the last entry below `offset`, the first that is not, and the position of the one after it.
+
+        None for each that there is not.
+        """
+        offsets, positions, base = self._offsets, self._positions, self.base_offset
+        number, count = bisect_left(offsets, offset - base), len(offsets)
+        return (
+            _entry(OffsetEntry, (base + offsets[number - 1], positions[number - 1])) if number else None,
+            _entry(OffsetEntry, (base + offsets[number], positions[number])) if number < count else None,
+            positions[number + 1] if number + 1 < count else None,
+        )
 
     def find(self, offset: int) -> int:
         """Return the number of the entry that `lookup` returns; -1 if there is none."""
