@@ -7,14 +7,19 @@ itself.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import random
 import shutil
 import sqlite3
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,7 @@ from bench.registry import (
     workload,
 )
 from bench.workloads import CODECS, CONFIG, link_partition, view_of
+from lastword.api.reader import SHORTEST_PAUSE_SECONDS
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
@@ -188,10 +194,11 @@ def _sqlite(path: Path, rows: list[tuple[bytes, bytes]]) -> tuple[sqlite3.Connec
 
 @workload("lookup")
 def lookup(run: Run) -> Iterator[Measured]:
-    """Look up random offsets on warm indexes: positions and records, in one call and one by one.
+    """Look up random offsets on warm indexes, in one call and one by one; and follow another process.
 
     Rival: Kafka's OffsetIndex.lookup, and LogSegment.read with the batch verified and decoded up to the
-    record.
+    record. One position at a time has two rivals: Kafka's is compiled, so the other is the least that a
+    Python program does, one `bisect` in a list. For `follow` the rival is SQLite, polled with the same pause.
     """
     count = min(run.records, 1_000_000)
     for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
@@ -232,6 +239,100 @@ def lookup(run: Run) -> Iterator[Measured]:
                 unit="k records/CPU s",
             )
 
+    yield from _followed(run)
+
+
+FOLLOWED = 400
+LONGEST_STEP_SECONDS = 0.015
+
+
+def _followed(run: Run) -> Iterator[Measured]:
+    """Measure the time from an append's return in one process to the record's arrival in another.
+
+    The appends are 3 to 15 ms apart. Afterwards the share of a core is measured that a quiet follower takes.
+    """
+    count, directory, rows = (
+        min(FOLLOWED, run.records // 1000),
+        run.scratch / "follow",
+        run.scratch / "rows.db",
+    )
+    quiet_seconds = count / 200
+    with lastword.open(directory, "a") as logs:
+        logs.create_topic("events")
+    with lastword.open(directory) as logs:
+        topic = logs.topic("events")
+        ours = _delays_ms(_append_slowly, directory, count, topic.read(follow=True, timeout=30))
+        idle = timed(lambda: list(topic.read("latest", follow=True, timeout=quiet_seconds)))
+    table, _ = _sqlite(rows, [])
+    theirs = _delays_ms(_insert_slowly, rows, count, _polled(table, 30))
+    rival_idle = timed(lambda: list(_polled(table, quiet_seconds)))
+    table.close()
+    cases: list[tuple[str, str, float, float]] = [
+        (f"{share:.0%} of appends reach a follower within", "ms", _share(ours, share), _share(theirs, share))
+        for share in (0.5, 0.99)
+    ]
+    mine, rival = (100 * max(each.cpu, 1e-6) / each.wall for each in (idle, rival_idle))
+    cases.append(("a follower without new records takes", "% of a core", mine, rival))
+    for case, unit, mine, rival in cases:
+        yield Measured("lookup", case, unit, mine, rival, "SQLite, polled every 3 ms", rival / mine)
+    shutil.rmtree(directory)
+
+
+def _share(delays_ms: list[float], share: float) -> float:
+    """Return the delay that a share of all delays does not exceed. A record may arrive before the return."""
+    return max(sorted(delays_ms)[int(share * (len(delays_ms) - 1))], 0.001)
+
+
+def _delays_ms(
+    append: Callable[[Path, int, Connection], None], path: Path, count: int, arrivals: Iterable[Any]
+) -> list[float]:
+    """Return the delay of each arrival. A new process runs `append`, which sends the times of its returns."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=append, args=(path, count, sender))
+    process.start()
+    sender.close()
+    arrived = [time.monotonic() for _ in islice(arrivals, count)]
+    returned = receiver.recv()
+    process.join()
+    assert len(arrived) == count
+    return [1000 * (arrival - end) for arrival, end in zip(arrived, returned, strict=True)]
+
+
+def _returns(append: Callable[[], Any], count: int) -> list[float]:
+    """Call `append`, each time after a pause of random length; return the times of the returns."""
+    chance, times = random.Random(1), []
+    for _ in range(count):
+        time.sleep(chance.uniform(SHORTEST_PAUSE_SECONDS, LONGEST_STEP_SECONDS))
+        append()
+        times.append(time.monotonic())
+    return times
+
+
+def _append_slowly(directory: Path, count: int, sender: Connection) -> None:
+    with lastword.open(directory, "a") as logs:
+        topic = logs.topic("events")
+        sender.send(_returns(lambda: topic.append(b"key", b"v" * 100), count))
+
+
+def _insert_slowly(path: Path, count: int, sender: Connection) -> None:
+    table = sqlite3.connect(path, isolation_level=None)
+    insert = "insert into log (key, value) values (?, ?)"
+    sender.send(_returns(lambda: table.execute(insert, (b"key", b"v" * 100)), count))
+    table.close()
+
+
+def _polled(table: sqlite3.Connection, timeout: float) -> Iterator[int]:
+    """Yield the numbers of new rows, until there is none for `timeout` seconds."""
+    (number,) = table.execute("select coalesce(max(number), 0) from log").fetchone()
+    last = time.monotonic()
+    while time.monotonic() - last < timeout:
+        for (row,) in table.execute("select number from log where number > ?", (number,)):
+            number = row
+            yield row
+            last = time.monotonic()
+        time.sleep(SHORTEST_PAUSE_SECONDS)
+
 
 def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> Iterator[Measured]:
     theirs = kafka.lookups(
@@ -249,10 +350,17 @@ def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> 
         for offset in each:
             segments[floor(offset)].position_of(offset)
 
+    entries = list(segments[0].offset_index.entries())
+    bounds, positions = [entry.offset for entry in entries], [0, *(entry.position for entry in entries)]
+
+    def least_python() -> None:
+        for offset in each:
+            positions[bisect_right(bounds, offset)]
+
     for case, size, work in (
-        ("at once", offsets.size, lambda: positions_of(view, offsets)),
+        ("in batch", offsets.size, lambda: positions_of(view, offsets)),
         ("one at a time", len(each), one_by_one),
-        ("one by one, checked", len(each), through_segments),
+        ("one at a time, checked", len(each), through_segments),
     ):
         ours = run.times(work)
         yield compared(
@@ -263,6 +371,16 @@ def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> 
             "Kafka's OffsetIndex.lookup",
             unit="M lookups/CPU s",
         )
+        if work is one_by_one:
+            least = run.times(least_python)
+            yield compared(
+                "lookup",
+                f"positions of offsets, {case}",
+                rate(size, [t.cpu for t in ours]),
+                rate(size, [t.cpu for t in least]),
+                "bisect in a list of Python, and an item",
+                unit="M lookups/CPU s",
+            )
 
 
 @workload("open")

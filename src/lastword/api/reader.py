@@ -5,7 +5,7 @@ end later, if a cleaning replaced files. Offsets may have gaps, which compaction
 log start is an error, because records are missing.
 
 A read with `follow` polls, because the writer is another process without a list of its readers. A poll of an
-unchanged partition stats two files. A pause takes 4 ms, so a record is read within 5 ms; or longer, up to 100
+unchanged partition stats two files. A pause takes 3 ms, so a record is read within 5 ms; or longer, up to 100
 ms, if the polls of many partitions would take more than 2 % of a core. Notifications of the kernel (inotify)
 would need no polls, but Python's standard library has none, their number is limited for each user, and they
 do not report what another host writes on a network drive. Partitions that are added to the topic are read
@@ -14,6 +14,7 @@ from their start.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import datetime
@@ -120,10 +121,12 @@ def _list(partitions: list[int]) -> str:
 
 FOLLOW_REFRESH_MS = 250
 """In a bucket, a new version is looked for at most this often."""
-SHORTEST_PAUSE_SECONDS = 0.004
+SHORTEST_PAUSE_SECONDS = 0.003  # and 0.1 ms until the system wakes the thread, 0.5 to read a new record
 LONGEST_PAUSE_SECONDS = 0.1
 POLLS_PER_PAUSE = 50
 """A pause takes at least this many times as long as a poll of all partitions."""
+COMPARED_POLLS = 8
+"""The shortest of the last polls counts, because a busy machine interrupts some of them."""
 NEW_PARTITIONS_SECONDS = 1.0  # lists the whole directory, so it is not done with every poll
 
 
@@ -166,7 +169,7 @@ class Follow:
         self._stopped = True
 
     def __iter__(self) -> Iterator[Range]:
-        quiet_since, poll_seconds = self._clock.monotonic(), float("inf")
+        quiet_since, polls_seconds = self._clock.monotonic(), deque[float](maxlen=COMPARED_POLLS)
         while not self._stopped:
             any_due, began = False, self._clock.monotonic()
             self._refresh()
@@ -188,8 +191,8 @@ class Follow:
                 continue  # without a pause: more may have been appended meanwhile
             if left <= 0:
                 return
-            poll_seconds = min(2 * poll_seconds, now - began)  # one slow poll does not make a long pause
-            pause = max(SHORTEST_PAUSE_SECONDS, POLLS_PER_PAUSE * poll_seconds)
+            polls_seconds.append(now - began)
+            pause = max(SHORTEST_PAUSE_SECONDS, POLLS_PER_PAUSE * min(polls_seconds))
             self._clock.sleep(min(pause, LONGEST_PAUSE_SECONDS, left))
 
     def _add(self, added: Mapping[int, LatestView]) -> bool:

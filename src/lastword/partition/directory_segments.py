@@ -34,7 +34,7 @@ from lastword.segment import names
 from lastword.segment.append import BatchSpan, SegmentAppender
 from lastword.segment.scan import Damage, headers, sound_batch_after
 from lastword.segment.segment import Segment
-from lastword.segment.stored import SegmentFiles
+from lastword.segment.stored import SegmentFiles, StoredSegment
 
 _TRIES = 1000
 
@@ -45,6 +45,9 @@ class DirectorySegments:
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
         self.directory = directory
+        self._expected: tuple[LogVersion, StoredSegment, tuple[int, object], str | None] | None = None
+        """For `is_current`, which a read with `follow` calls for every poll: a version, its last segment, the
+        number and size of that, and the path of the log that would follow."""
 
     def __repr__(self) -> str:
         return f"DirectorySegments({self.directory!r})"
@@ -114,15 +117,22 @@ class DirectorySegments:
 
     def is_current(self, version: LogVersion) -> bool:
         """As `SegmentStore.is_current`: the newest segment is the listed file, and none follows."""
-        segments = version.segments
-        active = segments.active if len(segments) else None
-        facts = None if active is None else active.stored.facts()
-        if active is None or facts is None:
+        expected = self._expected
+        if expected is None or expected[0] is not version:
+            if not len(version.segments):
+                return False
+            active = version.segments.active
+            size = active.size if version.token is None else version.token
+            following = None
+            if active.base_offset != version.log_end:
+                following = self.stored(version.log_end).path(names.LOG)
+            expected = version, active.stored, (active.id.number, size), following
+            self._expected = expected
+        _, stored, stored_id, following = expected
+        facts = stored.facts()
+        if facts is None or facts.id != stored_id:
             return False
-        if facts.id != (active.id.number, active.size if version.token is None else version.token):
-            return False
-        following = self.stored(version.log_end).path(names.LOG)
-        return active.base_offset == version.log_end or not self.files.exists(following)
+        return following is None or not self.files.exists(following)
 
     def pin(self, segments: Sequence[Segment]) -> None:
         """As `SegmentStore.pin`: an open file stays readable, if there are enough descriptors."""

@@ -81,13 +81,14 @@ class StoredSegment(Protocol):
 class SegmentFiles:
     """One segment of a partition directory: `<base offset>.log` and its indexes. `suffix`: of all names."""
 
-    __slots__ = ("base_offset", "directory", "files", "suffix")
+    __slots__ = ("_log_path", "base_offset", "directory", "files", "suffix")
 
     def __init__(self, files: Files, directory: str, base_offset: int, suffix: str = "") -> None:
         self.files = files
         self.directory = directory
         self.base_offset = base_offset
         self.suffix = suffix
+        self._log_path = self.path(names.LOG)
 
     def path(self, extension: str) -> str:
         """Return the path of the log or an index."""
@@ -95,7 +96,7 @@ class SegmentFiles:
 
     def facts(self) -> StoredFacts | None:
         """As `StoredSegment.facts`. NotAPartitionError: a link, or no regular file."""
-        path = self.path(names.LOG)
+        path = self._log_path
         facts = self.files.stat(path)
         if facts is None:
             return None
