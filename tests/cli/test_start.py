@@ -49,6 +49,31 @@ def test_light_commands_import_nothing_heavy(tmp_path):
     assert imports == [[arguments, 0, []] for arguments in commands]
 
 
+MODULES_OF_COMMANDS = ("analysis", "checks", "clean", "ls", "records", "topics", "trials")
+# After each command line, print the modules of commands that were imported, and the commands that were built.
+BUILT = f"""
+import json, sys
+from lastword.cli.main import command_tree, run
+modules = {MODULES_OF_COMMANDS!r}
+results = []
+for arguments in json.loads(sys.argv[1]):
+    run(arguments)
+    imported = [name for name in modules if "lastword.cli." + name in sys.modules]
+    results.append([imported, sorted(command_tree().commands)])
+print(json.dumps(results), file=sys.stderr)
+"""
+
+
+def test_only_the_named_command_is_built(tmp_path):
+    lines = [["--version"], ["config", "data"], ["raed"], ["config", "data", "--json"], ["--help"]]
+    command = [sys.executable, "-c", BUILT, json.dumps(lines)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    *light, everything = json.loads(done.stderr.splitlines()[-1])
+    topics = [["topics"], ["config"]]
+    assert light == [[[], []], topics, topics, topics]
+    assert everything[0] == list(MODULES_OF_COMMANDS) and len(everything[1]) == 20
+
+
 @pytest.mark.slow
 def test_the_probe_would_notice(tmp_path):
     create, ls = imported(

@@ -7,6 +7,7 @@ argument.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import logging
 import re
@@ -320,12 +321,36 @@ class Help(typer.core.TyperCommand):
 
 
 class Commands(typer.core.TyperGroup):
-    """The list of commands in groups, each with a title."""
+    """The commands in groups, each with a title.
 
-    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    A command is built when it is first named, and only its module is imported: to build all of them takes
+    longer than most commands do.
+    """
+
+    groups: tuple[tuple[str, dict[str, str]], ...] = ()
+    """Titles, and for each command the module of `lastword.cli` that registers it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [name for _, modules in self.groups for name in modules]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command with this name; None if there is none."""
+        for _, modules in self.groups:
+            if cmd_name in modules and cmd_name not in self.commands:
+                self.commands[cmd_name] = _built(cmd_name, modules[cmd_name])
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands in groups."""
         for title, names in self.groups:
             with formatter.section(title):
-                formatter.write_dl([(name, str(self.commands[name].short_help)) for name in names])
+                formatter.write_dl([(name, str(self.get_command(ctx, name).short_help)) for name in names])
+
+
+def _built(name: str, module: str) -> Any:
+    """Import a module of commands and build the command with this name."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    importlib.import_module(f"lastword.cli.{module}").register(app)
+    app.registered_commands = [command for command in app.registered_commands if command.name == name]
+    return typer.main.get_command(app)

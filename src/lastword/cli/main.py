@@ -20,16 +20,35 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli import analysis, checks, clean, ls, records, signals, topics, trials
+from lastword.cli import signals
 from lastword.cli.command import ClosedPipe, Commands, version_option
 from lastword.cli.output import INTERRUPTED, Output
 from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 
-MODULES = (analysis, checks, clean, ls, records, topics, trials)
-INSPECT = ("ls", "read", "explain", "duplication", "simulate", "verify", "dump", "audit", "restore")
-CHANGE = ("create", "config", "append", "clean", "expire", "trim", "drop", "lease")
-SET_UP = ("demo", "bench", "warm")
+# The commands, in the order of `--help`, each with the module that registers it.
+INSPECT = {
+    "ls": "ls",
+    "read": "records",
+    "explain": "analysis",
+    "duplication": "analysis",
+    "simulate": "analysis",
+    "verify": "checks",
+    "dump": "records",
+    "audit": "checks",
+    "restore": "records",
+}
+CHANGE = {
+    "create": "topics",
+    "config": "topics",
+    "append": "records",
+    "clean": "clean",
+    "expire": "topics",
+    "trim": "topics",
+    "drop": "topics",
+    "lease": "topics",
+}
+SET_UP = {"demo": "trials", "bench": "trials", "warm": "trials"}
 
 
 class Grouped(Commands):
@@ -52,9 +71,6 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-for module in MODULES:
-    module.register(app)
 
 
 @app.callback(
@@ -100,7 +116,7 @@ def run(arguments: list[str]) -> int:
 
 @functools.cache
 def command_tree() -> Any:
-    """Return every command with its options, built once: that takes longer than most commands."""
+    """Return the root, built once. A command is built when it is first named (`Commands`)."""
     return typer.main.get_command(app)
 
 
@@ -187,7 +203,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
                     remedy=shlex.join(["lastword", command, *rest, option]),
                 )
     elif "No such command" in message:
-        near = nearest(command, command_tree().commands)
+        near = nearest(command, command_tree().list_commands(None))
         message = f"unknown command {command!r}" + (f"; nearest: {near}" if near else "")
         return UsageError(message, remedy="lastword --help")
     elif extra := _EXTRA.search(message):
@@ -197,7 +213,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
         message = f"{names} takes a number" + (f", at least {least}" if least else "")
     else:
         message = message[:1].lower() + message[1:]
-    known = command in command_tree().commands
+    known = command in command_tree().list_commands(None)
     return UsageError(message, remedy=f"lastword {command} --help" if known else "lastword --help")
 
 
@@ -210,7 +226,7 @@ def _color(arguments: list[str]) -> str:
 
 
 def _options(command: str) -> list[str]:
-    chosen = command_tree().commands.get(command) or command_tree()
+    chosen = command_tree().get_command(None, command) or command_tree()
     names = [
         name
         for parameter in chosen.params
