@@ -11,7 +11,7 @@ import pytest
 
 from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
-from lastword.partition import lookups
+from lastword.partition import lookups, scan
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.lookups import positions_of, records_at
 from lastword.partition.view import PartitionView
@@ -126,6 +126,38 @@ def test_a_single_offset_needs_one_read_or_two(
     before = len(files.calls)
     assert [records_at(view, [offset])[0] for offset in offsets] == [there[offset] for offset in offsets]
     assert len(files.calls) - before <= len(offsets) * (1 if value == 60 else 1.5)
+
+
+def test_a_range_of_one_offset_is_one_lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = write_log(tmp_path / "a-0", random.Random(4))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(tmp_path / "a-0")))
+    for offset in range(view.log_start, view.log_end):
+        expected = [there[offset]] if offset in there else []
+        assert list(scan.records(view, offset, offset + 1)) == expected
+    monkeypatch.setattr(scan, "_plain", lambda *_: pytest.fail("read as a range"))
+    monkeypatch.setattr(scan, "_bulk", lambda *_: pytest.fail("read as a range"))
+    assert [list(scan.records(view, offset, offset + 1)) for offset in there] == [[r] for r in there.values()]
+
+
+def test_a_range_of_one_offset_hides_an_aborted_record(tmp_path: Path) -> None:
+    """Producer 1 aborts its transaction, producer 2 commits."""
+    data = b""
+    for offset, (producer, control) in enumerate([(1, None), (2, None), (1, 0), (2, 1)]):
+        fields = {"producer_id": producer, "producer_epoch": 0, "transactional": True}
+        builder = BatchBuilder(control=control is not None, base_sequence=-1 if control else 0, **fields)
+        if control is None:
+            builder.append(T, b"k", b"%d" % producer)
+        else:
+            builder.append(T, b"\0\0\0%c" % control, b"\0\0\0\0\0\0")
+        data += builder.build(offset)
+    path = tmp_path / "a-0" / names.segment_file(0, names.LOG)
+    path.parent.mkdir()
+    path.write_bytes(data)
+    build_indexes(DEFAULT, str(path), 0, index_interval_bytes=4096)
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(path.parent)))
+    for committed, expected in ((True, [b"2"]), (False, [b"1", b"2"])):
+        ranges = (scan.records(view, offset, offset + 1, committed=committed) for offset in range(4))
+        assert [record.value for records in ranges for record in records] == expected
 
 
 def test_a_damaged_batch_is_named_when_a_record_of_it_is_asked_for(tmp_path: Path) -> None:

@@ -395,7 +395,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     def _is_bulk(self, range_: Range, start: int) -> bool:
         """Return whether the rest of a range is long enough for the kernels, and all of it is wanted."""
         return (
-            start < range_.end
+            range_.end - start > 1
             and self._view == "log"
             and self._keys is None
             and not scan.is_short(range_.view, start, range_.end)
@@ -413,7 +413,12 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
             return iter(())
         if self._view == "log":
             return scan.records(
-                range_.view, range_.start, range_.end, keys=self._keys, committed=self._committed
+                range_.view,
+                range_.start,
+                range_.end,
+                keys=self._keys,
+                committed=self._committed,
+                follows=self._follow is not None,
             )
         from lastword.state.newest import newest
 

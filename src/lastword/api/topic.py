@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import cached_property
 from time import perf_counter
@@ -19,7 +19,14 @@ from lastword.api.record import Appended, HeadersLike, K, Record, V, appended_at
 from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings, write_topic_settings
-from lastword.errors import InvalidSettingError, LastwordError, PartialFailure, TopicExistsError, UsageError
+from lastword.errors import (
+    InvalidSettingError,
+    LastwordError,
+    PartialFailure,
+    TopicExistsError,
+    UnknownTopicError,
+    UsageError,
+)
 from lastword.logdir import LogDirectory, partition_numbers
 from lastword.metrics import count_append
 from lastword.segment import names
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     from lastword.cleaner import CleanRound, Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.partition import PartitionLog
+    from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
     from lastword.state.state import Restored, State
     from lastword.tools.audit import Audit
@@ -368,14 +376,7 @@ class Topic(ProcessBound, Generic[K, V]):
         if follow or timeout is not None:
             check_follow(follow, timeout, end, view)
         committed = check_isolation(isolation) == READ_COMMITTED
-        views = self.dirs.views(self.name)
-        if partition is not None:
-            if partition not in views:
-                self._packer.assigner.checked(partition)
-                raise UsageError(
-                    f"{self.name}-{partition} is not in this directory", remedy="read another partition"
-                )
-            views = {partition: views[partition]}
+        views = self.dirs.views(self.name) if partition is None else {partition: self._view(partition)}
         return Reader(
             self.name,
             ranges(views, start, end, committed=committed),
@@ -395,6 +396,20 @@ class Topic(ProcessBound, Generic[K, V]):
             if follow
             else None,
         )
+
+    def _view(self, partition: int) -> PartitionView:
+        """Return the view of a partition; lists the topics only if it is missing."""
+        self.dirs.require_open()
+        if partition in self.schema.numbers:
+            with suppress(UnknownTopicError, UsageError):
+                return self.dirs.log_dir(self.name, partition).view(self.name, partition)
+        views = self.dirs.views(self.name)
+        if partition not in views:
+            self._packer.assigner.checked(partition)
+            raise UsageError(
+                f"{self.name}-{partition} is not in this directory", remedy="read another partition"
+            )
+        return views[partition]
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Return the log start and log end of every partition, as of now."""

@@ -5,7 +5,7 @@ stretches between these entries are read, one after another into one buffer, and
 index is not trusted: a lookup is complete if a valid batch covers the offset, or two neighbouring batches
 leave it out. Other offsets are searched the slow way, which begins at an entry that was checked.
 
-A single offset takes a shorter way (`_record_at`): a bisection of the segments and another of the index find
+A single offset takes a shorter way (`record_at`): a bisection of the segments and another of the index find
 the stretch, one read fetches it, and one kernel decodes the batch that has the offset.
 
 Loads NumPy and the kernels: imported where many offsets are looked up.
@@ -42,6 +42,7 @@ from lastword.wire import (
     HEADER_BYTES,
     LOG_APPEND_BIT,
     OVERHEAD_BYTES,
+    TRANSACTIONAL_BIT,
 )
 
 Int64s = NDArray[np.int64]
@@ -88,9 +89,9 @@ def records_at(log: Bounded, offsets: Sequence[int] | Int64s) -> list[RawRecord 
         offset = int(offsets[0])
         if not log.log_start <= offset < log.log_end:
             return [None]
-        record = _record_at(log, offset)
-        if record is not None:
-            return [record]
+        single = record_at(log, offset)
+        if single is not None:
+            return [single[0]]
     wanted, inverse = np.unique(np.asarray(offsets, np.int64), return_inverse=True)
     records: dict[int, RawRecord] = {}
     for tries in range(_TRIES + 1):
@@ -144,7 +145,7 @@ _BASE_OFFSET = struct.Struct(">q")
 
 
 class _Scratch:
-    """Memory for `_record_at`: arrays for the kernel, and a memoryview of each, whose items cost less."""
+    """Memory for `record_at`: arrays for the kernel, and a memoryview of each, whose items cost less."""
 
     __slots__ = ("buffer", "columns", "data", "items", "row", "table")
 
@@ -167,38 +168,56 @@ class _OfThread(threading.local):
 _of_thread = _OfThread()
 
 
-def _record_at(log: Readable, offset: int) -> RawRecord | None:
-    """Return the record at an offset of the log, if one read of a batch of magic 2 finds it.
+def record_at(
+    log: Readable, offset: int, *, transactional: bool = True, log_end: int | None = None
+) -> tuple[RawRecord, int] | None:
+    """Return the record at an offset of the log and its batch's size, if one read of a batch finds it.
 
-    None for everything that `_find` handles or reports: a large batch, an index that does not fit, damage, a
-    gap, a control batch, headers, another magic.
+    None for everything that the caller has to read or report in another way: a large batch, an index that
+    does not fit, damage, a gap, a control batch, headers, another magic than 2.
+
+    Args:
+        log: The log.
+        offset: The offset, from the log start on and below the log end.
+        transactional: False: also None for a record of a transaction.
+        log_end: The last batch must end below this offset.
     """
     holding = log.segment_set.holding(offset)
     if holding is None:
         return None
     segment, bound = holding
+    if bound is None:
+        bound = log_end
     before, entry, end = segment.offset_index.around(offset)
     below = segment.base_offset - 1
     if end is None:
         end = segment.size
     begin = before.position if before is not None else 0
+    excluded = CONTROL_BIT if transactional else CONTROL_BIT | TRANSACTIONAL_BIT
     try:
         if entry is not None and entry.position - begin > _LARGE_STEP_BYTES:
             # Large batches have an entry each: the offset is probably in that of the entry.
             last = before.offset if before is not None else below
-            record = _in_stretch(segment, offset, entry.position, end, last, entry.offset, bound)
-            if record is not None:
-                return record
+            single = _in_stretch(segment, offset, entry.position, end, last, entry.offset, bound, excluded)
+            if single is not None:
+                return single
         first = before.offset if before is not None else None
-        return _in_stretch(segment, offset, begin, end, below, first, bound)
+        return _in_stretch(segment, offset, begin, end, below, first, bound, excluded)
     except (DataError, FileVanishedError):
         return None
 
 
 def _in_stretch(
-    segment: Segment, offset: int, begin: int, end: int, below: int, first: int | None, bound: int | None
-) -> RawRecord | None:
-    """Return the record at an offset if a stretch of a file has its batch.
+    segment: Segment,
+    offset: int,
+    begin: int,
+    end: int,
+    below: int,
+    first: int | None,
+    bound: int | None,
+    excluded: int,
+) -> tuple[RawRecord, int] | None:
+    """Return the record at an offset and its batch's size, if a stretch of a file has the batch.
 
     Args:
         segment: The segment.
@@ -208,6 +227,7 @@ def _in_stretch(
         below: The first batch begins above this offset.
         first: Last offset of the first batch, if it has an index entry.
         bound: Base offset of the next segment.
+        excluded: The attributes of the batch have none of these bits.
     """
     scratch, due = _of_thread.scratch, below + 1
     data = scratch.data
@@ -241,7 +261,7 @@ def _in_stretch(
         return None
     base_timestamp, max_timestamp, count = _OTHER_FIELDS.unpack_from(data, position + _OTHER_FIELDS_AT)
     if (
-        attributes & CONTROL_BIT
+        attributes & excluded
         or not 0 <= count <= _SINGLE_RECORDS
         or crc32c(bytes(data[position + ATTRIBUTES_AT : batch_end])) != crc
     ):
@@ -276,13 +296,14 @@ def _in_stretch(
         return None
     key_at, key_size = keys_at[at], key_sizes[at]
     value_at, value_size = values_at[at], value_sizes[at]
-    return raw_record(
+    record = raw_record(
         offset,
         timestamps[at],
         LOG_APPEND_TIME if attributes & LOG_APPEND_BIT else CREATE_TIME,
         bytes(data[key_at : key_at + key_size]) if key_size >= 0 else None,
         bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None,
     )
+    return record, length + OVERHEAD_BYTES
 
 
 class _Steps:

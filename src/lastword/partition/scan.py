@@ -39,18 +39,39 @@ def records(
     keys: frozenset[bytes] | None = None,
     plain: bool | None = None,
     committed: bool = True,
+    follows: bool = False,
 ) -> Iterator[RawRecord]:
     """Yield records with start <= offset < end, of these `keys` if given, without control records.
 
     `committed`: without those of aborted transactions; the range must end at or below the last stable
-    offset. `plain` True or False forces a way of decoding. Raises CorruptBatchError and its like where the
-    log is damaged.
+    offset. `plain` True or False forces a way of decoding. `follows`: the records are new ones, and do not
+    wait until the kernel of a lookup is loaded. Raises CorruptBatchError and its like where the log is
+    damaged.
     """
     if start >= end:
         return iter(())
+    if end - start == 1 and keys is None and plain is None and not follows and kernels_loaded():
+        record = _single(view, start, committed)
+        if record is not None:
+            return iter((record,))
     chosen = is_short(view, start, end) if plain is None else plain
     outcomes = Outcomes(view, end) if committed else None
     return (_plain if chosen else _bulk)(view, start, end, keys, outcomes)
+
+
+def _single(view: PartitionView, offset: int, committed: bool) -> RawRecord | None:
+    """Return the record at an offset; None if the range must be read as others are."""
+    from lastword.partition.lookups import record_at
+
+    if view.damage is not None or not view.log_start <= offset < view.log_end:
+        return None
+    log_end = None if view.grows else view.log_end
+    single = record_at(view, offset, transactional=not committed, log_end=log_end)
+    if single is None:
+        return None
+    record, size = single
+    READ_BYTES.add(size, view.topic)
+    return record
 
 
 def columns(
