@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword import kernels
-from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows
+from lastword.kernels.columns import RECORD_FIELDS, ColumnArrays, decode_headers, decode_rows, find_record
 from lastword.records.columns import binary_array
 from tests.kernels.support import padded, walked
-from tests.naive.batches import walk
+from tests.naive.batches import Header, walk
 from tests.naive.columns import BadRecord, decode, gather
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import batches
@@ -56,10 +58,50 @@ def naive_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Record
     return records, kernels.OK
 
 
+def looked_up(header: Header) -> list[int]:
+    """Return offsets in a batch and beside it."""
+    base, last = header.base_offset, header.last_offset
+    return sorted({*range(base - 1, min(base + 8, last)), *range(max(base, last - 8), last + 2)})
+
+
+def kernel_find(data: bytes) -> list[tuple[Record | None, int]]:
+    """Return a record, with empty pairs as headers, and a status for offsets of each batch."""
+    raw, table, _, _ = walked(data)
+    fields = np.empty(RECORD_FIELDS, np.int64)
+    results: list[tuple[Record | None, int]] = []
+    for row, header in enumerate(walk(data)[0]):
+        for offset in looked_up(header):
+            found, status = find_record(raw, table, row, offset, fields)
+            record = None
+            if found:
+                time, key_at, key_size, value_at, value_size, headers = fields.tolist()
+                key = raw[key_at : key_at + key_size].tobytes() if key_size >= 0 else None
+                value = raw[value_at : value_at + value_size].tobytes() if value_size >= 0 else None
+                record = Record(offset, time, key, value, ((b"", None),) * headers)
+            results.append((record, status))
+    return results
+
+
+def naive_find(data: bytes) -> list[tuple[Record | None, int]]:
+    results: list[tuple[Record | None, int]] = []
+    for header in walk(data)[0]:
+        try:
+            records, status = {record.offset: record for record in decode(data, header)}, kernels.OK
+        except BadRecord:
+            records, status = {}, kernels.BAD_RECORD
+        for offset in looked_up(header):
+            record = records.get(offset)
+            if record is not None:
+                record = replace(record, headers=((b"", None),) * len(record.headers))
+            results.append((record, status))
+    return results
+
+
 @given(batches(), st.booleans())
 def test_sound_logs(log: list[bytes], with_control: bool) -> None:
     data = b"".join(log)
     assert kernel_decode(data, with_control=with_control) == naive_decode(data, with_control=with_control)
+    assert kernel_find(data) == naive_find(data)
 
 
 @given(batches(most=2, with_empty=False), st.data())
@@ -74,6 +116,7 @@ def test_damage_behind_a_good_checksum(log: list[bytes], data: st.DataObject) ->
         cut = data.draw(st.integers(62, len(body)))
         joined += seal(bytes(body[:cut]))
     assert kernel_decode(joined) == naive_decode(joined)
+    assert kernel_find(joined) == naive_find(joined)
 
 
 def test_a_hostile_length_reaches_nothing() -> None:
@@ -83,6 +126,7 @@ def test_a_hostile_length_reaches_nothing() -> None:
         body = good[61 + 4 :].replace(b"\x02k", length + b"k", 1)
         bad = seal(good[:61] + bytes([2 * (len(body) + 3)]) + good[62:65] + body)
         assert kernel_decode(bad) == ([], kernels.BAD_RECORD)
+        assert set(kernel_find(bad)) == {(None, kernels.BAD_RECORD)}
 
 
 def test_a_count_is_not_believed_past_the_bytes() -> None:
@@ -92,6 +136,7 @@ def test_a_count_is_not_believed_past_the_bytes() -> None:
     raw, table, _, status = walked(seal(bytes(good)))
     assert status == kernels.OK
     assert decode_rows(raw, table, 1, True, ColumnArrays.empty(4)) == (0, 0, kernels.BAD_COUNT)
+    assert find_record(raw, table, 0, 0, np.empty(RECORD_FIELDS, np.int64)) == (False, kernels.BAD_COUNT)
 
 
 def test_a_body_must_end_with_its_last_header() -> None:

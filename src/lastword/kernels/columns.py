@@ -167,6 +167,67 @@ def decode_rows(uncompressed, table, rows, with_control, columns):
     return done, rows, OK
 
 
+# Fields of `record`, int64, which `find_record` fills. Positions count in the chunk's `uncompressed` bytes.
+TIMESTAMP = 0
+KEY_POSITION = 1
+KEY_LENGTH = 2
+VALUE_POSITION = 3
+VALUE_LENGTH = 4
+HEADER_COUNT = 5
+RECORD_FIELDS = 6
+
+
+@kernel
+def find_record(uncompressed, table, row, offset, record):
+    """Fill `record` with the fields of the record at `offset` in the batch of a row; lengths are -1 for null.
+
+    Every record of the batch is checked as in `decode_rows`. Returns (found, status).
+    """
+    if row < 0 or row >= table.shape[0] or record.size < RECORD_FIELDS:
+        return False, FULL
+    position = table[row, RECORDS_POSITION]
+    end = table[row, RECORDS_END]
+    count = table[row, COUNT]
+    if position < 0 or position > end or end > uncompressed.size - SLACK:
+        return False, NO_SLACK
+    if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+        return False, BAD_COUNT
+    wanted = offset - table[row, BASE_OFFSET]
+    span = table[row, LAST_OFFSET] - table[row, BASE_OFFSET]
+    base_timestamp = table[row, BASE_TIMESTAMP]
+    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
+    previous = -1
+    found = False
+    for _ in range(count):
+        body, body_end, valid = read_bounds(uncompressed, position, end)
+        if not valid:
+            return False, BAD_RECORD
+        delta, offset_delta, key_at, key_size, position, valid = read_key(uncompressed, body, body_end)
+        if not valid or offset_delta <= previous or offset_delta > span:
+            return False, BAD_RECORD
+        previous = offset_delta
+        value_at, value_size, position, valid = read_value(uncompressed, position, body_end)
+        if not valid:
+            return False, BAD_RECORD
+        headers = 0
+        if body_end - position != 1 or load8(uncompressed, position) != 0:
+            _, headers, valid = skip_headers(uncompressed, position, body_end)
+            if not valid:
+                return False, BAD_RECORD
+        position = body_end
+        if offset_delta == wanted:
+            found = True
+            record[TIMESTAMP] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+            record[KEY_POSITION] = key_at
+            record[KEY_LENGTH] = key_size
+            record[VALUE_POSITION] = value_at
+            record[VALUE_LENGTH] = value_size
+            record[HEADER_COUNT] = headers
+    if position != end:
+        return False, BAD_RECORD
+    return found, OK
+
+
 @kernel
 def decode_headers(
     uncompressed, header_position, header_count, name_position, name_length, value_position, value_length

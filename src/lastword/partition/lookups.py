@@ -6,7 +6,7 @@ index is not trusted: a lookup is complete if a valid batch covers the offset, o
 leave it out. Other offsets are searched the slow way, which begins at an entry that was checked.
 
 A single offset takes a shorter way (`record_at`): a bisection of the segments and another of the index find
-the stretch, one read fetches it, and one kernel decodes the batch that has the offset.
+the stretch, one read fetches it, one kernel verifies its batches, and another finds the record.
 
 Loads NumPy and the kernels: imported where many offsets are looked up.
 """
@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Handle
 from lastword.kernels import OK, SLACK
 from lastword.kernels import table as fields
-from lastword.kernels.columns import ColumnArrays, decode_rows
+from lastword.kernels.batches import walk_batches
+from lastword.kernels.columns import RECORD_FIELDS, find_record
 from lastword.partition.reads import Readable, read_batches
 from lastword.records.batch import decompress_records, read_header
 from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
@@ -36,12 +36,10 @@ from lastword.records.formats import check_crc, read_records
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord, raw_record
 from lastword.segment.segment import Segment
 from lastword.wire import (
-    ATTRIBUTES_AT,
     CODEC_MASK,
     CONTROL_BIT,
     HEADER_BYTES,
     LOG_APPEND_BIT,
-    OVERHEAD_BYTES,
     TRANSACTIONAL_BIT,
 )
 
@@ -137,25 +135,23 @@ def _find_single(log: Readable, offset: int, records: dict[int, RawRecord]) -> N
 
 
 _SINGLE_BYTES = 64 << 10
-_SINGLE_RECORDS = 1024
-_FIRST_FIELDS = struct.Struct(">qiibIhi")  # base offset, length, epoch, magic, CRC, attributes, last delta
-_OTHER_FIELDS = struct.Struct(">qq14xi")  # base timestamp, largest timestamp, count
-_OTHER_FIELDS_AT = _FIRST_FIELDS.size
+_SINGLE_ROWS = 256
 _BASE_OFFSET = struct.Struct(">q")
 
 
 class _Scratch:
-    """Memory for `record_at`: arrays for the kernel, and a memoryview of each, whose items cost less."""
+    """Memory for `record_at`: arrays for the kernels, and memoryviews of them, whose items cost less."""
 
-    __slots__ = ("buffer", "columns", "data", "items", "row", "table")
+    __slots__ = ("buffer", "cells", "data", "fields", "last_offsets", "record", "table")
 
     def __init__(self) -> None:
         self.buffer = np.empty(_SINGLE_BYTES + SLACK, np.uint8)
         self.data = self.buffer.data
-        self.table = np.zeros((1, fields.FIELDS), np.int64)
-        self.row = self.table.reshape(-1).data
-        self.columns = ColumnArrays.empty(_SINGLE_RECORDS)
-        self.items = ColumnArrays(*(column.data for column in self.columns))
+        self.table = np.zeros((_SINGLE_ROWS, fields.FIELDS), np.int64)
+        self.cells = self.table.reshape(-1).data
+        self.last_offsets = self.table[:, fields.LAST_OFFSET].data
+        self.record = np.zeros(RECORD_FIELDS, np.int64)
+        self.fields = self.record.data
 
 
 class _OfThread(threading.local):
@@ -229,81 +225,49 @@ def _in_stretch(
         bound: Base offset of the next segment.
         excluded: The attributes of the batch have none of these bits.
     """
-    scratch, due = _of_thread.scratch, below + 1
-    data = scratch.data
+    scratch = _of_thread.scratch
+    data, table = scratch.data, scratch.table
     size = min(end, segment.size, begin + _SINGLE_BYTES) - begin
     if size < HEADER_BYTES or segment.handle.pread_into(data[:size], begin) != size:
         return None
-    position = batch_end = 0
-    while position + HEADER_BYTES <= size:
-        base, length, _, magic, crc, attributes, delta = _FIRST_FIELDS.unpack_from(data, position)
-        batch_end = position + OVERHEAD_BYTES + length
-        last = base + delta
-        if (
-            magic != 2
-            or batch_end > size
-            or length < HEADER_BYTES - OVERHEAD_BYTES
-            or base < due
-            or delta < 0
-        ):
-            return None
-        if position == 0 and first is not None and last != first:
-            return None
-        if last >= offset:
-            break
-        position, due = batch_end, last + 1
-    else:
+    rows, position, _, _ = walk_batches(scratch.buffer, 0, size, begin, below + 1, True, table, 0)
+    row = bisect_left(scratch.last_offsets, offset, 0, rows)
+    if row == rows or (first is not None and scratch.last_offsets[0] != first):
         return None
-    # No checksum covers a base offset: the neighbours confirm it.
-    if batch_end + 8 <= size and _BASE_OFFSET.unpack_from(data, batch_end)[0] <= last:
+    cells, at = scratch.cells, row * fields.FIELDS
+    last = cells[at + fields.LAST_OFFSET]
+    # No checksum covers a base offset: the neighbours confirm it. The walk ends before a batch that does not.
+    if row + 1 == rows and position + 8 <= size and _BASE_OFFSET.unpack_from(data, position)[0] <= last:
         return None
-    if base > offset or (bound is not None and last >= bound):
+    if cells[at + fields.BASE_OFFSET] > offset or (bound is not None and last >= bound):
         return None
-    base_timestamp, max_timestamp, count = _OTHER_FIELDS.unpack_from(data, position + _OTHER_FIELDS_AT)
-    if (
-        attributes & excluded
-        or not 0 <= count <= _SINGLE_RECORDS
-        or crc32c(bytes(data[position + ATTRIBUTES_AT : batch_end])) != crc
-    ):
+    attributes, batch_bytes = cells[at + fields.ATTRIBUTES], cells[at + fields.SIZE]
+    if attributes & excluded or cells[at + fields.MAGIC] != 2:
         return None
-    start = position + HEADER_BYTES
     if attributes & CODEC_MASK:
-        header = read_header(data, position, batch_end, segment.file, file_position=begin + position)
-        records = decompress_records(data[start:batch_end], header, segment.file)
+        position = cells[at + fields.POSITION]
+        header = read_header(data, position, size, segment.file, file_position=begin + position)
+        records = decompress_records(
+            data[position + HEADER_BYTES : position + batch_bytes], header, segment.file
+        )
         if len(records) > _SINGLE_BYTES:
             return None
-        start, batch_end = 0, len(records)
-        data[:batch_end] = records
-    row = scratch.row
-    row[fields.BASE_OFFSET] = base
-    row[fields.LAST_OFFSET] = last
-    row[fields.ATTRIBUTES] = attributes
-    row[fields.COUNT] = count
-    row[fields.BASE_TIMESTAMP] = base_timestamp
-    row[fields.MAX_TIMESTAMP] = max_timestamp
-    row[fields.RECORDS_POSITION] = start
-    row[fields.RECORDS_END] = batch_end
-    decoded, _, status = decode_rows(scratch.buffer, scratch.table, 1, False, scratch.columns)
-    if status != OK:
+        data[: len(records)] = records
+        cells[at + fields.RECORDS_POSITION], cells[at + fields.RECORDS_END] = 0, len(records)
+    found, status = find_record(scratch.buffer, table, row, offset, scratch.record)
+    if not found or status != OK:
         return None
-    offsets, timestamps, keys_at, key_sizes, values_at, value_sizes, _, header_counts, _ = scratch.items
-    at = offset - base
-    if at >= decoded or offsets[at] != offset:
-        at = bisect_left(offsets, offset, 0, decoded)
-        if at == decoded or offsets[at] != offset:
-            return None
-    if header_counts[at]:
+    timestamp, key_at, key_size, value_at, value_size, headers = scratch.fields
+    if headers:
         return None
-    key_at, key_size = keys_at[at], key_sizes[at]
-    value_at, value_size = values_at[at], value_sizes[at]
     record = raw_record(
         offset,
-        timestamps[at],
+        timestamp,
         LOG_APPEND_TIME if attributes & LOG_APPEND_BIT else CREATE_TIME,
         bytes(data[key_at : key_at + key_size]) if key_size >= 0 else None,
         bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None,
     )
-    return record, length + OVERHEAD_BYTES
+    return record, batch_bytes
 
 
 class _Steps:
