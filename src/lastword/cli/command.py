@@ -351,6 +351,12 @@ class Commands(typer.core.TyperGroup):
 def _built(name: str, module: str) -> Any:
     """Import a module of commands and build the command with this name."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    importlib.import_module(f"lastword.cli.{module}").register(app)
-    app.registered_commands = [command for command in app.registered_commands if command.name == name]
+    app.registered_commands = [command for command in _registered(module) if command.name == name]
     return typer.main.get_command(app)
+
+
+@functools.cache
+def _registered(module: str) -> list[Any]:
+    app = typer.Typer()
+    importlib.import_module(f"lastword.cli.{module}").register(app)
+    return app.registered_commands
