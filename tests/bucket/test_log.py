@@ -52,6 +52,8 @@ def test_another_process_reads_what_was_acknowledged(opened: Open) -> None:
     reader = opened("r")["users"]
     for number in range(3):
         topic.append("a", {"n": number})
+        if number == 1:  # as the first read of a new version, and of one record
+            assert [r.value["n"] for r in reader.read(number, number + 1, partition=0)] == [number]
         assert shown(reader)[-1] == (0, number, "a", number)
     writer = opened()["users"]
     assert writer.append("b", {"n": 9}).offset == 3

@@ -400,6 +400,7 @@ class Topic(ProcessBound, Generic[K, V]):
     def _view(self, partition: int) -> PartitionView:
         """Return the view of a partition; lists the topics only if it is missing."""
         self.dirs.require_open()
+        self.dirs.refresh()
         if partition in self.schema.numbers:
             with suppress(UnknownTopicError, UsageError):
                 return self.dirs.log_dir(self.name, partition).view(self.name, partition)
