@@ -9,6 +9,8 @@ from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
+from lastword.resolve import whole
+from lastword.segment.segment import Segment
 from lastword.tools import duplication as tool
 from lastword.tools.duplication import Sketch
 from tests.api.conftest import BEGIN_MS, tree_digest
@@ -94,6 +96,54 @@ def test_a_small_map_counts_the_same(tmp_path):
         views = {n: logs.dirs.view("t", n) for n in range(3)}
         small = tool.counted("t", views, "topic", _quiet, whole=True, map_bytes=4096)
         assert small == expected
+
+
+@pytest.mark.parametrize("by", ["topic", "partition", "segment"])
+def test_more_keys_than_memory_are_read_once(tmp_path, monkeypatch, by):
+    """A partition is read once for each count; several are concatenated, forwards and backwards, too."""
+    clock = ManualClock(BEGIN_MS)
+    read = []
+    real = Segment.chunk_reader
+
+    def reader(self, *where, **how):
+        for chunk in real(self, *where, **how):
+            read.append(chunk.size_bytes)
+            yield chunk
+
+    def readings(divide_from, numbers):
+        monkeypatch.setattr(whole, "DIVIDE_FROM_BYTES", divide_from)
+        read.clear()
+        views = {n: logs.dirs.view("t", n) for n in numbers}
+        rows = tool.counted("t", views, by, _quiet, whole=len(numbers) == 3, map_bytes=4096)
+        return rows, sum(read) / sum(s.size for view in views.values() for s in view.segments)
+
+    with lastword.open(tmp_path / "d", "a", clock=clock, log_cleaner_enable=False) as logs:
+        topic = filled(logs, 5, keys=300)
+        for start in range(0, 3000, 100):
+            keys = [7 * n % 900 for n in range(start, start + 100)]
+            topic.extend([(b"k%d" % key, None if key % 5 == 0 else b"x" * 300) for key in keys])
+            logs.dirs.log("t", start // 100 % 3).roll()
+        monkeypatch.setattr(Segment, "chunk_reader", reader)
+        for numbers in ([0], [0, 1, 2]):
+            rows, divided = readings(0, numbers)
+            expected, in_passes = readings(1 << 62, numbers)
+            assert rows == expected and sum(row.tombstones for row in rows) > 100
+            counts = 2 if by == "segment" else len(numbers)
+            assert counts <= divided < 1.5 * counts and in_passes > 2 * divided
+        expected = logs.duplication("t", exact=True, by=by)
+        assert rows == expected
+
+
+def test_a_reading_that_starts_again_counts_each_tombstone_once(logs):
+    topic = logs.create_topic("t", 1)
+    for n in range(60):
+        topic.append(b"k%d" % n, None if n % 3 == 0 else b"x")
+    counting = tool._CountingSegment(logs.dirs.view("t", 0).segments[0])
+    chunks = counting.chunk_reader(chunk_bytes=500)
+    next(chunks), next(chunks)
+    assert 0 < counting.tombstones < 20
+    for _ in range(2):
+        assert len(list(counting.chunk_reader(chunk_bytes=700))) > 2 and counting.tombstones == 20
 
 
 def _quiet(_bytes):

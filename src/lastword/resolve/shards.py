@@ -176,14 +176,15 @@ def read_index(unit: SectionFile, shard: int, shards: int) -> NDArray[np.int64]:
             data = unit.pread(entry_bytes * count, size - tail_bytes - entry_bytes * int(counts[:, 0].sum()))
             if crc32c(data) == index_crc:
                 return np.frombuffer(data, np.int64).reshape(-1, INDEX_FIELDS)
-    raise _damaged(unit, 0)
+    raise damaged(unit, 0)
 
 
 def _crc_of(data: NDArray[np.uint8]) -> int:
     return int(hashing.crc32c(data, 0, data.size))
 
 
-def _damaged(unit: SectionFile, position: int) -> CorruptFileError:
+def damaged(unit: SectionFile, position: int) -> CorruptFileError:
+    """Return the error of a scratch file whose bytes changed."""
     return CorruptFileError(
         "a scratch file of a cleaning is not as it was written",
         remedy="clean again: it starts from the beginning",
@@ -396,6 +397,54 @@ def resolve_divided(
     return replace(resolution, scratch_bytes=scratch_bytes)
 
 
+class _SectionReader:
+    """Reads sections, one after another, into one buffer."""
+
+    def __init__(self) -> None:
+        self._data = np.empty(SECTION_BYTES + kernels.SLACK, np.uint8)
+        self._filler = KeyBatchFiller()
+
+    def read(
+        self, unit: SectionFile, entry: list[int], words: NDArray[np.uint64], *, with_keyless: bool
+    ) -> tuple[NDArray[np.uint8], KeyBatchFiller]:
+        """Read the section of an index entry; return its bytes and its key batch, valid until the next call.
+
+        Raises CorruptFileError for a section that was changed.
+        """
+        position, rows, size, crc = entry
+        if self._data.size < size + kernels.SLACK:
+            self._data = np.empty(size + kernels.SLACK, np.uint8)
+        data = self._data[:size]
+        if unit.pread_into(data.data, position) != size or _crc_of(data) != crc:
+            raise damaged(unit, position)
+        if rows > self._filler.arrays.spans.shape[1]:
+            self._filler = KeyBatchFiller(rows)
+        filler = self._filler
+        status = key_batch.fill_from_rows(
+            self._data, size, rows, with_keyless, words, filler.cursor, filler.arrays
+        )
+        if status != kernels.OK:
+            raise damaged(unit, position)
+        return self._data, filler
+
+
+def live_keys(
+    unit: SectionFile, shards: int, dead: DeadBitmaps
+) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.int64]]]:
+    """Yield the keys of the committed live records in a file that `resolve_divided` has resolved.
+
+    Yields (bytes read, data, spans) for each section; `spans` are those of a `KeyBatch`, with positions in
+    `data`. Both are valid until the next section. Raises CorruptFileError for a file that was changed.
+    """
+    sections = _SectionReader()
+    words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
+    for shard in range(shards):
+        for entry in read_index(unit, shard, shards).tolist():
+            data, filler = sections.read(unit, entry, words, with_keyless=False)
+            spans = filler.arrays.spans[:, : int(filler.cursor[key_batch.FILLED])]
+            yield entry[SIZE], data, spans[:, ~dead.mask(spans[key_batch.OFFSET])]
+
+
 class _ShardResolver(Resolver):
     """Passes over the sections of one shard after another.
 
@@ -418,8 +467,7 @@ class _ShardResolver(Resolver):
             self.scan.state, self.scan.store = extracted.state, extracted.store
             self.scan.counts = extracted.counts
         self._registered = extracted is not None
-        self._filler = KeyBatchFiller()
-        self._section = np.empty(SECTION_BYTES + kernels.SLACK, np.uint8)
+        self._sections = _SectionReader()
 
     def start(self, units: Sequence[SectionFile], shard: int, shards: int) -> None:
         """Set the shard that `run_passes` resolves, from the files of all units, in order."""
@@ -440,31 +488,17 @@ class _ShardResolver(Resolver):
             self.scan.map.start_pass(*self.hashes)
         self.done_bytes = 0
         self.recent.clear()
-        for unit, (position, rows, size, crc) in self._entries:
-            self._read(unit, position, size, crc)
-            self._take(unit, position, rows, size, first_pass=number == 1)
-            self.done_bytes += size
+        for unit, entry in self._entries:
+            self._take(unit, entry, first_pass=number == 1)
+            self.done_bytes += entry[SIZE]
             assert self.scan.map is not None
             self.recent.append((self.done_bytes, self.scan.map.distinct_keys))
 
-    def _read(self, unit: SectionFile, position: int, size: int, crc: int) -> None:
-        if self._section.size < size + kernels.SLACK:
-            self._section = np.empty(size + kernels.SLACK, np.uint8)
-        data = self._section[:size]
-        if unit.pread_into(data.data, position) != size or _crc_of(data) != crc:
-            raise _damaged(unit, position)
-
-    def _take(self, unit: SectionFile, position: int, rows: int, size: int, *, first_pass: bool) -> None:
-        section, filler, offset_map = self._section, self._filler, self.scan.map
+    def _take(self, unit: SectionFile, entry: list[int], *, first_pass: bool) -> None:
+        offset_map = self.scan.map
         assert offset_map is not None
-        if rows > filler.arrays.spans.shape[1]:
-            filler = self._filler = KeyBatchFiller(rows)
         # Records without a key were counted in the first pass.
-        status = key_batch.fill_from_rows(
-            section, size, rows, first_pass, offset_map.words, filler.cursor, filler.arrays
-        )
-        if status != kernels.OK:
-            raise _damaged(unit, position)
+        section, filler = self._sections.read(unit, entry, offset_map.words, with_keyless=first_pass)
         count = int(filler.cursor[key_batch.FILLED])
         if not count:
             return
@@ -476,7 +510,7 @@ class _ShardResolver(Resolver):
             self.scan.store.register(pages[first], segments.clip(0).astype(np.int32))
         segment = max(int(np.searchsorted(bases, offsets[0], side="right")) - 1, 0)
         table = np.full((1, fields.FIELDS), INT64_MAX)
-        table[0, fields.FILE_POSITION] = position
+        table[0, fields.FILE_POSITION] = entry[POSITION]
         self.scan.insert(filler, Chunk(section, section, table, unit.path), segment, self.make_room)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lastword.errors import CorruptFileError, DiskFullError, LastwordError
 from lastword.files import DEFAULT
@@ -14,7 +18,7 @@ from lastword.files.real import Scratch
 from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import Resolver
-from lastword.resolve.shards import SectionFile, resolve_divided
+from lastword.resolve.shards import SectionFile, live_keys, resolve_divided
 from lastword.units import NEVER, format_bytes
 from lastword.values import Value
 
@@ -25,6 +29,9 @@ _SHARD_MAP_BYTES = 1 << 20  # of the expected keys: the map of a shard stays in 
 _SECTION_BYTES = 64 << 10  # at least, unless the keys need more shards: each section costs some calls
 _MOST_SHARDS = 512  # so that a section has 128 KiB
 _MAP_FILL = 0.8  # share of the map that the keys of a shard may take, if the estimate holds
+
+StoredKeys = Callable[[], Iterator[tuple[int, NDArray[np.uint8], NDArray[np.int64]]]]
+"""Starts a walk over the committed live keys in a scratch file; see `shards.live_keys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +218,17 @@ class LogResolver:
         self._before_bytes = 0  # progress of the attempts that were given up
         self._done_bytes = 0  # progress of this attempt
 
-    def run(self, keys: int | None = None) -> Resolution:
+    def run(
+        self,
+        keys: int | None = None,
+        use_stored: Callable[[Resolution, StoredKeys], None] | None = None,
+    ) -> Resolution:
         """Find the dead records.
 
         Args:
             keys: Distinct keys of the log, if a sample of them did not fit the map; None: not known.
+            use_stored: Called with the result while the scratch file exists, if there is one. If it raises an
+                error of this file, the log is resolved in passes.
         """
         place = self._place
         try:
@@ -229,7 +242,11 @@ class LogResolver:
         try:
             with place.open() as out:
                 path = out.path
-                return resolve_divided(self._sources, out, self.map_plan.shards, **self._arguments)
+                shards = self.map_plan.shards
+                resolution = resolve_divided(self._sources, out, shards, **self._arguments)
+                if use_stored is not None:
+                    use_stored(resolution, partial(live_keys, out, shards, resolution.dead))
+                return resolution
         except LastwordError as error:
             if path and error.file != path:
                 raise

@@ -2,8 +2,9 @@
 
 There are two methods. `estimated` reads the log once and keeps a `Sketch` for each partition, in a fixed
 amount of memory; each row has its error. `counted` is exact, in the memory of a key map: it resolves each
-partition, and for a topic with several partitions also all partitions concatenated. Takes no lock and changes
-nothing. Start reading at `Duplication`.
+partition, and for a topic with several partitions also all partitions concatenated. If the keys do not fit
+the map, each of these scans reads the log once, with a scratch file. Takes no lock and changes nothing. Start
+reading at `Duplication`.
 
 Concatenated partitions are one log, so that one key map finds the keys that are in several partitions:
 
@@ -47,7 +48,7 @@ from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
-from lastword.resolve import DeadBitmaps, Resolution, outcomes_of, resolve
+from lastword.resolve import DeadBitmaps, Resolution, ScratchPlace, outcomes_of, resolve
 from lastword.segment.segment import Segment
 from lastword.units import format_bytes
 from lastword.values import Value, plural
@@ -602,13 +603,13 @@ def _counted(
     tombstones: list[list[int]] = []
     for view in views:
         sources = [_CountingSegment(segment) for segment in view.segments]
-        resolutions.append(_resolved(sources, Outcomes(view, view.log_end), stage, map_bytes))
+        resolutions.append(_resolved(view.directory, sources, Outcomes(view, view.log_end), stage, map_bytes))
         tombstones.append([source.tombstones for source in sources])
         if by == "segment":
             for segment, facts, dead in zip(
                 view.segments, resolutions[-1].segments, tombstones[-1], strict=True
             ):
-                alone = _resolved([segment], Outcomes(view, view.log_end), stage, map_bytes)
+                alone = _resolved(view.directory, [segment], Outcomes(view, view.log_end), stage, map_bytes)
                 rows.append(
                     _exact_row(
                         topic, view.partition, [facts], alone.distinct_keys, dead, None, segment.base_offset
@@ -620,12 +621,12 @@ def _counted(
     split: int | None = 0 if whole else None
     distinct = resolutions[0].distinct_keys if resolutions else 0
     if len(views) > 1:
-        forward = ConcatenatedLog(views)
-        forward_scan = _resolved(forward.sources, forward, stage, map_bytes)
+        forward, directory = ConcatenatedLog(views), views[0].directory
+        forward_scan = _resolved(directory, forward.sources, forward, stage, map_bytes)
         distinct = forward_scan.distinct_keys
         if whole:
             backward = ConcatenatedLog(views[::-1])
-            backward_scan = _resolved(backward.sources, backward, stage, map_bytes)
+            backward_scan = _resolved(directory, backward.sources, backward, stage, map_bytes)
             shared_counts = [
                 shared_keys(
                     resolution.dead,
@@ -680,8 +681,13 @@ def _exact_row(
 
 
 def _resolved(
-    sources: Sequence[SegmentSource], outcomes: TransactionOutcomes, stage: Stage, map_bytes: int
+    directory: str,
+    sources: Sequence[SegmentSource],
+    outcomes: TransactionOutcomes,
+    stage: Stage,
+    map_bytes: int,
 ) -> Resolution:
+    """Resolve a log. Keys that do not fit the map take a scratch file in `directory`."""
     with stage(sum(source.size for source in sources)) as progress:
         return resolve(
             sources,
@@ -690,25 +696,27 @@ def _resolved(
             now_ms=None,
             outcomes=outcomes,
             progress=progress,
+            place=ScratchPlace.for_read(directory),
         )
 
 
 class _CountingSegment:
-    """A segment that counts its tombstones during the first read."""
+    """A segment that counts each of its tombstones once, also if a reading is stopped and starts again."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._read = False
+        self._counted_to = -1  # all records below this offset were counted
         self.tombstones = 0
         self.base_offset, self.next_offset = segment.base_offset, segment.next_offset
         self.size, self.file = segment.size, segment.file
 
     def chunk_reader(self, **options: object) -> Iterator[Chunk]:
-        first, self._read = not self._read, True
         for chunk in self._segment.chunk_reader(**options):  # type: ignore[arg-type]  # passed on as they came
-            if first:
+            if chunk.next_offset > self._counted_to:
                 columns = decode_columns(chunk)
-                self.tombstones += int(((columns.key_length >= 0) & (columns.value_length < 0)).sum())
+                tombstones = (columns.key_length >= 0) & (columns.value_length < 0)
+                self.tombstones += int((tombstones & (columns.offset >= self._counted_to)).sum())
+                self._counted_to = chunk.next_offset
             yield chunk
 
 
