@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,16 @@ def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> N
             order = lambda row: (row["partition"] is None, row["partition"], row["key"])  # noqa: E731
             assert sorted(there, key=order) == sorted((row.to_dict() for row in here), key=order)
             assert {row["kind"] for row in there} >= {"missing", "stale", "gone"}
-    nameless = spark.createDataFrame([(None, 3)], "key binary, offset long")
-    with pytest.raises(Exception, match="delivered has a row without key"):
-        lastword.spark.audit(spark, str(root), "t", delivered=nameless).collect()
+    nulls = (
+        ("key string, offset long, partition int", (None, 3, None), "column key, offset 3, partition null"),
+        ("key binary, offset long", (b"ab", None), "column offset, key 6162"),
+    )
+    for columns, row, words in nulls:
+        frame = spark.createDataFrame([row], columns)
+        column = words.split(",")[0].removeprefix("column ")
+        text = f"UsageError: delivered has a row with a null in {words}\n  fix: leave such rows out: "
+        with pytest.raises(Exception, match=re.escape(f'{text}delivered.where("{column} IS NOT NULL")')):
+            lastword.spark.audit(spark, str(root), "t", delivered=frame).collect()
 
 
 def test_audit_of_keys_delivered_with_and_without_a_partition(spark: Any, tmp_path: Path) -> None:

@@ -92,15 +92,15 @@ def test_what_is_no_table_is_refused(users, tmp_path):
     for given_, words in (
         (3, "delivered is a int"),
         (pa.table({"key": ["ada"]}), "no column 'offset'"),
-        (pa.table({"key": [None], "offset": [1]}), "without a key"),
+        (pa.table({"key": ["ada", None], "offset": [0, 1]}), "a row without a key: row 2, offset 1"),
         ({"ada": "one"}, "has the offset"),
         (tmp_path / "none.parquet", "no file"),
         (tmp_path / "none.csv", "ends with"),
     ):
         with pytest.raises(errors.UsageError, match=words):
             users.audit(delivered=given_)
-    (tmp_path / "a.jsonl").write_text('{"key": "ada"}\n')
-    with pytest.raises(errors.UsageError, match="without 'offset'"):
+    (tmp_path / "a.jsonl").write_text('{"key": "ada", "offset": 0}\n{"key": "ada"}\n')
+    with pytest.raises(errors.UsageError, match="without 'offset': row 2"):
         users.audit(delivered=tmp_path / "a.jsonl")
 
 

@@ -223,14 +223,19 @@ class _Batches:
     def rows(self) -> Iterator[DeliveredKey]:
         from lastword.api.arrow import binary_column
 
+        row = 0
         for batch in self._batches():
             keys = binary_column(self._column(batch, "key"), self._serializer, "key").to_pylist()
             offsets = self._column(batch, "offset").to_pylist()
             known = "partition" in batch.schema.names
             numbers = batch.column("partition").to_pylist() if known else [None] * len(keys)
             for key, offset, number in zip(keys, offsets, numbers, strict=True):
+                row += 1
                 if key is None:
-                    raise UsageError(f"{self._source} has a row without a key", remedy="omit such rows")
+                    raise UsageError(
+                        f"{self._source} has a row without a key: row {row}, offset {offset}",
+                        remedy="leave such rows out",
+                    )
                 yield DeliveredKey(key, _offset(offset, self._source), number)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -252,11 +257,12 @@ class _Lines:
         self.count = sum(1 for _ in read_lines(files, path))
 
     def rows(self) -> Iterator[DeliveredKey]:
-        for fields in read_lines(self._files, self._path):
+        for row, fields in enumerate(read_lines(self._files, self._path), 1):
             for name in ("key", "offset"):
                 if fields.get(name) is None:
                     raise UsageError(
-                        f"{self._path} has a line without {name!r}", remedy='{"key": ..., "offset": 17}'
+                        f"{self._path} has a row without {name!r}: row {row}",
+                        remedy='{"key": ..., "offset": 17}',
                     )
             key = field_bytes(fields["key"], self._serializer, "key")
             assert key is not None  # null was refused above

@@ -483,6 +483,9 @@ def audit(
 ) -> DataFrame:
     """Compare the newest delivered offset of each key with the newest logged offset. Lazy.
 
+    A delivered row with a null key or offset fails the job that uses the result, with a `UsageError` in the
+    text of Spark's exception, as `LogDir.audit` raises it.
+
     Args:
         spark: The session.
         path: The log directory.
@@ -545,11 +548,11 @@ def _delivered_offsets(delivered: DataFrame, partition: int | None) -> DataFrame
     none = F.lit(None)
     number = F.col("partition") if "partition" in _names(delivered) else none
     rows = delivered.select(
-        F.coalesce(F.col("key").cast("binary"), _refused("key")).alias("key"),
+        F.coalesce(F.col("key").cast("binary"), _refused("key", delivered)).alias("key"),
         number.cast("int").alias("partition"),
         none.cast("long").alias("logged_offset"),
         none.cast("boolean").alias("deleted"),
-        F.coalesce(F.col("offset").cast("long"), _refused("offset")).alias("delivered_offset"),
+        F.coalesce(F.col("offset").cast("long"), _refused("offset", delivered)).alias("delivered_offset"),
     )
     if partition is None:
         return rows
@@ -639,10 +642,24 @@ def _check_columns(delivered: DataFrame) -> None:
         )
 
 
-def _refused(column: str) -> Column:
-    from pyspark.sql import functions as F
+def _refused(column: str, delivered: DataFrame) -> Column:
+    """Raise the error of a row with a null in `column`; the text names the row by its other columns.
 
-    return F.raise_error(F.lit(f"delivered has a row without {column}: leave such rows out"))
+    Spark has no exception class of a library for an expression, so the text begins with the name of ours.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import BinaryType
+
+    names = _names(delivered)
+    row: list[Column] = []
+    for name in ("key", "offset", "partition"):
+        if name in names and name != column:
+            is_binary = isinstance(names[name].dataType, BinaryType)
+            value = F.hex(name) if is_binary else F.col(name).cast("string")
+            row += [F.lit(f", {name} "), F.coalesce(value, F.lit("null"))]
+    text = f"{UsageError.__name__}: delivered has a row with a null in column {column}"
+    remedy = UsageError("", remedy=f'leave such rows out: delivered.where("{column} IS NOT NULL")')
+    return F.raise_error(F.concat(F.lit(text), *row, F.lit(str(remedy))))
 
 
 def _assigned(partitioner: str, count: int) -> Column:
