@@ -237,6 +237,32 @@ def test_defaults_are_values_of_their_types() -> None:
         decoder_of(writer, reader, Types(reader).reader(kind))(b"\x02")
 
 
+def test_a_value_that_only_the_type_of_the_column_refuses_has_its_place() -> None:
+    inner = {"type": "record", "name": "I", "fields": [field("n", "int")]}
+    schema = record(
+        field("items", {"type": "array", "items": inner}), field("by", {"type": "map", "values": "int"})
+    )
+    number = pa.struct([("n", pa.int8())])
+    kind = pa.struct([("items", pa.list_(number)), ("by", pa.map_(pa.string(), pa.int8()))])
+    own = avro(schema).own_type()
+    rows = [{"items": [{"n": 1}, {"n": n}], "by": [("a", by)]} for n, by in ((2, 3), (128, 3), (2, 300))]
+    result = avro(schema).decode(avro(schema).encode(pa.array(rows, own)), kind)
+    assert [row is None for row in result.column.to_pylist()] == [False, True, True]
+    assert result.problems[1].startswith("field items[1].n: ") and result.problems[2].startswith(
+        "field by['a']: "
+    )
+
+
+def test_a_type_in_a_type_is_that_type() -> None:
+    schema = record(field("id", ["null", {"type": {"type": "long"}}]), field("x", {"type": ["null", "int"]}))
+    kind = avro(schema).own_type()
+    assert kind is not None and [item.nullable for item in kind] == [True, True]
+    column = pa.array([{"id": None, "x": 1}, {"id": 2, "x": None}], kind)
+    assert avro(schema).decode(avro(schema).encode(column), kind).column == column
+    with pytest.raises(Refused, match="field id: Avro type null has no type"):
+        avro(record(field("id", ["null"]))).own_type()
+
+
 def test_a_logical_type_of_another_type_is_ignored() -> None:
     schema = record(
         field("a", {"type": "long", "logicalType": "date"}),

@@ -14,8 +14,10 @@ import pytest
 
 pytest.importorskip("fastavro")
 
+from lastword.clock import ManualClock
 from lastword.errors import RegistryError
 from lastword.value_formats import format_of
+from lastword.value_formats.debezium import DebeziumFormat
 from lastword.value_formats.interface import ValueFormat
 from lastword.value_formats.registry import format_by_id
 from tests.value_formats.registries import FakeRegistry, serving
@@ -118,6 +120,19 @@ def test_json_of_a_registry(registry: FakeRegistry, tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text("{}")
     folder = format_of("confluent", {"schema.registry.url": str(tmp_path)})
     assert folder.decode(data, kind).column.to_pylist() == [{"id": 7}]
+
+
+def test_change_events_in_json_of_a_registry(registry: FakeRegistry) -> None:
+    registry.add("users-value", {}, schemaType="JSON")
+    events = DebeziumFormat(confluent(registry), ManualClock(0))
+    kind = pa.struct([("id", pa.int64())])
+    assert events.own_type() is None is events.problem(kind, writing=True)
+    writer, column = events.for_writing(kind), pa.array([{"id": 7}, None], kind)
+    rest = b'"source":{"connector":"lastword"},"op":"c","ts_ms":0}'
+    data = [writer.encode(column).to_pylist()[0], writer.deletion(kind)]
+    assert data[0] == b'\0\0\0\0\x01{"after":{"id":7},' + rest
+    result = events.decode(pa.array(data), kind)
+    assert result.problems == {} and result.column == column
 
 
 def test_schemas_that_refer_to_others(registry: FakeRegistry) -> None:

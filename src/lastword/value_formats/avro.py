@@ -99,8 +99,10 @@ def json_of(text: str) -> Any:
 
 
 def plain(schema: Any) -> Any:
-    """Return a schema without logical types that are not LOGICAL, or have no precision."""
+    """Return a schema without types around a type, and without logical types that are not LOGICAL."""
     if isinstance(schema, dict):
+        if "name" not in schema and isinstance(schema.get("type"), dict | list):
+            return plain(schema["type"])  # fastavro parses no type in a type
         kept = {name: plain(value) for name, value in schema.items() if name != "default"}
         if "default" in schema:
             kept["default"] = schema["default"]
@@ -384,8 +386,8 @@ class Types:
         if isinstance(schema, list):
             branches = [branch for branch in schema if branch != "null"]
             nullable = len(branches) < len(schema)
-            if len(branches) == 1:
-                schema = branches[0]
+            if len(branches) < 2:
+                schema = branches[0] if branches else "null"
             elif set(map(str, branches)) == {"int", "long"}:
                 schema = "long"
             elif set(map(str, branches)) == {"float", "double"}:
@@ -397,8 +399,6 @@ class Types:
                 )
         if isinstance(schema, str) and schema in self.named:
             schema = self.named[schema]
-        if isinstance(schema, dict) and isinstance(schema["type"], dict | list):
-            return self.resolve(schema["type"])
         return schema, nullable
 
     def arrow(self, schema: Schema = None, within: tuple[str, ...] = ()) -> pa.DataType:

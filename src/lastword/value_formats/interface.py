@@ -132,12 +132,33 @@ class ValueFormat(ABC):
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             pass
         for row, value in enumerate(values):  # a value that only Arrow refuses, such as a lone surrogate
-            try:
-                pa.array([value], kind)
-            except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-                problems[row] = str(error)
+            if (problem := misfit(value, kind)) is not None:
+                problems[row] = str(problem)
                 values[row] = None
         return Decoded(pa.array(values, kind), problems)
+
+
+def misfit(value: Any, kind: pa.DataType) -> Refused | None:
+    """Return the innermost place of a value that Arrow refuses for a type; None if there is none."""
+    import pyarrow as pa
+
+    try:
+        pa.array([value], kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        reason = str(error)
+    else:
+        return None
+    parts: list[tuple[str, Any, pa.DataType]] = []
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        parts = [(field.name, value.get(field.name), field.type) for field in kind]
+    elif pa.types.is_map(kind) and isinstance(value, list):
+        parts = [(f"[{key!r}]", item, kind.item_type) for key, item in value]
+    elif is_list(kind) and isinstance(value, list):
+        parts = [(f"[{number}]", item, kind.value_type) for number, item in enumerate(value)]
+    for name, item, child in parts:
+        if (inner := misfit(item, child)) is not None:
+            return inner.inside(name)
+    return Refused(reason)
 
 
 def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]) -> str | None:
