@@ -349,6 +349,37 @@ def test_a_registry_gives_the_type_by_the_topics_subject(tmp_path: Path) -> None
             sink_columns(wanted, parse_write({"path": "/d", **given}).formats)
 
 
+def test_protobuf_of_a_registry(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    from tests.value_formats.test_registry_protobuf import add, place_file
+
+    wanted = StructType().add("city", "string", False).add("population", "long")
+    with serving() as registry:
+        add(registry, "t-value", place_file())
+        given = {"schema.registry.url": registry.url, "value_format": "confluent"}
+        schema = source(**given).schema()
+        assert isinstance(schema, StructType) and schema["value"].dataType == wanted
+        other = source(**given, messageName="p.Other").schema()
+        assert (
+            isinstance(other, StructType) and other["value"].dataType.simpleString() == "struct<city:string>"
+        )
+        with pytest.raises(SparkOptionError, match=r"option messageName p\.No is not in the latest schema"):
+            source(**given, messageName="p.No").schema()
+        head = b"\0\0\0\0\x01"
+        records(tmp_path, head + b"\0\x0a\x04Rome", None, head + b"\x02\x02\x0a\x04Bern")
+        value = StructType().add("value", wanted)
+        rows = read(tmp_path, value, **given, mode="permissive")
+        assert rows == [{"value": {"city": "Rome", "population": None}}, {"value": None}, {"value": None}]
+        with pytest.raises(ValueFormatError, match=r"offset 2: .* as confluent: it is a p\.Other") as caught:
+            read(tmp_path, value, **given)
+        assert caught.value.offset == 2
+        formats = parse_write({"path": "/d", "topic": "t", **given}).formats
+        assert sink_columns(value, formats).value_serializer == "bytes"
+        town = StructType().add("value", StructType().add("town", "string"))
+        with pytest.raises(SparkOptionError, match=r"field town: message p\.Place has the fields city"):
+            sink_columns(town, formats)
+
+
 def test_a_union_of_several_types_is_named(tmp_path: Path) -> None:
     """The error names the column and the field; a type of the user's own leaves the field out."""
     pytest.importorskip("fastavro")
