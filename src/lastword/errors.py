@@ -37,6 +37,7 @@
     ├── BusyError         exit 4: try again
     │   ├── LogDirLockedError        another process writes there
     │   ├── RegistryError            a schema registry does not answer, or refuses
+    │   ├── UploadsGoneError         a commit to a bucket came so late that its objects may be removed
     │   ├── UncertainCommitError     a store did not say whether a commit to a bucket came in
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
@@ -596,6 +597,19 @@ class UncertainCommitError(BusyError):
             f"{url}: the answer to a commit was lost, and {commits} or more commits followed",
             remedy="read the log before you repeat the call; a call with producer= and sequence= may be "
             "repeated at any time",
+            file=url,
+        )
+
+
+class UploadsGoneError(BusyError):
+    """A commit to a bucket came so late that the objects it names may have been removed."""
+
+    @classmethod
+    def of(cls, url: str, name: str) -> UploadsGoneError:
+        """Return the error for uploads of this name."""
+        return cls(
+            f"{url}: the uploads {name} are not kept any more, so their objects may be gone",
+            remedy="run the job again; nothing was committed",
             file=url,
         )
 

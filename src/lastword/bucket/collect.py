@@ -17,16 +17,18 @@ Order of the steps, and why it is safe:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from lastword.bucket.commit import Bucket, Loaded
-from lastword.bucket.manifest import OBJECTS, decode_condemned, encode_condemned
+from lastword.bucket.manifest import OBJECTS, Pin, decode_condemned, encode_condemned
 from lastword.objects.interface import ObjectFacts
 from lastword.values import Value
 
 REMOVED_PER_REQUEST = 1000
+STORE_CLOCK_STEP_MS = 1000
+"""Some stores give the time of an object in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
             loaded.manifest,
             condemned=condemned,
             collection=loaded.manifest.collection + bool(decision.new),
-            pins={name: pin for name, pin in loaded.manifest.pins.items() if pin.until_ms > now_ms},
+            pins=_live(loaded.manifest.pins, now_ms),
+            uploads=_live(loaded.manifest.uploads, now_ms),
         )
         if bucket.swap(loaded, bucket.following(manifest)) is None:
             break
@@ -108,16 +111,24 @@ def _decide(
     dry_run: bool,
 ) -> _Decision:
     named = loaded.snapshot.objects()
-    pins = [pin for pin in loaded.manifest.pins.values() if pin.until_ms > now_ms]
+    pins = _live(loaded.manifest.pins, now_ms).values()
     before: dict[str, int] = {}
     if loaded.manifest.condemned is not None:
         key = loaded.manifest.condemned
         stored = bucket.store.get(key)
         assert stored is not None
         before = decode_condemned(stored.data, f"{bucket.url}/{key}")
+    uploads = _live(loaded.manifest.uploads, now_ms).values()
+    uploading_since_ms = min((pin.since_ms - STORE_CLOCK_STEP_MS for pin in uploads), default=None)
     removed, waiting, pinned, waiting_bytes = [], {}, 0, 0
     for facts in listed:
         if facts.key in named:
+            continue
+        if (
+            uploading_since_ms is not None
+            and facts.modified_ms >= uploading_since_ms
+            and facts.key not in before
+        ):
             continue
         since_ms = before.get(facts.key, now_ms)
         due = since_ms + retention_ms <= now_ms and facts.key in before
@@ -145,6 +156,10 @@ def _decide(
             dry_run=dry_run,
         ),
     )
+
+
+def _live(pins: Mapping[str, Pin], now_ms: int) -> dict[str, Pin]:
+    return {name: pin for name, pin in pins.items() if pin.until_ms > now_ms}
 
 
 def _store_now_ms(bucket: Bucket) -> int:

@@ -24,12 +24,13 @@ from __future__ import annotations
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
-from lastword.bucket.files import BucketFiles, LocalFile, new_number
+from lastword.bucket.files import BucketFiles, LocalFile, Node, PatchedFile
 from lastword.bucket.manifest import (
     CHANGES_BYTES,
     HISTORY,
@@ -43,6 +44,9 @@ from lastword.bucket.manifest import (
     Layer,
     Manifest,
     PageRef,
+    Patch,
+    PatchRef,
+    Pin,
     Snapshot,
     decode_page,
     encode_page,
@@ -59,6 +63,7 @@ from lastword.errors import (
     SwapRefusedError,
     UncertainCommitError,
     UncertainRequestError,
+    UploadsGoneError,
 )
 from lastword.files import DEFAULT
 from lastword.objects.interface import ObjectStore, Version
@@ -166,11 +171,15 @@ class Bucket:
 
     # -------------------------------------------------------------- change
 
-    def transaction(self, work: Callable[[BucketFiles], T]) -> T:
+    def transaction(self, work: Callable[[BucketFiles], T], *, uploads: str | None = None) -> T:
         """Run `work` on a private copy of the newest version, commit its changes and return its result.
 
         `work` runs again if another commit changed the same thing meanwhile. If it raises, nothing is
         committed.
+
+        Args:
+            work: Changes the copy.
+            uploads: The name of uploads (`begin_uploads`) that `work` adopts; the commit ends them.
 
         Raises:
             UncertainCommitError: The answers of the store were lost, and so many commits followed that the
@@ -183,7 +192,7 @@ class Bucket:
                 files = BucketFiles(self.url, loaded.snapshot, self.reads, scratch=scratch, rng=self.rng)
                 try:
                     result = work(files)
-                    _Commit(self, loaded, dict(files.changes())).publish()
+                    _Commit(self, loaded, dict(files.changes()), uploads).publish()
                     return result
                 except ChangedMeanwhile:
                     self.wait(attempt)
@@ -197,9 +206,21 @@ class Bucket:
             file=self.url,
         )
 
-    def publish(self, base: Loaded, changes: Changes) -> None:
-        """Commit entries whose objects are uploaded, on top of a version. ChangedMeanwhile: they overlap."""
-        _Commit(self, base, dict(changes)).publish()
+    def begin_uploads(self, name: str, keep_ms: int) -> None:
+        """Keep the objects that processes upload for a later commit. They are kept for `keep_ms` at most."""
+
+        def begin(loaded: Loaded) -> Manifest:
+            pin = Pin(loaded.modified_ms, max(loaded.modified_ms, self.clock.now_ms()) + keep_ms)
+            return replace(loaded.manifest, uploads={**loaded.manifest.uploads, name: pin})
+
+        self.edit(begin)
+
+    def end_uploads(self, name: str) -> None:
+        """Give up the objects of uploads that were not committed."""
+        if name in self.load().manifest.uploads:
+            self.edit(
+                lambda loaded: replace(loaded.manifest, uploads=_without(loaded.manifest.uploads, name))
+            )
 
     def swap(self, base: Loaded, manifest: Manifest) -> Loaded | None:
         """Swap a manifest in; return None when it is in, or the version that another commit made.
@@ -245,11 +266,11 @@ class Bucket:
             raise UncertainCommitError.lost(self.url, failure) from failure
         raise failure
 
-    def edit(self, change: Callable[[Manifest], Manifest]) -> None:
+    def edit(self, change: Callable[[Loaded], Manifest]) -> None:
         """Commit a change of the manifest that concerns no file."""
         while True:
             base = self.load()
-            if self.swap(base, self.following(change(base.manifest))) is None:
+            if self.swap(base, self.following(change(base))) is None:
                 return
 
     def following(self, manifest: Manifest) -> Manifest:
@@ -268,35 +289,34 @@ class Bucket:
 
     # -------------------------------------------------------------- upload
 
-    def upload(self, changes: dict[str, LocalFile | Entry | None]) -> dict[str, Entry | None]:
+    def upload(self, changes: Mapping[str, Node]) -> dict[str, Entry | None]:
         """Upload the local files among `changes`; return the entries of all. They are complete then."""
         entries: dict[str, Entry | None] = {}
         work: list[Callable[[], None]] = []
-        bundle: list[tuple[str, LocalFile, int, int]] = []
-        bundled = 0
-
-        def flush() -> None:
-            nonlocal bundle, bundled
-            if bundle:
-                work.append(self._bundle(entries, bundle))
-            bundle, bundled = [], 0
-
+        bundle = _Bundle(self)
         for path, node in changes.items():
-            if not isinstance(node, LocalFile):
+            if node is None or isinstance(node, Entry):
                 entries[path] = node
-                continue
-            facts = node.facts()
-            if facts.size <= INLINE_BYTES:
-                data = DEFAULT.read_bytes(node.path)
-                entries[path] = Entry(node.number, facts.size, facts.mtime_ms, data=data)
-            elif facts.size >= BUNDLE_BYTES:
-                work.append(self._single(entries, path, node, facts.size, facts.mtime_ms))
+            elif isinstance(node, PatchedFile):
+                patch = Patch(node.parts).encode()
+                entry = node.entry._replace(number=node.number)
+                bundle.add(len(patch), lambda data=patch: data, _patched(entries, path, entry, len(patch)))  # type: ignore[misc]
             else:
-                bundle.append((path, node, facts.size, facts.mtime_ms))
-                bundled += facts.size
-                if bundled >= BUNDLE_BYTES:
-                    flush()
-        flush()
+                facts = node.facts()
+                entry = Entry(node.number, facts.size, facts.mtime_ms)
+                if facts.size <= INLINE_BYTES:
+                    entries[path] = entry._replace(data=DEFAULT.read_bytes(node.path))
+                elif facts.size >= BUNDLE_BYTES:
+                    work.append(self._single(entries, path, node.path, entry))
+                else:
+                    bundle.add(
+                        facts.size, partial(DEFAULT.read_bytes, node.path), _placed(entries, path, entry)
+                    )
+            if bundle.size >= BUNDLE_BYTES:
+                work.append(bundle.upload)
+                bundle = _Bundle(self)
+        if bundle.size:
+            work.append(bundle.upload)
         if len(work) > 1:
             with ThreadPoolExecutor(UPLOADS, thread_name_prefix="lastword-upload") as pool:
                 for upload in [pool.submit(task) for task in work]:
@@ -306,38 +326,61 @@ class Bucket:
         return entries
 
     def _single(
-        self, entries: dict[str, Entry | None], path: str, file: LocalFile, size: int, mtime_ms: int
+        self, entries: dict[str, Entry | None], path: str, local: str, entry: Entry
     ) -> Callable[[], None]:
         def upload() -> None:
             key = self.new_key()
-            self.store.put_file(key, file.path)
-            entries[path] = Entry(file.number, size, mtime_ms, key)
+            self.store.put_file(key, local)
+            entries[path] = entry._replace(object=key)
 
         return upload
 
-    def _bundle(
-        self, entries: dict[str, Entry | None], files: Sequence[tuple[str, LocalFile, int, int]]
-    ) -> Callable[[], None]:
-        def upload() -> None:
-            key, position, parts = self.new_key(), 0, []
-            placed = {}
-            for path, file, size, mtime_ms in files:
-                parts.append(DEFAULT.read_bytes(file.path))
-                placed[path] = Entry(file.number, size, mtime_ms, key, position)
-                position += size
-            self.store.put(key, parts)
-            entries.update(placed)
 
-        return upload
+class _Bundle:
+    """Small pieces that share one object."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.size = 0
+        self._bucket = bucket
+        self._pieces: list[tuple[Callable[[], bytes], Callable[[str, int], None], int]] = []
+
+    def add(self, size: int, read: Callable[[], bytes], place: Callable[[str, int], None]) -> None:
+        """Add a piece: `read` returns its bytes, `place` is called with its object and position."""
+        self._pieces.append((read, place, self.size))
+        self.size += size
+
+    def upload(self) -> None:
+        """Upload the object, and place its pieces."""
+        key = self._bucket.new_key()
+        self._bucket.store.put(key, [read() for read, _, _ in self._pieces])
+        for _, place, position in self._pieces:
+            place(key, position)
+
+
+def _placed(entries: dict[str, Entry | None], path: str, entry: Entry) -> Callable[[str, int], None]:
+    def place(key: str, position: int) -> None:
+        entries[path] = entry._replace(object=key, position=position)
+
+    return place
+
+
+def _patched(
+    entries: dict[str, Entry | None], path: str, entry: Entry, size: int
+) -> Callable[[str, int], None]:
+    def place(key: str, position: int) -> None:
+        entries[path] = entry._replace(patch=PatchRef(key, position, size))
+
+    return place
 
 
 class _Commit:
     """One commit: the changes of a transaction on their way into the manifest."""
 
-    def __init__(self, bucket: Bucket, base: Loaded, changes: dict[str, LocalFile | Entry | None]) -> None:
+    def __init__(self, bucket: Bucket, base: Loaded, changes: dict[str, Node], uploads: str | None) -> None:
         self._bucket = bucket
         self._base = base
         self._given = changes
+        self._uploads = uploads
 
     def publish(self) -> None:
         """Upload and swap, until the commit is in the log.
@@ -357,6 +400,8 @@ class _Commit:
         base: Loaded | None = bucket.load()
         attempt = 0
         while base is not None:
+            if self._uploads is not None and self._uploads not in base.manifest.uploads:
+                raise UploadsGoneError.of(bucket.url, self._uploads)
             if base.manifest.collection != collection:
                 entries, collection = bucket.upload(changes), base.manifest.collection
             wanted: Changes = entries
@@ -367,9 +412,9 @@ class _Commit:
             base = bucket.swap(base, self._next(base.snapshot, wanted))
             attempt += 1
 
-    def _without_equal(self, snapshot: Snapshot) -> dict[str, LocalFile | Entry | None]:
+    def _without_equal(self, snapshot: Snapshot) -> dict[str, Node]:
         """Return the changes without files that were written again with the same bytes."""
-        changes = {}
+        changes: dict[str, Node] = {}
         for path, node in self._given.items():
             before = snapshot.entry(path)
             if (
@@ -388,7 +433,11 @@ class _Commit:
         bucket, before = self._bucket, base.manifest
         changes = {**before.changes, **entries}
         following = bucket.following(
-            replace(before, changes=changes if before.pages else _without_removed(changes))
+            replace(
+                before,
+                changes=changes if before.pages else _without_removed(changes),
+                uploads=_without(before.uploads, self._uploads),
+            )
         )
         if len(following.encode()) - len(replace(following, changes={}).encode()) > CHANGES_BYTES:
             following = self._paged(base, following)
@@ -417,8 +466,9 @@ def _follows(current: Manifest, base: Manifest) -> bool:
     return base.nonce in current.history
 
 
+def _without(pins: Mapping[str, Pin], name: str | None) -> dict[str, Pin]:
+    return {other: pin for other, pin in pins.items() if other != name}
+
+
 def _without_removed(changes: Changes) -> dict[str, Entry | None]:
     return {path: entry for path, entry in changes.items() if entry is not None}
-
-
-__all__ = ["Bucket", "Loaded", "new_number"]

@@ -16,10 +16,10 @@ import random
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lastword.bucket.manifest import Entry, Snapshot
+from lastword.bucket.manifest import Entry, Patch, Snapshot
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
 from lastword.files import DEFAULT, FileFacts, Files, Handle
 from lastword.files.interface import Buffer, Path
@@ -43,7 +43,17 @@ class LocalFile:
         return FileFacts(facts.size, facts.mtime_ms, self.number)
 
 
-Node = LocalFile | Entry | None
+@dataclass(frozen=True, slots=True)
+class PatchedFile:
+    """A stored file in which a few bytes were replaced since the version."""
+
+    entry: Entry
+    parts: dict[int, bytes]
+    number: int
+
+
+File = LocalFile | PatchedFile | Entry
+Node = File | None
 """A file, or None for a directory."""
 
 
@@ -113,7 +123,11 @@ class BucketFiles(Files):
     def _put(self, key: str, node: Node) -> None:
         directory, _, name = key.rpartition("/")
         if not self._is_directory(directory):
-            raise _vanished(self._url(directory))
+            raise self._no_directory(directory)
+        if node is not None and self._is_directory(key):
+            raise StorageError(
+                f"{self._url(key)} is a directory", remedy="use another name", file=self._url(key)
+            )
         self._changing(directory)[name] = node
         self._touched.setdefault(directory, set()).add(name)
 
@@ -129,9 +143,15 @@ class BucketFiles(Files):
         children = self._children(directory)
         return name in children and children[name] is None
 
-    def _file(self, key: str) -> LocalFile | Entry | None:
+    def _file(self, key: str) -> Node:
         directory, _, name = key.rpartition("/")
         return self._children(directory).get(name) if name else None
+
+    def _no_directory(self, key: str) -> StorageError:
+        path = self._url(key)
+        if self._file(key) is not None:
+            return StorageError(f"{path} is a file", remedy="use another name", file=path)
+        return _vanished(path)
 
     def _url(self, key: str) -> str:
         return f"{self.root}/{key}" if key else self.root
@@ -146,7 +166,13 @@ class BucketFiles(Files):
                 raise _vanished(os.fspath(path))
             if isinstance(node, LocalFile):
                 return _LocalHandle(os.fspath(path), node, DEFAULT.open_read(node.path))
-        return self._reads.open(os.fspath(path), node)
+        return self._open_stored(os.fspath(path), node)
+
+    def _open_stored(self, path: str, file: Entry | PatchedFile) -> Handle:
+        if isinstance(file, Entry):
+            return self._reads.open(path, file)
+        entry = file.entry._replace(number=file.number)
+        return self._reads.open(path, entry, Patch(file.parts))
 
     def listdir(self, path: Path) -> list[str]:
         """As `Files.listdir`."""
@@ -165,7 +191,10 @@ class BucketFiles(Files):
             node = self._file(key)
         if isinstance(node, LocalFile):
             return node.facts()
-        return None if node is None else FileFacts(node.size, node.mtime_ms, node.number)
+        if node is None:
+            return None
+        stored = node.entry if isinstance(node, PatchedFile) else node
+        return FileFacts(stored.size, stored.mtime_ms, node.number)
 
     def is_dir(self, path: Path) -> bool:
         """As `Files.is_dir`."""
@@ -175,32 +204,70 @@ class BucketFiles(Files):
     # -------------------------------------------------------------- change, in private
 
     def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> Handle:
-        """As `Files.open_append`. A stored file is copied to the scratch directory first."""
+        """As `Files.open_append`.
+
+        A stored file is copied to the scratch directory when it is changed, unless a few of its bytes are
+        replaced: then only these are kept.
+        """
         with self._lock:
             key = self._key(path)
             node = self._file(key)
-            if node is None and not create:
+            if node is None and not create and not self._is_directory(key):
                 raise _vanished(os.fspath(path))
             if node is not None and exclusive:
                 raise FileTakenError(f"{os.fspath(path)} exists", remedy="use another name", file=path)
-            local = node if isinstance(node, LocalFile) else self._copied(key, node)
+            if node is not None and not isinstance(node, LocalFile):
+                self._changing(key.rpartition("/")[0])  # refused if nothing may be changed
+                return _StoredHandle(self, os.fspath(path), key, node)
+            local = node if isinstance(node, LocalFile) else self.local_copy(key)
             return _LocalHandle(os.fspath(path), local, DEFAULT.open_append(local.path))
 
-    def _copied(self, key: str, entry: Entry | None) -> LocalFile:
-        """Return a new local file with the bytes of an entry, under its path."""
+    def local_copy(self, key: str, file: Entry | PatchedFile | None = None) -> LocalFile:
+        """Return a new local file with the bytes of a stored one, under its path; an empty one without it."""
         directory = key.rpartition("/")[0]
         if not self._is_directory(directory):
-            raise _vanished(self._url(directory))
+            raise self._no_directory(directory)
+        if self._is_directory(key):
+            raise StorageError(
+                f"{self._url(key)} is a directory", remedy="use another name", file=self._url(key)
+            )
         self._changing(directory)
         self._files_made += 1
         local = LocalFile(f"{self._scratch}/{self._files_made}", new_number(self._rng))
         with DEFAULT.open_append(local.path, create=True, exclusive=True) as handle:
-            if entry is not None and entry.size:
-                with self._reads.open(self._url(key), entry) as source:
-                    for position in range(0, entry.size, _COPY_BYTES):
+            if file is not None:
+                with self._open_stored(self._url(key), file) as source:
+                    for position in range(0, source.size(), _COPY_BYTES):
                         handle.append(source.pread(_COPY_BYTES, position))
         self._put(key, local)
         return local
+
+    def patch(self, key: str, position: int, part: bytes) -> PatchedFile:
+        """Replace a few bytes of a stored file; return the file as it is now."""
+        with self._lock:
+            file = self._file(key)
+            if isinstance(file, PatchedFile):
+                file.parts[position] = part
+                return file
+            assert isinstance(file, Entry)
+            stored = self._reads.patch_of(file)
+            parts = {} if stored is None else dict(stored.parts)
+            patched = PatchedFile(file._replace(patch=None), {**parts, position: part}, new_number(self._rng))
+            self._put(key, patched)
+            return patched
+
+    def adopt(self, entries: Mapping[str, Entry]) -> None:
+        """Add files whose objects are uploaded already, with the directories that they need."""
+        with self._lock:
+            for key, entry in entries.items():
+                above = key.rpartition("/")[0]
+                missing = []
+                while above and not self._is_directory(above):
+                    missing.append(above)
+                    above = above.rpartition("/")[0]
+                for directory in reversed(missing):
+                    self.mkdir(self._url(directory))
+                self._put(key, entry)
 
     def mkdir(self, path: Path) -> None:
         """As `Files.mkdir`."""
@@ -216,7 +283,7 @@ class BucketFiles(Files):
         with self._lock:
             key = self._key(path)
             if not self._is_directory(key):
-                raise _vanished(os.fspath(path))
+                raise self._no_directory(key)
             if self._children(key):
                 raise StorageError(f"{os.fspath(path)} is not empty", remedy="remove its files", file=path)
             self._remove(key)
@@ -239,6 +306,8 @@ class BucketFiles(Files):
         node = self._file(source)
         if node is None:
             raise _vanished(shown)
+        if source == target:
+            return
         replaced = self._file(target)
         self._put(target, node)
         self._remove(source)
@@ -249,6 +318,8 @@ class BucketFiles(Files):
         with self._lock:
             key = self._key(path)
             node = self._file(key)
+            if self._is_directory(key):
+                raise StorageError(f"{os.fspath(path)} is a directory", remedy="use rmdir", file=path)
             if node is None:
                 if missing_ok:
                     return
@@ -275,6 +346,8 @@ class BucketFiles(Files):
                 raise _vanished(os.fspath(path))
             if isinstance(node, LocalFile):
                 DEFAULT.set_mtime(node.path, ms)
+            elif isinstance(node, PatchedFile):
+                self._put(key, replace(node, entry=node.entry._replace(mtime_ms=ms)))
             else:
                 self._put(key, node._replace(mtime_ms=ms))
 
@@ -304,7 +377,7 @@ class BucketFiles(Files):
 
     # -------------------------------------------------------------- for the commit
 
-    def changes(self) -> Iterator[tuple[str, LocalFile | Entry | None]]:
+    def changes(self) -> Iterator[tuple[str, Node]]:
         """Iterate over the paths that were changed, with the file that is there now; None: it was removed."""
         with self._lock:
             for directory, touched in self._touched.items():
@@ -318,6 +391,8 @@ class BucketFiles(Files):
 
 
 _COPY_BYTES = 8 << 20
+_PATCH_BYTES = 64
+"""A longer write makes a stored file a local one."""
 _ENDLESS = 1 << 60
 _NUMBERS = 1 << 62
 
@@ -344,6 +419,69 @@ class _NoLock:
 
     def drop(self) -> None:
         """Do nothing."""
+
+
+class _StoredHandle(Handle):
+    """A stored file that is open to change. It becomes a local file when more than a few bytes change."""
+
+    def __init__(self, files: BucketFiles, path: str, key: str, file: Entry | PatchedFile) -> None:
+        self.path = path
+        self._files = files
+        self._key = key
+        self._stored: Entry | PatchedFile | None = file
+        self._handle = files._open_stored(path, file)
+        self._patched = False  # since the handle was opened
+
+    def _reading(self) -> Handle:
+        if self._patched and self._stored is not None:
+            self._handle.close()
+            self._handle, self._patched = self._files._open_stored(self.path, self._stored), False
+        return self._handle
+
+    def _local(self) -> Handle:
+        if self._stored is not None:
+            local = self._files.local_copy(self._key, self._stored)
+            self._handle.close()
+            self._handle = _LocalHandle(self.path, local, DEFAULT.open_append(local.path))
+            self._stored = None
+        return self._handle
+
+    def pread(self, n: int, position: int) -> bytes:
+        """As `Handle.pread`."""
+        return self._reading().pread(n, position)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """As `Handle.pread_into`."""
+        return self._reading().pread_into(buffer, position)
+
+    def append(self, data: Buffer) -> int:
+        """As `Handle.append`."""
+        return self._local().append(data)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """As `Handle.pwrite`."""
+        part = bytes(data)
+        if self._stored is None or len(part) > _PATCH_BYTES or position + len(part) > self.size():
+            self._local().pwrite(data, position)
+            return
+        self._stored = self._files.patch(self._key, position, part)
+        self._patched = True
+
+    def truncate(self, size: int) -> None:
+        """As `Handle.truncate`."""
+        if size != self.size():
+            self._local().truncate(size)
+
+    def close(self) -> None:
+        """As `Handle.close`."""
+        self._handle.close()
+
+    def fsync(self) -> None:
+        """Do nothing: a change is durable when it is committed."""
+
+    def stat(self) -> FileFacts:
+        """As `Handle.stat`."""
+        return self._reading().stat()
 
 
 class _LocalHandle(Handle):

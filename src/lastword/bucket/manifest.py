@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,6 +48,14 @@ _FORM = Framed(
 _PAGE_FORM = Framed("bucket-page", 1, code="damaged-manifest", remedy=_FORM.remedy)
 
 
+class PatchRef(NamedTuple):
+    """Where a patch is: its object, its position there, and its bytes."""
+
+    object: str
+    position: int
+    size: int
+
+
 class Entry(NamedTuple):
     """One file of a log.
 
@@ -56,6 +66,7 @@ class Entry(NamedTuple):
         object: Key of the object that holds the bytes; None: `data` holds them.
         position: Position of the first byte in the object.
         data: The bytes of a small file.
+        patch: Where bytes are that replace some of the object's (`Patch`); None: no byte is replaced.
     """
 
     number: int
@@ -64,13 +75,15 @@ class Entry(NamedTuple):
     object: str | None = None
     position: int = 0
     data: bytes = b""
+    patch: PatchRef | None = None
 
     def to_json(self) -> list[Any]:
         """Return the entry as a list of JSON values."""
         if self.object is None:
             text = base64.b64encode(self.data).decode()
             return [self.number, self.size, self.mtime_ms, text]
-        return [self.number, self.size, self.mtime_ms, self.object, self.position]
+        fields = [self.number, self.size, self.mtime_ms, self.object, self.position]
+        return fields if self.patch is None else [*fields, list(self.patch)]
 
     @classmethod
     def of_json(cls, fields: list[Any]) -> Entry:
@@ -81,10 +94,20 @@ class Entry(NamedTuple):
             if len(data) != size:
                 raise ValueError(f"a file of {size} bytes has {len(data)}")
             return cls(int(number), int(size), int(mtime_ms), data=data)
-        number, size, mtime_ms, key, position = fields
+        number, size, mtime_ms, key, position, *patched = fields
         if not isinstance(key, str):
             raise TypeError(f"{key!r} is no object")
-        return cls(int(number), int(size), int(mtime_ms), key, int(position))
+        patch = None
+        if patched:
+            patch_key, patch_position, patch_size = patched[0]
+            patch = PatchRef(str(patch_key), int(patch_position), int(patch_size))
+        return cls(int(number), int(size), int(mtime_ms), key, int(position), patch=patch)
+
+    def objects(self) -> tuple[str, ...]:
+        """Return the objects that hold the bytes of the file."""
+        if self.object is None:
+            return ()
+        return (self.object,) if self.patch is None else (self.object, self.patch.object)
 
 
 Changes = Mapping[str, Entry | None]
@@ -101,10 +124,10 @@ class PageRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A reader that needs the objects of an old manifest for longer than they are kept.
+    """A process that needs objects for longer than they are kept without a name.
 
     Attributes:
-        since_ms: When it was set, by the store's clock: objects that were still named then are kept.
+        since_ms: When it was set, by the store's clock, or earlier.
         until_ms: When it lapses, by the store's clock.
     """
 
@@ -126,6 +149,8 @@ class Manifest:
         changes: Newest entries.
         condemned: Object with the time since when each unnamed object has no name; None: there are none.
         pins: Readers by name.
+        uploads: Writers by name whose processes upload objects for one commit, a Spark job for example:
+            objects that were uploaded since then are not condemned.
     """
 
     nonce: str
@@ -135,6 +160,7 @@ class Manifest:
     changes: Changes = field(default_factory=dict)
     condemned: str | None = None
     pins: Mapping[str, Pin] = field(default_factory=dict)
+    uploads: Mapping[str, Pin] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the bytes of the manifest object."""
@@ -147,6 +173,7 @@ class Manifest:
                 "changes": _to_json(self.changes),
                 "condemned": self.condemned,
                 "pins": {name: [pin.since_ms, pin.until_ms] for name, pin in self.pins.items()},
+                "uploads": {name: [pin.since_ms, pin.until_ms] for name, pin in self.uploads.items()},
             }
         )
 
@@ -166,9 +193,14 @@ class Manifest:
                 pages=tuple(PageRef(str(key), int(count), int(size)) for key, count, size in fields["pages"]),
                 changes=_of_json(fields["changes"]),
                 condemned=fields["condemned"],
-                pins={name: Pin(int(since), int(until)) for name, (since, until) in fields["pins"].items()},
+                pins=_pins(fields["pins"]),
+                uploads=_pins(fields["uploads"]),
             )
         raise AssertionError
+
+
+def _pins(fields: Mapping[str, Any]) -> dict[str, Pin]:
+    return {name: Pin(int(since_ms), int(until_ms)) for name, (since_ms, until_ms) in fields.items()}
 
 
 def encode_page(changes: Changes) -> bytes:
@@ -209,6 +241,60 @@ def _to_json(changes: Changes) -> dict[str, Any]:
 
 def _of_json(fields: Mapping[str, Any]) -> dict[str, Entry | None]:
     return {path: None if entry is None else Entry.of_json(entry) for path, entry in fields.items()}
+
+
+# ---------------------------------------------------------------- bytes that replace others
+
+
+class Patch:
+    """Bytes that replace those of an object at some positions of a file.
+
+    So the batches of a large uploaded object get their offsets, which are known only at the commit, and the
+    object is not uploaded again.
+    """
+
+    _HEAD = struct.Struct("<QH")
+
+    def __init__(self, parts: Mapping[int, bytes]) -> None:
+        self._parts = dict(sorted(parts.items()))
+        self._positions = list(self._parts)
+        self._longest = max((len(part) for part in self._parts.values()), default=0)
+
+    def encode(self) -> bytes:
+        """Return the bytes that are stored."""
+        packed = (self._HEAD.pack(at, len(part)) + part for at, part in self._parts.items())
+        return zlib.compress(b"".join(packed), 1)
+
+    @classmethod
+    def decode(cls, data: bytes, url: str) -> Patch:
+        """Return a stored patch. CorruptFileError: it is damaged."""
+        parts: dict[int, bytes] = {}
+        try:
+            plain, at = zlib.decompress(data), 0
+            while at < len(plain):
+                position, size = cls._HEAD.unpack_from(plain, at)
+                at += cls._HEAD.size + size
+                parts[position] = plain[at - size : at]
+        except (zlib.error, struct.error):
+            raise _PAGE_FORM.damaged(url, "a patch cannot be decoded") from None
+        return cls(parts)
+
+    @property
+    def parts(self) -> Mapping[int, bytes]:
+        """The bytes by position."""
+        return self._parts
+
+    def apply(self, buffer: bytearray, start: int) -> None:
+        """Replace bytes in `buffer`, which holds the file from `start` on."""
+        end = start + len(buffer)
+        for index in range(bisect_left(self._positions, start - self._longest), len(self._positions)):
+            at = self._positions[index]
+            if at >= end:
+                return
+            part = self._parts[at]
+            first, last = max(at, start), min(at + len(part), end)
+            if first < last:
+                buffer[first - start : last - start] = part[first - at : last - at]
 
 
 # ---------------------------------------------------------------- one version, with its pages
@@ -272,7 +358,7 @@ class Snapshot:
 
     def objects(self) -> set[str]:
         """Return every object that the version names: those of files, pages and the condemned list."""
-        named = {entry.object for _, entry in self.files() if entry.object is not None}
+        named = {key for _, entry in self.files() for key in entry.objects()}
         named.update(page.object for page in self.manifest.pages)
         if self.manifest.condemned is not None:
             named.add(self.manifest.condemned)

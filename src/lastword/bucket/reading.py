@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from lastword.bucket.manifest import Entry
+from lastword.bucket.manifest import Entry, Patch
 from lastword.errors import FileVanishedError, NotPermittedError, ObjectVanishedError
 from lastword.files import FileFacts, Handle
 from lastword.files.interface import Buffer
@@ -41,38 +41,55 @@ class ObjectReads:
         self._threads = ahead_blocks
         self._lock = threading.Lock()
 
-    def open(self, path: str, entry: Entry) -> Handle:
-        """Open a stored file to read."""
-        return _ObjectHandle(path, entry, self)
+    def open(self, path: str, entry: Entry, patch: Patch | None = None) -> Handle:
+        """Open a stored file to read. `patch`: instead of the stored one."""
+        return _ObjectHandle(path, entry, self, self.patch_of(entry) if patch is None else patch)
 
-    def fetch(self, entry: Entry, position: int, size: int) -> bytes:
+    def patch_of(self, entry: Entry) -> Patch | None:
+        """Return the patch of a file; None if it has none."""
+        if entry.patch is None:
+            return None
+        key, position, size = entry.patch
+        return Patch.decode(self._range(key, position, size), f"{self._store.url}/{key}")
+
+    def fetch(self, entry: Entry, position: int, size: int, patch: Patch | None = None) -> bytes | bytearray:
         """Return bytes of a file; they are within it."""
         if entry.object is None:
             return entry.data[position : position + size]
+        data = self._range(entry.object, entry.position + position, size)
+        if patch is None:
+            return data
+        patched = bytearray(data)
+        patch.apply(patched, position)
+        return patched
+
+    def _range(self, key: str, start: int, size: int) -> bytes:
         try:
-            return self._store.get_range(entry.object, entry.position + position, size)
+            return self._store.get_range(key, start, size)
         except ObjectVanishedError as error:
             self.on_vanished()
             raise FileVanishedError(
-                f"{self._store.url}/{entry.object} was removed: the version that was read is too old",
+                f"{self._store.url}/{key} was removed: the version that was read is too old",
                 remedy="read again; a read that takes longer than lastword.objects.retention.ms needs a pin",
                 file=error.file,
             ) from error
 
     def whole(self, entry: Entry) -> bytes:
         """Return all bytes of a file."""
-        return self.fetch(entry, 0, entry.size) if entry.size else b""
+        return bytes(self.fetch(entry, 0, entry.size, self.patch_of(entry))) if entry.size else b""
 
-    def fetch_ahead(self, entry: Entry, position: int, size: int) -> Future[bytes] | None:
+    def fetch_ahead(
+        self, entry: Entry, position: int, size: int, patch: Patch | None
+    ) -> Future[bytes | bytearray] | None:
         """Begin to fetch bytes in a thread; None if there is no room for another block."""
         if self._threads < 1 or not self._room.acquire(blocking=False):
             return None
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lastword-read-ahead")
-            return self._pool.submit(self.fetch, entry, position, size)
+            return self._pool.submit(self.fetch, entry, position, size, patch)
 
-    def release(self, block: Future[bytes]) -> None:
+    def release(self, block: Future[bytes | bytearray]) -> None:
         """Give the room of a fetched block back."""
         block.cancel()
         self._room.release()
@@ -88,15 +105,16 @@ class ObjectReads:
 class _ObjectHandle(Handle):
     """A file in a range of an object."""
 
-    def __init__(self, path: str, entry: Entry, reads: ObjectReads) -> None:
+    def __init__(self, path: str, entry: Entry, reads: ObjectReads, patch: Patch | None) -> None:
         self.path = path
+        self._patch = patch
         self._entry = entry
         self._reads = reads
         self._lock = threading.Lock()
         self._start = 0  # of the bytes in memory
-        self._held = b"" if entry.object is not None else entry.data
+        self._held: bytes | bytearray = b"" if entry.object is not None else entry.data
         self._window = FIRST_BYTES
-        self._ahead: OrderedDict[int, Future[bytes]] = OrderedDict()  # by position
+        self._ahead: OrderedDict[int, Future[bytes | bytearray]] = OrderedDict()  # by position
 
     def pread(self, n: int, position: int) -> bytes:
         """As `Handle.pread`."""
@@ -140,7 +158,7 @@ class _ObjectHandle(Handle):
             size = min(
                 max(self._window, wanted if wanted <= BLOCK_BYTES else BLOCK_BYTES), self._left(position)
             )
-            self._held = self._reads.fetch(self._entry, position, size)
+            self._held = self._reads.fetch(self._entry, position, size, self._patch)
             self._start = position
         if self._window == BLOCK_BYTES or len(self._held) >= BLOCK_BYTES:
             self._fetch_ahead()
@@ -154,7 +172,7 @@ class _ObjectHandle(Handle):
             position = next(reversed(self._ahead)) + BLOCK_BYTES
         while position < self._entry.size:
             size = min(BLOCK_BYTES, self._left(position))
-            block = self._reads.fetch_ahead(self._entry, position, size)
+            block = self._reads.fetch_ahead(self._entry, position, size, self._patch)
             if block is None:
                 return
             self._ahead[position] = block

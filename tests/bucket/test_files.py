@@ -1,0 +1,143 @@
+"""`BucketFiles` against a directory: the same calls, the same files."""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lastword.bucket.commit import Bucket
+from lastword.bucket.files import BucketFiles
+from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError
+from lastword.files import DEFAULT, Files
+from lastword.objects import open_store
+
+NAMES = ("a", "b", "dir", "dir/a", "dir/b", "dir/deep", "dir/deep/a")
+CALLS = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from(NAMES), st.integers(0, 3000)),
+    st.tuples(st.just("append"), st.sampled_from(NAMES), st.integers(1, 1500)),
+    st.tuples(st.just("patch"), st.sampled_from(NAMES), st.integers(0, 2900)),
+    st.tuples(st.just("truncate"), st.sampled_from(NAMES), st.integers(0, 3000)),
+    st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    st.tuples(st.just("unlink"), st.sampled_from(NAMES), st.just(0)),
+    st.tuples(st.just("mkdir"), st.sampled_from(NAMES), st.just(0)),
+    st.tuples(st.just("rmdir"), st.sampled_from(NAMES), st.just(0)),
+)
+
+
+def call(files: Files, root: str, step: tuple) -> None:
+    verb, name, given = step
+    path = f"{root}/{name}"
+    if verb == "write":
+        files.write_atomic(path, random.Random(given).randbytes(given))
+    elif verb == "append":
+        with files.open_append(path) as handle:
+            handle.append(random.Random(given).randbytes(given))
+    elif verb == "patch":
+        with files.open_append(path) as handle:
+            if handle.size() > given:
+                handle.pwrite(b"patched!"[: handle.size() - given], given)
+    elif verb == "rename":
+        if files.is_dir(path) or files.is_dir(f"{root}/{given}"):
+            return  # a directory is renamed in one case only: to a new name
+        files.rename(path, f"{root}/{given}")
+    elif verb == "truncate":
+        files.truncate(path, min(given, files.stat(path).size if files.exists(path) else 0))
+    else:
+        getattr(files, verb)(path)
+
+
+def tree(files: Files, root: str, directory: str = "") -> dict[str, bytes | None]:
+    """Return the bytes of each file by path; None for a directory."""
+    found: dict[str, bytes | None] = {}
+    for name in files.listdir(os.path.join(root, directory) if directory else root):
+        path = f"{directory}/{name}" if directory else name
+        if files.is_dir(f"{root}/{path}"):
+            found[path] = None
+            found |= tree(files, root, path)
+        else:
+            data = files.read_bytes(f"{root}/{path}")
+            assert files.stat(f"{root}/{path}").size == len(data)
+            found[path] = data
+    return found
+
+
+def without_empty(content: dict[str, bytes | None]) -> dict[str, bytes]:
+    return {path: data for path, data in content.items() if data is not None}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(CALLS, max_size=8), min_size=1, max_size=4), st.integers(0, 1 << 30))
+def test_every_call_does_what_it_does_in_a_directory(tmp_path_factory, transactions, seed) -> None:
+    local = str(tmp_path_factory.mktemp("local"))
+    bucket = Bucket(open_store(f"memory://files-{seed}-{os.path.basename(local)}/x"))
+
+    def run(files: BucketFiles, steps: list[tuple]) -> None:
+        # A directory that is empty when a transaction ends is not in the next version.
+        for path in sorted(p for p, data in tree(DEFAULT, local).items() if data is None):
+            if not files.is_dir(f"{bucket.url}/{path}"):
+                files.mkdir(f"{bucket.url}/{path}")
+        for step in steps:
+            outcomes = []
+            for kind, root in ((DEFAULT, local), (files, bucket.url)):
+                try:
+                    call(kind, root, step)
+                    outcomes.append(None)
+                except LastwordError:
+                    outcomes.append(LastwordError)
+            assert outcomes[0] == outcomes[1], step
+            assert tree(files, bucket.url) == tree(DEFAULT, local)
+
+    for steps in transactions:
+        bucket.transaction(partial(run, steps=steps))
+        stored = bucket.files(bucket.load().snapshot)
+        wanted = without_empty(tree(DEFAULT, local))
+        assert (without_empty(tree(stored, bucket.url)) if wanted else {}) == wanted
+
+
+def test_a_patch_of_a_large_file_is_stored_without_its_bytes(tmp_path: Path) -> None:
+    bucket = Bucket(open_store(f"memory://patch-{tmp_path.name}/x"), scratch=str(tmp_path))
+    path, data = f"{bucket.url}/big", bytearray(os.urandom(200_000))
+    bucket.transaction(lambda files: files.write_atomic(path, bytes(data)))
+    before = bucket.load().snapshot.entry("big")
+
+    def patch(files: BucketFiles, at: int) -> None:
+        files.rename(path, f"{path}-renamed")
+        with files.open_append(f"{path}-renamed") as handle:
+            handle.pwrite(b"0123456789", at)
+            assert handle.pread(10, at) == b"0123456789"
+        files.rename(f"{path}-renamed", path)
+
+    for at in (5, 100_000, 199_990, 100_005):
+        bucket.transaction(lambda files, at=at: patch(files, at))
+        data[at : at + 10] = b"0123456789"
+        entry = bucket.load().snapshot.entry("big")
+        assert entry.object == before.object and entry.number != before.number
+        stored = bucket.files(bucket.load().snapshot)
+        assert stored.read_bytes(path) == bytes(data)
+        with stored.open_read(path) as handle:
+            assert handle.pread(20, 99_998) == bytes(data[99_998:100_018])
+
+
+def test_a_version_that_is_open_to_read_is_not_changed(tmp_path: Path) -> None:
+    bucket = Bucket(open_store(f"memory://read-{tmp_path.name}/x"))
+    path = f"{bucket.url}/a"
+    bucket.transaction(lambda files: files.write_atomic(path, b"x" * 2000))
+    files = bucket.files(bucket.load().snapshot)
+    for change in (
+        lambda: files.write_atomic(f"{bucket.url}/b", b""),
+        lambda: files.unlink(path),
+        lambda: files.open_append(path),
+        lambda: files.rename(path, f"{path}2"),
+    ):
+        with pytest.raises(NotPermittedError):
+            change()
+    with pytest.raises(FileVanishedError):
+        files.open_read(f"{bucket.url}/none")
+    with pytest.raises(FileTakenError):
+        bucket.transaction(lambda private: private.open_append(path, create=True, exclusive=True))
