@@ -216,10 +216,10 @@ class BucketFiles(Files):
                 raise _vanished(os.fspath(path))
             if node is not None and exclusive:
                 raise FileTakenError(f"{os.fspath(path)} exists", remedy="use another name", file=path)
-            if node is not None and not isinstance(node, LocalFile):
+            if isinstance(node, PatchedFile) or (isinstance(node, Entry) and node.object is not None):
                 self._changing(key.rpartition("/")[0])  # refused if nothing may be changed
                 return _StoredHandle(self, os.fspath(path), key, node)
-            local = node if isinstance(node, LocalFile) else self.local_copy(key)
+            local = node if isinstance(node, LocalFile) else self.local_copy(key, node)
             return _LocalHandle(os.fspath(path), local, DEFAULT.open_append(local.path))
 
     def local_copy(self, key: str, file: Entry | PatchedFile | None = None) -> LocalFile:
