@@ -77,15 +77,11 @@ def set_aside(files: Files, directory: str, gone: Iterable[Segment], listing: Se
         The new paths.
     """
     names_there = set(listing)
-    snapshots = sorted(
-        p.base_offset
-        for p in map(names.parse_segment_file, listing)
-        if p is not None and p.extension == names.SNAPSHOT and not p.suffix
-    )
+    snapshots = set(names.snapshot_offsets(listing)[:-1])
     renamed = []
     for segment in gone:
         extensions = list(names.SEGMENT_EXTENSIONS)
-        if segment.base_offset in snapshots[:-1]:
+        if segment.base_offset in snapshots:
             extensions.append(names.SNAPSHOT)
         for extension in extensions:
             name = names.segment_file(segment.base_offset, extension)

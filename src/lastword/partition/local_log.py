@@ -487,10 +487,9 @@ class LocalLog:
 
 def _own_segments(segments: SegmentSet, wanted: Sequence[Segment]) -> list[Segment]:
     """Return the log's segments for the given ones, which must be the same and neighbours."""
-    bases = [s.base_offset for s in segments]
-    if not wanted or wanted[0].base_offset not in bases:
+    first = segments.index_of(wanted[0].base_offset) if wanted else -1
+    if first < 0:
         raise ValueError("these segments are not in the log any more")
-    first = bases.index(wanted[0].base_offset)
     own = list(segments[first : first + len(wanted)])
     if [(s.base_offset, s.id.number) for s in own] != [(s.base_offset, s.id.number) for s in wanted]:
         raise ValueError("these segments are not neighbours in the log any more")

@@ -8,7 +8,7 @@ replaces meanwhile.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lastword.errors import CorruptBatchError, FileVanishedError
@@ -99,16 +99,11 @@ def _columns(
         start = max(start, chunk.next_offset)  # a rewrite may put what was read and what was not in one batch
 
 
-def overlapping(view: PartitionView, start: int, end: int) -> Sequence[Segment]:
-    """Return the segments that may hold an offset in [start, end)."""
-    return [s for s in view.segment_set.starting_at(start) if s.base_offset < end]
-
-
 def is_short(view: PartitionView, start: int, end: int) -> bool:
     """Return whether the range is so short that plain Python reads it faster."""
     limit = PLAIN_BYTES_LOADED if "lastword.kernels" in sys.modules else PLAIN_BYTES
     left = limit
-    for segment in overlapping(view, start, end):
+    for segment in view.segment_set.between(start, end):
         size = segment.size
         if size > left:
             try:

@@ -73,9 +73,18 @@ class SegmentSet(Sequence[Segment]):
             return None
         return self._segments[number - 1], bases[number] if number < len(bases) else None
 
+    def index_of(self, base_offset: int) -> int:
+        """Return the index of the segment with this base offset; -1 if there is none."""
+        index = self.floor(base_offset)
+        return index if index >= 0 and self._bases[index] == base_offset else -1
+
     def starting_at(self, offset: int) -> tuple[Segment, ...]:
         """Return the segments that hold `offset` and everything above."""
         return self._segments[max(self.floor(offset), 0) :]
+
+    def between(self, start: int, end: int) -> tuple[Segment, ...]:
+        """Return the segments that may hold an offset in [start, end)."""
+        return self._segments[max(self.floor(start), 0) : self.floor(end - 1) + 1]
 
     def below(self, offset: int) -> tuple[Segment, ...]:
         """Return the segments that begin below `offset`."""
@@ -90,13 +99,20 @@ class SegmentSet(Sequence[Segment]):
         return changed
 
     def with_added(self, segment: Segment) -> SegmentSet:
-        """Return the set with one more segment."""
-        return SegmentSet((*self._segments, segment))
+        """Return the set with one more segment, which begins above all others."""
+        return self._spliced(len(self), len(self), (segment,))
 
     def with_replaced(self, old: Sequence[Segment], new: Sequence[Segment]) -> SegmentSet:
-        """Return the set with `new` in the place of `old`, which are its own segments."""
-        gone = {id(segment) for segment in old}
-        return SegmentSet([*(s for s in self._segments if id(s) not in gone), *new])
+        """Return the set with `new`, in order, in the place of `old`, which are neighbours in the set."""
+        first = self.floor(old[0].base_offset)
+        return self._spliced(first, first + len(old), new)
+
+    def _spliced(self, first: int, end: int, new: Sequence[Segment]) -> SegmentSet:
+        """Return the set with `new` in the place of the segments `first` to `end`; nothing is sorted."""
+        changed = SegmentSet.__new__(SegmentSet)
+        changed._segments = (*self._segments[:first], *new, *self._segments[end:])
+        changed._bases = [*self._bases[:first], *(s.base_offset for s in new), *self._bases[end:]]
+        return changed
 
 
 @dataclass(frozen=True, slots=True)

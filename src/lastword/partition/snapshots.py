@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -257,11 +258,11 @@ def replay(
             replayed.exact = offset == log_end
             break
     state = replayed.state
-    later = [offset for offset in offsets if offset > state.end_offset]
+    later = deque(offset for offset in offsets if offset > state.end_offset)
 
     def pass_snapshots(offset: int) -> None:
         while later and later[0] <= offset:
-            producers = producers_at(later.pop(0))
+            producers = producers_at(later.popleft())
             if producers is not None:
                 state.learn(producers)
 

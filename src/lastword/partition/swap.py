@@ -58,7 +58,8 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
     resolves.
     """
     _check(sources, output)
-    listing = set(files.listdir(directory))
+    # The directory is not listed: a cleaning may publish as many outputs as the log has segments.
+    old = [(source.base_offset, _extensions(files, directory, source)) for source in sources]
     built_in = os.path.dirname(output.file)
     private = set(files.listdir(built_in))
     base = output.base_offset
@@ -77,22 +78,18 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
         _move(files, directory, base, extension, CLEANED, SWAP)
     files.fsync_dir(directory)
     end = max(output.next_offset, base + 1)
-    for source in sources:
-        if source.base_offset >= end:
+    for source_base, present in old:
+        if source_base >= end:
             files.fsync_dir(directory)
-        for extension in SEGMENT_EXTENSIONS:
-            if names.segment_file(source.base_offset, extension) in listing:
-                _move(files, directory, source.base_offset, extension, "", DELETED)
+        for extension in present:
+            _move(files, directory, source_base, extension, "", DELETED)
     files.fsync_dir(directory)
     for extension in extensions:
         _move(files, directory, base, extension, SWAP, "")
     files.fsync_dir(directory)
-    for source in sources:
-        for extension in SEGMENT_EXTENSIONS:
-            if names.segment_file(source.base_offset, extension) in listing:
-                files.unlink(
-                    os.path.join(directory, names.segment_file(source.base_offset, extension, DELETED))
-                )
+    for source_base, present in old:
+        for extension in present:
+            files.unlink(os.path.join(directory, names.segment_file(source_base, extension, DELETED)))
     _drop_inner_snapshots(files, directory, sources)
     return Segment.load(SegmentFiles(files, directory, base), next_offset=output.next_offset)
 
@@ -108,14 +105,29 @@ def _check(sources: Sequence[Segment], output: Segment) -> None:
         raise ValueError("the active segment is not rewritten")
 
 
+def _extensions(files: Files, directory: str, source: Segment) -> list[str]:
+    """Return the extensions of the files that a source has."""
+    base = source.base_offset
+    return [
+        extension
+        for extension in SEGMENT_EXTENSIONS
+        if files.exists(os.path.join(directory, names.segment_file(base, extension)))
+    ]
+
+
 def _drop_inner_snapshots(files: Files, directory: str, sources: Sequence[Segment]) -> None:
     """Remove producer snapshots at bases that are gone, except the newest of all."""
-    offsets = names.snapshot_offsets(files.listdir(directory))
-    gone = {source.base_offset for source in sources[1:]}
-    for offset in offsets[:-1]:
-        if offset in gone:
-            name = names.segment_file(offset, names.SNAPSHOT)
-            files.unlink(os.path.join(directory, name), missing_ok=True)
+
+    def path(offset: int) -> str:
+        return os.path.join(directory, names.segment_file(offset, names.SNAPSHOT))
+
+    gone = [source.base_offset for source in sources[1:] if files.exists(path(source.base_offset))]
+    # The segment above the sources has a newer snapshot, unless that was lost.
+    if gone and not files.exists(path(sources[-1].next_offset)):
+        newest = names.snapshot_offsets(files.listdir(directory))[-1:]
+        gone = [offset for offset in gone if offset not in newest]
+    for offset in gone:
+        files.unlink(path(offset), missing_ok=True)
 
 
 def _move(files: Files, directory: str, base: int, extension: str, old: str, new: str) -> None:

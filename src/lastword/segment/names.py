@@ -28,6 +28,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from lastword.errors import InvalidTopicError
 from lastword.wire import INT32_MAX, INT64_MAX
@@ -105,13 +106,17 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SEGMENT_FILE = re.compile(
     r"(\d{20,})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)(\.cleaned|\.swap|\.deleted)?"
 )
+_TAILS = {
+    extension + suffix: (extension, suffix)
+    for extension in (*SEGMENT_EXTENSIONS, SNAPSHOT)
+    for suffix in ("", *SUFFIXES)
+}
 _METADATA_SNAPSHOT = re.compile(r"(\d{20,})-(\d{10,})\.checkpoint")
 _MARKED = re.compile(r"(.+)-(\d+)\.([0-9a-f]{32})-(delete|future|stray)")
 _PLAIN = re.compile(r"(.+)-(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFile:
+class SegmentFile(NamedTuple):
     """A parsed file name: `00000000000000000042.index.swap` is (42, ".index", ".swap")."""
 
     base_offset: int
@@ -141,13 +146,14 @@ def segment_file(base_offset: int, extension: str, suffix: str = "") -> str:
 @lru_cache(maxsize=16384)  # a directory of 2,000 segments is listed several times while it is opened
 def parse_segment_file(name: str) -> SegmentFile | None:
     """Return the parts of a segment's or snapshot's file name, or None for any other file."""
-    match = _SEGMENT_FILE.fullmatch(name)
-    if match is None:
-        return None
-    base_offset = int(match[1])
-    if base_offset > INT64_MAX:
-        return None
-    return SegmentFile(base_offset, match[2], match[3] or "")
+    digits, tail = name[:20], _TAILS.get(name[20:])
+    if tail is None or not digits.isdecimal():  # also a name with more digits
+        match = _SEGMENT_FILE.fullmatch(name) if digits.isdecimal() else None
+        if match is None:
+            return None
+        digits, tail = match[1], (match[2], match[3] or "")
+    base_offset = int(digits)
+    return None if base_offset > INT64_MAX else SegmentFile(base_offset, *tail)
 
 
 def snapshot_offsets(listing: Iterable[str]) -> list[int]:

@@ -57,7 +57,7 @@ from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.bootstrap import check_seen
 from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, arrow_schema
-from lastword.spark.splits import MAX_RELOADS, LogPartition, overlapping, parts_of
+from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -298,7 +298,7 @@ def chunks_between(
         offset = check_loss(task, view, offset, options)
         outcomes = outcomes_of(view, task, options)
         try:
-            segments = overlapping(view, offset, task.end)
+            segments = view.segment_set.between(offset, task.end)
             bases = (segment.base_offset for segment in segments[1:])
             for segment, following in zip_longest(segments, bases):
                 # A segment below the end is read to its last byte: a damaged offset must not hide a batch.
@@ -385,7 +385,7 @@ def newest_chunks(
         start = check_loss(task, view, task.start, options)
         try:
             view = held(view, start, task, options)
-            segments = overlapping(view, start, task.end)
+            segments = view.segment_set.between(start, task.end)
             sources = [
                 RangeSource(segment, start, task.end, last=segment is segments[-1]) for segment in segments
             ]

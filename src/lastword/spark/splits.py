@@ -35,7 +35,6 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.moment import check_answerable
 from lastword.partition.view import PartitionView
-from lastword.segment.segment import Segment
 from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, TopicSelection
 from lastword.wire import INT64_MAX
 
@@ -286,7 +285,7 @@ def cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
 def _cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
     points = [(range_.start, 0)]
     before = 0
-    for segment in overlapping(range_.view, range_.start, range_.end):
+    for segment in range_.view.segment_set.between(range_.start, range_.end):
         first = segment.position_of(range_.start) if segment.base_offset < range_.start else 0
         last = segment.end_position_of(range_.end)
         for entry in segment.offset_index.entries():
@@ -304,17 +303,6 @@ def _cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
     return points
 
 
-def overlapping(view: PartitionView, start: int, end: int) -> list[Segment]:
-    """Return the segments that may hold records with start <= offset < end."""
-    result = []
-    segments = view.segments
-    for i, segment in enumerate(segments):
-        following = segments[i + 1].base_offset if i + 1 < len(segments) else None
-        if segment.base_offset < end and (following is None or following > start):
-            result.append(segment)
-    return result
-
-
 def past_gap(view: PartitionView, offset: int, end: int) -> int:
     """Return `offset`, or the end of the gap (at most `end`) if a cleaning left no record there.
 
@@ -323,7 +311,7 @@ def past_gap(view: PartitionView, offset: int, end: int) -> int:
     if offset >= end:
         return end
     try:
-        for segment in overlapping(view, offset, end):
+        for segment in view.segment_set.between(offset, end):
             for header in segment.headers(segment.position_of(offset)):
                 # The header of an older set of compressed messages has only its last offset.
                 return offset if header.magic < 2 else max(offset, min(header.base_offset, end))
@@ -445,7 +433,7 @@ def plan(
         for range_ in ranges:
             if range_.start < range_.end:
                 part = LogPartition.of(range_, range_.start, range_.end, in_stream=in_stream)
-                segments = overlapping(range_.view, range_.start, range_.end)
+                segments = range_.view.segment_set.between(range_.start, range_.end)
                 parts.append((part, sum(segment.size for segment in segments)))
         return share_tasks(parts, options)
     points = [(range_, cut_points(range_)) for range_ in ranges if range_.start < range_.end]

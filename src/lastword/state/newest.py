@@ -303,14 +303,14 @@ def _newest_pairs(
 
 def _is_mostly_clean(view: PartitionView, start: int, end: int, first_dirty: int) -> bool:
     """Estimate by whole segments whether little is dirty. Only the time of the restore depends on it."""
-    segments = scan.overlapping(view, start, end)
+    segments = view.segment_set.between(start, end)
     dirty = sum(segment.size for segment in segments if segment.base_offset >= first_dirty)
     return dirty * _MOSTLY_CLEAN <= sum(segment.size for segment in segments)
 
 
 def _every_pair(view: PartitionView, start: int, end: int, report: BytesDone) -> Iterator[_Binaries]:
     """Yield keys and values of every record with a key, in order."""
-    total = sum(segment.size for segment in scan.overlapping(view, start, end))
+    total = sum(segment.size for segment in view.segment_set.between(start, end))
     done = 0
     for chunk, columns in scan.columns(view, start, end):
         keyed = columns.key_length >= 0
@@ -460,7 +460,7 @@ def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_SegmentSlic
     """
     parts = []
     cut = end
-    segments = scan.overlapping(view, start, end)
+    segments = view.segment_set.between(start, end)
     for number, segment in enumerate(segments):
         first = segment.position_of(start) if start > segment.base_offset else 0
         final = number == len(segments) - 1

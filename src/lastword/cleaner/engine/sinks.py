@@ -148,10 +148,11 @@ def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
         The segment as it is in the log now.
     """
     with log.lock:
-        by_base = {segment.base_offset: segment for segment in log.segments}
+        segments = log.segment_set
         old = []
         for source in built.sources:
-            segment = by_base.get(source.base_offset)
+            index = segments.index_of(source.base_offset)
+            segment = segments[index] if index >= 0 else None
             facts = None if segment is None else segment.stored.facts()
             same = facts is not None and facts.id == source.id
             if segment is None or segment.active or not same:
@@ -220,9 +221,10 @@ class Collector:
     def _replaced(self, group: BuiltGroup) -> Segment:
         assert self._view is not None
         output = _output(self._view.store, group)
-        gone = {source.base_offset for source in group.sources}
-        old = [segment for segment in self._view.segments if segment.base_offset in gone]
-        self._view.segment_set = self._view.segment_set.with_replaced(old, [output])
+        segments = self._view.segment_set
+        first = segments.index_of(group.sources[0].base_offset)
+        old = segments[first : first + len(group.sources)]
+        self._view.segment_set = segments.with_replaced(old, [output])
         return output
 
 
@@ -269,9 +271,11 @@ class CountingSink:
 
 def written_bytes_of(rewrite: RewriteInput) -> Iterable[int]:
     """Yield for each group how many bytes its output would take."""
+    from lastword.cleaner.engine.rewrite import last_of_producers
     from lastword.cleaner.engine.rewrite import rewrite as rewritten
 
     scan = rewrite.scan
+    producers = last_of_producers(scan.resolution.segments)
     for group in scan.groups:
         yield rewritten(
             group,
@@ -281,6 +285,7 @@ def written_bytes_of(rewrite: RewriteInput) -> Iterable[int]:
             None,
             rewrite.steps.rewritten,
             scan.transactions,
+            producers=producers,
         ).size_bytes
 
 
