@@ -116,11 +116,24 @@ FEWEST_SAMPLED_KEYS = 250
 spread."""
 
 
-def dead_bytes(tracking: Tracking, write_clock: int, survivorship: Survivorship) -> list[float]:
-    """Return the garbage of each segment, exact or estimated."""
-    facts = tracking.facts()
+def dead_bytes(
+    tracking: Tracking,
+    write_clock: int,
+    survivorship: Survivorship,
+    first: int = 0,
+    end: int | None = None,
+) -> list[float]:
+    """Return the garbage of each segment, or of the entries `first` to before `end`, exact or estimated.
+
+    An estimate may depend on all segments.
+    """
     if tracking.exact:
-        return [float(segment.dead_bytes) for segment in facts]
+        return [float(segment.dead_bytes) for segment in tracking.facts(first, end)]
+    return _estimates(tracking, write_clock, survivorship)[first:end]
+
+
+def _estimates(tracking: Tracking, write_clock: int, survivorship: Survivorship) -> list[float]:
+    facts = tracking.facts()
     estimates = [
         min(
             entry.own_dead_bytes + max(segment.dead_bytes - entry.own_seen_bytes, 0) / tracking.share,

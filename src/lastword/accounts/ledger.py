@@ -18,6 +18,7 @@ accounts that were saved before are then right for the log, or do not fit it.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -347,8 +348,8 @@ class Ledger:
             file_bytes=indexed_bytes(config),
         )
 
-    def _dead_bytes(self) -> list[float]:
-        return dead_bytes(self.tracking, self.write_clock, self.survivorship)
+    def _dead_bytes(self, first: int = 0, end: int | None = None) -> list[float]:
+        return dead_bytes(self.tracking, self.write_clock, self.survivorship, first, end)
 
     def blocked_segments(self) -> frozenset[int]:
         """Return the base offsets of segments with a tombstone that an older copy of its key blocks."""
@@ -384,21 +385,27 @@ class Ledger:
             published: The new segment.
             alpha: Weight of the observed survivorship.
         """
-        bases = [entry.base_offset for entry in self.entries]
-        if not bases:
+        if not self.entries:
             return
-        first, last = bases.index(first_base), bases.index(last_base)
+        # Nothing here takes time for every segment: there may be as many swaps.
+        first, last = self._index_of(first_base), self._index_of(last_base)
         old = self.entries[first : last + 1]
-        for entry, dead in zip(old, self._dead_bytes()[first : last + 1], strict=True):
+        for entry, dead in zip(old, self._dead_bytes(first, last + 1), strict=True):
             self.survivorship.observe(
                 self.write_clock - entry.written_at, entry.size_bytes, round(entry.size_bytes - dead), alpha
             )
-        end = self.facts()[last].next_offset
+        end = self.tracking.facts(last, last + 1)[0].next_offset
         self.tracking.swapped(first, last, published, self.write_clock)
-        self.tracking.note_clear()
+        self.tracking.note_clear(first, first + 1)
         self.deletes.rewritten(first_base, end)
         self._learned = True
         self._touched()
+
+    def _index_of(self, base_offset: int) -> int:
+        index = bisect_left(self.entries, base_offset, key=lambda entry: entry.base_offset)
+        if index == len(self.entries) or self.entries[index].base_offset != base_offset:
+            raise ValueError(f"no segment at {base_offset} is accounted")
+        return index
 
     def first_dirty_for_kafka(self) -> int:
         """Return the highest cleaner checkpoint that is safe to hand to a broker.

@@ -319,12 +319,14 @@ class Deletes:
 
     def due_between(self, first_offset: int, next_offset: int) -> int:
         """Return the highest offset of a tombstone that a rewrite of this range drops; -1: none."""
-        within = self.due[(self.due >= first_offset) & (self.due < next_offset)]
-        return int(within[-1]) if within.size else -1
+        first, end = np.searchsorted(self.due, (first_offset, next_offset)).tolist()
+        return int(self.due[end - 1]) if end > first else -1
 
     def rewritten(self, first_offset: int, next_offset: int) -> None:
         """Forget the due tombstones of a range that was rewritten, durably."""
-        self.due = self.due[(self.due < first_offset) | (self.due >= next_offset)]
+        first, end = np.searchsorted(self.due, (first_offset, next_offset)).tolist()
+        if end > first:
+            self.due = np.delete(self.due, slice(first, end))
 
     def blocked_bytes(self, facts: Sequence[SegmentFacts]) -> list[int]:
         """Return the bytes of blocked tombstones in each segment."""

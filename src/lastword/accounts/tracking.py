@@ -265,9 +265,12 @@ class Tracking:
         """Return the base offset of the first segment; 0 if there is none."""
         return self.entries[0].base_offset if self.entries else 0
 
-    def facts(self) -> tuple[SegmentFacts, ...]:
-        """Return the counts of the segments in the log. In a sample they count tracked keys only."""
-        return self.running.facts()[self.gone :]
+    def facts(self, first: int = 0, end: int | None = None) -> tuple[SegmentFacts, ...]:
+        """Return the counts of the segments in the log, or of the entries `first` to before `end`.
+
+        In a sample they count tracked keys only.
+        """
+        return self.running.facts(self.gone + first, None if end is None else self.gone + end)
 
     def resolution(self) -> Resolution:
         """Return the result of a full scan, as of now. ValueError for a sample."""
@@ -322,13 +325,13 @@ class Tracking:
         self.entries[first : last + 1] = [fresh]
         self.uncounted |= not self.counts_copies
 
-    def note_clear(self) -> None:
-        """Record which segments have no garbage.
+    def note_clear(self, first: int = 0, end: int | None = None) -> None:
+        """Record which segments, or which of the entries `first` to before `end`, have no garbage.
 
         Such a segment holds no record that another below the limit supersedes, and never will.
         """
         if self.exact:
-            for entry, segment in zip(self.entries, self.facts(), strict=True):
+            for entry, segment in zip(self.entries[first:end], self.facts(first, end), strict=True):
                 if not segment.dead_records:
                     entry.clear_to = self.running.limit
 
@@ -475,7 +478,7 @@ class Tracking:
         from lastword.resolve import resolve
 
         entry = SegmentEntry.of(segment, write_clock)
-        seen = self.running.facts()[-1]
+        (seen,) = self.running.facts(-1)
         alone = resolve([segment], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, outcomes=outcomes)
         entry.own_dead_bytes = alone.segments[0].dead_bytes
         entry.own_seen_bytes, entry.own_seen_records = seen.dead_bytes, seen.dead_records

@@ -450,6 +450,8 @@ class SegmentCounts:
         for last_offsets in self.producers[part]:
             producers.update(last_offsets)
         self.producers[part] = [producers]
+        if first == last:
+            return
         for name in (*_COLUMNS, "stats", "digests"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old[: first + 1], old[last + 1 :]]))
@@ -468,14 +470,15 @@ class SegmentCounts:
         scaled_bytes[changed] = (size_bytes[changed] * ratio).astype(np.int64)
         return scaled_bytes
 
-    def facts(self) -> tuple[SegmentFacts, ...]:
-        """Return the facts of each segment."""
-        dead_bytes = self.scaled(np.arange(len(self)), self.stats[:, loops.DEAD_BYTES])
-        dead_bytes = np.clip(dead_bytes, 0, self.sizes)
-        columns = (self.bases, self.next_offsets, self.sizes, self.records, dead_bytes, self.digests)
+    def facts(self, first: int = 0, end: int | None = None) -> tuple[SegmentFacts, ...]:
+        """Return the facts of each segment, or of those from index `first` to before `end`."""
+        part = slice(first, end)
+        dead_bytes = self.scaled(np.arange(len(self))[part], self.stats[part, loops.DEAD_BYTES])
+        dead_bytes = np.clip(dead_bytes, 0, self.sizes[part])
+        columns = (self.bases, self.next_offsets, self.sizes, self.records, self.digests)
         # Lists: reading single numbers from NumPy arrays takes ten times as long.
-        lists = (column.tolist() for column in (*columns, self.control_batches, self.stats))
-        rows = zip(*lists, self.producers, strict=True)
+        lists = (column[part].tolist() for column in (*columns, self.control_batches, self.stats))
+        rows = zip(dead_bytes.tolist(), *lists, self.producers[part], strict=True)
         return tuple(
             SegmentFacts(
                 base_offset=base_offset,
@@ -495,11 +498,11 @@ class SegmentCounts:
                 aborted_records=stats[loops.ABORTED_RECORDS],
             )
             for (
+                dead,
                 base_offset,
                 next_offset,
                 size_bytes,
                 records,
-                dead,
                 digest,
                 control_batches,
                 stats,

@@ -243,12 +243,12 @@ class RunningResolution:
         keys = 0 if self._scan.map is None else self._scan.map.distinct_keys
         return self._scan.resolution(1, keys, self.seconds)
 
-    def facts(self) -> tuple[SegmentFacts, ...]:
-        """Return the facts of each segment, ascending.
+    def facts(self, first: int = 0, end: int | None = None) -> tuple[SegmentFacts, ...]:
+        """Return the facts of each segment, ascending, or of those from index `first` to before `end`.
 
         The bytes of a rewritten segment are shares of its new file.
         """
-        return self._scan.counts.facts()
+        return self._scan.counts.facts(first, end)
 
     def lowest_superseding(self, segment_index: int) -> int | None:
         """Return the lowest offset of a record that superseded a record still in that segment's file."""

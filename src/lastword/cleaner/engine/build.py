@@ -23,7 +23,7 @@ from lastword.cleaner.engine import report
 from lastword.cleaner.engine.certificate import Certified, Rewritten, certify
 from lastword.cleaner.engine.output import OutputSegment
 from lastword.cleaner.engine.report import BuiltGroup, OutputFacts, SourceFacts
-from lastword.cleaner.engine.rewrite import rewrite
+from lastword.cleaner.engine.rewrite import last_of_producers, rewrite
 from lastword.cleaner.engine.transactions import index_entries
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.groups import SegmentGroup
@@ -97,6 +97,7 @@ class _Building:
         self._store = rewrite.store
         self._steps = rewrite.steps
         self._staged_in = staged_in
+        self._producers = last_of_producers(rewrite.scan.resolution.segments)
 
     def write(self, group: SegmentGroup, second: Executor | None) -> _Written:
         """Write the output of a group."""
@@ -116,6 +117,7 @@ class _Building:
                     self._steps.rewritten,
                     scan.transactions,
                     second,
+                    self._producers,
                 )
         except BaseException:
             self._throw_away(location)

@@ -25,7 +25,7 @@ Memory: one chunk in, one output buffer out, whatever the size of the group. Wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -80,6 +80,7 @@ def rewrite(
     progress: Callable[[int], None],
     transactions: TransactionFacts = NOTHING,
     second: Executor | None = None,
+    producers: Mapping[int, int] | None = None,
 ) -> Rewritten:
     """Write the survivors of `group` to `output`; None only counts, to the byte.
 
@@ -92,11 +93,12 @@ def rewrite(
         progress: Called with the bytes read, chunk by chunk; may raise to stop.
         transactions: Which control batches go.
         second: A thread that reads, verifies and decompresses ahead; the result is the same.
+        producers: Result of `last_of_producers` for the resolution, if several groups are rewritten.
 
     Raises:
         CorruptBatchError: A source does not match its checksums.
     """
-    retained = _last_of_producers(resolution.segments)
+    retained = last_of_producers(resolution.segments) if producers is None else producers
     facts = resolution.segments[group.first : group.last + 1]
     contents = batches = controls = markers = 0
     certificate = None
@@ -153,7 +155,7 @@ def rewrite(
     )
 
 
-def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
+def last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
     """Return the last offset of the last data batch of each producer below the limit."""
     last: dict[int, int] = {}
     for segment in facts:
@@ -162,7 +164,7 @@ def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
 
 
 def _retain(
-    chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: TransactionFacts, plan: Plan
+    chunk: Chunk, next_offset: int, producers: Mapping[int, int], transactions: TransactionFacts, plan: Plan
 ) -> NDArray[np.uint8]:
     """Return what the kernel does with each batch of the chunk, other than by its bits."""
     last_offsets = chunk.table[:, fields.LAST_OFFSET]

@@ -151,24 +151,25 @@ def group(
     crowded = is_crowded(len(facts), total_bytes, limits.segment_bytes)
     small_bytes = int(limits.segment_bytes * (SMALL_RATIO_WHEN_CROWDED if crowded else SMALL_RATIO))
     groups: list[SegmentGroup] = []
-    run: list[int] = []
+    run = _Run(facts)
 
     def needs(i: int) -> bool:
         return i in worth or needs_rewrite(facts[i])
 
     def close() -> None:
-        needed = any(needs(i) for i in run)
-        if needed or (crowded and len(run) > 1):
-            groups.append(_group(facts, run))
-        run.clear()
+        nonlocal run
+        needed = any(needs(i) for i in range(run.first, run.end))
+        if needed or (crowded and run.count > 1):
+            groups.append(run.group())
+        run = _Run(facts)
 
     for i, segment in enumerate(facts):
         if not needs(i) and segment.live_bytes > small_bytes:
             close()
             continue
-        if run and not _fits(facts, run, segment, limits):
+        if run.count and not run.fits(segment, limits):
             close()
-        run.append(i)
+        run.add(i)
     close()
     return tuple(groups)
 
@@ -188,32 +189,51 @@ def _filled(
     facts: Sequence[GroupFacts], first: int, last: int, limits: OutputLimits, most_bytes: int
 ) -> tuple[SegmentGroup, ...]:
     groups: list[SegmentGroup] = []
-    run: list[int] = []
+    run = _Run(facts)
     for i in range(first, last + 1):
-        held = sum(facts[j].live_bytes for j in run)
-        if run and (held + facts[i].live_bytes > most_bytes or not _fits(facts, run, facts[i], limits)):
-            groups.append(_group(facts, run))
-            run = []
-        run.append(i)
-    groups.append(_group(facts, run))
+        above = run.live_bytes + facts[i].live_bytes > most_bytes
+        if run.count and (above or not run.fits(facts[i], limits)):
+            groups.append(run.group())
+            run = _Run(facts)
+        run.add(i)
+    groups.append(run.group())
     return tuple(groups)
 
 
-def _fits(facts: Sequence[GroupFacts], run: Sequence[int], segment: GroupFacts, limits: OutputLimits) -> bool:
-    if segment.next_offset - 1 - facts[run[0]].base_offset > MAX_RELATIVE_OFFSET:
-        return False
-    return limits.fit(sum(facts[i].live_bytes for i in run) + segment.live_bytes) and limits.hold(
-        sum(facts[i].size_bytes for i in run) + segment.size_bytes
-    )
+class _Run:
+    """Neighbouring segments, with sums that are kept: a run may have every segment of the log."""
 
+    def __init__(self, facts: Sequence[GroupFacts]) -> None:
+        self._facts = facts
+        self.first = self.end = 0
+        self.size_bytes = self.live_bytes = 0
 
-def _group(facts: Sequence[GroupFacts], run: Sequence[int]) -> SegmentGroup:
-    base_offset = facts[run[0]].base_offset
-    return SegmentGroup(
-        first=run[0],
-        last=run[-1],
-        base_offset=base_offset,
-        next_offset=max((facts[i].next_offset for i in run if facts[i].size_bytes), default=base_offset),
-        size_bytes=sum(facts[i].size_bytes for i in run),
-        live_bytes=sum(facts[i].live_bytes for i in run),
-    )
+    @property
+    def count(self) -> int:
+        return self.end - self.first
+
+    def add(self, i: int) -> None:
+        if not self.count:
+            self.first = i
+        self.end = i + 1
+        self.size_bytes += self._facts[i].size_bytes
+        self.live_bytes += self._facts[i].live_bytes
+
+    def fits(self, segment: GroupFacts, limits: OutputLimits) -> bool:
+        if segment.next_offset - 1 - self._facts[self.first].base_offset > MAX_RELATIVE_OFFSET:
+            return False
+        return limits.fit(self.live_bytes + segment.live_bytes) and limits.hold(
+            self.size_bytes + segment.size_bytes
+        )
+
+    def group(self) -> SegmentGroup:
+        chosen = self._facts[self.first : self.end]
+        base_offset = chosen[0].base_offset
+        return SegmentGroup(
+            first=self.first,
+            last=self.end - 1,
+            base_offset=base_offset,
+            next_offset=max((s.next_offset for s in chosen if s.size_bytes), default=base_offset),
+            size_bytes=self.size_bytes,
+            live_bytes=self.live_bytes,
+        )
