@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import pickle
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from lastword.config import (
 )
 from lastword.config import settings as settings_module
 from lastword.config.settings import read_entries
-from lastword.errors import InvalidSettingError, UnknownSettingError
+from lastword.errors import InvalidSettingError, LastwordError, UnknownSettingError
 from lastword.files import DEFAULT, OsFiles
 
 FILE = """\
@@ -445,8 +446,57 @@ def test_a_first_table_is_written_as_tomlkit_writes_it(topic, settings, tmp_path
     written = []
     for plain in (True, False):
         if not plain:
-            monkeypatch.setattr(settings_module, "_first_table", lambda changes: None)
+            monkeypatch.setattr(settings_module, "_new_table", lambda changes: None)
         path = tmp_path / f"{plain}.toml"
         write_topic_settings(DEFAULT, path, topic, settings)
         written.append(path.read_bytes())
     assert written[0] == written[1]
+
+
+BEFORE = [
+    '[topics.a]\nretention.ms = "7d"\n',
+    '# mine\nlog.cleaner.threads = 2\n\n[defaults]\nretention.ms = 5\n\n[topics."b.c"]\nretention.ms = 1\n',
+    "[topics.a]\nretention.ms = 1\n\n[defaults]\nretention.ms = 5\n",
+    "[topics.a]\nretention.ms = 1\n# the end\n",
+    "[topics.a]\nretention.ms = 1\n\n",
+    "[topics.a]\nretention.ms = 1",
+    "[topics.users]\n\n[topics.a]\nretention.ms = 1\n",
+    "[topics . users]\n\n[topics.a]\nretention.ms = 1\n",
+    "[ topics.users ]\nretention.bytes = 5\n\n[topics.a]\nretention.ms = 1\n",
+    '[topics."\\u0075sers"]\nretention.bytes = 5\n\n[topics.a]\nretention.ms = 1\n',
+    "[topics.users]\nretention.bytes = 5\n\n[topics.users2]\nretention.ms = 1\n",
+    "[defaults]\nretention.ms = 1\n",
+]
+
+
+@pytest.mark.parametrize("text", BEFORE)
+def test_a_table_is_added_and_read_as_without_the_short_way(text, tmp_path, monkeypatch):
+    """A new table behind the others is written without tomlkit, and read without the rest of the file."""
+    outcomes = []
+    for short in (True, False):
+        if not short:
+            monkeypatch.setattr(settings_module, "_new_table", lambda changes: None)
+            monkeypatch.setattr(settings_module, "_adds_a_table", lambda before, text: False)
+        settings_module._known_layers.clear()
+        path = tmp_path / "lastword.toml"
+        path.write_text(text)
+        rows = []
+        for topic in ("users", "other", "users"):
+            with contextlib.suppress(LastwordError):
+                write_topic_settings(DEFAULT, path, topic, {"cleanup_policy": "compact,delete"})
+            settings = Settings.from_text(path.read_text(), str(path))
+            rows += [settings.rows(name) for name in ("a", "b.c", "other", "users", "users2")]
+        outcomes.append((path.read_text(), rows))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_table_is_added_in_a_time_that_does_not_grow_with_the_topics(tmp_path, monkeypatch):
+    path = tmp_path / "lastword.toml"
+    read = []
+    statements = settings_module._statements
+    monkeypatch.setattr(
+        settings_module, "_statements", lambda text: read.append(len(text)) or statements(text)
+    )
+    for number in range(40):
+        write_topic_settings(DEFAULT, path, f"t{number}", {"cleanup_policy": "compact"})
+    assert max(read) < 100

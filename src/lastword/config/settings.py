@@ -228,13 +228,9 @@ class Settings:
         cls, given: Layer, environment: Layer, text: str, shown: str, path: str, problems: Problems
     ) -> Settings:
         """Read one file's text. `shown` names the file in sources, `path` in errors."""
-        topics: dict[str, Layer] = {}
-        defaults: Layer = {}
-        top: Layer = {}
-        for entry in read_entries(text, path):
-            _place(entry, shown, path, topics, defaults, top, problems)
+        layers = _layers_of(text, shown, path, problems)
         problems.raise_any()
-        settings = cls(given, environment, topics, defaults, top)
+        settings = cls(given, environment, layers.topics, layers.defaults, layers.top)
         settings._check_together()
         return settings
 
@@ -324,9 +320,17 @@ class Settings:
 
     def _check_together(self) -> None:
         problems = Problems()
+        sound: set[tuple[tuple[str, Any], ...]] = set()  # most topics have the values of another one
         for name in [None, *self.topic_names]:
+            layer = {} if name is None else self._topics[name]
+            values = tuple((setting, given.value) for setting, given in layer.items())
+            if self._cluster is None and values in sound:
+                continue
             config = self.topic(name if name is not None else "")
-            for setting, sentence in config.contradictions():
+            contradictions = list(config.contradictions())
+            if not contradictions:
+                sound.add(values)
+            for setting, sentence in contradictions:
                 where = "" if name is None else f"topic {name}: "
                 problems.add(f"{config.source(setting)}: {where}{sentence}")
         problems.raise_any()
@@ -527,6 +531,87 @@ def _place(
         top[entry.name] = SourcedValue(value, source)
 
 
+class _FileLayers(NamedTuple):
+    """The checked values of one file's text, which are not changed.
+
+    Attributes:
+        text: The text.
+        lines: Number of its lines.
+    """
+
+    text: str
+    lines: int
+    topics: dict[str, Layer]
+    defaults: Layer
+    top: Layer
+
+
+_MOST_FILES = 8
+_known_layers: dict[tuple[str, str], _FileLayers] = {}
+"""The last sound text of each file, by the names of `_layers_of`."""
+
+_NAME = r'(?:"[\w.-]+"|[\w-]+)'
+_LINE = r'[\w.-]+ = (?:"[\w.,-]*"|-?[0-9]+|true|false)\n'
+_TABLE = re.compile(rf"\n?\[topics\.({_NAME})\]\n(?:{_LINE})+", re.ASCII)
+_FIRST_TABLE = re.compile(r"""^[ \t]*\[\s*["']?topics\b""", re.MULTILINE)
+_OTHER_TABLE = re.compile(r"^(?:[ \t]+\[|\[(?!topics\.))", re.MULTILINE)
+
+
+def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLayers:
+    """Return the values of a file's text, and add mistakes to `problems`.
+
+    `create_topic` adds one table at the end. Then only that table is read, so that the time for a topic does
+    not depend on the number of topics.
+    """
+    before = _known_layers.get((shown, path))
+    if before is not None and before.text == text:
+        return before
+    if before is None or not _adds_a_table(before.text, text):
+        topics: dict[str, Layer] = {}
+        defaults: Layer = {}
+        top: Layer = {}
+        for entry in read_entries(text, path):
+            _place(entry, shown, path, topics, defaults, top, problems)
+        layers = _FileLayers(text, len(text.splitlines()), topics, defaults, top)
+    else:
+        topics = dict(before.topics)
+        tail = text[len(before.text) :]
+        for entry in read_entries(tail, path):
+            entry = entry._replace(line=entry.line + before.lines)
+            _place(entry, shown, path, topics, before.defaults, before.top, problems)
+        lines = before.lines + len(tail.splitlines())
+        layers = before._replace(text=text, lines=lines, topics=topics)
+    if not problems.lines:
+        if len(_known_layers) >= _MOST_FILES:
+            _known_layers.clear()
+        _known_layers[shown, path] = layers
+    return layers
+
+
+def _adds_a_table(before: str, text: str) -> bool:
+    """Return whether a text is another one with a table of plain lines, of another topic, at its end."""
+    if not text.startswith(before):
+        return False
+    table = _TABLE.fullmatch(text, len(before))
+    return table is not None and text[len(before)] == "\n" and _takes_a_table(before, table[1].strip('"'))
+
+
+def _takes_a_table(text: str, topic: str) -> bool:
+    """Return whether a table of this topic may be written behind a sound text.
+
+    The text ends with tables of topics, the last one of plain lines, and does not name the topic.
+    """
+    first, last = _FIRST_TABLE.search(text), max(text.rfind("\n[topics."), 0)
+    named = re.compile(rf"""topics\s*\.\s*["']?{re.escape(topic)}["']?\s*[].]""")
+    return (
+        first is not None
+        and _OTHER_TABLE.search(text, first.start()) is None
+        and _TABLE.fullmatch(text, last) is not None
+        and "\\" not in text  # an escape could spell the name in another way
+        and named.search(text) is None
+    )
+
+
 def _hint(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
     if entry.table and entry.name in INSTANCE_SETTINGS:
         return "; it applies to the whole directory: put it above all tables"
@@ -603,9 +688,12 @@ def _change(given: str, value: Any, topic: str | None) -> Change:
 
 
 def _edit(text: str, changes: list[Change]) -> str:
-    first = None if text else _first_table(changes)
-    if first is not None:
-        return first
+    table = _new_table(changes)
+    if table is not None:
+        if not text:
+            return table
+        if _takes_a_table(text, changes[0][0][1]):
+            return f"{text}\n{table}"
     import tomlkit  # takes 10 ms to load, and only a change of an existing file needs it
 
     document = tomlkit.parse(text)
@@ -624,10 +712,11 @@ def _edit(text: str, changes: list[Change]) -> str:
 
 
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
+_PLAIN_TEXT = re.compile(r"[\w.,-]+", re.ASCII)
 
 
-def _first_table(changes: list[Change]) -> str | None:
-    """Return a file with one table [topics.NAME], as tomlkit writes it; None if a value needs tomlkit."""
+def _new_table(changes: list[Change]) -> str | None:
+    """Return the new table [topics.NAME], as tomlkit writes it; None if a value needs tomlkit."""
     lines: list[str] = []
     for path, value in changes:
         if path[0] != "topics" or not all(map(_PLAIN.fullmatch, path)):
@@ -636,7 +725,7 @@ def _first_table(changes: list[Change]) -> str | None:
             shown = str(value).lower()
         elif isinstance(value, int):
             shown = str(value)
-        elif isinstance(value, str) and _PLAIN.fullmatch(value):
+        elif isinstance(value, str) and _PLAIN_TEXT.fullmatch(value):
             shown = f'"{value}"'
         else:
             return None
