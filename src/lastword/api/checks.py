@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.open_dirs import OpenDirs
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from lastword.api.serializers import Serializer
     from lastword.files import Files
+    from lastword.logdir import LogDirectory
+    from lastword.partition.view import PartitionView
 
 
 def verify(
@@ -74,31 +76,46 @@ def audit(
 ) -> Audit:
     """See `LogDir.audit`. `partitioner`: None: the saved partitioner of a topic."""
     other, its_topic = _other_log(delivered)
+    there: Mapping[str, Mapping[int, LogDirectory]] = {}
     if topic is None and other is not None and its_topic is None:
-        here, there = list(dirs.topics()), list(other.topics())
+        here, there = list(dirs.topics()), other.topics()
         for name in sorted(set(here) ^ set(there)):
-            where, known = (other.paths, there) if name in here else (dirs.paths, here)
+            where, known = (other.paths, list(there)) if name in here else (dirs.paths, here)
             raise UnknownTopicError.named(name, ", ".join(where), known)
-        topics = here
+        chosen = dirs.select_by_topic(None, partition)
     else:
-        topics = [dirs.only_topic(topic)]
+        chosen = dirs.select_by_topic(dirs.only_topic(topic), partition)
     failed: list[LastwordError] = []
     sizes: dict[str, int] = {}
     # All partitions of a topic are compared in one audit: a key in another partition is not a difference.
-    for name in topics:
-        views, errors = dirs.checked_views(dirs.select(name, partition))
+    for name, numbers in chosen.items():
+        views, errors = dirs.checked_views((name, number) for number in numbers)
         failed += errors.values()
         if not errors:
             sizes[name] = sum(segment.size for view in views.values() for segment in view.segments)
     meter = Meter("audit", progress, sum(sizes.values()))
+    map_bytes = dirs.settings.instance.map_bytes
     counts: Counter[str] = Counter(dict.fromkeys(("right", *KINDS), 0))
     rows: list[AuditRow] = []
     left_off, ok = 0, True
     for name, size in sizes.items():
         try:
             with meter.part(size) as update:
-                result = _one_topic(
-                    dirs, name, partition, delivered, most_rows - len(rows), update, partitioner
+                schema = TopicSchema.of(
+                    name,
+                    chosen[name] if partition is None else dirs.partitions(name),
+                    dirs.config(name),
+                    partitioner=partitioner,
+                )
+                result = audit_topic(
+                    name,
+                    _logged(dirs, name, chosen[name]),
+                    _delivered(delivered, schema, dirs.files, map_bytes, there.get(name)),
+                    memory_bytes=map_bytes,
+                    partition=partition,
+                    partition_of=schema.partition_of,
+                    most_rows=most_rows - len(rows),
+                    progress=update,
                 )
         except (DataError, StorageError) as error:
             failed.append(error)
@@ -113,44 +130,32 @@ def audit(
     return result
 
 
-def _one_topic(
-    dirs: OpenDirs,
-    name: str,
-    partition: int | None,
-    delivered: Any,
-    most_rows: int,
-    update: Any,
-    partitioner: Partitioner | None,
-) -> Audit:
-    views = [dirs.view(name, number) for _, number in dirs.select(name, partition)]
-    logged = [
-        Logged(range_, dirs.gone_below(name, range_.partition))
-        for range_ in ranges({view.partition: view for view in views}, "earliest", "latest")
+def _logged(dirs: OpenDirs, topic: str, numbers: Sequence[int]) -> list[Logged]:
+    """Return the log's side of an audit of these partitions."""
+    views = {number: dirs.view(topic, number) for number in numbers}
+    return [
+        Logged(range_, dirs.gone_below(topic, range_.partition))
+        for range_ in ranges(views, "earliest", "latest")
     ]
-    map_bytes = dirs.settings.instance.map_bytes
-    schema = TopicSchema.of(name, dirs.partitions(name), dirs.config(name), partitioner=partitioner)
-    return audit_topic(
-        name,
-        logged,
-        _delivered(delivered, schema, dirs.files, map_bytes),
-        memory_bytes=map_bytes,
-        partition=partition,
-        partition_of=schema.partition_of,
-        most_rows=most_rows,
-        progress=update,
-    )
 
 
-def _delivered(given: Any, schema: TopicSchema, files: Files, map_bytes: int) -> Delivered:
+def _delivered(
+    given: Any,
+    schema: TopicSchema,
+    files: Files,
+    map_bytes: int,
+    partitions: Mapping[int, LogDirectory] | None,
+) -> Delivered:
     """Convert `given` to the other side of an audit of a topic.
 
     `given` is a mapping of keys to offsets; an open `LogDir` that has a topic of the same name, or a `Topic`;
     an object with `__arrow_c_stream__` and columns `key` and `offset`, and optionally `partition`; or the
-    path of a `.parquet`, `.arrow` or `.jsonl` file with these columns.
+    path of a `.parquet`, `.arrow` or `.jsonl` file with these columns. `partitions`: those of the topic in
+    the `LogDir`, if it was listed.
     """
     dirs, name = _other_log(given)
     if dirs is not None:
-        return _Log(dirs, name or schema.topic, map_bytes)
+        return _Log(dirs.views(name or schema.topic, partitions), map_bytes)
     if isinstance(given, Mapping):
         return _Mapping(given, schema.key)
     if isinstance(given, (str, os.PathLike)):
@@ -196,8 +201,8 @@ class _Mapping:
 class _Log:
     """The newest records of another log, deletions included."""
 
-    def __init__(self, dirs: OpenDirs, topic: str, map_bytes: int) -> None:
-        self._ranges = ranges(dirs.views(topic), "earliest", "latest")
+    def __init__(self, views: Mapping[int, PartitionView], map_bytes: int) -> None:
+        self._ranges = ranges(views, "earliest", "latest")
         self._map_bytes = map_bytes
 
     @property

@@ -394,9 +394,8 @@ def duplication(
     from lastword.tools.duplication import counted, estimated
 
     check_by(by)
-    chosen: dict[str, list[int]] = {}
-    for name, number in dirs.select(topic, partition):
-        chosen.setdefault(name, []).append(number)
+    chosen = dirs.select_by_topic(topic, partition)
+    every = dirs.topics()
     views, errors = _views(dirs, chosen, by)
     size = sum(
         segment.size for topics in views.values() for view in topics.values() for segment in view.segments
@@ -406,7 +405,7 @@ def duplication(
     rows: list[Duplication] = []
     failed = list(errors)
     for name, of_topic in views.items():
-        whole = len(of_topic) == len(dirs.partitions(name))
+        whole = len(of_topic) == len(every.get(name, ()))
         try:
             if exact:
                 map_bytes = dirs.settings.instance.map_bytes

@@ -175,7 +175,7 @@ class LogDir(ProcessBound):
     def topics(self) -> list[Topic[Any, Any]]:
         """Return all topics, sorted by name, with their saved serializers."""
         self.dirs.require_open()
-        return [open_topic(self.dirs, name) for name in self.dirs.topics()]
+        return [open_topic(self.dirs, name, numbers=numbers) for name, numbers in self.dirs.topics().items()]
 
     @overload
     def topic(

@@ -226,13 +226,15 @@ class OpenDirs(ProcessBound):
         self.require_open()
         return self.log_dir(topic, partition).view(topic, partition)
 
-    def views(self, topic: str) -> Mapping[int, PartitionView]:
+    def views(
+        self, topic: str, partitions: Mapping[int, LogDirectory] | None = None
+    ) -> Mapping[int, PartitionView]:
         """Return the views of all partitions of a topic.
 
         Each is made at its first use, so a partition in an offline directory does not stop reads of the
-        others.
+        others. `partitions`: those of the topic, if the directory was listed already (`topics`).
         """
-        return _Views(topic, self.partitions(topic))
+        return _Views(topic, self.partitions(topic) if partitions is None else partitions)
 
     def checked_view(self, topic: str, partition: int) -> PartitionView:
         """Return the view for a figure over the whole log. CorruptBatchError if its end is missing."""

@@ -216,15 +216,16 @@ class SnapshotFile:
             if known.up_to > offset:
                 gone = "" if known.unknown else f" between {offset} and {known.up_to}"
                 self._refuse(f"a tombstone of {topic}-{number}{gone} may be gone")
-            self._check_age(dirs, topic, number, offset, now_ms)
+            self._check_age(view.directory, number, offset, now_ms)
 
-    def _check_age(self, dirs: OpenDirs, topic: str, number: int, offset: int, now_ms: int) -> None:
+    def _check_age(self, directory: str, number: int, offset: int, now_ms: int) -> None:
         """Refuse an old file if a broker has cleaned the log above its end.
 
         A broker's cleaner does not record the tombstones that it removes. But a tombstone that was appended
         after the file was made stays for at least `delete.retention.ms`.
         """
-        cleaned = removal_log.first_dirty(dirs.files, dirs.partitions(topic)[number].directory(topic, number))
+        dirs, topic = self._dirs, self._topic
+        cleaned = removal_log.first_dirty(dirs.files, directory)
         if cleaned <= offset:
             return
         keeps_ms = dirs.config(topic).delete_retention_ms

@@ -7,7 +7,7 @@ power cut. There is no buffer, and nothing to flush.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import cached_property
@@ -631,12 +631,13 @@ def open_topic(
     key_serializer: SerializerLike | None = None,
     value_serializer: SerializerLike | None = None,
     partitioner: PartitionerLike | None = None,
+    numbers: Collection[int] | None = None,
 ) -> Topic[Any, Any]:
-    """See `LogDir.topic`."""
-    numbers, config = dirs.partitions(name), dirs.config(name)
+    """See `LogDir.topic`. `numbers`: its partitions, if the directory was listed already."""
+    config = dirs.config(name)
     schema = TopicSchema.of(
         name,
-        numbers,
+        dirs.partitions(name) if numbers is None else numbers,
         config,
         key_serializer=key_serializer,
         value_serializer=value_serializer,
@@ -675,9 +676,12 @@ def create_topic(
                 config=config,
             )
         )
-        unsaved = {part: None if isinstance(each, str) else each for part, each in given.items()}
         return open_topic(
-            dirs, name, **unsaved, partitioner=None if isinstance(partitioner, str) else partitioner
+            dirs,
+            name,
+            key_serializer=None if isinstance(key_serializer, str) else key_serializer,
+            value_serializer=None if isinstance(value_serializer, str) else value_serializer,
+            partitioner=None if isinstance(partitioner, str) else partitioner,
         )
     names.check_topic(name)
     asked = {

@@ -123,7 +123,7 @@ class Checkpoints:
         """Remove deleted partitions from all files."""
         gone = list(partitions)
         for checkpoint in (self.recovery_points, self.log_starts, self.first_dirty, self.high_watermarks):
-            if checkpoint.read_sound().keys() & set(gone):
+            if any(checkpoint.get(tp) is not None for tp in gone):
                 checkpoint.update({}, drop=gone)
 
 

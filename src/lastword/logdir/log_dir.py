@@ -47,6 +47,7 @@ from lastword.logdir.identity import (
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.open_partitions import DirRecovery, LogGauges, OpenPartitions, PartitionLocks
 from lastword.logdir.topics import (
+    Known,
     Listing,
     SetAside,
     check_log_dir,
@@ -93,7 +94,7 @@ class LogDirectory:
         self._opened = OpenPartitions(files, clock, rng, self._checkpoint_if_due)
         self._partition_checkpoints = PartitionCheckpoints(files, clock, self.checkpoints)
         self._locks = PartitionLocks(self.lock)
-        self._known: set[str] = set()  # names of directories that were found to be partitions
+        self._known = Known()
         self._deferred_deletes = cut.DeferredDeletes(files, clock)
         self._listed: dict[str, list[int]] = {}  # the partitions of each topic when the root was last listed
         self._topic_ids: dict[str, str | None] = {}
@@ -145,7 +146,7 @@ class LogDirectory:
         else:
             cluster = BrokerSettings(files, [root])
             load = lambda: Settings.load([root]).with_cluster(cluster.refresh())  # noqa: E731
-        known: set[str] = set()
+        known = Known()
         if mode == "r":
             check_log_dir(discover(files, root, known), root)
         fresh = mode == "a" and check_writable(files, root, known)
@@ -201,8 +202,10 @@ class LogDirectory:
     # -------------------------------------------------------------- topics
 
     def _listing(self) -> Listing:
+        before = self._known.listing
         listing = discover(self.files, self.path, self._known)
-        self._listed = listing.topics()
+        if listing is not before or not self._listed:
+            self._listed = listing.topics()
         return listing
 
     def new_ledgers(self, *, saves: bool = True) -> Ledgers:
@@ -231,7 +234,8 @@ class LogDirectory:
         """Return whether the partition is in this directory. Reads the partition's directory only."""
         name = names.partition_dir(topic, partition)
         path = os.path.join(self.path, name)
-        return self.files.is_dir(path) and (name in self._known or is_partition(self.files, path))
+        known = self._known.partitions
+        return self.files.is_dir(path) and (name in known or is_partition(self.files, path))
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -374,7 +378,7 @@ class LogDirectory:
         with self.lock:
             self._opened.let_go(tp)
             self.ledgers.forget(tp)
-            self._known.discard(str(tp))
+            self._known.forget(str(tp))
             self._checked.discard(tp)
 
     def discard(self, tp: TopicPartition) -> None:

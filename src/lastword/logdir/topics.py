@@ -15,7 +15,7 @@ import os
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lastword.config import Settings
 from lastword.errors import (
@@ -71,14 +71,34 @@ class Listing:
         return topics
 
 
-def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
+@dataclass(slots=True)
+class Known:
+    """What earlier listings of a root found.
+
+    Attributes:
+        partitions: Directories that were found to be partitions, by name. They are neither parsed nor read
+            again.
+        names: The names of the last listing, if every directory with a partition's name was one.
+        listing: Its result, which holds as long as the names are the same.
+    """
+
+    partitions: dict[str, names.PartitionDir] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    listing: Listing | None = None
+
+    def forget(self, name: str) -> None:
+        """Read a directory of this name again."""
+        self.partitions.pop(name, None)
+        self.listing = None
+
+
+def discover(files: Files, root: str, known: Known | None = None) -> Listing:
     """List a root. NotALogDirError if it is no directory, or is a partition's directory.
 
     Args:
         files: The storage.
         root: The log directory.
-        known: Names of directories that were found to be partitions before. They are not read again, and new
-            names are added.
+        known: What earlier listings found; it is updated.
     """
     if not files.is_dir(root):
         if files.exists(root):
@@ -87,23 +107,30 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
             f"{root} does not exist", remedy=f'lastword.open("{root}", "a") makes one', file=root
         )
     listing = files.listdir(root)
-    if any(names.parse_segment_file(name) is not None for name in listing):
+    known = Known() if known is None else known
+    if known.listing is not None and listing == known.names:
+        return known.listing
+    found = known.partitions
+    if any(name not in found and names.parse_segment_file(name) is not None for name in listing):
         parent = os.path.dirname(real_path(root))
         raise NotALogDirError(f"{root} is one partition's directory", remedy=f"open {parent}", file=root)
     partitions: list[TopicPartition] = []
     deleted: list[str] = []
     set_aside: list[SetAside] = []
-    known = set() if known is None else known
+    doubtful = False  # a directory with a partition's name may become a partition
     for name in listing:
-        parsed = None if name in IGNORED else names.parse_partition_dir(name)
+        parsed = found.get(name)
         if parsed is None:
-            continue
-        if name not in known:
+            parsed = None if name in IGNORED else names.parse_partition_dir(name)
+            if parsed is None:
+                continue
             path = os.path.join(root, name)
             if is_partition(files, path, parsed.marker):
-                known.add(name)
-            elif parsed.marker or not _is_odd(files, root, path, name):
-                continue
+                found[name] = parsed
+            else:
+                doubtful = True
+                if parsed.marker or not _is_odd(files, root, path, name):
+                    continue
         if not parsed.marker:
             partitions.append(TopicPartition(parsed.topic, parsed.partition))
         elif parsed.marker == "delete":
@@ -114,7 +141,9 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
     marked = bool(set(names.ROOT_FILES) & set(listing))
     is_empty = not set(listing) - begun
     is_log_dir = marked or bool(partitions or deleted or set_aside)
-    return Listing(tuple(sorted(partitions)), tuple(deleted), is_log_dir, is_empty, tuple(set_aside))
+    result = Listing(tuple(sorted(partitions)), tuple(deleted), is_log_dir, is_empty, tuple(set_aside))
+    known.names, known.listing = listing, None if doubtful else result
+    return result
 
 
 def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
@@ -166,7 +195,7 @@ def check_log_dir(listing: Listing, root: str) -> None:
         )
 
 
-def check_writable(files: Files, root: str, known: set[str] | None = None) -> bool:
+def check_writable(files: Files, root: str, known: Known | None = None) -> bool:
     """Return True if the root is to be made: it is absent or empty. `known`: as of `discover`.
 
     NotALogDirError if it holds something else.

@@ -150,6 +150,12 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
         UsageError: The path is not a file of a log directory.
     """
     path = os.fspath(file)
+    register_limits(os.path.dirname(os.path.dirname(real_path(path))))
+    return entries_of(files, path, records=records)
+
+
+def entries_of(files: Files, path: str, *, records: bool = True) -> Iterator[Entry]:
+    """As `dump`, in a log directory whose settings were read already."""
     if files.is_dir(path) and _is_private(path):
         return _directory(files, path, records)
     if files.is_dir(path):
@@ -165,7 +171,6 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
             remedy="segments, indexes, snapshots, checkpoints, properties and private files can be dumped",
             file=path,
         )
-    register_limits(os.path.dirname(os.path.dirname(real_path(path))))
     return dumper(files, path, records)
 
 
@@ -193,7 +198,7 @@ def _is_private(path: str) -> bool:
 
 def _directory(files: Files, path: str, records: bool) -> Iterator[Entry]:
     for name in files.listdir(path):
-        yield from dump(os.path.join(path, name), records=records, files=files)
+        yield from entries_of(files, os.path.join(path, name), records=records)
 
 
 # ---------------------------------------------------------------- segments

@@ -523,12 +523,12 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
 
 
 def _verify_small_file(files: Files, path: str, findings: Findings) -> None:
-    from lastword.tools.dump import dump
+    from lastword.tools.dump import entries_of
 
     try:
         if not files.exists(path):
             return
-        for entry in dump(path, files=files):
+        for entry in entries_of(files, path):
             if isinstance(entry, Problem):
                 findings.report(entry)
     except FileVanishedError:
