@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import datetime
 import multiprocessing
 import os
 import random
@@ -504,6 +505,8 @@ def _opened(run: Run, data: kafka.Generated, how: str, case: str, name: str, seg
 
 
 MANY_PARTITIONS, FEW_PARTITIONS = 2000, 20
+MANY_SEGMENTS, MANY_TOPICS = 10_000, 1000
+LONG_AGO = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 @workload("partitions")
@@ -511,7 +514,8 @@ def partitions(run: Run) -> Iterator[Measured]:
     """Create a topic, commit staged rows, list, plan and clean: 200 rows in each of 2,000 partitions.
 
     Rival: the same rows in 20 partitions. CPU seconds; each verb costs something for each partition, so the
-    ratio is below 1. At smaller sizes there are fewer partitions of 200 rows, at least 40.
+    ratio is below 1. At smaller sizes there are fewer partitions of 200 rows, at least 40. Then the verbs on
+    10,000 segments of one partition and on 1,000 topics, each compared with a quarter of them.
     """
     many = max(2 * FEW_PARTITIONS, MANY_PARTITIONS * run.records // FULL_RECORDS)
     rows = 200 * many
@@ -531,6 +535,118 @@ def partitions(run: Run) -> Iterator[Measured]:
             rival_cpu_seconds=rival,
             wall_seconds=statistics.median(times[verb].wall for times in ours),
         )
+    yield from _growth(run, "segments", max(80, MANY_SEGMENTS * run.records // FULL_RECORDS), _segment_verbs)
+    yield from _growth(run, "topics", max(40, MANY_TOPICS * run.records // FULL_RECORDS), _topic_verbs)
+
+
+def _growth(
+    run: Run, units: str, many: int, verbs_of: Callable[[Path, int], dict[str, Callable[[], Any]]]
+) -> Iterator[Measured]:
+    """Run verbs on many units and on a quarter of them: the ratio is 1.0 if the cost is linear.
+
+    Opening and loading cost the same for few units, so the ratio is above 1 for small numbers.
+    """
+    many_times, few_times = (
+        [_timed_verbs(run.scratch / f"{units}-{count}", count, verbs_of) for _ in range(run.repetitions)]
+        for count in (many, many // 4)
+    )
+    for verb in many_times[0]:
+        many_cpu, few_cpu = (
+            statistics.median(times[verb].cpu for times in runs) for runs in (many_times, few_times)
+        )
+        yield compared(
+            "partitions",
+            f"{verb}: {many:,} {units}",
+            many / max(many_cpu, CPU_TICK_SECONDS),
+            many // 4 / max(few_cpu, CPU_TICK_SECONDS),
+            f"a quarter of the {units}",
+            f"{units}/CPU s",
+            cpu_seconds=many_cpu,
+            rival_cpu_seconds=few_cpu,
+            wall_seconds=statistics.median(times[verb].wall for times in many_times),
+        )
+
+
+def _timed_verbs(
+    root: Path, count: int, verbs_of: Callable[[Path, int], dict[str, Callable[[], Any]]]
+) -> dict[str, Times]:
+    times = {verb: timed(work) for verb, work in verbs_of(root, count).items()}
+    shutil.rmtree(root)
+    return times
+
+
+def _segment_verbs(root: Path, segments: int) -> dict[str, Callable[[], Any]]:
+    """Return the verbs in order: one partition of segments of eight records, half of them garbage."""
+    pairs = _pairs(4 * segments)
+
+    def append() -> None:
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            topic = logs.create_topic("t", 1, cleanup_policy="compact,delete", segment_bytes=1100)
+            for number in range(segments):
+                first = number % (segments // 2) * 8
+                topic.extend(pairs[first : first + 8])
+
+    def read(work: Callable[[lastword.LogDir, lastword.Topic[Any, Any]], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with lastword.open(root) as logs:
+                return work(logs, logs.topic("t"))
+
+        return run
+
+    def change(work: Callable[[lastword.LogDir], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+                return work(logs)
+
+        return run
+
+    return {
+        "append and roll": append,
+        "open": change(lambda logs: logs.topic("t").append(b"key", b"value")),
+        "bounds": read(lambda _, topic: topic.bounds()),
+        "ls": read(lambda _, topic: topic.segments()),
+        "dry run": read(lambda logs, _: logs.plan()),
+        "newest values": read(lambda _, topic: topic.read(view="latest").arrow().read_all()),
+        "from a time": read(lambda _, topic: next(iter(topic.read(LONG_AGO)))),
+        "clean": change(lambda logs: logs.clean()),
+        "trim": change(lambda logs: logs.topic("t").trim(4 * segments)),
+    }
+
+
+def _topic_verbs(root: Path, topics: int) -> dict[str, Callable[[], Any]]:
+    """Return the verbs in order: topics of one partition with four records of a key."""
+
+    def create() -> None:
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            for number in range(topics):
+                logs.create_topic(f"t{number}", 1)
+
+    def append() -> None:
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            for topic in logs.topics():
+                topic.extend([(b"key", b"value")] * 4)
+
+    def read(work: Callable[[lastword.LogDir], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with lastword.open(root) as logs:
+                return work(logs)
+
+        return run
+
+    def clean() -> None:
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.set_config(cleanup_policy="compact")
+            assert len(logs.clean()) == topics
+
+    return {
+        "create": create,
+        "append": append,
+        "bounds": read(lambda logs: [topic.bounds() for topic in logs.topics()]),
+        "ls": read(lambda logs: [topic.describe() for topic in logs.topics()]),
+        "dry run": read(lambda logs: logs.plan()),
+        "duplication": read(lambda logs: logs.duplication()),
+        "clean": clean,
+    }
 
 
 def _verbs(scratch: Path, partitions: int, rows: int) -> dict[str, Times]:

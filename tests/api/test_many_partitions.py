@@ -1,14 +1,18 @@
-"""Reading a directory is linear in its partitions: counted in calls on the storage, not in seconds."""
+"""A verb is linear in partitions, in topics and in segments: counted in calls, not in seconds."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
 import lastword
 from lastword import files as storage
+from lastword.cleaner.policy.groups import OutputLimits, cut, group
 from lastword.cli import main
 from lastword.clock import ManualClock
 from lastword.errors import PartialFailure, StorageError
@@ -288,3 +292,181 @@ def test_a_partition_that_cannot_be_trimmed_does_not_stop_the_others(tmp_path, m
             with pytest.raises(StorageError) as failure:
                 logs.topic("users").trim(2)
             assert isinstance(failure.value, PartialFailure) and failure.value.results == {0: 2, 2: 2}
+
+
+# ---------------------------------------------------------------- topics
+
+
+TOPIC_VERBS = {
+    "topics": lambda logs: logs.topics(),
+    "duplication": lambda logs: logs.duplication(),
+    "audit": lambda logs: logs.audit(delivered=logs),
+    "verify": lambda logs: logs.verify(),
+    "plan": lambda logs: logs.plan(),
+    "clean": lambda logs: logs.clean(),
+    "expire": lambda logs: logs.expire(),
+}
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory):
+    root = tmp_path_factory.mktemp("topics")
+    for count in (5, 50):
+        with lastword.open(root / str(count), "a", clock=ManualClock(NOW_MS)) as logs:
+            for number in range(count):
+                logs.create_topic(f"t{number}").extend([(b"key", b"value")] * 2)
+            logs.set_config(cleanup_policy="compact,delete")
+    return root
+
+
+@pytest.mark.parametrize("verb", TOPIC_VERBS)
+def test_ten_times_the_topics_take_ten_times_the_calls(topics, monkeypatch, verb):
+    few, many = (
+        calls_of(topics / str(count), with_logs(TOPIC_VERBS[verb]), monkeypatch) for count in (5, 50)
+    )
+    assert many[0] <= 10.5 * few[0], (few, many)
+    assert many[1] == few[1], "each listing of the root names all topics: their number must not grow"
+
+
+# ---------------------------------------------------------------- segments of one partition
+
+
+FEW_SEGMENTS, MANY_SEGMENTS = 20, 80
+
+
+def append_segments(path):
+    """Append a segment of eight records at a time; each key has two records."""
+    count = int(path.name)
+    with lastword.open(path, "a", clock=ManualClock(NOW_MS)) as logs:
+        topic = logs.create_topic(
+            "users", cleanup_policy="compact,delete", segment_bytes=1024, retention_ms=-1
+        )
+        for number in range(count):
+            first = number % (count // 2) * 8
+            topic.extend((b"%08d" % key, bytes(80)) for key in range(first, first + 8))
+        assert len(logs.dirs.log("users", 0).segments) == count
+
+
+@pytest.fixture(scope="module")
+def segments(tmp_path_factory):
+    root = tmp_path_factory.mktemp("segments")
+    for count in (FEW_SEGMENTS, MANY_SEGMENTS):
+        append_segments(root / str(count))
+    return root
+
+
+def effort_of(path, work):
+    """Return what `work` costs: storage calls, names listed, and calls of functions in this thread."""
+    calls = 0
+
+    class Listing(RecordingFiles):
+        names = 0
+
+        def listdir(self, path):
+            listing = super().listdir(path)
+            self.names += len(listing)
+            return listing
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    files = Listing(DEFAULT)
+    with lastword.open(path, "a", clock=ManualClock(NOW_MS), files=files) as logs:
+        logs.dirs.log("users", 0)
+        before, files.names = len(files.calls), 0
+        sys.setprofile(count)
+        try:
+            work(logs)
+        finally:
+            sys.setprofile(None)
+    return {"storage": len(files.calls) - before, "names": files.names, "functions": calls}
+
+
+def first_of(*arguments):
+    return lambda logs: next(iter(logs.topic("users").read(*arguments)))
+
+
+SEGMENT_READS = {
+    "one record": first_of(50, 51),
+    "from an offset": first_of(50),
+    "from a time": first_of(datetime.fromtimestamp(0, UTC)),
+    "all": lambda logs: logs.topic("users").read().arrow().read_all(),
+    "newest values": lambda logs: logs.topic("users").read(view="latest").arrow().read_all(),
+    "ls": lambda logs: logs.topic("users").segments(),
+    "explain": lambda logs: logs.explain(),
+    "plan": lambda logs: logs.plan(),
+    "duplication": lambda logs: logs.duplication(by="segment"),
+    "verify": lambda logs: logs.verify(),
+    "audit": lambda logs: logs.audit(delivered=logs),
+}
+
+
+@pytest.mark.parametrize("verb", SEGMENT_READS)
+def test_four_times_the_segments_take_four_times_the_calls(segments, verb):
+    for _ in range(2):  # the first time loads modules
+        few, many = (
+            effort_of(segments / str(count), SEGMENT_READS[verb]) for count in (FEW_SEGMENTS, MANY_SEGMENTS)
+        )
+    for kind in few:
+        assert many[kind] <= 4.2 * few[kind], (kind, few, many)
+
+
+SEGMENT_CHANGES = {
+    "append": lambda logs: [logs.topic("users").append(b"key", bytes(900)) for _ in range(count_of(logs))],
+    "clean": lambda logs: logs.clean(strategy="kafka"),
+    "clean by accounts": lambda logs: logs.clean(strategy="generational"),
+    "trim": lambda logs: logs.topic("users").trim(before=4 * count_of(logs)),
+    "expire": lambda logs: (
+        logs.topic("users").set_config(retention_bytes=5000),
+        logs.expire(),
+    ),
+}
+
+
+def count_of(logs):
+    return int(os.path.basename(logs.paths[0]))
+
+
+@pytest.mark.parametrize("verb", SEGMENT_CHANGES)
+def test_changing_four_times_the_segments_takes_four_times_the_calls(segments, tmp_path, verb):
+    """An output is as large as a source, so there are as many swaps, or rolls, as segments."""
+    for attempt in ("loads modules", "counts"):
+        efforts = []
+        for count in (FEW_SEGMENTS, MANY_SEGMENTS):
+            path = tmp_path / attempt / str(count)
+            shutil.copytree(segments / str(count), path)
+            efforts.append(effort_of(path, SEGMENT_CHANGES[verb]))
+    few, many = efforts
+    for kind in few:
+        assert many[kind] <= 4.2 * few[kind], (kind, few, many)
+
+
+class Facts:
+    """A segment of one live KiB and one dead record."""
+
+    dead_records, tombstones_without_horizon, size_bytes, live_bytes = 1, 0, 2048, 1024
+
+    def __init__(self, number):
+        self.base_offset, self.next_offset = 10 * number, 10 * number + 10
+
+
+def test_grouping_takes_time_in_proportion_to_the_segments_of_a_group():
+    def calls(segments):
+        count = 0
+
+        def profile(frame, event, argument):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        facts = [Facts(number) for number in range(segments)]
+        limits = OutputLimits(1 << 30, 10 << 20, 4096)
+        sys.setprofile(profile)
+        try:
+            chosen = group(facts, limits), cut(facts, 0, segments - 1, limits)
+        finally:
+            sys.setprofile(None)
+        assert [len(groups) for groups in chosen] == [1, 1]
+        return count
+
+    assert calls(400) <= 4.2 * calls(100)
