@@ -117,6 +117,11 @@ def format_of(path: str) -> str:
     return extension
 
 
+GROUP_BYTES = 2 << 20
+GROUP_BATCHES = 256  # each takes several KiB, also with a few rows
+"""Rows of a snapshot are written together up to one of these limits."""
+
+
 class SnapshotWriter:
     """Writes a snapshot to a file beside `path` and renames it.
 
@@ -146,6 +151,8 @@ class SnapshotWriter:
         self._reach = reach
         self._row_json = row_json
         self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
 
     def __enter__(self) -> SnapshotWriter:
         import pyarrow as pa
@@ -169,12 +176,23 @@ class SnapshotWriter:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows."""
+        """Write rows. Small batches are written together: Parquet keeps several KiB in memory for each."""
         if self._writer is None:
             for line in self._row_json(batch):
                 self._sink.write(line.encode() + b"\n")
-        else:
-            self._writer.write_batch(batch.replace_schema_metadata(self._schema.metadata))
+        elif batch.num_rows:
+            self._waiting.append(batch.replace_schema_metadata(self._schema.metadata))
+            self._waiting_bytes += batch.nbytes
+            if self._waiting_bytes >= GROUP_BYTES or len(self._waiting) >= GROUP_BATCHES:
+                self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        import pyarrow as pa
+
+        if self._waiting:
+            for batch in pa.Table.from_batches(self._waiting).combine_chunks().to_batches():
+                self._writer.write_batch(batch)
+        self._waiting, self._waiting_bytes = [], 0
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
@@ -189,6 +207,7 @@ class SnapshotWriter:
         if self._writer is None:
             self._sink.write(self._reach.to_json().encode() + b"\n")
         else:
+            self._write_waiting()
             self._writer.close()
         self._sink.drain()
         self._handle.fsync()
