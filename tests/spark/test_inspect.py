@@ -276,7 +276,8 @@ def test_a_directory_that_holds_no_log(verb: str, tmp_path: Path) -> None:
 
 
 def test_what_can_be_told_of_a_call_before_spark_is_asked(root: Path) -> None:
-    with pytest.raises(UsageError, match=r"the directory of a restore 's3://bucket/x' .* not a URL"):
+    words = r"the directory of a restore 's3://bucket/x' .* not a URL\n.*write\.parquet\(URL\)"
+    with pytest.raises(UsageError, match=words):
         lastword.spark.restore(None, root, "t", to="s3://bucket/x")
     with pytest.raises(UsageError, match="delivered is None, no DataFrame"):
         lastword.spark.audit(None, root, "t", delivered=None)

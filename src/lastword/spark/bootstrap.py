@@ -400,11 +400,11 @@ def typed(error: Exception) -> Exception:
 # ---------------------------------------------------------------- the log directory
 
 
-def shared_path(path: str | os.PathLike[str], kind: str = "log directory") -> str:
+def shared_path(path: str | os.PathLike[str], kind: str = "log directory", remedy: str | None = None) -> str:
     """Return the directory's absolute name: a relative name differs between workers."""
     from lastword.spark.options import Problem, absolute_path
 
-    remedy = f'name one {kind}, such as "data"'
+    remedy = remedy or f'name one {kind}, such as "data"'
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"the {kind} {path!r} is no path", remedy=remedy)
     try:

@@ -298,7 +298,11 @@ def restore(
 
     path = shared_log(path)
     if to is not None:
-        to = shared_path(to, "directory of a restore")
+        to = shared_path(
+            to,
+            "directory of a restore",
+            "name a path; for a URL: restore(...).write.parquet(URL), without to=",
+        )
         if DEFAULT.exists(to):
             raise UsageError(
                 f"{to} exists, and a restore writes a new directory", remedy="remove it, or name another"
