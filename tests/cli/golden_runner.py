@@ -19,13 +19,16 @@ import io
 import re
 import shlex
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lastword.cli.command import CONTEXT
 from lastword.cli.main import run
 from lastword.clock import ManualClock
+from lastword.objects import remote
 from lastword.parse import parse_duration_ms
 
 BEGIN_MS = 1_795_168_800_000  # 2026-11-20 10:00:00Z
@@ -76,6 +79,28 @@ def render(blocks: list[Block], rest: list[str]) -> str:
         lines += [*block.comments, f"$ {block.command}", *(f"> {line}" for line in block.stdin)]
         lines += ["---", *block.expected, ""]
     return "\n".join([*lines, *rest]).rstrip("\n") + "\n"
+
+
+def empty_stores(monkeypatch: Any) -> None:
+    """Empty the stores of memory:// for a test."""
+    monkeypatch.setattr(remote, "_memory", {})
+
+
+@contextmanager
+def copied_stores() -> Iterator[None]:
+    """Use copies of the stores of memory:// meanwhile, so that they stay as they are."""
+    import obstore
+    from obstore.store import MemoryStore
+
+    stores = remote._memory
+    remote._memory = {name: MemoryStore() for name in stores}
+    for name, copy in remote._memory.items():
+        for facts in obstore.list(stores[name]).collect():
+            obstore.put(copy, facts["path"], obstore.get(stores[name], facts["path"]).bytes())
+    try:
+        yield
+    finally:
+        remote._memory = stores
 
 
 def execute(block: Block, clock: ManualClock) -> list[str]:

@@ -20,7 +20,7 @@ import pytest
 from lastword.cli.command import CONTEXT
 from lastword.cli.main import run
 from lastword.clock import ManualClock
-from tests.cli.golden_runner import BEGIN_MS, execute, parse
+from tests.cli.golden_runner import BEGIN_MS, copied_stores, empty_stores, execute, parse
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 QUOTED = re.compile(r"`(lastword [^`]+)`")
@@ -46,10 +46,11 @@ IN_WORDS = [
     r'"os" survives a kill, "disk" a power cut',
     r"add Z or an offset such as \+02:00",
     r"--\S.*",  # an option, or its value
-    r"(give|omit|name|use|one of|check|append to|answer|correct|add|choose|split|wait|raise|lower|set) .*",
+    r"(give|omit|leave|name|use|one of|check|append to|answer|correct|add|choose|split|wait|raise|lower|set) .*",
     r"(a|an|the) .*",
     r"at .*",
     r"it has .*",
+    r"s3://BUCKET/PREFIX",
     r"start at .*",
     r"earliest, latest, .*",
     r"columns? .*",
@@ -94,7 +95,7 @@ def carried_out(command: str, clock: ManualClock) -> tuple[int, str]:
     shutil.copytree(here, copy)
     os.chdir(copy)
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with copied_stores(), redirect_stdout(out), redirect_stderr(err):
             code = run(words[1:])
     finally:
         os.chdir(here)
@@ -110,6 +111,7 @@ def message_before(lines: list[str], at: int) -> str:
 def test_remedies_work_where_they_are_shown(script, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    empty_stores(monkeypatch)
     for name in [name for name in os.environ if name.startswith("LASTWORD_")]:
         monkeypatch.delenv(name)
     clock = ManualClock(BEGIN_MS)

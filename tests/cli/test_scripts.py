@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lastword.clock import ManualClock
-from tests.cli.golden_runner import BEGIN_MS, execute, parse, render
+from tests.cli.golden_runner import BEGIN_MS, empty_stores, execute, parse, render
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
@@ -14,6 +14,7 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_script(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    empty_stores(monkeypatch)
     for name in [name for name in os.environ if name.startswith("LASTWORD_") and name != "LASTWORD_REWRITE"]:
         monkeypatch.delenv(name)
     clock = ManualClock(BEGIN_MS)

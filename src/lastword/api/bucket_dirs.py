@@ -20,6 +20,7 @@ from lastword.bucket.files import BucketFiles
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
 from lastword.errors import LastwordError, PartialFailure, UsageError
+from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 from lastword.segment import names
@@ -106,6 +107,11 @@ class BucketDirs(OpenDirs):
 
     def _take_newest(self) -> None:
         self._read_files.snapshot = self._bucket.load().snapshot
+
+    @property
+    def local_files(self) -> Files:
+        """As `OpenDirs.local_files`."""
+        return DEFAULT
 
     # -------------------------------------------------------------- change
 

@@ -110,7 +110,7 @@ def audit(
                 result = audit_topic(
                     name,
                     _logged(dirs, name, chosen[name]),
-                    _delivered(delivered, schema, dirs.files, map_bytes, there.get(name)),
+                    _delivered(delivered, schema, dirs.local_files, map_bytes, there.get(name)),
                     memory_bytes=map_bytes,
                     partition=partition,
                     partition_of=schema.partition_of,

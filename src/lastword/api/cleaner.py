@@ -18,6 +18,7 @@ from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.background.states import Kind, PartitionState, States
 from lastword.cleaner.policy import quarantine
 from lastword.errors import NoPolicyError, QuarantinedError
+from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.parse import parse_bytes
 from lastword.units import format_bytes
@@ -213,18 +214,21 @@ class Cleaner(ProcessBound):
             QuarantinedError: Names the first remaining problem; the quarantine stays.
         """
         tp = self._named(topic, partition)
-        log_dir = self._dirs.log_dir(*tp)
+        return self._dirs.transaction(lambda dirs: self._retry(dirs, tp))
+
+    def _retry(self, dirs: OpenDirs, tp: TopicPartition) -> Verification | None:
+        log_dir = dirs.log_dir(*tp)
         directory = log_dir.directory(*tp)
         if quarantine.load(log_dir.files, directory) is None:
             return None
         from lastword.tools.verify import verify
 
         with log_dir.claim(*tp):
-            verification = verify(log_dir.files, [log_dir.path], [(*tp, directory)], clock=self._dirs.clock)
+            verification = verify(log_dir.files, [log_dir.path], [(*tp, directory)], clock=dirs.clock)
             for problem in verification.problems:
                 # A damaged private file prevents no cleaning: a damaged lease keeps tombstones, and a damaged
                 # quarantine note is removed.
-                own = os.path.normpath(directory)
+                own = normal_path(directory)
                 if not problem.repairable and own in (problem.file, os.path.dirname(problem.file)):
                     raise QuarantinedError(
                         f"{tp} stays in quarantine: {problem}",

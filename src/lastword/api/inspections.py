@@ -26,6 +26,7 @@ from lastword.errors import (
     UsageError,
     nearest,
 )
+from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.transactions import Outcomes
 from lastword.partition.view import PartitionView
@@ -219,7 +220,7 @@ def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -
     return PartitionInfo(
         topic=view.topic,
         partition=view.partition,
-        dir=os.path.dirname(os.path.normpath(view.directory)),
+        dir=os.path.dirname(normal_path(view.directory)),
         policy=",".join(sorted(policy)) if policy else None,
         log_start=view.log_start,
         first_dirty=corrected_first_dirty(

@@ -658,6 +658,11 @@ class LogDir(ProcessBound):
             DiskFullError: There is no room for it. Nothing was moved.
         """
         self.dirs.require_writable()
+        if not self.dirs.holds_logs:
+            raise UsageError(
+                f"{self.paths[0]} is one log in a bucket: its partitions have no directories to move between",
+                remedy="lastword.copy copies topics to another log",
+            )
         wanted = os.path.realpath(to)
         target = next(
             (directory for directory in self.dirs.directories if os.path.realpath(directory.path) == wanted),

@@ -158,6 +158,11 @@ class OpenDirs(ProcessBound):
     # -------------------------------------------------------------- partitions
 
     @property
+    def local_files(self) -> Files:
+        """The storage of paths that a caller gives: snapshots and tables. Never a bucket."""
+        return self.files
+
+    @property
     def offline(self) -> dict[str, LastwordError]:
         """Directories that failed, by path, with the reason."""
         return self.dir_set.offline

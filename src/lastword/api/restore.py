@@ -108,7 +108,9 @@ def _write(
     config = dirs.config(topic)
     names = config.lastword_key_serializer, config.lastword_value_serializer
     restored = []
-    with SnapshotWriter(dirs.files, to, form.schema, reach, lambda batch: _json_lines(batch, names)) as out:
+    with SnapshotWriter(
+        dirs.local_files, to, form.schema, reach, lambda batch: _json_lines(batch, names)
+    ) as out:
         for range_ in chosen:
             started = time.monotonic()
             keys = size = 0
@@ -174,7 +176,7 @@ class SnapshotFile:
     """A restored file that a `State` loads: keys and values as the bytes of their records."""
 
     def __init__(self, dirs: OpenDirs, path: str, schema: TopicSchema) -> None:
-        self._files = dirs.files
+        self._files = dirs.local_files
         self._path = path
         self._dirs = dirs
         self._topic = schema.topic

@@ -13,6 +13,7 @@ from lastword.cli.command import Session, command
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.cli.text import key_text
 from lastword.errors import LastwordError, PartialFailure, UsageError
+from lastword.objects import is_url
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -127,7 +128,8 @@ def audit(
         str | None,
         typer.Argument(
             metavar="OTHER",
-            help="another log directory, or a .parquet, .arrow or .jsonl file with columns key and offset",
+            help="another log directory or URL, or a .parquet, .arrow or .jsonl file with columns key and "
+            "offset",
         ),
     ] = None,
     most_rows: Annotated[
@@ -147,7 +149,7 @@ def audit(
         "audit", directory, [topic, other], ["OTHER"], partition, more
     )
     only_word = target.topic if target.partition is None else None
-    if delivered_by is None and only_word is not None and DEFAULT.exists(only_word):
+    if delivered_by is None and only_word is not None and (is_url(only_word) or DEFAULT.exists(only_word)):
         target, delivered_by = Target(target.paths, None, None), only_word
     if delivered_by is None:
         raise UsageError(
@@ -157,7 +159,7 @@ def audit(
     with ExitStack() as stack:
         logs = stack.enter_context(out.open(target))
         delivered: Any = delivered_by
-        if DEFAULT.is_dir(delivered_by):
+        if is_url(delivered_by) or DEFAULT.is_dir(delivered_by):
             delivered = stack.enter_context(out.open(_replica(delivered_by, target)))
         progress = stack.enter_context(out.progress("audit"))
         try:

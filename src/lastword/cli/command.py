@@ -12,9 +12,10 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -23,8 +24,9 @@ import typer.core
 from lastword.cli import signals
 from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE
-from lastword.cli.target import Target
+from lastword.cli.target import Target, storage_of
 from lastword.errors import UsageError, nearest
+from lastword.objects import is_url
 from lastword.parse import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -72,6 +74,19 @@ _EVERYWHERE: dict[str, tuple[Any, Any]] = {
     ),
     "version": (Annotated[bool, version_option(hidden=True)], False),
 }
+_STORED: dict[str, tuple[Any, Any]] = {
+    "storage": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--storage",
+                metavar="key=value",
+                help="of a bucket: an option of its store, such as region=eu-central-1; may be repeated",
+            ),
+        ],
+        None,
+    ),
+}
 _CHANGING: dict[str, tuple[Any, Any]] = {
     "wait": (
         Annotated[
@@ -104,6 +119,7 @@ class Session(Output):
 
     config: str | None = None
     wait_seconds: float = 0.0  # for the lock
+    storage: Mapping[str, str] = MappingProxyType({})  # options of a bucket's store
 
     def open(self, target: Target, mode: Literal["r", "a"] = "r", **settings: Any) -> LogDir:
         """Open the directories of a target; waits for the lock as --wait allows."""
@@ -113,6 +129,8 @@ class Session(Output):
             PLACE.paths, PLACE.topic = target.paths, target.topic
         paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
+        if self.storage and is_url(target.paths[0]):
+            extra["storage_options"] = self.storage
         if mode == "a":
             settings.setdefault("log_cleaner_enable", False)  # a command does no background cleaning
 
@@ -190,11 +208,13 @@ def command(
         examples: Command lines, one per line.
         changes: The command changes a directory, so it also takes --wait.
     """
-    shared = {**_EVERYWHERE, **(_CHANGING if changes else {})}
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(fn, eval_str=True)
         parameters = list(own.parameters.values())[1:]
+        shared = {**_EVERYWHERE, **(_CHANGING if changes else {})}
+        if not {"directory", "files", "source"}.isdisjoint(own.parameters):
+            shared.update(_STORED)
         for option, (annotation, default) in shared.items():
             parameters.append(
                 inspect.Parameter(
@@ -206,8 +226,12 @@ def command(
         def run(**arguments: Any) -> Any:
             common = {option: arguments.pop(option) for option in shared}
             common.pop("version")  # its callback has run already
-            wait = common.pop("wait", None)
+            wait, storage = common.pop("wait", None), common.pop("storage", None)
             out = session(**common)
+            if storage is not None:
+                _check_url(arguments)
+                out.storage = storage_of(storage)
+                PLACE.set_storage(out.storage)
             if wait is not None:
                 out.wait_seconds = parse_duration_ms(wait) / 1000
             try:
@@ -233,6 +257,13 @@ def command(
         return run
 
     return register
+
+
+def _check_url(arguments: Mapping[str, Any]) -> None:
+    """Raise UsageError if no argument is a URL."""
+    words = [word for value in arguments.values() for word in (value if isinstance(value, list) else [value])]
+    if not any(isinstance(word, str) and is_url(word) for word in words):
+        raise UsageError("--storage is for a log in a bucket", remedy="omit --storage, or give a URL")
 
 
 @contextmanager

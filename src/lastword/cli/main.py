@@ -122,7 +122,7 @@ def command_tree() -> Any:
 
 def _run(arguments: list[str]) -> int:
     out = Output(as_json="--json" in arguments, color=_color(arguments))
-    PLACE.paths, PLACE.topic = [], None
+    PLACE.clear()
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     try:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -29,15 +30,18 @@ from lastword.cli.text import (
     unescape,
     value_text,
 )
-from lastword.errors import LastwordError, UsageError, nearest
+from lastword.errors import LastwordError, NotALogDirError, UsageError, nearest
+from lastword.objects import is_url
 from lastword.parse import parse_when
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
     from lastword.api.reader import View
     from lastword.api.record import Record
     from lastword.api.topic import Ack, Topic
+    from lastword.files import Files
     from lastword.records.internal import InternalRecord
 
 
@@ -465,7 +469,10 @@ lastword dump data/recovery-point-offset-checkpoint --json
 def dump(
     out: Session,
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="files of a log directory, or a directory of them")
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="files of a log directory or of a log in a bucket, or a directory of them"
+        ),
     ],
     records: Annotated[
         bool, typer.Option("--records/--no-records", help="show the records of each batch too")
@@ -489,46 +496,61 @@ def dump(
     }
     problems = rows = 0
     failed: list[LastwordError] = []
-    files = _decodable(files)
-    for file in files:
-        try:
-            entries = entries_of(file, records=records)
-        except UsageError as error:  # the other files are shown first
-            failed.append(error)
-            continue
-        if len(files) > 1:
-            out.line(f"{file}:")
-        for entry in entries:
-            rows += 1
-            kind = kinds.get(type(entry), "problem")
-            problems += kind == "problem"
-            if out.as_json:
-                out.row(kind, _entry_json(entry))
-            else:
-                for line in _entry_lines(kind, entry):
-                    if kind == "problem":
-                        out.line(out.paint(line, "red"))
-                    else:
-                        out.data_line(line)
+    with ExitStack() as stack:
+        decodable = [(file, storage) for path in files for file, storage in _decodable(path, out, stack)]
+        for file, storage in decodable:
+            try:
+                entries = entries_of(file, records=records, files=storage)
+            except UsageError as error:  # the other files are shown first
+                failed.append(error)
+                continue
+            if len(decodable) > 1:
+                out.line(f"{file}:")
+            for entry in entries:
+                rows += 1
+                kind = kinds.get(type(entry), "problem")
+                problems += kind == "problem"
+                if out.as_json:
+                    out.row(kind, _entry_json(entry))
+                else:
+                    for line in _entry_lines(kind, entry):
+                        if kind == "problem":
+                            out.line(out.paint(line, "red"))
+                        else:
+                            out.data_line(line)
     out.summary(ok=problems == 0 and not failed, entries=rows, problems=problems)
     out.raise_all(failed)
     return 3 if problems else 0
 
 
-def _decodable(paths: list[str]) -> list[str]:
-    """Replace each directory by the files directly in it that can be decoded."""
+def _decodable(path: str, out: Session, stack: ExitStack) -> list[tuple[str, Files]]:
+    """Return a file with its storage; for a directory, the files directly in it that can be decoded.
+
+    The log of a URL stays open in `stack`.
+    """
     from lastword.files import DEFAULT
     from lastword.tools.dump import dumper_of
 
-    files: list[str] = []
-    for path in paths:
-        if not DEFAULT.is_dir(path):
-            files.append(path)
-            continue
-        inside = [os.path.join(path, name) for name in sorted(DEFAULT.listdir(path))]
-        known = [file for file in inside if dumper_of(file) is not None and not DEFAULT.is_dir(file)]
-        files += known or [path]
-    return files
+    files: Files = DEFAULT
+    if is_url(path):
+        path = path.rstrip("/")
+        files = stack.enter_context(_log_above(path, out)).dirs.files
+    if not files.is_dir(path):
+        return [(path, files)]
+    inside = [os.path.join(path, name) for name in sorted(files.listdir(path))]
+    known = [(file, files) for file in inside if dumper_of(file) is not None and not files.is_dir(file)]
+    return known or [(path, files)]
+
+
+def _log_above(url: str, out: Session) -> LogDir:
+    """Open the log in a bucket that has a file or directory. NotALogDirError: there is no such log."""
+    above = url
+    while is_url(above) and not above.endswith("/"):
+        try:
+            return out.open(Target([above], None, None))
+        except NotALogDirError:
+            above = above.rpartition("/")[0]
+    raise NotALogDirError(f"{url} is not in a log", remedy="check the URL", file=url)
 
 
 def _entry_json(entry: Any) -> dict[str, Any]:

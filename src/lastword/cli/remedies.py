@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lastword.errors import (
@@ -18,19 +19,39 @@ from lastword.errors import (
 
 @dataclass(slots=True)
 class NamedTarget:
-    """The directories and the topic of the command line, for the commands in remedies."""
+    """The directories, the topic and the options of the store, for the commands in remedies.
+
+    Values of `storage` that may be secret are ****.
+    """
 
     paths: list[str] = field(default_factory=list)
     topic: str | None = None
+    storage: dict[str, str] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget the last command line."""
+        self.paths, self.topic, self.storage = [], None, {}
+
+    def set_storage(self, options: Mapping[str, str]) -> None:
+        """Set the options of the store."""
+        self.storage = {name: "****" if _SECRET.search(name) else value for name, value in options.items()}
 
 
+_SECRET = re.compile("key|secret|token|password|signature|sas|credential", re.IGNORECASE)
 PLACE = NamedTarget()
 
 
 def command_line(verb: str, paths: list[str], *words: str) -> str:
     """Return a command that can be pasted: the first directory as DIR, the others with --dir."""
-    others = [part for path in paths[1:] for part in ("--dir", path)]
-    return shlex.join(["lastword", verb, paths[0], *words, *others])
+    return shlex.join(["lastword", verb, paths[0], *words, *_options(paths)])
+
+
+def _options(paths: list[str]) -> list[str]:
+    """Return --dir for each further directory; for a URL, the options of the store."""
+    options = [part for path in paths[1:] for part in ("--dir", path)]
+    if "://" in paths[0]:
+        options += [part for pair in PLACE.storage.items() for part in ("--storage", "=".join(pair))]
+    return options
 
 
 def policy_remedy(paths: list[str], topic: str) -> str:
@@ -60,6 +81,8 @@ _AS_TYPED = (
         re.compile(r"read it as it is: (key|value)_serializer=\"bytes\""),
         r"dump the file: it shows the stored bytes",
     ),
+    (re.compile(r"in storage_options\b"), "with --storage"),
+    (re.compile(r"^leave ack out$"), "omit --ack"),
 )
 
 
@@ -70,7 +93,10 @@ def remedy_of(error: BaseException) -> str | None:
     if isinstance(error, LogDirLockedError):
         return "stop that process; ls, read, explain, verify and every --dry-run need no lock"
     if isinstance(error, NotALogDirError) and remedy and remedy.startswith("lastword.open("):
-        return f"check the path, or create one: `{command_line('create', [error.file or paths[0]], 'TOPIC')}`"
+        place = "URL" if "://" in (error.file or paths[0]) else "path"
+        return (
+            f"check the {place}, or create one: `{command_line('create', [error.file or paths[0]], 'TOPIC')}`"
+        )
     if isinstance(error, ReadOnlyError) and remedy and remedy.startswith("lastword.open("):
         return "check owner and permissions of the directory"
     if isinstance(error, UnknownTopicError):
@@ -99,11 +125,11 @@ def _filled(remedy: str) -> str:
         remedy = re.sub(
             r"(lastword (?!create)[a-z]+ \S+ )TOPIC\b", lambda match: match[1] + str(PLACE.topic), remedy
         )
-    if len(PLACE.paths) > 1:
-        more = shlex.join([part for path in PLACE.paths[1:] for part in ("--dir", path)])
+    more = shlex.join(_options(PLACE.paths))
+    if more:
         remedy = re.sub(
             r"`(lastword [a-z]+ [^`]*)`",
-            lambda match: match[0] if "--dir" in match[1] else f"`{match[1]} {more}`",
+            lambda match: match[0] if more in match[1] else f"`{match[1]} {more}`",
             remedy,
         )
     return remedy

@@ -1,6 +1,6 @@
-"""Parse the target of a command, `DIR [TOPIC] [-p N]`, and `--set name=value`.
+"""Parse the target of a command, `DIR [TOPIC] [-p N]`, `--set name=value` and `--storage key=value`.
 
-The directory of one partition may replace DIR, TOPIC and -p.
+DIR may be the URL of a log in a bucket. The directory of one partition may replace DIR, TOPIC and -p.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ import typer
 
 from lastword.cli.remedies import PLACE, command_line
 from lastword.errors import LastwordError, UsageError
+from lastword.objects import is_url
 
 Directory = Annotated[
-    str, typer.Argument(metavar="DIR", help="a log directory, or the directory of one partition")
+    str,
+    typer.Argument(
+        metavar="DIR",
+        help="a log directory, the directory of one partition, or the URL of a log in a bucket",
+    ),
 ]
 
 
@@ -80,6 +85,12 @@ class Target:
 
         if not directory:
             raise UsageError("the directory's name is empty", remedy="give a log directory; . is this one")
+        if any(is_url(path) for path in (directory, *(more or ()))):
+            if more:
+                raise UsageError(
+                    "a log in a bucket is one URL: --dir is for directories", remedy="omit --dir"
+                )
+            return cls([directory], _with_topic(directory, topic, partition), partition)._named()
         trimmed = directory.rstrip("/") or "/"
         real = os.path.realpath(trimmed)
         parsed = names.parse_partition_dir(os.path.basename(real))
@@ -93,10 +104,7 @@ class Target:
                 f"{directory} is already the directory of partition {parsed.topic}-{parsed.partition}",
                 remedy=f"omit TOPIC and -p, or give the log directory: {above}",
             )
-        if partition is not None and topic is None:
-            raise UsageError(
-                "--partition needs a topic", remedy=f"give the topic: {directory} TOPIC -p {partition}"
-            )
+        topic = _with_topic(directory, topic, partition)
         return cls([directory, *(more or ())], topic, partition)._named()
 
     def _named(self) -> Target:
@@ -173,8 +181,17 @@ class Target:
         from lastword.files import DEFAULT
 
         for path in self.paths:
-            if not DEFAULT.exists(path):
+            if not is_url(path) and not DEFAULT.exists(path):
                 raise NotALogDirError(f"{path} does not exist", remedy="check the path", file=path)
+
+
+def _with_topic(directory: str, topic: str | None, partition: int | None) -> str | None:
+    """Return the topic. UsageError: there is a partition, but no topic."""
+    if partition is not None and topic is None:
+        raise UsageError(
+            "--partition needs a topic", remedy=f"give the topic: {directory} TOPIC -p {partition}"
+        )
+    return topic
 
 
 def _is_partition_dir(directory: str) -> bool:
@@ -201,6 +218,17 @@ def settings_of(pairs: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--set {pair!r} has no '='", remedy="--set name=value")
         settings[name.strip()] = value.strip()
     return settings
+
+
+def storage_of(pairs: list[str] | None) -> dict[str, str]:
+    """Return the `key=value` pairs of --storage as a dict."""
+    options = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError("a --storage has no '='", remedy="--storage region=eu-central-1")
+        options[name.strip()] = value
+    return options
 
 
 def what_if(pairs: list[str] | None) -> dict[str, Any]:

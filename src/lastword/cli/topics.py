@@ -375,7 +375,7 @@ def trim(
     failed: PartialFailure | None = None
     with out.change(target) as logs:
         try:
-            done = cleaning.trim(logs.dirs, topic_name, target.partition, when)
+            done = logs.topic(topic_name).trim(when, partition=target.partition)
         except PartialFailure as error:
             done, failed = error.results, error
     _show_trim(out, topic_name, starts, done, "starts")

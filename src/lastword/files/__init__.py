@@ -14,6 +14,7 @@ from lastword.files.interface import (
     FileFacts,
     Files,
     Handle,
+    normal_path,
     overlapped,
     real_path,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Files",
     "Handle",
     "OsFiles",
+    "normal_path",
     "overlapped",
     "real_path",
 ]

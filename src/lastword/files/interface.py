@@ -39,6 +39,12 @@ def real_path(path: Path) -> str:
     return text if "://" in text else os.path.realpath(text)
 
 
+def normal_path(path: Path) -> str:
+    """Return the path without `.` and without a slash at its end; a URL as it is."""
+    text = os.fspath(path)
+    return text if "://" in text else os.path.normpath(text)
+
+
 class FileFacts(NamedTuple):
     """Facts of a file or directory.
 

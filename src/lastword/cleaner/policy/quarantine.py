@@ -22,7 +22,7 @@ from lastword.errors import (
     LastwordError,
     UnsupportedBatchError,
 )
-from lastword.files import Files, real_path
+from lastword.files import Files, normal_path, real_path
 from lastword.files.framed import Framed
 from lastword.segment import names
 from lastword.values import Value
@@ -128,7 +128,7 @@ def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) ->
 def retrying(directory: str, name: str) -> str:
     """Return how partition `name` (`<topic>-<number>`) leaves quarantine, for a user."""
     topic, _, number = name.rpartition("-")
-    where = os.path.dirname(os.path.normpath(directory))
+    where = os.path.dirname(normal_path(directory))
     command = f"`lastword clean {where} {topic} -p {number} --retry`"
     return f"{command}, in Python logs.cleaner.retry({topic!r}, {number})"
 
