@@ -39,6 +39,8 @@ MASKS = (
     (re.compile(r'"(key_offset_digest|content_digest)":"[0-9a-f]{16}"'), r'"\1":"_"'),
     (re.compile(r"keys [0-9a-f]{16}, contents [0-9a-f]{16}"), "keys _, contents _"),
     (re.compile(r"(topic_id|cluster\.id|directory\.id|topic_id\":)( = |)\"?[\w-]{22}\"?"), r"\1\2_"),
+    (re.compile(r"the first until [0-9-]+ [0-9:.]+Z"), "the first until _"),
+    (re.compile(r'"next_due_ms":\d+'), '"next_due_ms":_'),
     (re.compile(r"in use by (this )?process \d+( \([^)]*\))?"), "in use by process _"),
 )
 

@@ -27,7 +27,7 @@ HELPED = {
     if name != "warm"
 }
 STAYS = ("--every", "lastword demo", "lastword bench")  # these run for long; each has its own test
-PLACES = {"/srv/kafka": "data", "/backup/data": "backup"}
+PLACES = {"/srv/kafka": "data", "/backup/data": "backup", "s3://bucket/log": "memory://examples/log"}
 MAKES = {"create": "data", "append": "copy"}
 
 
@@ -49,6 +49,8 @@ def examples_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         users.restore(to=root / "delivered.parquet")
         users.restore(to=root / "delivered.jsonl")
     shutil.copytree(root / "data", root / "backup")
+    with lastword.open(PLACES["s3://bucket/log"], "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("users", cleanup_policy="compact", **forms)
     return root
 
 

@@ -192,7 +192,8 @@ class BucketDirs(OpenDirs):
             self._bucket.close()
 
     def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
-        """Remove objects that no version needs; see `lastword.bucket.collect`."""
+        """As `OpenDirs.collect`; see `lastword.bucket.collect`."""
+        self.require_open()
         if not dry_run:
             self.require_writable()
         if retention_ms is None:

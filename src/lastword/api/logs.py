@@ -22,6 +22,7 @@ from lastword.api.topic import Topic, create_topic, open_state, open_topic
 from lastword.config import Settings, remove_topic_settings
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
+from lastword.parse import parse_duration_ms
 from lastword.values import ProcessBound, ProgressLike, table_html
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lastword.api.reader import Bounds
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
+    from lastword.bucket.collect import Collection
     from lastword.cleaner import CleanRound, Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.retention import Deletion
@@ -930,6 +932,23 @@ class LogDir(ProcessBound):
         from lastword.api import checks
 
         return checks.verify(self.dirs, topic, partition, quick=quick, md5=md5, progress=progress)
+
+    def collect(self, *, retention: int | str | None = None, dry_run: bool = False) -> Collection:
+        """Remove the objects of a log in a bucket that its newest version does not need.
+
+        An object that a cleaning, retention or a dead writer left is first noted with the time, and removed
+        by a later call when it was noted long enough ago. The background cleaner makes this call too.
+
+        Args:
+            retention: How long an object is kept for readers of older versions: "1h", or ms. None: the
+                setting lastword.objects.retention.ms.
+            dry_run: Return the result and change nothing.
+
+        Raises:
+            UsageError: The log is a directory.
+        """
+        retention_ms = None if retention is None else parse_duration_ms(retention)
+        return self.dirs.collect(retention_ms=retention_ms, dry_run=dry_run)
 
     # -------------------------------------------------------------- lifetime
 

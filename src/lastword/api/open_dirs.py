@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lastword.api.bucket_cleaner import BucketWork
     from lastword.background.states import States
     from lastword.background.work import DirectoryWork
+    from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.throttle import Drives
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
@@ -121,6 +122,14 @@ class OpenDirs(ProcessBound):
         from lastword.background.work import DirectoryWork
 
         return DirectoryWork(self.dir_set, self.drives, states, self.clock)
+
+    def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
+        """Remove objects that no version needs. UsageError: a directory has none."""
+        self.require_open()
+        raise UsageError(
+            f"{self.paths[0]} is a directory: only a log in a bucket keeps the objects of older versions",
+            remedy="give the URL of a log in a bucket",
+        )
 
     def refresh(self, *, at_most_every_ms: int = 0) -> None:
         """Take up what other processes have changed. A directory always shows it."""

@@ -1,6 +1,7 @@
-"""`lastword clean`: remove superseded records, show the plan, or clean in the background until a signal.
+"""`lastword clean` and `gc`: remove superseded records, and objects of a bucket that no version needs.
 
-With --every it runs the background cleaner, and can serve metrics to Prometheus.
+`clean` shows the plan, cleans, or with --every runs the background cleaner until a signal, and can serve
+metrics to Prometheus.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lastword.cli.output import split_failure
 from lastword.cli.remedies import policy_remedy
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, WhatIf, what_if
 from lastword.errors import DataError, LastwordError, MissingError, StorageError, UsageError
+from lastword.objects import is_url
 from lastword.parse import parse_bytes, parse_duration_ms
 from lastword.units import format_bytes, format_duration, format_time
 from lastword.values import plural
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command `clean`."""
+    """Add the commands `clean` and `gc`."""
     command(app, "clean", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(clean)
+    command(app, "gc", usage="URL", examples=GC_EXAMPLES)(gc)
 
 
 EXAMPLES = """
@@ -277,6 +280,55 @@ def _why(plan: Plan) -> str:
     if plan.reasons and plan.reasons[0].code == "no-policy":
         return f"keep: {plan.reasons[0].text}"
     return f"keep: {'; '.join(str(reason) for reason in plan.reasons) or 'nothing to do'}"
+
+
+GC_EXAMPLES = """
+lastword gc s3://bucket/log --dry-run
+lastword gc s3://bucket/log --retention 1h
+"""
+
+
+def gc(
+    out: Session,
+    directory: Annotated[str, typer.Argument(metavar="URL", help="the URL of a log in a bucket")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would be removed; change nothing")
+    ] = False,
+    retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="keep objects this long for readers of older versions; without it the setting "
+            "lastword.objects.retention.ms",
+        ),
+    ] = None,
+) -> None:
+    """Remove objects of a bucket that the log does not need any more.
+
+    A cleaning, retention or a writer that died leaves objects behind. The first gc notes them with the time
+    of the store's clock; a later one removes those that were noted long enough ago.
+    """
+    target = Target.of(directory, None, None)
+    if not is_url(directory):
+        raise UsageError(f"{directory} is no log in a bucket", remedy="give a URL: s3://BUCKET/PREFIX")
+    if dry_run:
+        with out.open(target) as logs:
+            result = logs.collect(retention=retention, dry_run=True)
+    else:
+        with out.change(target) as logs:
+            result = logs.collect(retention=retention)
+    verb = "would remove" if dry_run else "removed"
+    out.line(f"{verb} {_objects(result.removed_objects, result.removed_bytes)}")
+    if result.waiting_objects:
+        pinned = f", {result.pinned_objects} of them for pinned readers" if result.pinned_objects else ""
+        waiting = _objects(result.waiting_objects, result.waiting_bytes)
+        out.line(f"kept for readers: {waiting}{pinned}, the first until {format_time(result.next_due_ms)}")
+    used = f"in use: {_objects(result.named_objects, result.named_bytes)}"
+    out.summary(used + ("; nothing was changed" if dry_run else ""), **result.to_dict())
+
+
+def _objects(count: int, size_bytes: int) -> str:
+    return f"{plural(count, 'object')}, {format_bytes(size_bytes)}"
 
 
 LOOPBACK = "127.0.0.1"

@@ -44,6 +44,7 @@ CHANGE = {
     "append": "records",
     "clean": "clean",
     "expire": "topics",
+    "gc": "clean",
     "trim": "topics",
     "drop": "topics",
     "lease": "topics",
