@@ -90,6 +90,8 @@ class BucketDirs(OpenDirs):
     def refresh(self, *, at_most_every_ms: int = 0) -> None:
         """Take the newest version. Costs a request, unless the last one is not older than the given time."""
         self.require_open()
+        if not at_most_every_ms:
+            self._queue.flush()  # so a process reads what it has appended
         now = self.clock.monotonic()
         if at_most_every_ms and now - self._refreshed < at_most_every_ms / 1000:
             return
@@ -190,6 +192,11 @@ class BucketDirs(OpenDirs):
         finally:
             super().close()
             self._bucket.close()
+
+    @property
+    def local_files(self) -> Files:
+        """As `OpenDirs.local_files`: those of this machine."""
+        return DEFAULT
 
     def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
         """As `OpenDirs.collect`; see `lastword.bucket.collect`."""
@@ -364,7 +371,9 @@ class BucketTopic(Topic[Any, Any]):
     dirs: BucketDirs
 
     def _on(self, dirs: OpenDirs) -> Topic[Any, Any]:
-        return Topic(dirs, self.schema, self._config)
+        topic: Topic[Any, Any] = Topic(dirs, self.schema, self._config)
+        topic.__dict__["_packer"] = self._packer  # so records without a key take turns over all transactions
+        return topic
 
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
         """As `Topic.append`. Returns when the record is in the store."""

@@ -64,3 +64,5 @@ class Keywords(TopicKeywords, total=False):
     lastword_space_target: float | str | None
     lastword_survivorship_alpha: float | str | None
     lastword_decompression_max_bytes: Size | None
+    lastword_commit_linger_ms: Duration | None
+    lastword_objects_retention_ms: Duration | None
