@@ -193,11 +193,6 @@ class BucketDirs(OpenDirs):
             super().close()
             self._bucket.close()
 
-    @property
-    def local_files(self) -> Files:
-        """As `OpenDirs.local_files`: those of this machine."""
-        return DEFAULT
-
     def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
         """As `OpenDirs.collect`; see `lastword.bucket.collect`."""
         self.require_open()

@@ -131,11 +131,6 @@ class OpenDirs(ProcessBound):
             remedy="give the URL of a log in a bucket",
         )
 
-    @property
-    def local_files(self) -> Files:
-        """The storage of files that are no part of the log: results of `restore`."""
-        return self.files
-
     def refresh(self, *, at_most_every_ms: int = 0) -> None:
         """Take up what other processes have changed. A directory always shows it."""
 
