@@ -117,7 +117,7 @@ def test_a_patch_of_a_large_file_is_stored_without_its_bytes(tmp_path: Path) -> 
         bucket.transaction(lambda files, at=at: patch(files, at))
         data[at : at + 10] = b"0123456789"
         entry = bucket.load().snapshot.entry("big")
-        assert entry.object == before.object and entry.number != before.number
+        assert entry.object == before.object and entry.number == before.number and entry != before
         stored = bucket.files(bucket.load().snapshot)
         assert stored.read_bytes(path) == bytes(data)
         with stored.open_read(path) as handle:

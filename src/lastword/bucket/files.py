@@ -233,7 +233,8 @@ class BucketFiles(Files):
             )
         self._changing(directory)
         self._files_made += 1
-        local = LocalFile(f"{self._scratch}/{self._files_made}", new_number(self._rng))
+        number = new_number(self._rng) if file is None else file.number  # as an inode, which a change keeps
+        local = LocalFile(f"{self._scratch}/{self._files_made}", number)
         with DEFAULT.open_append(local.path, create=True, exclusive=True) as handle:
             if file is not None:
                 with self._open_stored(self._url(key), file) as source:
@@ -252,7 +253,7 @@ class BucketFiles(Files):
             assert isinstance(file, Entry)
             stored = self._reads.patch_of(file)
             parts = {} if stored is None else dict(stored.parts)
-            patched = PatchedFile(file._replace(patch=None), {**parts, position: part}, new_number(self._rng))
+            patched = PatchedFile(file._replace(patch=None), {**parts, position: part}, file.number)
             self._put(key, patched)
             return patched
 
