@@ -107,11 +107,12 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     small: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
-        if size_bytes and size_bytes + batch.nbytes > JOINED_BYTES:
+        more = batch.nbytes
+        if small and size_bytes + more > JOINED_BYTES:
             yield _join(small)
             small, size_bytes = [], 0
         small.append(batch)
-        size_bytes += batch.nbytes
+        size_bytes += more
     if small:
         yield _join(small)
 
