@@ -58,7 +58,7 @@ def test_and_not_while_one_is_left(log: Any) -> None:
         own = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
         runs = best_runs(own, Columns.of(own, log.ledger.write_clock, 0.0))
         run = next(candidate for candidate in runs if candidate.base_offset > 0)  # not the run at the front
-        assert log.clean(due=True, run=run).freed_bytes > 0
+        assert log.clean(due=True, runs=[run]).freed_bytes > 0
         log.clock.advance(2 * HOUR)
         log.ledger.mark_due(log.clock.now_ms(), HOUR)
     assert keys(log).count(b"hot") > 1

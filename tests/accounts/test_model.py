@@ -112,7 +112,7 @@ def _round(model, rng, strategy):
             account, Columns.of(account, log.ledger.write_clock, 0.0)
         )
         run = rng.choice(runs) if runs else None
-    log.clean(due=True, run=run)
+    log.clean(due=True, runs=[run])
 
 
 def live(tmp_path, seed, steps=60, map_bytes=1 << 20):

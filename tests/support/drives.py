@@ -22,4 +22,4 @@ def inspected(place: DrivePartition, now_ms: int) -> DriveAccount:
 def rewritten(place: DrivePartition, run: SegmentRun) -> CleanRound | None:
     """Clean this run; return the result."""
     with place.log_dir.claim(*place.tp):
-        return clean_one(place, CleanContext(place.log_dir.files, place.log_dir.clock), run=run)
+        return clean_one(place, CleanContext(place.log_dir.files, place.log_dir.clock), runs=[run])

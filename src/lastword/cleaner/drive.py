@@ -47,6 +47,8 @@ MOST_SCANS = 4
 which is then scanned too; a partition that another thread keeps changing is left as it is after this many."""
 MANY_PARTITIONS = 64
 """A drive of fewer partitions is inspected as a whole before each choice."""
+SEGMENTS_PER_RUN = 256
+"""A partition of more segments is inspected after one run for each of so many: an inspection visits all."""
 INSPECTION_SHARE = 10.0
 """A drive of more partitions is inspected as a whole after this many times the time of such an inspection."""
 
@@ -247,6 +249,10 @@ class DriveCleaner:
         chooser = DriveChooser(account, now_ms)
         if len(account.partitions) >= MANY_PARTITIONS:
             self._chooser, self._inspected = chooser, (began, self._clock.monotonic() - began)
+        exact = [len(own.segments) for own in account.partitions if own.exact]
+        most_runs = max(exact, default=0) // SEGMENTS_PER_RUN
+        if most_runs > 1:
+            return self._all_runs(outlook(account, now_ms, most_runs)[0])
         return self._all_runs([chooser.choose()])
 
     @staticmethod
@@ -264,7 +270,7 @@ class DriveCleaner:
 
 
 class InlineExecutor:
-    """Scans and rewrites in the calling thread, one run at a time.
+    """Scans and rewrites in the calling thread, one partition at a time.
 
     Args:
         budget: The I/O budget of the drive.
@@ -299,21 +305,17 @@ class InlineExecutor:
             yield partition, failed
 
     def rewrite(self, runs: Sequence[tuple[DrivePartition, Sequence[SegmentRun]]]) -> Iterator[Outcome]:
-        """Rewrite each run with the partition's claim, after waiting for it."""
+        """Rewrite the runs of each partition with its claim, after waiting for it."""
         for partition, chosen in runs:
-            tp = partition.tp
-            for run in chosen:
-                try:
-                    with self._progress(run.read_bytes) as progress, partition.log_dir.claim(*tp):
-                        context = replace(self._context(partition), progress=progress)
-                        result = clean_one(partition, context, run=run)
-                except LastwordError as error:
-                    yield Outcome(tp, error=error)
-                    break
-                if result is None:
-                    yield Outcome(tp)
-                    break
-                yield Outcome(tp, (result,), complete=result.complete)
+            tp, read_bytes = partition.tp, sum(run.read_bytes for run in chosen)
+            try:
+                with self._progress(read_bytes) as progress, partition.log_dir.claim(*tp):
+                    context = replace(self._context(partition), progress=progress)
+                    result = clean_one(partition, context, runs=disjoint(chosen))
+            except LastwordError as error:
+                yield Outcome(tp, error=error)
+                continue
+            yield Outcome(tp) if result is None else Outcome(tp, (result,), complete=result.complete)
 
     def plan(
         self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
@@ -337,7 +339,7 @@ def clean_one(
     partition: DrivePartition,
     context: CleanContext,
     *,
-    run: SegmentRun | None = None,
+    runs: Sequence[SegmentRun] | None = None,
     strategy: str = "generational",
     due: bool = True,
 ) -> CleanRound | None:
@@ -346,7 +348,8 @@ def clean_one(
     Args:
         partition: With the ledgers to use; strategy `kafka` uses none.
         context: Where and how.
-        run: What to rewrite. None: all garbage, or with strategy `kafka` the request of `due`.
+        runs: What to rewrite: runs that do not overlap, ascending. None: all garbage, or with strategy
+            `kafka` the request of `due`.
         strategy: Which segments are rewritten.
         due: Clean only if the settings make the partition due.
     """
@@ -368,7 +371,7 @@ def clean_one(
             context,
             record_first_dirty=record_first_dirty,
             ledger=ledger,
-            run=run,
+            runs=runs,
             space_target=settings.lastword_space_target,
             alpha=settings.lastword_survivorship_alpha,
         )

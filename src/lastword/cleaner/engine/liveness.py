@@ -229,7 +229,7 @@ class KeptAccounts:
             return estimated(_with_scratch(plan, log, segments, ledger, context), own, ledger, self._runs)
         self._rewrites = not context.dry
         if not ledger.exact:
-            (run,) = self._runs or (None,)
+            run = next(iter(self._runs or ()), None)
             self._full = FullScan(run, ledger.tracking.expected_keys or None)
             whole = replace(context, scratch=ledger.tracking.scratch)
             return self._full.scan(log, segments, plan, whole, steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ def clean_partition(
     *,
     record_first_dirty: Callable[[int], None],
     ledger: Ledger | None = None,
-    run: SegmentRun | None = None,
+    runs: Sequence[SegmentRun] | None = None,
     space_target: float = DEFAULT_SPACE_TARGET,
     alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
 ) -> CleanRound | None:
@@ -51,8 +51,8 @@ def clean_partition(
         record_first_dirty: Called with the new checkpoint, after the last swap is durable.
         ledger: For strategy `generational`: the partition's garbage accounts, held by the caller; None: those
             that were saved.
-        run: What to rewrite; None: all garbage, or with `due` what is due if the partition has a drive of its
-            own.
+        runs: What to rewrite: runs that do not overlap, ascending; of accounts that hold a sample, the first
+            one. None: all garbage, or with `due` what is due if the partition has a drive of its own.
         space_target: Space target of that drive.
         alpha: Weight of the survivorship that this cleaning observes.
     """
@@ -74,7 +74,7 @@ def clean_partition(
         liveness = KeptAccounts(
             kept,
             config,
-            runs=None if run is None else [run],
+            runs=runs,
             space_target=space_target if request.due else None,
             alpha=alpha,
         )
