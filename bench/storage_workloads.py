@@ -576,15 +576,16 @@ def _timed_verbs(
 
 
 def _segment_verbs(root: Path, segments: int) -> dict[str, Callable[[], Any]]:
-    """Return the verbs in order: one partition of segments of eight records, half of them garbage."""
-    pairs = _pairs(4 * segments)
+    """Return the verbs in order: one partition of segments of eight records, of which one is garbage."""
+    pairs = _pairs(7 * segments)
 
     def append() -> None:
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             topic = logs.create_topic("t", 1, cleanup_policy="compact,delete", segment_bytes=1100)
             for number in range(segments):
-                first = number % (segments // 2) * 8
-                topic.extend(pairs[first : first + 8])
+                topic.extend(
+                    [*pairs[7 * number : 7 * number + 7], (b"the same key of all segments", b"v" * 100)]
+                )
 
     def read(work: Callable[[lastword.LogDir, lastword.Topic[Any, Any]], Any]) -> Callable[[], Any]:
         def run() -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 import lastword
 from lastword import files as storage
+from lastword.cleaner import drive
 from lastword.cleaner.policy.groups import OutputLimits, cut, group
 from lastword.cli import main
 from lastword.clock import ManualClock
@@ -335,15 +336,15 @@ FEW_SEGMENTS, MANY_SEGMENTS = 20, 80
 
 
 def append_segments(path):
-    """Append a segment of eight records at a time; each key has two records."""
+    """Append a segment of eight records at a time, of which the last is superseded by the next segment."""
     count = int(path.name)
     with lastword.open(path, "a", clock=ManualClock(NOW_MS)) as logs:
         topic = logs.create_topic(
             "users", cleanup_policy="compact,delete", segment_bytes=1024, retention_ms=-1
         )
         for number in range(count):
-            first = number % (count // 2) * 8
-            topic.extend((b"%08d" % key, bytes(80)) for key in range(first, first + 8))
+            keys = [b"%08d" % (8 * number + key) for key in range(7)]
+            topic.extend((key, bytes(80)) for key in (*keys, b"the same"))
         assert len(logs.dirs.log("users", 0).segments) == count
 
 
@@ -440,6 +441,24 @@ def test_changing_four_times_the_segments_takes_four_times_the_calls(segments, t
     few, many = efforts
     for kind in few:
         assert many[kind] <= 4.2 * few[kind], (kind, few, many)
+
+
+def test_the_runs_of_many_segments_are_rewritten_together(segments, tmp_path, monkeypatch):
+    """An inspection visits every segment: with many of them it is not made after each run."""
+    rounds, values = {}, {}
+    for segments_per_run in (drive.SEGMENTS_PER_RUN, 8):
+        path = tmp_path / str(segments_per_run)
+        shutil.copytree(segments / str(MANY_SEGMENTS), path)
+        monkeypatch.setattr(drive, "SEGMENTS_PER_RUN", segments_per_run)
+        with lastword.open(path, "a", clock=ManualClock(NOW_MS)) as logs:
+            logs.topic("users").set_config(min_cleanable_dirty_ratio=0.01)
+            results = logs.clean(due=True, strategy="generational")
+            assert all(result.complete for result in results) and logs.verify().ok
+            rounds[segments_per_run] = len(results)
+            values[segments_per_run] = [(r.offset, r.key) for r in logs.topic("users").read()]
+    (few, kept), (many, same) = zip(rounds.values(), values.values(), strict=True)
+    assert 1 <= many < few / 2
+    assert len(same) == len(kept) < 8 * MANY_SEGMENTS
 
 
 class Facts:
