@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from lastword.errors import (
     UncertainRequestError,
     UnconditionalStoreError,
 )
-from lastword.objects.interface import ObjectStore
+from lastword.objects.interface import ObjectStore, Version
 from lastword.units import format_duration
 
 FOLDER = ".probe"
@@ -72,55 +73,54 @@ def probe(
 
 
 def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
-    failure: LastwordError | None = None
-    try:
-        ahead_ms = _check(store, clock, key)
-    except LastwordError as error:
-        failure = error
-    if failure is None or isinstance(failure, UnconditionalStoreError | ClockSkewError):
-        store.delete([key])
-    if failure is not None:
-        raise failure
-    return Probe(ahead_ms)
-
-
-def _check(store: ObjectStore, clock: Clock, key: str) -> int:
-    """Return the store's clock minus this machine's; raise if a condition is not enforced."""
-    url = f"{store.url}/{key}"
     before_ms = clock.now_ms()
     try:
         first = store.create(key, b"1")
     except (ObjectTakenError, SwapRefusedError):
-        raise UnconditionalStoreError.of(url, "the first write of a new name is refused") from None
+        raise UnconditionalStoreError.of(store.url, "the first write of a new name is refused") from None
     after_ms = clock.now_ms()
+    try:
+        modified_ms = _check(store, key, first)
+    except LastwordError:
+        with contextlib.suppress(LastwordError):  # the first error is the one to report
+            store.delete([key])
+        raise
+    store.delete([key])
+    ahead_ms = modified_ms - (before_ms + after_ms) // 2
+    if abs(ahead_ms) > MAX_SKEW_MS:
+        side = "ahead of" if ahead_ms > 0 else "behind"
+        raise ClockSkewError.of(
+            store.url, f"the store's clock is {format_duration(abs(ahead_ms))} {side} this machine's"
+        )
+    return Probe(ahead_ms)
+
+
+def _check(store: ObjectStore, key: str, first: Version) -> int:
+    """Raise if a condition is not enforced; return the date of the object's version `first`."""
     try:
         store.create(key, b"2")
     except ObjectTakenError:
         pass
     else:
-        raise UnconditionalStoreError.of(url, "a second write of one name with If-None-Match is accepted")
+        raise UnconditionalStoreError.of(
+            store.url, "a second write of one name with If-None-Match is accepted"
+        )
     stored = store.get(key)
     if stored is None or stored.data != b"1":
-        raise UnconditionalStoreError.of(url, "a write that was refused has replaced the object")
+        raise UnconditionalStoreError.of(store.url, "a write that was refused has replaced the object")
     try:
         store.swap(key, b"3", first)
     except SwapRefusedError:
         raise UnconditionalStoreError.of(
-            url, "a write with If-Match and the current version is refused"
+            store.url, "a write with If-Match and the current version is refused"
         ) from None
     try:
         store.swap(key, b"4", first)
     except SwapRefusedError:
         pass
     else:
-        raise UnconditionalStoreError.of(url, "a write with If-Match and an old version is accepted")
+        raise UnconditionalStoreError.of(store.url, "a write with If-Match and an old version is accepted")
     swapped = store.get(key)
     if swapped is None or swapped.data != b"3":
-        raise UnconditionalStoreError.of(url, "a write that was refused has replaced the object")
-    ahead_ms = stored.modified_ms - (before_ms + after_ms) // 2
-    if abs(ahead_ms) > MAX_SKEW_MS:
-        side = "ahead of" if ahead_ms > 0 else "behind"
-        raise ClockSkewError.of(
-            store.url, f"the store's clock is {format_duration(abs(ahead_ms))} {side} this machine's"
-        )
-    return ahead_ms
+        raise UnconditionalStoreError.of(store.url, "a write that was refused has replaced the object")
+    return stored.modified_ms

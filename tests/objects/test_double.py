@@ -1,0 +1,319 @@
+"""The double behaves as a store does, and each of its faults does what it says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import (
+    ClockSkewError,
+    LastwordError,
+    ObjectTakenError,
+    ObjectVanishedError,
+    SwapRefusedError,
+    ThrottledError,
+    TruncatedObjectError,
+    UncertainRequestError,
+    UnconditionalStoreError,
+)
+from lastword.objects import ObjectStore, Version, open_store, probe
+from tests.fakes.objects import POSSIBLE, Bucket, Fault, Planned, Request, Seeded, Stopped, Weakness
+
+NAMES = itertools.count()
+
+
+def steps(random: Random, count: int) -> list[Callable[[ObjectStore, dict[str, list[Version]]], object]]:
+    """Return random steps. Each takes a store and the versions that were seen of each object, by age."""
+    keys = ["a", "b/1", "b/2", "bc"]
+    made: list[Callable[[ObjectStore, dict[str, list[Version]]], object]] = []
+    for number in range(count):
+        key, data = random.choice(keys), b"%d" % random.randrange(3)
+        age = random.random()
+
+        def create(store: ObjectStore, seen: dict[str, list[Version]], key=key, data=data) -> object:
+            seen.setdefault(key, []).append(store.create(key, data))
+            return "created"
+
+        def swap(store: ObjectStore, seen: dict[str, list[Version]], key=key, data=data, age=age) -> object:
+            versions = seen.get(key, [])
+            if not versions:
+                return "no version"
+            old = versions[-1] if age < 0.6 else versions[int(age * len(versions))]
+            versions.append(store.swap(key, data, old))
+            return "swapped"
+
+        def get(store: ObjectStore, seen: dict[str, list[Version]], key=key, age=age) -> object:
+            unless = seen[key][-1] if age < 0.5 and seen.get(key) else None
+            stored = store.get(key, unless=unless)
+            return stored and stored.data
+
+        def part(store: ObjectStore, seen: dict[str, list[Version]], key=key, number=number) -> object:
+            return store.get_range(key, number % 2, 1)
+
+        def facts(store: ObjectStore, seen: dict[str, list[Version]], key=key) -> object:
+            own = store.facts(key)
+            return own and own[:2]
+
+        def listed(store: ObjectStore, seen: dict[str, list[Version]], number=number) -> object:
+            return sorted(facts[:2] for facts in store.list(["", "b", "b/", "x"][number % 4]))
+
+        def delete(store: ObjectStore, seen: dict[str, list[Version]], key=key) -> object:
+            return store.delete([key, "b/2"])
+
+        def put(store: ObjectStore, seen: dict[str, list[Version]], key=key, data=data) -> object:
+            return store.put(key, [data, data])
+
+        made.append(random.choice([create, create, swap, swap, get, part, facts, listed, delete, put]))
+    return made
+
+
+def outcome(step: Callable[[], object]) -> object:
+    try:
+        return step()
+    except LastwordError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_same_steps_have_the_same_outcome_on_memory(seed: int) -> None:
+    double, memory = Bucket().process(), open_store(f"memory://double-{next(NAMES)}")
+    seen: tuple[dict[str, list[Version]], dict[str, list[Version]]] = ({}, {})
+    for number, step in enumerate(steps(Random(seed), 120)):
+        ours, theirs = outcome(partial(step, double, seen[0])), outcome(partial(step, memory, seen[1]))
+        assert ours == theirs, f"step {number}: {step.__name__}"
+
+
+def planned(fault: Fault, number: int = 1, **facts: object) -> tuple[Bucket, ObjectStore]:
+    bucket = Bucket(**facts)  # type: ignore[arg-type]
+    return bucket, bucket.process(faults=Planned({number: fault}))
+
+
+def contents(bucket: Bucket) -> dict[str, bytes]:
+    return {key: stored.data for key, stored in bucket.objects.items()}
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(Fault.REFUSED, UncertainRequestError), (Fault.THROTTLED, ThrottledError)]
+)
+@pytest.mark.parametrize("kind", POSSIBLE)
+def test_a_request_without_effect(kind: str, fault: Fault, error: type[LastwordError]) -> None:
+    bucket = Bucket()
+    version = bucket.process().create("k", b"1")
+    store = bucket.process(faults=Planned({1: fault}))
+    requests: dict[str, Callable[[], object]] = {
+        "get": lambda: store.get("k"),
+        "range": lambda: store.get_range("k", 0, 1),
+        "facts": lambda: store.facts("k"),
+        "list": lambda: list(store.list()),
+        "put": lambda: store.put("k", b"2"),
+        "delete": lambda: store.delete(["k"]),
+        "create": lambda: store.create("new", b"2"),
+        "swap": lambda: store.swap("k", b"2", version),
+    }
+    with pytest.raises(error):
+        requests[kind]()
+    assert contents(bucket) == {"k": b"1"}
+    assert bucket.log[-1].outcome == fault.name
+
+
+def test_a_lost_reply_has_its_effect() -> None:
+    bucket, store = planned(Fault.LOST)
+    with pytest.raises(UncertainRequestError, match="may have taken effect"):
+        store.create("k", b"1")
+    assert contents(bucket) == {"k": b"1"}
+
+
+def test_a_repetition_is_refused_by_its_own_first_attempt() -> None:
+    bucket, store = planned(Fault.REPEATED)
+    with pytest.raises(ObjectTakenError):
+        store.create("k", b"1")
+    assert contents(bucket) == {"k": b"1"}
+    version = Version(bucket.objects["k"].etag, None)
+    store = bucket.process(faults=Planned({1: Fault.REPEATED}))
+    with pytest.raises(SwapRefusedError):
+        store.swap("k", b"2", version)
+    assert contents(bucket) == {"k": b"2"}
+
+
+def test_a_late_write_takes_effect_when_the_clock_has_moved() -> None:
+    bucket, store = planned(Fault.LATE)
+    with pytest.raises(UncertainRequestError):
+        store.put("k", b"1")
+    bucket.clock.advance(59_999)
+    assert store.facts("k") is None
+    bucket.clock.advance(1)
+    assert store.facts("k") is not None
+    assert bucket.pending == 0
+
+
+def test_the_condition_of_a_late_write_is_checked_when_it_arrives() -> None:
+    bucket = Bucket()
+    other = bucket.process()
+    version = other.create("k", b"1")
+    with pytest.raises(UncertainRequestError):
+        bucket.process(faults=Planned({1: Fault.LATE})).swap("k", b"late", version)
+    other.swap("k", b"2", version)
+    bucket.clock.advance(120_000)
+    stored = other.get("k")
+    assert stored is not None
+    assert stored.data == b"2"
+    other.delete(["k"])
+    with pytest.raises(UncertainRequestError):
+        bucket.process(faults=Planned({1: Fault.LATE})).create("k", b"late")
+    bucket.clock.advance(120_000)
+    stored = other.get("k")
+    assert stored is not None
+    assert stored.data == b"late"
+
+
+def test_a_short_range() -> None:
+    _, store = planned(Fault.SHORT, 2)
+    store.put("k", b"12345")
+    with pytest.raises(TruncatedObjectError):
+        store.get_range("k", 0, 5)
+    assert store.get_range("k", 0, 5) == b"12345"
+
+
+@pytest.mark.parametrize(
+    ("fault", "after", "later"),
+    [
+        (Fault.STOP_BEFORE, set(), set()),
+        (Fault.STOP_AFTER, {"k"}, {"k"}),
+        (Fault.STOP_LATE, set(), {"k"}),
+    ],
+)
+def test_a_process_that_ends_sends_nothing_more(fault: Fault, after: set[str], later: set[str]) -> None:
+    bucket, store = planned(fault, 2)
+    store.facts("k")
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            store.put("k", b"1")
+    assert len(bucket.log) == 2
+    assert set(bucket.objects) == after
+    bucket.clock.advance(3_600_000)
+    assert {facts.key for facts in bucket.process().list()} == later
+
+
+def test_the_hook_runs_before_a_request_and_sees_others_do_theirs() -> None:
+    bucket = Bucket()
+    other = bucket.process("other")
+    seen = []
+
+    def before(request: Request) -> None:
+        seen.append((request.process, request.number, request.kind, request.key))
+        if request.kind == "create":
+            other.create("k", b"other")
+
+    store = bucket.process("mine", before=before)
+    assert store.facts("k") is None
+    with pytest.raises(ObjectTakenError):
+        store.create("k", b"mine")
+    assert seen == [("mine", 1, "facts", "k"), ("mine", 2, "create", "k")]
+    assert [(request.process, request.outcome) for request in bucket.log] == [
+        ("mine", "ok"),
+        ("other", "ok"),
+        ("mine", "ObjectTakenError"),
+    ]
+
+
+def test_requests_and_bytes_are_counted_by_kind() -> None:
+    bucket = Bucket()
+    store = bucket.process()
+    store.put("k", b"12345")
+    store.put("large", bytes(20 << 20))
+    store.get("k")
+    store.get_range("k", 1, 3)
+    store.delete([str(number) for number in range(2_500)])
+    bucket.page_size = 1
+    list(store.list())
+    assert bucket.requests == {"put": 6, "get": 1, "range": 1, "delete": 3, "list": 3}
+    assert bucket.sent["put"] == 5 + (20 << 20)
+    assert (bucket.received["get"], bucket.received["range"]) == (5, 3)
+
+
+def test_the_same_seed_has_the_same_faults() -> None:
+    def run(seed: int) -> list[str]:
+        bucket = Bucket()
+        store = bucket.process(faults=Seeded(Random(seed), 0.3, [Fault.LOST, Fault.REFUSED, Fault.LATE]))
+        for number in range(50):
+            outcome(lambda number=number: store.create(str(number), b""))
+        return [request.outcome for request in bucket.log]
+
+    assert run(1) == run(1) != run(2)
+    assert set(run(1)) == {"ok", "LOST", "REFUSED", "LATE"}
+
+
+# ---------------------------------------------------------------- the probe
+
+
+def test_the_probe_measures_the_clock() -> None:
+    bucket = Bucket(clock=ManualClock())
+    bucket.skew_ms = -7_000
+    assert probe(bucket.process(), bucket.clock).ahead_ms == -7_000
+    assert not bucket.objects
+    bucket.skew_ms = 16 * 60_000
+    with pytest.raises(ClockSkewError, match="16 m ahead of this machine's"):
+        probe(bucket.process(), bucket.clock)
+    assert not bucket.objects
+
+
+@pytest.mark.parametrize(
+    ("weakness", "reason"),
+    [
+        (Weakness.IGNORES_CREATE, "If-None-Match is accepted"),
+        (Weakness.IGNORES_SWAP, "old version is accepted"),
+    ],
+)
+def test_the_probe_refuses_a_store_that_ignores_a_condition(weakness: Weakness, reason: str) -> None:
+    bucket = Bucket(weaknesses=[weakness])
+    with pytest.raises(UnconditionalStoreError, match=reason) as raised:
+        probe(bucket.process(), bucket.clock)
+    assert "s3://double" in raised.value.message
+    assert not bucket.objects
+
+
+def test_the_probe_refuses_a_store_that_writes_what_it_refuses() -> None:
+    bucket = Bucket(weaknesses=[Weakness.IGNORES_SWAP])
+    with pytest.raises(UnconditionalStoreError, match="has replaced the object"):
+        probe(bucket.process(faults=Planned({5: Fault.REPEATED})), bucket.clock)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.LATE])
+def test_the_probe_outlasts_one_fault(fault: Fault, number: int) -> None:
+    bucket = Bucket()
+
+    def faults(request: Request) -> Fault | None:
+        return fault if request.number == number and fault in POSSIBLE[request.kind] else None
+
+    probe(bucket.process(faults=faults), bucket.clock)
+
+
+def test_the_probe_ends_if_no_request_is_answered() -> None:
+    bucket = Bucket()
+    with pytest.raises(UncertainRequestError):
+        probe(bucket.process(faults=lambda request: Fault.REFUSED), bucket.clock)
+    assert len(bucket.log) <= 4
+
+
+def test_content_digests_as_versions_swap_back() -> None:
+    """The store is allowed to do so; the writer above must put a nonce into each manifest."""
+    bucket = Bucket(weaknesses=[Weakness.DIGEST_ETAGS])
+    store = bucket.process()
+    probe(store, bucket.clock)
+    old = store.create("k", b"1")
+    store.swap("k", b"1", store.swap("k", b"2", old))
+    store.swap("k", b"3", old)
+    assert contents(bucket) == {"k": b"3"}
+
+
+def test_reading_what_was_deleted_names_it(tmp_path: Path) -> None:
+    bucket = Bucket()
+    with pytest.raises(ObjectVanishedError, match="s3://double/k"):
+        bucket.process().get("k")

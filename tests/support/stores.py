@@ -1,0 +1,253 @@
+"""Servers of object storage for tests, each on a free port of 127.0.0.1: moto, S3Mock, Azurite, and our GCS.
+
+moto comes with the development tools. Maven fetches S3Mock and npm fetches Azurite, once, into the user's
+cache. Emulators of GCS from the registries have JSON requests only or no conditions, and obstore sends XML
+requests; gcs.py answers those.
+
+`ServerMissing` names the missing part in one sentence, and the test is skipped. With CI=true only an
+unreachable registry is a reason to skip.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lastword.objects import ObjectStore, open_store
+from tests.support.gcs import GcsServer
+from tests.support.jars import UNREACHABLE, KafkaMissing, cache_directory, find_java
+
+S3MOCK = "5.0.0"
+AZURITE = "3.35.0"  # the newest that runs on Node.js 20
+BUCKET = "bucket"
+START_SECONDS = 60
+AZURE_ACCOUNT = "devstoreaccount1"  # public: each Azurite has this account and this key
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+class ServerMissing(Exception):
+    """A server cannot run here; the text says what to install. In CI a `setup_fault` fails the test."""
+
+    def __init__(self, reason: str, *, setup_fault: bool = True) -> None:
+        super().__init__(reason)
+        self.must_not_skip = setup_fault and os.environ.get("CI", "").lower() in ("true", "1")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server with an empty bucket."""
+
+    root: str
+    options: dict[str, str] = field(default_factory=dict)
+    address: str = ""
+
+    def open(self, prefix: str, **options: str) -> ObjectStore:
+        return open_store(f"{self.root}/{prefix}", self.options | options)
+
+
+def s3_at(address: str) -> Server:
+    keys = {"access_key_id": "AKIATESTS", "secret_access_key": "tests-only"}
+    return Server(f"s3://{BUCKET}", {"endpoint": address, "region": "us-east-1", **keys}, address)
+
+
+# ---------------------------------------------------------------- moto
+
+
+@contextmanager
+def moto() -> Iterator[Server]:
+    """Run moto's server in this process, one request at a time, so that its conditions are atomic.
+
+    In the bucket "ignorant" it ignores conditions, as old stores do.
+    """
+    try:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+    except ImportError as missing:
+        raise ServerMissing(f"no moto with its server: pip install -e '.[dev]' ({missing})") from None
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    application = DomainDispatcherApplication(create_backend_app)
+    turn = threading.Lock()
+
+    def one_by_one(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        if environ["PATH_INFO"].startswith("/ignorant/"):
+            environ.pop("HTTP_IF_MATCH", None)
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        with turn:
+            return list(application(environ, start_response))
+
+    server = make_server("127.0.0.1", 0, one_by_one, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}"
+        for bucket in (BUCKET, "ignorant"):
+            _request("PUT", f"{address}/{bucket}")
+        yield s3_at(address)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+# ---------------------------------------------------------------- S3Mock
+
+
+@contextmanager
+def s3mock(log: Path) -> Iterator[Server]:
+    """Run Adobe's S3Mock in a JVM."""
+    try:
+        java = find_java()
+    except KafkaMissing as missing:
+        raise ServerMissing(str(missing)) from None
+    folder = cache_directory() / f"s3mock-{S3MOCK}"
+    jar = folder / f"s3mock-{S3MOCK}-exec.jar"
+    if not jar.exists():
+        maven = shutil.which("mvn")
+        if not maven:
+            raise ServerMissing("no Maven to fetch S3Mock with: apt-get install maven")
+        artifact = f"-Dartifact=com.adobe.testing:s3mock:{S3MOCK}:jar:exec"
+        _fetch(
+            folder,
+            lambda private: [maven, "-B", "-q", "dependency:copy", artifact, f"-DoutputDirectory={private}"],
+        )
+    port = _free_port()
+    command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar", str(jar)]
+    command += ["--server.port=0", f"--com.adobe.testing.s3mock.httpPort={port}"]
+    with _process(command, log):
+        address = f"http://127.0.0.1:{port}"
+        _wait_for(lambda: _request("PUT", f"{address}/{BUCKET}"), log)
+        yield s3_at(address)
+
+
+# ---------------------------------------------------------------- Azurite
+
+
+@contextmanager
+def azurite(log: Path) -> Iterator[Server]:
+    """Run Azurite, Microsoft's emulator of Azure's blobs, in memory."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not node or not npm:
+        raise ServerMissing("no Node.js with npm to run Azurite with: apt-get install nodejs npm")
+    folder = cache_directory() / f"azurite-{AZURITE}"
+    program = folder / "node_modules/azurite/dist/src/blob/main.js"
+    if not program.exists():
+        _fetch(
+            folder,
+            lambda private: [
+                npm,
+                "install",
+                "--silent",
+                "--no-audit",
+                "--no-fund",
+                "--prefix",
+                str(private),
+                f"azurite@{AZURITE}",
+            ],
+        )
+    port = _free_port()
+    command = [node, str(program), "--inMemoryPersistence", "--disableTelemetry", "--silent"]
+    with _process([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], log):
+        address = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
+        _wait_for(lambda: _create_container(address), log)
+        account = {"account_name": AZURE_ACCOUNT, "account_key": AZURE_KEY}
+        yield Server(f"az://{BUCKET}", {"endpoint": address, **account}, address)
+
+
+def _create_container(address: str) -> None:
+    """Create the container with a signed request; obstore has none for that."""
+    date, version = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT"), "2021-08-06"
+    resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}\nrestype:container"
+    text = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n{resource}"
+    digest = hmac.new(base64.b64decode(AZURE_KEY), text.encode(), hashlib.sha256).digest()
+    signature = base64.b64encode(digest).decode()
+    headers = {"x-ms-date": date, "x-ms-version": version, "Content-Type": ""}
+    headers["Authorization"] = f"SharedKey {AZURE_ACCOUNT}:{signature}"
+    _request("PUT", f"{address}/{BUCKET}?restype=container", headers)
+
+
+# ---------------------------------------------------------------- GCS
+
+
+@contextmanager
+def gcs() -> Iterator[Server]:
+    """Run our own server of the requests that obstore sends to GCS."""
+    with GcsServer() as server:
+        token = {"bearer_token": "tests-only"}  # obstore signs writes even with skip_signature
+        yield Server(f"gs://{BUCKET}", {"base_url": server.address, **token}, server.address)
+
+
+# ---------------------------------------------------------------- processes and requests
+
+
+def _request(method: str, address: str, headers: dict[str, str] | None = None) -> None:
+    request = urllib.request.Request(address, method=method, headers=headers or {}, data=b"")
+    urllib.request.urlopen(request, timeout=10).close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _process(command: list[str], log: Path) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(first_request: Callable[[], None], log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return first_request()
+        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            if isinstance(error, urllib.error.HTTPError) or time.monotonic() > end:
+                raise AssertionError(f"{error}\n{log.read_text(errors='replace')[-2000:]}") from error
+            time.sleep(0.05)
+
+
+def _fetch(target: Path, command: Callable[[Path], list[str]]) -> None:
+    """Fill `target` with what a command writes into its private folder: all of it, or nothing."""
+    private = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.rmtree(private, ignore_errors=True)
+    private.mkdir(parents=True)
+    done = subprocess.run(command(private), capture_output=True, text=True)
+    if done.returncode:
+        output = (done.stdout + done.stderr).strip()
+        shutil.rmtree(private, ignore_errors=True)
+        away = bool(
+            UNREACHABLE.search(output) or re.search(r"ENOTFOUND|ETIMEDOUT|ECONNREFUSED|EAI_AGAIN", output)
+        )
+        raise ServerMissing(f"{target.name} could not be fetched: {output[:400]}", setup_fault=not away)
+    try:
+        private.rename(target)
+    except OSError:  # another process was faster
+        shutil.rmtree(private)
