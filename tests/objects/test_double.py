@@ -281,10 +281,10 @@ def test_the_probe_refuses_a_store_that_ignores_a_condition(weakness: Weakness, 
 def test_the_probe_refuses_a_store_that_writes_what_it_refuses() -> None:
     bucket = Bucket(weaknesses=[Weakness.IGNORES_SWAP])
     with pytest.raises(UnconditionalStoreError, match="has replaced the object"):
-        probe(bucket.process(faults=Planned({5: Fault.REPEATED})), bucket.clock)
+        probe(bucket.process(faults=Planned({4: Fault.REPEATED})), bucket.clock)
 
 
-@pytest.mark.parametrize("number", range(1, 8))
+@pytest.mark.parametrize("number", range(1, 7))
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.LATE])
 def test_the_probe_outlasts_one_fault(fault: Fault, number: int) -> None:
     bucket = Bucket()

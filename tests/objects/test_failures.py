@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import threading
@@ -409,6 +410,24 @@ def test_a_closed_store_refuses() -> None:
     store.close()
     with pytest.raises(UsageError, match="closed"):
         store.get("k")
+
+
+def test_a_forked_process_is_refused_and_does_not_hang(replies: Replies) -> None:
+    replies.reply = (404, "NoSuchKey")
+    store, memory = replies.s3(), open_store("memory://forked")
+    store.facts("k")
+    memory.put("k", b"1")
+    child = os.fork()
+    if child == 0:
+        outcome = 1
+        try:
+            memory.get("k")
+            store.facts("k")
+        except UsageError as error:
+            outcome = 0 if "forked" in error.message else 2
+        finally:
+            os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_local_file_that_is_missing(tmp_path: Path) -> None:

@@ -73,20 +73,17 @@ def probe(
 
 
 def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
-    before_ms = clock.now_ms()
     try:
         first = store.create(key, b"1")
     except (ObjectTakenError, SwapRefusedError):
         raise UnconditionalStoreError.of(store.url, "the first write of a new name is refused") from None
-    after_ms = clock.now_ms()
     try:
-        modified_ms = _check(store, key, first)
+        ahead_ms = _check(store, clock, key, first)
     except LastwordError:
         with contextlib.suppress(LastwordError):  # the first error is the one to report
             store.delete([key])
         raise
     store.delete([key])
-    ahead_ms = modified_ms - (before_ms + after_ms) // 2
     if abs(ahead_ms) > MAX_SKEW_MS:
         side = "ahead of" if ahead_ms > 0 else "behind"
         raise ClockSkewError.of(
@@ -95,8 +92,8 @@ def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
     return Probe(ahead_ms)
 
 
-def _check(store: ObjectStore, key: str, first: Version) -> int:
-    """Raise if a condition is not enforced; return the date of the object's version `first`."""
+def _check(store: ObjectStore, clock: Clock, key: str, first: Version) -> int:
+    """Raise if a condition is not enforced; return the store's clock minus this machine's."""
     try:
         store.create(key, b"2")
     except ObjectTakenError:
@@ -105,22 +102,21 @@ def _check(store: ObjectStore, key: str, first: Version) -> int:
         raise UnconditionalStoreError.of(
             store.url, "a second write of one name with If-None-Match is accepted"
         )
-    stored = store.get(key)
-    if stored is None or stored.data != b"1":
-        raise UnconditionalStoreError.of(store.url, "a write that was refused has replaced the object")
+    before_ms = clock.now_ms()
     try:
         store.swap(key, b"3", first)
-    except SwapRefusedError:
+    except SwapRefusedError:  # also if the create that was refused has written
         raise UnconditionalStoreError.of(
             store.url, "a write with If-Match and the current version is refused"
         ) from None
+    after_ms = clock.now_ms()
     try:
         store.swap(key, b"4", first)
     except SwapRefusedError:
         pass
     else:
         raise UnconditionalStoreError.of(store.url, "a write with If-Match and an old version is accepted")
-    swapped = store.get(key)
-    if swapped is None or swapped.data != b"3":
+    stored = store.get(key)
+    if stored is None or stored.data != b"3":
         raise UnconditionalStoreError.of(store.url, "a write that was refused has replaced the object")
-    return stored.modified_ms
+    return stored.modified_ms - (before_ms + after_ms) // 2

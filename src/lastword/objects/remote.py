@@ -170,6 +170,7 @@ _SCHEMES = {
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _memory: dict[str, Any] = {}  # by name; one store for the life of the process
+_first_process = 0  # the process that sent the first request of this program
 
 
 def is_url(path: str) -> bool:
@@ -339,12 +340,30 @@ class RemoteStore(ObjectStore):
         """
         if self._closed:
             raise UsageError(f"{self.url} is closed", remedy="open it again", file=self.url)
+        self._check_process()
         try:
             return request(self._single if conditional else self._repeating)
         except Exception as error:
             url = f"{self.url}/{key}" if key else self.url
             failure = translate(error, url, verb, self._opener.secrets, conditional=conditional, end=end)
         raise failure
+
+    def _check_process(self) -> None:
+        """Raise UsageError in a process that was forked after a request.
+
+        obstore has one set of threads for the program. A fork does not copy them, so that a request of the
+        forked process would never end. The store in memory needs no threads.
+        """
+        global _first_process
+        process = os.getpid()
+        _first_process = _first_process or process
+        if process != _first_process and not self.url.startswith("memory:"):
+            raise UsageError(
+                f"{self.url}: this process was forked from one that had sent requests to object storage",
+                remedy='start processes with "spawn" or "forkserver" (multiprocessing.get_context), or send '
+                "the first request after the fork",
+                file=self.url,
+            )
 
     def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
         """Read a whole object; None if it still has the version `unless`."""
