@@ -7,12 +7,15 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 from hypothesis import settings
 
 from lastword import metrics
+from tests.support import stores
 from tests.support.exhaustive import stride
+from tests.support.stores import Server, ServerMissing
 
 # Machines that run tests are busy, so the time of an example is no property of the code.
 settings.register_profile("lastword", deadline=None, max_examples=200 // stride(8))
@@ -46,3 +49,42 @@ def _only_its_own_gauges() -> Iterator[None]:
     """Clear the gauges of directories that an earlier test left open when its process "died"."""
     metrics._measured.clear()
     yield
+
+
+# Servers of object storage: each starts once for the session, when the first test needs it.
+
+
+@contextmanager
+def _started(server: AbstractContextManager[Server]) -> Iterator[Server]:
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(server)
+        except ServerMissing as missing:
+            if missing.must_not_skip:
+                raise
+            pytest.skip(str(missing))
+        yield running
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Server]:
+    with _started(stores.moto()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[Server]:
+    with _started(stores.gcs()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with _started(stores.azurite(tmp_path_factory.mktemp("azurite") / "log")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with _started(stores.s3mock(tmp_path_factory.mktemp("s3mock") / "log")) as server:
+        yield server

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import lastword
 from lastword.errors import (
     BucketMissingError,
     ClockSkewError,
@@ -453,6 +454,8 @@ def test_a_server_that_ignores_conditions_is_refused(moto: Server) -> None:
     ) as raised:
         probe(store)
     assert raised.value.remedy
+    with pytest.raises(UnconditionalStoreError):
+        lastword.open("s3://ignorant/p", "a", storage_options=moto.options)
     assert list(store.list()) == []
 
 

@@ -148,9 +148,11 @@ def _open_bucket(
     """Open a log in a bucket."""
     from lastword.api.bucket_dirs import BucketDirs, merged_settings
     from lastword.bucket.commit import Bucket
-    from lastword.objects import open_store
+    from lastword.objects import open_store, probe
 
     store = open_store(url, storage_options)
+    if mode == "a":
+        probe(store)
     bucket = Bucket(store, clock=clock)
     load = merged_settings(bucket.url, config, settings)
     try:
