@@ -52,7 +52,7 @@ class ObjectReads:
         key, position, size = entry.patch
         return Patch.decode(self._range(key, position, size), f"{self._store.url}/{key}")
 
-    def fetch(self, entry: Entry, position: int, size: int, patch: Patch | None = None) -> bytes | bytearray:
+    def fetch(self, entry: Entry, position: int, size: int, patch: Patch | None = None) -> Buffer:
         """Return bytes of a file; they are within it."""
         if entry.object is None:
             return entry.data[position : position + size]
@@ -63,7 +63,7 @@ class ObjectReads:
         patch.apply(patched, position)
         return patched
 
-    def _range(self, key: str, start: int, size: int) -> bytes:
+    def _range(self, key: str, start: int, size: int) -> Buffer:
         try:
             return self._store.get_range(key, start, size)
         except ObjectVanishedError as error:
@@ -80,7 +80,7 @@ class ObjectReads:
 
     def fetch_ahead(
         self, entry: Entry, position: int, size: int, patch: Patch | None
-    ) -> Future[bytes | bytearray] | None:
+    ) -> Future[Buffer] | None:
         """Begin to fetch bytes in a thread; None if there is no room for another block."""
         if self._threads < 1 or not self._room.acquire(blocking=False):
             return None
@@ -89,7 +89,7 @@ class ObjectReads:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lastword-read-ahead")
             return self._pool.submit(self.fetch, entry, position, size, patch)
 
-    def release(self, block: Future[bytes | bytearray]) -> None:
+    def release(self, block: Future[Buffer]) -> None:
         """Give the room of a fetched block back."""
         block.cancel()
         self._room.release()
@@ -112,9 +112,9 @@ class _ObjectHandle(Handle):
         self._reads = reads
         self._lock = threading.Lock()
         self._start = 0  # of the bytes in memory
-        self._held: bytes | bytearray = b"" if entry.object is not None else entry.data
+        self._held: Buffer = b"" if entry.object is not None else entry.data
         self._window = FIRST_BYTES
-        self._ahead: OrderedDict[int, Future[bytes | bytearray]] = OrderedDict()  # by position
+        self._ahead: OrderedDict[int, Future[Buffer]] = OrderedDict()  # by position
 
     def pread(self, n: int, position: int) -> bytes:
         """As `Handle.pread`."""

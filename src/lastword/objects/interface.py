@@ -75,8 +75,8 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def get_range(self, key: str, start: int, size: int) -> bytes:
-        """Read exactly `size` bytes from position `start`.
+    def get_range(self, key: str, start: int, size: int) -> Buffer:
+        """Read exactly `size` bytes from position `start`, as a buffer that never changes.
 
         Raises:
             ObjectVanishedError: There is no such object.

@@ -382,15 +382,14 @@ class RemoteStore(ObjectStore):
 
         return self._call("read", key, request)
 
-    def get_range(self, key: str, start: int, size: int) -> bytes:
+    def get_range(self, key: str, start: int, size: int) -> Buffer:
         """Read exactly `size` bytes from position `start`."""
         if size == 0:
             return b""
 
-        def request(store: Any) -> bytes:
+        def request(store: Any) -> memoryview:
             buffer = self._obstore.get_range(store, self._folder + key, start=start, length=size)
-            data: bytes = buffer.to_bytes()
-            return data
+            return memoryview(buffer)
 
         data = self._call("read", key, request, end=start + size)
         if len(data) != size:
