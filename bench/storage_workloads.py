@@ -557,8 +557,8 @@ def _growth(
         yield compared(
             "partitions",
             f"{verb}: {many:,} {units}",
-            many / max(many_cpu, CPU_TICK_SECONDS),
-            many // 4 / max(few_cpu, CPU_TICK_SECONDS),
+            many / many_cpu,
+            many // 4 / few_cpu,
             f"a quarter of the {units}",
             f"{units}/CPU s",
             cpu_seconds=many_cpu,
