@@ -6,8 +6,10 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +39,7 @@ from lastword.errors import (
 )
 from lastword.objects import ObjectStore, Version, is_url, open_store, probe, remote
 from lastword.objects.failures import Secrets, translate
+from tests.support.gcs import GcsServer
 from tests.support.stores import Server
 
 SECRET = "s3cr3t"
@@ -61,6 +64,7 @@ class Replies:
     def __init__(self) -> None:
         self.reply: tuple[int, str] | str = (200, "")
         self.authorizations: list[str] = []
+        self.wait_seconds = 0.0
         self.done = threading.Event()
         replies = self
 
@@ -74,6 +78,7 @@ class Replies:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 authorization = self.headers.get("Authorization") or ""
                 replies.authorizations.append(authorization)
+                time.sleep(replies.wait_seconds)
                 if replies.reply == "hang":
                     replies.done.wait(10)
                 if isinstance(replies.reply, str) and replies.reply != "cut":
@@ -212,13 +217,45 @@ def test_no_answer_and_no_connection(replies: Replies, monkeypatch: pytest.Monke
         assert type(error) is UncertainRequestError
         assert "no answer within the timeout" in error.message
     error = failure(lambda: REQUESTS["swap"](replies.s3(endpoint="http://127.0.0.1:1")))
-    assert "no connection" in error.message
+    assert error.message.endswith("no connection: Connection refused")  # so it has no effect
+    error = failure(lambda: REQUESTS["put"](replies.s3(endpoint="http://127.0.0.1:1")))
+    assert error.message.endswith("no connection: Connection refused; the change may have taken effect")
+    error = failure(lambda: REQUESTS["get"](replies.s3(endpoint=replies.address.replace("http", "https"))))
+    assert error.message.endswith("no connection: InvalidMessage: InvalidContentType")  # it speaks no TLS
 
 
 def test_a_reply_that_ends_early(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(remote._RETRIES, "max_retries", 0)
     replies.reply = "cut"
     assert type(failure(lambda: replies.s3().get("k"))) is UncertainRequestError
+
+
+def test_a_bucket_in_another_region(replies: Replies) -> None:
+    replies.reply = (301, "PermanentRedirect")
+    for name, request in REQUESTS.items():
+        error = failure(lambda request=request: request(replies.s3()))
+        assert type(error) is InvalidSettingError, name
+        assert "region" in (error.remedy or "")
+
+
+def test_requests_of_threads_wait_together(replies: Replies) -> None:
+    """A request lets other threads run: eight take about as long as one."""
+    replies.reply, replies.wait_seconds = (404, "NoSuchKey"), 0.1
+    store = replies.s3()
+    store.facts("k")
+    start = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: store.facts(str(number)), range(8)))
+    assert time.monotonic() - start < 0.6
+
+
+def test_an_upload_that_fails_is_aborted() -> None:
+    with GcsServer() as server:
+        server.state.refused_part = "2"
+        store = open_store("gs://bucket", {"base_url": server.address, "bearer_token": SECRET})
+        assert type(failure(lambda: store.put("k", [bytes(8 << 20)] * 3))) is NotPermittedError
+        assert server.state.uploads == {}
+        assert list(store.list()) == []
 
 
 def test_a_source_of_credentials_that_refuses() -> None:

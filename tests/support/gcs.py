@@ -31,16 +31,23 @@ class _State:
     uploads: dict[str, dict[int, bytes]]
     lock: threading.Lock
     generation: int = 1_700_000_000_000_000
+    refused_part: str = ""  # the number of a part that is answered with 403
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing: a client may close its connection before a reply."""
 
 
 class GcsServer:
     """The server, with any bucket; a context manager."""
 
     def __enter__(self) -> GcsServer:
-        state = _State({}, {}, threading.Lock())
-        handler = type("Handler", (_Handler,), {"state": state})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self.state = _State({}, {}, threading.Lock())
+        handler = type("Handler", (_Handler,), {"state": self.state})
+        self._server = _Server(("127.0.0.1", 0), handler)
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
@@ -56,6 +63,7 @@ class GcsServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a reply in two packets waits 40 ms
     state: _State
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -144,6 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
             upload = f"upload{len(uploads)}"
             uploads[upload] = {}
             self._reply_xml("InitiateMultipartUploadResult", f"<UploadId>{upload}</UploadId>")
+        elif self.command == "PUT" and query["partNumber"] == self.state.refused_part:
+            self._reply(403, b"<Error><Code>AccessDenied</Code></Error>")
+        elif query["uploadId"] not in uploads:
+            self._reply(404, b"<Error><Code>NoSuchUpload</Code></Error>")
         elif self.command == "PUT":
             uploads[query["uploadId"]][int(query["partNumber"])] = body
             self._reply(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})

@@ -9,6 +9,7 @@ from lastword.errors import (
     BucketMissingError,
     ClockSkewError,
     CredentialsRefusedError,
+    InvalidSettingError,
     LastwordError,
     NotPermittedError,
     ObjectTakenError,
@@ -49,6 +50,9 @@ _QUERY = re.compile(r"\?\S*")  # a shared access signature is in the query of an
 _SOURCE_OF_CREDENTIALS = re.compile(
     r"performing token request|://(169\.254\.|sts[.-]|metadata\.|login\.microsoftonline|oauth2\.)"
 )
+
+# Why there is no connection, in the debug text of obstore's error.
+_CAUSE = re.compile(r'(?:message|error): "([^"]{1,100})"|(Invalid(?:Certificate|Message))\(\s*(\w{1,40})')
 
 WRITES = frozenset({"write", "delete"})
 
@@ -134,7 +138,16 @@ def translate(
     if "kind: Timeout" in text:
         return UncertainRequestError.of(url, verb, "no answer within the timeout", write=write)
     if "kind: Connect" in text:
-        return UncertainRequestError.of(url, verb, "no connection", write=write)
+        cause = _CAUSE.search(text)
+        why = f"no connection: {': '.join(filter(None, cause.groups()))}" if cause else "no connection"
+        # Of a request that is sent once, nothing has reached the store.
+        return UncertainRequestError.of(url, verb, secrets.hide(why), write=write and not conditional)
+    if "BareRedirect" in text:
+        return InvalidSettingError(
+            f"{url}: the store redirects the request: the bucket is in another region",
+            remedy="set the option region, or AWS_REGION",
+            file=url,
+        )
     first = secrets.hide(first)[:200]
     if kind == "GenericError" or isinstance(error, OSError):
         return UncertainRequestError.of(url, verb, first or kind, write=write)
