@@ -48,6 +48,21 @@ class SystemClock:
         return event.wait(max(0.0, seconds))
 
 
+class ShiftedClock(SystemClock):
+    """The clock of the operating system, with the date of another machine.
+
+    Args:
+        ahead_ms: The other machine's date minus this machine's.
+    """
+
+    def __init__(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
+
+    def now_ms(self) -> int:
+        """Return milliseconds since 1970, UTC, on the other machine."""
+        return super().now_ms() + self._ahead_ms
+
+
 POLL_SECONDS = 0.005
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 import lastword
+from lastword.api import bucket_dirs
 from lastword.errors import (
     LeaseRefusedError,
     NotALogDirError,
@@ -131,6 +133,27 @@ def test_a_refused_record_does_not_stop_the_others(opened: Open) -> None:
         thread.join()
     assert len(refused) == 1
     assert sorted(len(r.value["n"]) for r in topic.read()) == [1, 2, 3]
+
+
+def test_an_iterator_is_committed_in_groups(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_dirs, "GROUP_BYTES", 20 * 2 * bucket_dirs.RECORD_BYTES)
+    topic = opened().create_topic("users", **JSON)
+
+    def rows(count: int) -> Iterator[tuple[str, dict[str, int] | None]]:
+        for number in range(count):
+            yield f"k{number:0128d}"[:64], {"n": number}
+        if count > 50:
+            raise RuntimeError("no more rows")
+
+    assert topic.extend(rows(50)) == 50
+    with pytest.raises(RuntimeError):
+        topic.extend(rows(51))
+    assert len(shown(topic)) == 90  # the groups before the failure are in the log
+    table = pyarrow.table({"key": [b"a"] * 60, "value": [b'{"n": 1}'] * 60})
+    reader = pyarrow.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=10))
+    plain = opened().topic("users", key_serializer="bytes", value_serializer="bytes")
+    assert plain.extend(reader) == 60
+    assert topic.bounds() == {0: (0, 150)}
 
 
 def test_a_named_batch_comes_in_once(opened: Open) -> None:

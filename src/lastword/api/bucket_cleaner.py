@@ -15,11 +15,13 @@ from lastword.background.scheduler import BackgroundTask, Done, Stop, Urgency
 from lastword.background.states import States
 from lastword.errors import LastwordError, PartialFailure, UnknownTopicError
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.retention import outlook
 from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketDirs
     from lastword.cleaner.engine.report import CleanRound
+    from lastword.config import TopicConfig
 
 CHECK_AGAIN_SECONDS = 3600.0
 """A partition that did not change is checked after this time: tombstones become due without a new record."""
@@ -52,6 +54,8 @@ class BucketWork:
         now = self.dirs.clock.monotonic()
         waiting = []
         for tp in self._partitions():
+            if not self.dirs.config(tp.topic).compacts:
+                continue
             checked_at, segments = self._checked.get(tp, (float("-inf"), None))
             changed = segments != self._segments(tp) or now - checked_at >= CHECK_AGAIN_SECONDS
             if changed and tp not in held and not self._states[tp].pauses:
@@ -66,9 +70,12 @@ class BucketWork:
         """Apply retention, and remove objects that no version needs."""
         now_ms, drive = self.dirs.clock.now_ms(), self.dirs.paths[0]
         for tp in self._partitions():
-            if tp in held or self.dirs.config(tp.topic).cleanup_policy is None or self._states[tp].pauses:
+            config = self.dirs.config(tp.topic)
+            if tp in held or config.cleanup_policy is None or self._states[tp].pauses:
                 continue
             try:
+                if not self._has_expired(tp, config):
+                    continue
                 deletions = self.dirs.transaction(lambda dirs, tp=tp: cleaning.expire(dirs, *tp))  # type: ignore[misc]
             except UnknownTopicError:
                 continue
@@ -78,6 +85,11 @@ class BucketWork:
             for deletion in deletions:
                 yield Done(*tp, drive, "expired", now_ms, deletion=deletion)
         self.dirs.collect()
+
+    def _has_expired(self, tp: TopicPartition, config: TopicConfig) -> bool:
+        """Return whether retention would remove segments. Needs no transaction."""
+        view = self.dirs.log_dir(*tp).view(*tp)
+        return outlook(view, config, self.dirs.clock.now_ms()).removes
 
     def clean(self, tp: TopicPartition, stop: Stop) -> list[CleanRound]:
         """Clean what is due in one partition."""
@@ -90,7 +102,7 @@ class BucketWork:
     def _partitions(self) -> Iterator[TopicPartition]:
         topic, partition = self.only or (None, None)
         for name, numbers in self.dirs.topics().items():
-            if topic in (None, name) and self.dirs.config(name).compacts:
+            if topic in (None, name):
                 yield from (TopicPartition(name, n) for n in numbers if partition in (None, n))
 
     def _segments(self, tp: TopicPartition) -> object:

@@ -8,7 +8,7 @@ with one swap. Appends of several threads, and those of a state, share a commit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -168,15 +168,18 @@ class BucketDirs(OpenDirs):
             raise _Partly(failure)
         return result
 
-    def append(self, work: Callable[[OpenDirs], T]) -> T:
-        """Run `work`, which appends, in a commit that it shares with other threads; wait for the commit."""
-        self.require_writable()
-        return self._queue.run(work)
+    def append(self, work: Callable[[OpenDirs], T], size_bytes: int) -> T:
+        """Run `work`, which appends about `size_bytes`, in a commit that it shares with other threads.
 
-    def append_later(self, work: Callable[[OpenDirs], object]) -> None:
+        Returns when the commit is in the store.
+        """
+        self.require_writable()
+        return self._queue.run(work, size_bytes)
+
+    def append_later(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
         """Run `work`, which appends, in a later commit. `sync` waits for it and raises its error."""
         self.require_writable()
-        self._queue.add(work)
+        self._queue.add(work, size_bytes)
 
     def sync(self) -> None:
         """Wait until everything that was appended is in the store."""
@@ -229,8 +232,9 @@ class _Partly(Exception):
 class _Append:
     """One call that waits for a commit."""
 
-    def __init__(self, work: Callable[[OpenDirs], Any]) -> None:
+    def __init__(self, work: Callable[[OpenDirs], Any], size_bytes: int) -> None:
         self.work = work
+        self.size_bytes = size_bytes
         self.done = threading.Event()
         self.refused = False
         self.result: Any = None
@@ -244,7 +248,8 @@ class _Refused(Exception):
 class _CommitQueue:
     """Appends that share commits: one thread commits what all of them have handed in.
 
-    The thread waits `lastword.commit.linger.ms` for more calls before it commits. A call that is refused, for
+    The thread waits `lastword.commit.linger.ms` for more calls before it commits, or until they have
+    `lastword.commit.bytes`. A call that is refused, for
     a record that is too large for example, does not stop the others: the commit runs again without it.
     """
 
@@ -258,21 +263,21 @@ class _CommitQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def run(self, work: Callable[[OpenDirs], T]) -> T:
+    def run(self, work: Callable[[OpenDirs], T], size_bytes: int) -> T:
         """Run `work` in the next commit and return its result."""
-        call = self._added(work)
+        call = self._added(work, size_bytes)
         call.done.wait()
         if call.error is not None:
             raise call.error
         result: T = call.result
         return result
 
-    def add(self, work: Callable[[OpenDirs], object]) -> None:
+    def add(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
         """Run `work` in a later commit. Raises the error of an earlier call of this kind."""
         self._raise_failed()
         with self._changed:
             self._later = [call for call in self._later if not call.done.is_set()]
-        call = self._added(work)
+        call = self._added(work, size_bytes)
         with self._changed:
             self._later.append(call)
 
@@ -308,8 +313,8 @@ class _CommitQueue:
         if failed is not None:
             raise failed
 
-    def _added(self, work: Callable[[OpenDirs], Any]) -> _Append:
-        call = _Append(work)
+    def _added(self, work: Callable[[OpenDirs], Any], size_bytes: int) -> _Append:
+        call = _Append(work, size_bytes)
         with self._changed:
             if self._closed:
                 raise UsageError(f"{self._dirs.paths[0]} is closed", remedy="open it again")
@@ -327,10 +332,15 @@ class _CommitQueue:
                     if self._closed:
                         return
                     self._changed.wait()
-                linger_ms = self._dirs.settings.instance.lastword_commit_linger_ms
-                self._changed.wait_for(lambda: self._flushing or self._closed, linger_ms / 1000)
+                settings = self._dirs.settings.instance
+                enough = partial(self._is_due, settings.lastword_commit_bytes)
+                self._changed.wait_for(enough, settings.lastword_commit_linger_ms / 1000)
                 calls, self._waiting = self._waiting, []
             self._commit(calls)
+
+    def _is_due(self, commit_bytes: int) -> bool:
+        waiting_bytes = sum(call.size_bytes for call in self._waiting)
+        return bool(self._flushing) or self._closed or waiting_bytes >= commit_bytes
 
     def _commit(self, calls: list[_Append]) -> None:
         left = calls
@@ -373,13 +383,32 @@ class BucketTopic(Topic[Any, Any]):
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
         """As `Topic.append`. Returns when the record is in the store."""
         self._check_ack(options)
-        return self.dirs.append(lambda dirs: self._on(dirs).append(key, value, **options))
+        return self.dirs.append(
+            lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
+        )
 
     def extend(self, records: Any, **options: Any) -> int:
-        """As `Topic.extend`, in one commit. Returns when the records are in the store."""
+        """As `Topic.extend`. Returns when the records are in the store.
+
+        A list, a mapping, a table and every call of a named producer is one commit. An iterator, and a reader
+        of Arrow batches, is committed in groups of `GROUP_BYTES`, so memory is bounded.
+        """
         self._check_ack(options)
-        repeatable = _repeatable(records)
-        return self.dirs.append(lambda dirs: self._on(dirs).extend(repeatable(), **options))
+        is_one = options.get("producer") is not None or options.get("sequence") is not None
+        appended = 0
+        for group, size_bytes in [_whole(records)] if is_one else _groups(records):
+            extend = partial(self._extended, group, options)
+            try:
+                appended += self.dirs.append(extend, size_bytes)
+            except LastwordError as error:
+                if not appended:
+                    raise
+                note = f"the {appended} records before are in the log"
+                raise PartialFailure.of(appended, [error], note) from error
+        return appended
+
+    def _extended(self, group: Any, options: dict[str, Any], dirs: OpenDirs) -> int:
+        return self._on(dirs).extend(group, **options)
 
     def _check_ack(self, options: dict[str, Any]) -> None:
         if options.pop("ack", None) not in (None, "disk", "store"):
@@ -404,25 +433,76 @@ class BufferedTopic(BucketTopic):
         """Append one record in a later commit. Its offset is not known yet: it is -1."""
         from lastword.api.record import Appended
 
-        self.dirs.append_later(lambda dirs: self._on(dirs).append(key, value, **options))
+        self.dirs.append_later(
+            lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
+        )
         return Appended(-1, -1, -1)
 
     def extend(self, records: Any, **options: Any) -> int:
         """Append many records in a later commit."""
-        records = list(records)
-        self.dirs.append_later(lambda dirs: self._on(dirs).extend(records, **options))
-        return len(records)
+        group, size_bytes = _whole(records)
+        self.dirs.append_later(partial(self._extended, group, options), size_bytes)
+        return len(group)
 
 
-def _repeatable(records: Any) -> Callable[[], Any]:
-    """Return a function that returns the records each time: a transaction may have to run again."""
+GROUP_BYTES = 16 << 20
+"""Records of an iterator that are one commit."""
+RECORD_BYTES = 64
+"""Assumed size of a value whose size is known only when it is encoded."""
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, bytes | str) else RECORD_BYTES
+
+
+def _sizes(record: Any) -> int:
+    return sum(map(_size, record)) if isinstance(record, tuple) else 2 * RECORD_BYTES
+
+
+def _whole(records: Any) -> tuple[Any, int]:
+    """Return all records in a form that can be read again, and their size: a transaction may run again."""
     if hasattr(records, "__arrow_c_stream__"):
         import pyarrow
 
         table = pyarrow.table(records)
-        return lambda: table
-    held = records if isinstance(records, Mapping) else list(records)
-    return lambda: held
+        return table, table.nbytes
+    held = records if isinstance(records, Mapping | list | tuple) else list(records)
+    return held, len(held) * 2 * RECORD_BYTES
+
+
+def _tables(reader: Any) -> Iterator[tuple[Any, int]]:
+    import pyarrow
+
+    batches: list[Any] = []
+    size_bytes = 0
+    for batch in reader:
+        batches.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes >= GROUP_BYTES:
+            yield pyarrow.Table.from_batches(batches), size_bytes
+            batches, size_bytes = [], 0
+    if batches:
+        yield pyarrow.Table.from_batches(batches), size_bytes
+
+
+def _groups(records: Any) -> Iterator[tuple[Any, int]]:
+    """Return the records in groups that are one commit each, with their sizes."""
+    if hasattr(records, "read_next_batch"):  # a reader of Arrow batches
+        yield from _tables(records)
+        return
+    if not isinstance(records, Iterator):
+        yield _whole(records)
+        return
+    group: list[Any] = []
+    size_bytes = 0
+    for record in records:
+        group.append(record)
+        size_bytes += _sizes(record)
+        if size_bytes >= GROUP_BYTES:
+            yield group, size_bytes
+            group, size_bytes = [], 0
+    if group:
+        yield group, size_bytes
 
 
 def merged_settings(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from lastword import files as storage
 from lastword.api.logs import LogDir
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike, writers
-from lastword.clock import Clock, SystemClock
+from lastword.clock import Clock, ShiftedClock, SystemClock
 from lastword.config import Settings
 from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
@@ -147,21 +147,26 @@ def _open_bucket(
 ) -> LogDir:
     """Open a log in a bucket."""
     from lastword.api.bucket_dirs import BucketDirs, merged_settings
+    from lastword.bucket.collect import STORE_CLOCK_STEP_MS
     from lastword.bucket.commit import Bucket
     from lastword.objects import open_store, probe
 
     store = open_store(url, storage_options)
+    starts_cleaner = mode == "a" and clock is None
+    clock = clock or SystemClock()
     if mode == "a":
-        probe(store)
+        ahead_ms = probe(store).ahead_ms
+        if starts_cleaner and abs(ahead_ms) > STORE_CLOCK_STEP_MS:
+            clock = ShiftedClock(ahead_ms)  # so that all writers agree on retention and tombstones
     bucket = Bucket(store, clock=clock)
     load = merged_settings(bucket.url, config, settings)
     try:
-        dirs = BucketDirs(bucket, mode, load, clock or SystemClock(), config_file=config, opened_at=_caller())
+        dirs = BucketDirs(bucket, mode, load, clock, config_file=config, opened_at=_caller())
     except BaseException:
         bucket.close()
         raise
     logs = LogDir(dirs)
-    if mode == "a" and clock is None and logs.settings.instance.log_cleaner_enable:
+    if starts_cleaner and logs.settings.instance.log_cleaner_enable:
         logs.cleaner.start()
     return logs
 

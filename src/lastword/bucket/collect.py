@@ -81,7 +81,7 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
     while True:
         loaded = bucket.load()
         decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
-        if dry_run or (not decision.removed and not decision.waiting and loaded.manifest.condemned is None):
+        if dry_run or not (decision.removed or decision.new):
             return decision.result
         condemned = None
         if decision.waiting:

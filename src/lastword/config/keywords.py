@@ -65,4 +65,5 @@ class Keywords(TopicKeywords, total=False):
     lastword_survivorship_alpha: float | str | None
     lastword_decompression_max_bytes: Size | None
     lastword_commit_linger_ms: Duration | None
+    lastword_commit_bytes: Size | None
     lastword_objects_retention_ms: Duration | None

@@ -296,6 +296,12 @@ class LogConfig:
         "behaviour",
         "In a bucket: a commit waits this long for more appends of the process, which share its requests.",
     )
+    lastword_commit_bytes: int = size(
+        "4MiB",
+        "behaviour",
+        "In a bucket: a commit does not wait for more appends when it has this many bytes.",
+        low=1,
+    )
     lastword_objects_retention_ms: int = duration(
         "1h",
         "behaviour",
