@@ -15,6 +15,7 @@ from lastword.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from lastword.objects import is_secret
 
 
 @dataclass(slots=True)
@@ -34,10 +35,9 @@ class NamedTarget:
 
     def set_storage(self, options: Mapping[str, str]) -> None:
         """Set the options of the store."""
-        self.storage = {name: "****" if _SECRET.search(name) else value for name, value in options.items()}
+        self.storage = {name: "****" if is_secret(name) else value for name, value in options.items()}
 
 
-_SECRET = re.compile("key|secret|token|password|signature|sas|credential", re.IGNORECASE)
 PLACE = NamedTarget()
 
 

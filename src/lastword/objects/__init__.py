@@ -10,7 +10,7 @@ Start reading at interface.py: it states what each request promises, and which e
 
 from lastword.objects.interface import Buffer, ObjectFacts, ObjectStore, Stored, Version
 from lastword.objects.probe import Probe, probe
-from lastword.objects.remote import is_url, open_store
+from lastword.objects.remote import is_secret, is_url, open_store
 
 __all__ = [
     "Buffer",
@@ -19,6 +19,7 @@ __all__ = [
     "Probe",
     "Stored",
     "Version",
+    "is_secret",
     "is_url",
     "open_store",
     "probe",

@@ -76,7 +76,7 @@ _CLIENT = frozenset(
         "user_agent",
     }
 )
-_SECRET = re.compile(r"key|token|secret|password|proxy_url|application_credentials")
+_SECRET = re.compile(r"key|token|secret|password|signature|credential|sas|proxy_url", re.IGNORECASE)
 
 
 class _Scheme(NamedTuple):
@@ -178,6 +178,11 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def is_secret(option: str) -> bool:
+    """Return whether the value of a storage option, or of a variable of the environment, may be a secret."""
+    return _SECRET.search(option) is not None
+
+
 def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
     """Open the objects below a URL. Sends no request.
 
@@ -263,12 +268,12 @@ class _Opener:
         self._scheme = scheme
         self._bucket = bucket
         self._options = options
-        values = [value for name, value in options.items() if _SECRET.search(name)]
+        values = [value for name, value in options.items() if is_secret(name)]
         environment = _SCHEMES[scheme].environment
         values += [
             value
             for name, value in os.environ.items()
-            if environment and name.startswith(environment) and _SECRET.search(name.lower())
+            if environment and name.startswith(environment) and is_secret(name)
         ]
         self.secrets = Secrets(values)
 
