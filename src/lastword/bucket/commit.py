@@ -78,6 +78,8 @@ SWAP_ATTEMPTS = 12
 """Attempts of one swap while the manifest does not change."""
 RUN_ATTEMPTS = 64
 """How often a transaction runs before it gives up."""
+ENTRY_BYTES = 64
+"""About the bytes of an entry in a manifest, besides its path and its data."""
 FIRST_WAIT_SECONDS = 0.02
 LONGEST_WAIT_SECONDS = 2.0
 
@@ -89,7 +91,7 @@ class Loaded:
     Attributes:
         snapshot: The files.
         version: The store's version of the manifest; None: there is no manifest yet.
-        modified_ms: When it was swapped in, by the store's clock.
+        modified_ms: When it was swapped in, by the store's clock, or earlier.
     """
 
     snapshot: Snapshot
@@ -237,9 +239,10 @@ class Bucket:
                 self.wait(attempt)
             try:
                 if base.version is None:
-                    self.store.create(MANIFEST, data)
+                    version = self.store.create(MANIFEST, data)
                 else:
-                    self.store.swap(MANIFEST, data, base.version)
+                    version = self.store.swap(MANIFEST, data, base.version)
+                self._note_swapped(base, manifest, version)
                 return None
             except (SwapRefusedError, ObjectTakenError) as error:
                 failure = error
@@ -265,6 +268,16 @@ class Bucket:
         if uncertain:
             raise UncertainCommitError.lost(self.url, failure) from failure
         raise failure
+
+    def _note_swapped(self, base: Loaded, manifest: Manifest, version: Version) -> None:
+        """Take a version that was just swapped in as the newest, unless a newer one was loaded meanwhile."""
+        with self._lock:
+            known = self._loaded
+            if known is not None and known.manifest.nonce == base.manifest.nonce:
+                pages = [self._pages.get(page.object) for page in manifest.pages]
+                if None not in pages:  # a new page is loaded with the next version
+                    snapshot = Snapshot(manifest, tuple(page for page in pages if page is not None))
+                    self._loaded = Loaded(snapshot, version, base.modified_ms)
 
     def edit(self, change: Callable[[Loaded], Manifest]) -> None:
         """Commit a change of the manifest that concerns no file."""
@@ -439,7 +452,7 @@ class _Commit:
                 uploads=_without(before.uploads, self._uploads),
             )
         )
-        if len(following.encode()) - len(replace(following, changes={}).encode()) > CHANGES_BYTES:
+        if _size_of(following.changes) > CHANGES_BYTES:
             following = self._paged(base, following)
         return following
 
@@ -468,6 +481,14 @@ def _follows(current: Manifest, base: Manifest) -> bool:
 
 def _without(pins: Mapping[str, Pin], name: str | None) -> dict[str, Pin]:
     return {other: pin for other, pin in pins.items() if other != name}
+
+
+def _size_of(changes: Changes) -> int:
+    """Return about the bytes of changes in a manifest."""
+    return sum(
+        len(path) + ENTRY_BYTES + (0 if entry is None else len(entry.data) * 4 // 3)
+        for path, entry in changes.items()
+    )
 
 
 def _without_removed(changes: Changes) -> dict[str, Entry | None]:
