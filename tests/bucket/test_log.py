@@ -11,12 +11,14 @@ import pytest
 
 import lastword
 from lastword.api import bucket_dirs
+from lastword.bucket.manifest import Entry
 from lastword.errors import (
     LeaseRefusedError,
     NotALogDirError,
     ReadOnlyError,
     RecordTooLargeError,
     UnknownTopicError,
+    UploadsGoneError,
     UsageError,
 )
 
@@ -236,6 +238,41 @@ def test_collecting_removes_what_no_version_needs(opened: Open) -> None:
     assert removed.removed_objects >= 3
     assert shown(topic) == before
     assert not logs.verify().problems
+
+
+def test_a_pin_keeps_the_objects_of_a_version(opened: Open, tmp_path: Path) -> None:
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    topic.extend(ROWS)
+    reader = opened("r")["users"].read()
+    with opened("r").pin(max_age="1h"):
+        records = iter(reader)
+        first = next(records)
+        topic.clean()
+        for _ in range(3):
+            assert logs.collect(retention=0).removed_objects == 0
+        assert [record.offset for record in (first, *records)] == list(range(1000))
+        assert logs.dirs.collect(retention_ms=0).pinned_objects > 0
+    assert logs.collect(retention=0).removed_objects > 0
+    with lastword.open(tmp_path / "d", "a") as directory, pytest.raises(UsageError, match="is a directory"):
+        directory.pin()
+
+
+def test_uploads_of_a_job_are_kept_until_its_commit(opened: Open) -> None:
+    logs = opened()
+    logs.create_topic("users", **JSON)
+    bucket = logs.dirs._bucket
+    bucket.begin_uploads("job", keep_ms=3_600_000)
+    bucket.store.put("objects/" + "0" * 32, b"x" * 10)
+    for _ in range(3):
+        logs.collect(retention=0)
+    assert bucket.store.facts("objects/" + "0" * 32) is not None
+    entry = Entry(1, 10, 0, "objects/" + "0" * 32)
+    bucket.transaction(lambda files: files.adopt({"note": entry}), uploads="job")
+    assert bucket.load().snapshot.entry("note") == entry and not bucket.load().manifest.uploads
+    with pytest.raises(UploadsGoneError):
+        bucket.transaction(lambda files: files.adopt({"other": entry}), uploads="job")
+    assert bucket.load().snapshot.entry("other") is None
 
 
 def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -204,6 +205,17 @@ class BucketDirs(OpenDirs):
         if retention_ms is None:
             retention_ms = self.settings.instance.lastword_objects_retention_ms
         return collect(self._bucket, retention_ms=retention_ms, dry_run=dry_run)
+
+    @contextmanager
+    def pin(self, max_age_ms: int) -> Iterator[None]:
+        """As `LogDir.pin`."""
+        self.require_open()
+        name = self._bucket.pin(max_age_ms)
+        self.refresh()
+        try:
+            yield
+        finally:
+            self._bucket.unpin(name)
 
     def background_work(self, states: States) -> BucketWork:
         """As `OpenDirs.background_work`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
@@ -949,6 +949,21 @@ class LogDir(ProcessBound):
         """
         retention_ms = None if retention is None else parse_duration_ms(retention)
         return self.dirs.collect(retention_ms=retention_ms, dry_run=dry_run)
+
+    def pin(self, *, max_age: int | str = "1d") -> AbstractContextManager[None]:
+        """Keep every object of the newest version of a log in a bucket, in a `with` block.
+
+        For reads that take longer than lastword.objects.retention.ms. Needs the right to write, also in mode
+        "r".
+
+        Args:
+            max_age: Objects are kept for this long at most: "6h", or ms. So a reader that died holds nothing
+                for ever.
+
+        Raises:
+            UsageError: The log is a directory.
+        """
+        return self.dirs.pin(parse_duration_ms(max_age))
 
     # -------------------------------------------------------------- lifetime
 

@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -125,8 +125,15 @@ class OpenDirs(ProcessBound):
 
     def collect(self, *, retention_ms: int | None = None, dry_run: bool = False) -> Collection:
         """Remove objects that no version needs. UsageError: a directory has none."""
+        raise self._no_bucket()
+
+    def pin(self, max_age_ms: int) -> AbstractContextManager[None]:
+        """Keep the objects of the newest version in a block. UsageError: a directory has none."""
+        raise self._no_bucket()
+
+    def _no_bucket(self) -> UsageError:
         self.require_open()
-        raise UsageError(
+        return UsageError(
             f"{self.paths[0]} is a directory: only a log in a bucket keeps the objects of older versions",
             remedy="give the URL of a log in a bucket",
         )

@@ -208,14 +208,28 @@ class Bucket:
             file=self.url,
         )
 
+    def pin(self, keep_ms: int) -> str:
+        """Keep every object of the version that is the newest now, for `keep_ms`. Return the pin's name."""
+        name = f"{self.rng.getrandbits(64):016x}"
+        self.edit(
+            lambda loaded: replace(
+                loaded.manifest, pins={**loaded.manifest.pins, name: self._pin_of(loaded, keep_ms)}
+            )
+        )
+        return name
+
+    def unpin(self, name: str) -> None:
+        """Remove a pin."""
+        if name in self.load().manifest.pins:
+            self.edit(lambda loaded: replace(loaded.manifest, pins=_without(loaded.manifest.pins, name)))
+
     def begin_uploads(self, name: str, keep_ms: int) -> None:
         """Keep the objects that processes upload for a later commit. They are kept for `keep_ms` at most."""
-
-        def begin(loaded: Loaded) -> Manifest:
-            pin = Pin(loaded.modified_ms, max(loaded.modified_ms, self.clock.now_ms()) + keep_ms)
-            return replace(loaded.manifest, uploads={**loaded.manifest.uploads, name: pin})
-
-        self.edit(begin)
+        self.edit(
+            lambda loaded: replace(
+                loaded.manifest, uploads={**loaded.manifest.uploads, name: self._pin_of(loaded, keep_ms)}
+            )
+        )
 
     def end_uploads(self, name: str) -> None:
         """Give up the objects of uploads that were not committed."""
@@ -223,6 +237,10 @@ class Bucket:
             self.edit(
                 lambda loaded: replace(loaded.manifest, uploads=_without(loaded.manifest.uploads, name))
             )
+
+    def _pin_of(self, loaded: Loaded, keep_ms: int) -> Pin:
+        """Return a pin from now on: from when a version was swapped in, which is earlier."""
+        return Pin(loaded.modified_ms, max(loaded.modified_ms, self.clock.now_ms()) + keep_ms)
 
     def swap(self, base: Loaded, manifest: Manifest) -> Loaded | None:
         """Swap a manifest in; return None when it is in, or the version that another commit made.
