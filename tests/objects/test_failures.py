@@ -483,6 +483,17 @@ def test_a_forked_process_is_refused_and_does_not_hang(replies: Replies) -> None
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_large_file_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "large"
+    file.write_bytes(bytes(remote.PART_BYTES + 1))
+    monkeypatch.delattr(Path, "read_bytes")
+    store = open_store("memory://files")
+    store.put_file("large", str(file))
+    facts = store.facts("large")
+    assert facts is not None
+    assert facts.size == remote.PART_BYTES + 1
+
+
 def test_a_local_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot read .*no-such"):
         open_store("memory://files").put_file("k", str(tmp_path / "no-such"))
