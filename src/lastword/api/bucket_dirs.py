@@ -18,9 +18,9 @@ from lastword.api.topic import Topic
 from lastword.bucket.collect import Collection, collect
 from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
-from lastword.clock import Clock, SystemClock
+from lastword.clock import Clock
 from lastword.config import Settings
-from lastword.errors import LastwordError, PartialFailure, UsageError
+from lastword.errors import FileVanishedError, LastwordError, PartialFailure, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
@@ -61,6 +61,7 @@ class BucketDirs(OpenDirs):
     ) -> None:
         self._bucket = bucket
         self._load = load
+        self.clock = clock
         self._read_files = bucket.files(bucket.load().snapshot)
         if mode == "a" and not self._read_files.snapshot.manifest.nonce:
             self._in_private(lambda dirs: None)
@@ -101,7 +102,7 @@ class BucketDirs(OpenDirs):
         entry = self._read_files.snapshot.entry(names.SETTINGS)
         if entry != self._settings_entry:
             self._settings_entry = entry
-            self.reload()
+            self.settings_changed()
 
     @property
     def newest(self) -> Snapshot:
@@ -148,10 +149,9 @@ class BucketDirs(OpenDirs):
         The active segments are rolled: a stored segment never grows, and the next transaction appends to an
         empty one.
         """
-        clock = self.__dict__.get("clock") or SystemClock()
-        directory = LogDirectory.open(files.root, "a", files, clock, lambda: self._load(files))
+        directory = LogDirectory.open(files.root, "a", files, self.clock, lambda: self._load(files))
         try:
-            dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
+            dirs = OpenDirs(LogDirSet([directory], {}), "a", files, self.clock)
             failure: PartialFailure | None = None
             try:
                 result = work(dirs)
@@ -261,16 +261,15 @@ class _CommitQueue:
     """Appends that share commits: one thread commits what all of them have handed in.
 
     The thread waits `lastword.commit.linger.ms` for more calls before it commits, or until they have
-    `lastword.commit.bytes`. A call that is refused, for
-    a record that is too large for example, does not stop the others: the commit runs again without it.
+    `lastword.commit.bytes`. A call that is refused, because a record is too large for example, does not stop
+    the others: the commit runs again without it.
     """
 
     def __init__(self, dirs: BucketDirs) -> None:
         self._dirs = dirs
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._waiting: list[_Append] = []
         self._later: list[_Append] = []  # calls whose error no thread has seen yet
-        self._committing = False
         self._flushing = 0
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -289,12 +288,10 @@ class _CommitQueue:
         self._raise_failed()
         with self._changed:
             self._later = [call for call in self._later if not call.done.is_set()]
-        call = self._added(work, size_bytes)
-        with self._changed:
-            self._later.append(call)
+            self._later.append(self._added(work, size_bytes))
 
     def flush(self) -> None:
-        """Wait until all calls are committed; raise the first error of the calls that were added."""
+        """Wait until all calls are committed; raise the first error of the calls of `add`."""
         with self._changed:
             waiting = [*self._waiting, *self._later]
             self._flushing += 1
@@ -377,7 +374,9 @@ def _apply(calls: list[_Append], dirs: OpenDirs) -> None:
             call.result = call.work(dirs)
         except PartialFailure as error:  # what it has done is committed with the others
             call.error = error
-        except (LastwordError, ValueError, TypeError) as error:
+        except FileVanishedError:  # the version is too old: the transaction runs again
+            raise
+        except Exception as error:  # of the caller's serializer too
             call.error, call.refused = error, True
             raise _Refused from error
 
