@@ -144,20 +144,32 @@ class Bucket:
     def load(self) -> Loaded:
         """Return the newest version. One request if it has not changed since the last call."""
         with self._lock:
-            known = self._loaded
+            self._loaded = self._newest(self._loaded)
+            return self._loaded
+
+    def _newest(self, known: Loaded | None) -> Loaded:
+        """Return the newest version; `known`: the one that was loaded last."""
+        incomplete: Version | None = None
+        while True:
             try:
                 stored = self.store.get(MANIFEST, unless=known.version if known is not None else None)
             except ObjectVanishedError:
-                stored, known = None, Loaded(Snapshot(Manifest("")), None)
-            if stored is not None:
-                manifest = Manifest.decode(stored.data, f"{self.url}/{MANIFEST}")
+                return Loaded(Snapshot(Manifest("")), None)
+            if stored is None:
+                assert known is not None
+                return known
+            manifest = Manifest.decode(stored.data, f"{self.url}/{MANIFEST}")
+            try:
                 pages = tuple(self._page(page.object) for page in manifest.pages)
-                kept = {page.object for page in manifest.pages}
-                self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
-                known = Loaded(Snapshot(manifest, pages), stored.version, stored.modified_ms)
-            assert known is not None
-            self._loaded = known
-            return known
+            except ObjectVanishedError:
+                # A commit replaced the page after the manifest was read, and a collection removed it.
+                if stored.version == incomplete:
+                    raise
+                incomplete = stored.version
+                continue
+            kept = {page.object for page in manifest.pages}
+            self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
+            return Loaded(Snapshot(manifest, pages), stored.version, stored.modified_ms)
 
     def _page(self, key: str) -> Layer:
         layer = self._pages.get(key)
@@ -252,6 +264,7 @@ class Bucket:
         data = manifest.encode()
         failure: LastwordError | None = None
         uncertain = False  # an attempt may still take effect
+        unread = False  # an attempt was refused, perhaps because the same request took effect before
         for attempt in range(SWAP_ATTEMPTS):
             if attempt:
                 self.wait(attempt)
@@ -263,11 +276,11 @@ class Bucket:
                 self._note_swapped(base, manifest, version)
                 return None
             except (SwapRefusedError, ObjectTakenError) as error:
-                failure = error
+                failure, unread = error, True
             except UncertainRequestError as error:
                 failure, uncertain = error, True
             except LastwordError as error:
-                if uncertain:
+                if uncertain or unread:
                     raise UncertainCommitError.lost(self.url, error) from error
                 raise
             try:
@@ -275,6 +288,7 @@ class Bucket:
             except LastwordError as error:
                 failure = error
                 continue
+            unread = False
             if manifest.nonce in current.manifest.history:
                 return None
             if current.manifest.nonce == base.manifest.nonce:
@@ -283,7 +297,7 @@ class Bucket:
                 return current
             raise UncertainCommitError.overtaken(self.url, HISTORY) from failure
         assert failure is not None
-        if uncertain:
+        if uncertain or unread:
             raise UncertainCommitError.lost(self.url, failure) from failure
         raise failure
 

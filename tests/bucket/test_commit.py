@@ -1,0 +1,151 @@
+"""Commits and collections at single moments: requests of other processes, lost answers, objects that go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lastword.bucket import commit
+from lastword.bucket.collect import collect
+from lastword.bucket.commit import Bucket
+from lastword.bucket.files import BucketFiles
+from lastword.bucket.manifest import MANIFEST, Changes, Entry, Manifest, Snapshot
+from lastword.bucket.merge import ChangedMeanwhile, merged
+from lastword.clock import ManualClock
+from lastword.errors import UncertainCommitError
+from lastword.partition.checkpoint_file import format_lines
+from lastword.segment import names
+from tests.fakes.objects import Bucket as Store
+from tests.fakes.objects import Fault, Request
+
+HOUR_MS = 3_600_000
+
+
+def opened(store: Store, **hooks: object) -> Bucket:
+    """Return the log as a new process opens it."""
+    return Bucket(store.process(**hooks), clock=ManualClock())  # type: ignore[arg-type]
+
+
+def write(bucket: Bucket, name: str, data: bytes | None) -> None:
+    """Write or remove one file in a commit."""
+
+    def work(files: BucketFiles) -> None:
+        path = f"{bucket.url}/{name}"
+        if data is None:
+            files.unlink(path)
+        else:
+            files.write_atomic(path, data)
+
+    bucket.transaction(work)
+
+
+def at(kind: str, key: str, action: Callable[[Request], object]) -> Callable[[Request], None]:
+    """Return a hook that acts once, before the first request of this kind for a key that begins so."""
+    waiting = [action]
+
+    def before(request: Request) -> None:
+        if waiting and request.kind == kind and request.key.startswith(key):
+            waiting.pop()(request)
+
+    return before
+
+
+def test_a_page_that_is_replaced_and_removed_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "CHANGES_BYTES", 0)
+    store = Store()
+    write(opened(store), "a", b"1")
+
+    def replace_page(request: Request) -> None:
+        write(opened(store), "b", b"2")
+        store.objects.pop(request.key)
+
+    reader = opened(store, before=at("get", "objects/", replace_page))
+    assert sorted(path for path, _ in reader.load().snapshot.files()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fault", [Fault.REPEATED, Fault.LOST])
+def test_a_refusal_does_not_say_that_the_commit_is_not_in_the_log(fault: Fault) -> None:
+    """The first attempt took effect, and the manifest cannot be read afterwards."""
+    store = Store()
+    write(opened(store), "a", b"1")
+    swaps = 0
+
+    def faults(request: Request) -> Fault | None:
+        nonlocal swaps
+        swaps += request.kind == "swap"
+        if not swaps:
+            return None
+        if request.kind == "get":
+            return Fault.REFUSED
+        return fault if request.kind == "swap" and swaps == 1 else None
+
+    with pytest.raises(UncertainCommitError):
+        write(opened(store, faults=faults), "b", b"2")
+    assert opened(store).load().snapshot.entry("b") is not None
+
+
+def test_a_time_that_was_read_before_the_object_lost_its_name() -> None:
+    """A collector sleeps for an hour between the store's clock and the manifest."""
+    store = Store()
+    write(opened(store), "a", bytes(5000))
+    entry = opened(store).load().snapshot.entry("a")
+    assert entry is not None
+
+    def sleep(_: Request) -> None:
+        store.clock.advance(HOUR_MS)
+        write(opened(store), "a", None)
+
+    collect(opened(store, before=at("get", MANIFEST, sleep)), retention_ms=HOUR_MS // 2)
+    store.clock.advance(HOUR_MS // 4)
+    assert collect(opened(store), retention_ms=HOUR_MS // 2).removed_objects == 0
+    assert entry.object in store.objects
+    store.clock.advance(HOUR_MS // 2)
+    collect(opened(store), retention_ms=HOUR_MS // 2)
+    assert entry.object not in store.objects
+
+
+def test_other_collections_remove_what_a_collection_reads() -> None:
+    """The object that tells the store's time, and the condemned list, are gone."""
+    store = Store()
+    write(opened(store), "a", bytes(5000))
+    write(opened(store), "a", None)
+    collect(opened(store), retention_ms=HOUR_MS)
+
+    def collect_before(_: Request) -> None:
+        for _ in range(3):
+            collect(opened(store), retention_ms=0)
+
+    for hook in (
+        at("facts", "objects/", collect_before),
+        at("get", "objects/", collect_before),
+    ):
+        store.clock.advance(2 * HOUR_MS)
+        write(opened(store), "a", bytes(5000))
+        write(opened(store), "a", None)
+        collect(opened(store), retention_ms=HOUR_MS)
+        collect(opened(store, before=hook), retention_ms=HOUR_MS)
+
+
+def test_a_line_of_a_partition_that_was_removed_meanwhile() -> None:
+    """A log start that would outlive its topic would hide the records of the next topic of this name."""
+
+    def inline(data: bytes) -> Entry:
+        return Entry(1, len(data), 0, data=data)
+
+    def version(files: Changes) -> Snapshot:
+        return Snapshot(Manifest("n", changes=files))
+
+    partition = {"t-0/partition.metadata": inline(b"id"), f"t-0/{10:020}.log": inline(b"")}
+    base = version({**partition, names.LOG_STARTS: inline(format_lines([]))})
+    removed: Changes = dict.fromkeys(partition)
+    trimmed: Changes = {names.LOG_STARTS: inline(format_lines(["t 0 10"]))}
+    appended: Changes = {names.RECOVERY_POINTS: inline(format_lines(["u 0 5"]))}
+    without = version({names.LOG_STARTS: inline(format_lines([]))})
+    for ours, theirs in (
+        (removed, version({**base.manifest.changes, **trimmed})),
+        (trimmed, without),
+    ):
+        with pytest.raises(ChangedMeanwhile):
+            merged(base, ours, theirs, lambda entry: entry.data)
+    assert merged(base, appended, without, lambda entry: entry.data) == appended
