@@ -23,6 +23,7 @@ from itertools import islice
 
 from lastword.bucket.commit import Bucket, Loaded
 from lastword.bucket.manifest import OBJECTS, Pin, decode_condemned, encode_condemned
+from lastword.errors import ObjectVanishedError
 from lastword.objects.interface import ObjectFacts
 from lastword.values import Value
 
@@ -80,7 +81,13 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
     now_ms = bucket.clock.now_ms() if dry_run else _store_now_ms(bucket)
     while True:
         loaded = bucket.load()
-        decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
+        try:
+            decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
+        except ObjectVanishedError:
+            # Another collection replaced the condemned list and removed it.
+            if bucket.load().version == loaded.version:
+                raise
+            continue
         if dry_run or not (decision.removed or decision.new):
             return decision.result
         condemned = None
@@ -111,6 +118,8 @@ def _decide(
     dry_run: bool,
 ) -> _Decision:
     named = loaded.snapshot.objects()
+    # The collector may have slept between its look at the clock and the load of the version.
+    condemned_ms = max(now_ms, loaded.modified_ms)
     pins = _live(loaded.manifest.pins, now_ms).values()
     before: dict[str, int] = {}
     if loaded.manifest.condemned is not None:
@@ -130,7 +139,7 @@ def _decide(
             and facts.key not in before
         ):
             continue
-        since_ms = before.get(facts.key, now_ms)
+        since_ms = before.get(facts.key, condemned_ms)
         due = since_ms + retention_ms <= now_ms and facts.key in before
         kept = any(pin.since_ms <= since_ms for pin in pins)
         if due and not kept:
@@ -164,12 +173,13 @@ def _live(pins: Mapping[str, Pin], now_ms: int) -> dict[str, Pin]:
 
 def _store_now_ms(bucket: Bucket) -> int:
     """Return the time by the store's clock: that of a new object, which is removed again."""
-    key = bucket.new_key()
-    bucket.store.put(key, b"clock")
-    facts = bucket.store.facts(key)
-    bucket.store.delete([key])
-    assert facts is not None
-    return facts.modified_ms
+    while True:
+        key = bucket.new_key()
+        bucket.store.put(key, b"clock")
+        facts = bucket.store.facts(key)
+        if facts is not None:  # else other collections removed it meanwhile
+            bucket.store.delete([key])
+            return facts.modified_ms
 
 
 def _batches(keys: Sequence[str]) -> Iterator[list[str]]:
