@@ -21,6 +21,7 @@ from lastword.partition.checkpoint_file import format_lines, parse_lines
 from lastword.segment import names
 
 _CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY)
+_OF_REWRITES = (names.LOG_STARTS, names.FIRST_DIRTY)
 _DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP)
 _OF_APPENDS = (names.PRODUCERS, names.SYNCED)
 
@@ -47,9 +48,11 @@ def merged(base: Snapshot, ours: Changes, theirs: Snapshot, read: Read) -> dict[
     """
     changed = theirs.changed_since(base)
     result = dict(ours)
-    for path in changed & ours.keys():
+    for path in sorted(changed & ours.keys()):
         result[path] = _both(path, base, ours[path], theirs, read)
-    rewritten = _rewritten(base, ours) & _rewritten(base, {path: theirs.entry(path) for path in changed})
+    rewritten = _rewritten(base, ours, read)
+    if rewritten:
+        rewritten &= _rewritten(base, {path: theirs.entry(path) for path in sorted(changed)}, read)
     if rewritten:
         raise ChangedMeanwhile(f"both rewrote {min(rewritten)}")
     for directory in {path.partition("/")[0] for path in ours if "/" in path}:
@@ -68,8 +71,11 @@ def _both(path: str, base: Snapshot, entry: Entry | None, theirs: Snapshot, read
     raise ChangedMeanwhile(f"both changed {path}")
 
 
-def _rewritten(base: Snapshot, changes: Changes) -> set[str]:
-    """Return the partitions that the changes rewrite, "" if they change a file of the root."""
+def _rewritten(base: Snapshot, changes: Changes, read: Read) -> set[str]:
+    """Return the partitions that the changes rewrite, "" if they change a file of the root.
+
+    A changed log start or first dirty offset counts: a topic that is removed meanwhile must not leave it.
+    """
     rewritten = set()
     ends: dict[str, str] = {}
     for path, entry in changes.items():
@@ -77,6 +83,9 @@ def _rewritten(base: Snapshot, changes: Changes) -> set[str]:
         if not name:
             if path not in _CHECKPOINTS:
                 rewritten.add("")
+            elif path in _OF_REWRITES:
+                before, after = (set(_lines(path, file, read).items()) for file in (base.entry(path), entry))
+                rewritten.update("-".join(key) for key, _ in before ^ after)
             continue
         if directory not in ends:
             ends[directory] = max((n for n in base.children(directory) if n.endswith(names.LOG)), default="")
