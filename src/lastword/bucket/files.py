@@ -100,6 +100,8 @@ class BucketFiles(Files):
         for prefix in self._prefixes:
             if text.startswith(prefix):
                 below = text[len(prefix) :]
+                if below.startswith("/") and "//" not in below and "/." not in below and below[-1] != "/":
+                    return below[1:]
                 if not below or below.startswith("/"):
                     return "/".join(part for part in below.split("/") if part not in ("", "."))
         raise StorageError(
@@ -383,7 +385,7 @@ class BucketFiles(Files):
         with self._lock:
             for directory, touched in self._touched.items():
                 own, before = self._own[directory], self.snapshot.children(directory)
-                for name in touched:
+                for name in sorted(touched):  # so that a test can repeat the requests of a commit
                     node = own.get(name)
                     if node is None and before.get(name) is None:
                         continue  # a directory, or a file that came and went
