@@ -1,0 +1,1234 @@
+"""Run histories of a log in a bucket: processes that change and read it, with faults, judged at every swap.
+
+    python -m tests.bucket.histories --histories 1000000 --jobs 2
+
+A history is determined by its seed: which processes there are, which of them sends the next request, and
+which requests fail, before or after their effect. The processes change small files that are named as those of
+a real log (segments, checkpoints, leases, names of batches), so that the commit protocol has every kind of
+conflict, and a history takes milliseconds. The judge checks each version when it is swapped in, and each
+removal of an object when it takes effect. The command exits with 1 if a rule is violated, and prints the
+command that repeats the history:
+
+    python -m tests.bucket.histories --seed 4711
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from lastword.bucket import commit
+from lastword.bucket import files as bucket_files
+from lastword.bucket.collect import collect
+from lastword.bucket.commit import Bucket, Loaded
+from lastword.bucket.files import BucketFiles, new_number
+from lastword.bucket.manifest import (
+    MANIFEST,
+    Entry,
+    Layer,
+    Manifest,
+    Patch,
+    Pin,
+    Snapshot,
+    decode_page,
+)
+from lastword.bucket.merge import ChangedMeanwhile
+from lastword.errors import (
+    BusyError,
+    FileTakenError,
+    FileVanishedError,
+    LastwordError,
+    TruncatedObjectError,
+    UncertainCommitError,
+    UncertainRequestError,
+    UploadsGoneError,
+)
+from lastword.files import FileFacts
+from lastword.segment import names
+from tests.bucket.turns import Process, Turns, patched
+from tests.fakes import objects
+from tests.fakes.objects import POSSIBLE, FakeStore, Fault, Request, Stopped, Weakness
+
+ROOT = "s3://double"
+TOPIC = "t"
+PARTITIONS = 2
+KEYS = 4
+HOUR_MS = 3_600_000
+RETENTIONS_MS = (0, 20_000, HOUR_MS // 2)
+PER_TASK = 500
+CLOCK_ERROR_MS = 1000
+"""A store may round its times down to a second, so a retention may end this much too early."""
+
+
+class Violation(AssertionError):
+    """A rule does not hold. `rule` is its short name."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+
+
+# ---------------------------------------------------------------- a scratch directory in memory
+
+
+class _Scratch:
+    """The few calls that a private copy and a commit make on local files, in memory."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytearray] = {}
+        self.count = 0
+
+    @contextlib.contextmanager
+    def directory(self, **_: object) -> Iterator[str]:
+        self.count += 1
+        yield f"scratch-{self.count}"
+
+    def open_read(self, path: str) -> _ScratchHandle:
+        return _ScratchHandle(path, self.contents[path])
+
+    def open_append(self, path: str, *, create: bool = False, exclusive: bool = False) -> _ScratchHandle:
+        if exclusive and path in self.contents:
+            raise FileTakenError(path, remedy="", file=path)
+        return _ScratchHandle(path, self.contents.setdefault(path, bytearray()))
+
+    def stat(self, path: str) -> FileFacts:
+        return FileFacts(len(self.contents[path]), 0, 0)
+
+    def read_bytes(self, path: str) -> bytes:
+        return bytes(self.contents[path])
+
+    def unlink(self, path: str, missing_ok: bool = False) -> None:
+        self.contents.pop(path, None)
+
+
+class _ScratchHandle:
+    def __init__(self, path: str, content: bytearray) -> None:
+        self.path = path
+        self.content = content
+
+    def __enter__(self) -> _ScratchHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def append(self, data: bytes) -> int:
+        position = len(self.content)
+        self.content += data
+        return position
+
+    def pread(self, n: int, position: int) -> bytes:
+        return bytes(self.content[position : position + n])
+
+    def stat(self) -> FileFacts:
+        return FileFacts(len(self.content), 0, 0)
+
+    def close(self) -> None:
+        pass
+
+
+class _Inline:
+    """An executor that runs each task in the calling thread: the turns stay those of the seed."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> _Inline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, task: Callable[[], None]) -> _Inline:
+        task()
+        return self
+
+    def result(self) -> None:
+        pass
+
+
+# ---------------------------------------------------------------- the log: records in small text files
+
+
+class Record(NamedTuple):
+    offset: int
+    key: int
+    id: int
+    tombstone: int
+
+
+def encoded(records: Sequence[Record]) -> bytes:
+    return b"".join(b"%06d %d %d %d\n" % record for record in records)
+
+
+def decoded(data: bytes) -> tuple[Record, ...]:
+    return tuple(Record(*map(int, line.split())) for line in data.splitlines())
+
+
+def log_name(offset: int) -> str:
+    return f"{offset:020d}.log"
+
+
+def directory_of(partition: int) -> str:
+    return f"{TOPIC}-{partition}"
+
+
+def read(files: BucketFiles, path: str) -> bytes:
+    return files.read_bytes(f"{ROOT}/{path}")
+
+
+def logs_of(files: BucketFiles, directory: str) -> list[int]:
+    """Return the base offsets of the segments, ascending."""
+    return [int(name[:20]) for name in files.listdir(f"{ROOT}/{directory}") if name.endswith(names.LOG)]
+
+
+def create(files: BucketFiles, path: str, data: bytes) -> None:
+    with files.open_append(f"{ROOT}/{path}", create=True) as handle:
+        if data:
+            handle.append(data)
+
+
+def adopt(files: BucketFiles, path: str, entry: Entry, rows: Sequence[Record]) -> None:
+    """Add an uploaded segment, and replace the offsets of its records."""
+    files.adopt({path: entry})
+    with files.open_append(f"{ROOT}/{path}") as handle:
+        position = 0
+        for row in rows:
+            handle.pwrite(b"%06d" % row.offset, position)
+            position += len(encoded([row]))
+
+
+def lines(data: bytes) -> dict[int, int]:
+    """Return the offsets of a checkpoint by partition."""
+    return {int(p): int(offset) for _, p, offset in (line.split() for line in data.splitlines()[2:])}
+
+
+def set_line(files: BucketFiles, name: str, partition: int, offset: int | None) -> None:
+    before = lines(read(files, name)) if files.stat(f"{ROOT}/{name}") is not None else {}
+    if before.get(partition) == offset:
+        return
+    after = {**before, partition: offset}
+    rows = [f"{TOPIC} {p} {o}\n" for p, o in sorted(after.items()) if o is not None]
+    files.write_atomic(f"{ROOT}/{name}", f"0\n{len(rows)}\n{''.join(rows)}".encode())
+
+
+def private(files: BucketFiles, directory: str, name: str, data: bytes | None) -> None:
+    """Write or remove a file in the private directory of a partition."""
+    folder = f"{ROOT}/{directory}/{names.PRIVATE}"
+    if data is None:
+        files.unlink(f"{folder}/{name}", missing_ok=True)
+        return
+    if not files.is_dir(folder):
+        files.mkdir(folder)
+    files.write_atomic(f"{folder}/{name}", data)
+
+
+def producers_of(files: BucketFiles, directory: str) -> dict[str, int]:
+    path = f"{directory}/{names.PRIVATE}/{names.PRODUCERS}"
+    if files.stat(f"{ROOT}/{path}") is None:
+        return {}
+    rows = (line.split() for line in read(files, path).decode().splitlines())
+    return {name: int(offset) for name, offset in rows}
+
+
+@dataclass
+class Batch:
+    """Records that are appended together, to one partition or to both, in one transaction.
+
+    Attributes:
+        name: Under this name the batch may be sent again; "": it has none.
+        records: Key, id and kind by partition.
+        outcome: "open", "refused", "uncertain" or "acknowledged".
+        placed: Incarnation and first offset by partition, of an acknowledged batch.
+    """
+
+    name: str
+    records: dict[int, list[tuple[int, int, int]]]
+    outcome: str = "open"
+    placed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+
+    def append(
+        self, files: BucketFiles, world: World, uploaded: Mapping[int, Entry] | None = None
+    ) -> dict[int, tuple[bytes, int]]:
+        """Append the batch, as a transaction does. `uploaded`: the records, which have no offsets yet."""
+        placed = {}
+        for partition, records in self.records.items():
+            directory = directory_of(partition)
+            if not files.is_dir(f"{ROOT}/{directory}"):
+                files.mkdir(f"{ROOT}/{directory}")
+                create(files, f"{directory}/{names.PARTITION_METADATA}", b"%d" % world.number())
+                create(files, f"{directory}/{log_name(0)}", b"")
+            incarnation = read(files, f"{directory}/{names.PARTITION_METADATA}")
+            known = producers_of(files, directory) if self.name else {}
+            if self.name in known:
+                placed[partition] = (incarnation, known[self.name])
+                continue
+            end = logs_of(files, directory)[-1]
+            rows = [Record(end + i, *record) for i, record in enumerate(records)]
+            if uploaded is None:
+                create(files, f"{directory}/{log_name(end)}", encoded(rows))
+            else:
+                adopt(files, f"{directory}/{log_name(end)}", uploaded[partition], rows)
+            create(files, f"{directory}/{log_name(end + len(rows))}", b"")
+            if self.name:
+                text = "".join(f"{n} {o}\n" for n, o in {**known, self.name: end}.items())
+                private(files, directory, names.PRODUCERS, text.encode())
+            if end % 3 == 0:
+                private(files, directory, names.ACCOUNTS, b"appended to %d" % end)
+            set_line(files, names.RECOVERY_POINTS, partition, end + len(rows))
+            placed[partition] = (incarnation, end)
+        return placed
+
+
+def clean(files: BucketFiles, partition: int, upto: float, drop_tombstones: bool) -> bool:
+    """Clean the older segments of a partition into one. Returns whether it changed the log."""
+    directory = directory_of(partition)
+    if not files.is_dir(f"{ROOT}/{directory}"):
+        return False
+    bases = logs_of(files, directory)
+    closed = bases[:-1]
+    if not closed:
+        return False
+    contents = {base: decoded(read(files, f"{directory}/{log_name(base)}")) for base in closed}
+    newest = {record.key: record for base in closed for record in contents[base]}
+    floor = min((int(data) for data in leases_of(files, directory).values()), default=sys.maxsize)
+    group = closed[: max(1, round(upto * len(closed)))]
+    before = [record for base in group for record in contents[base]]
+    kept = [
+        record
+        for record in before
+        if newest[record.key] is record
+        and not (drop_tombstones and record.tombstone and record.offset < floor)
+    ]
+    if len(group) == 1 and kept == before:
+        return False
+    path = f"{directory}/{log_name(group[0])}"
+    create(files, path + names.CLEANED, encoded(kept))
+    files.rename(f"{ROOT}/{path}{names.CLEANED}", f"{ROOT}/{path}{names.SWAP}")
+    for base in group:
+        files.unlink(f"{ROOT}/{directory}/{log_name(base)}")
+    files.rename(f"{ROOT}/{path}{names.SWAP}", f"{ROOT}/{path}")
+    private(files, directory, names.ACCOUNTS, b"cleaned to %d" % bases[-1])
+    if len(group) == len(closed):
+        set_line(files, names.FIRST_DIRTY, partition, bases[-1])
+    return True
+
+
+def leases_of(files: BucketFiles, directory: str) -> dict[str, bytes]:
+    folder = f"{directory}/{names.PRIVATE}"
+    if not files.is_dir(f"{ROOT}/{folder}"):
+        return {}
+    leases = [name for name in files.listdir(f"{ROOT}/{folder}") if name.startswith(names.LEASE)]
+    return {name: read(files, f"{folder}/{name}") for name in leases if not name.endswith(".tmp")}
+
+
+def trim(files: BucketFiles, partition: int, share: float) -> bool:
+    """Raise the log start and remove the segments below it."""
+    directory = directory_of(partition)
+    if not files.is_dir(f"{ROOT}/{directory}"):
+        return False
+    bases = logs_of(files, directory)
+    start = bases[round(share * (len(bases) - 1))]
+    for base in bases:
+        if base < start:
+            files.unlink(f"{ROOT}/{directory}/{log_name(base)}")
+    set_line(files, names.LOG_STARTS, partition, start)
+    return True
+
+
+def take_lease(files: BucketFiles, partition: int, share: float) -> int:
+    """Write a lease at an offset of the log; return the offset."""
+    directory = directory_of(partition)
+    if not files.is_dir(f"{ROOT}/{directory}"):
+        return -1
+    position = round(share * logs_of(files, directory)[-1])
+    private(files, directory, f"{names.LEASE}x", b"%d" % position)
+    return position
+
+
+def release_lease(files: BucketFiles, partition: int) -> None:
+    directory = directory_of(partition)
+    if files.is_dir(f"{ROOT}/{directory}"):
+        private(files, directory, f"{names.LEASE}x", None)
+
+
+def drop(files: BucketFiles, partition: int) -> None:
+    """Remove a partition with its lines."""
+    path = f"{ROOT}/{directory_of(partition)}"
+    if files.is_dir(path):
+        files.remove_tree(path)
+    for name in (names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY):
+        set_line(files, name, partition, None)
+
+
+# ---------------------------------------------------------------- the judge
+
+
+@dataclass
+class PartitionState:
+    """A partition in one version."""
+
+    children: Mapping[str, Entry | None]
+    hidden: Mapping[str, Entry | None]
+    incarnation: bytes
+    logs: dict[int, tuple[Record, ...]]
+    end: int
+    leases: dict[str, int]
+    records: list[Record]
+    newest: dict[int, Record]
+
+
+@dataclass
+class Version:
+    """One version of the log, with what the judge derived from it."""
+
+    manifest: Manifest
+    snapshot: Snapshot
+    named: set[str]
+    partitions: dict[int, PartitionState]
+    starts: dict[int, int]
+    firsts_dirty: dict[int, int]
+    superseded_ms: int | None = None  # None: it is the newest
+
+
+class Judge:
+    """Checks each version when it is swapped in, and each removal of an object when it takes effect."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.versions: list[Version] = []
+        self.by_nonce: dict[str, Version] = {}
+        self.ever: dict[tuple[int, bytes], dict[int, int]] = {}
+        """Id of the record at each offset, of every partition and incarnation."""
+        self.homes: dict[int, tuple[int, bytes, int]] = {}
+        """Partition, incarnation and offset of each record's id."""
+        self.appearances: dict[int, int] = {}
+        """Number of the version in which each record came in."""
+        self.unnamed_ms: dict[str, int] = {}
+        self.pinned: dict[str, tuple[set[str], int]] = {}
+        self.dropped = False  # a process asked for the removal of a partition
+        self.released = False  # a process asked for the release of a lease
+        self._layers: dict[str, Layer] = {}
+        self._segments: dict[Entry, tuple[Record, ...]] = {}
+
+    # -------------------------------------------------------------- objects
+
+    def _content(self, path: str, entry: Entry) -> bytes:
+        if entry.object is None:
+            return entry.data
+        stored = self.world.objects.get(entry.object)
+        if stored is None:
+            raise Violation("missing object", f"{path} names {entry.object}, which does not exist")
+        data = stored.data[entry.position : entry.position + entry.size]
+        if len(data) != entry.size:
+            raise Violation("missing object", f"{path} names bytes beyond the end of {entry.object}")
+        if entry.patch is not None:
+            key, position, size = entry.patch
+            patched = bytearray(data)
+            Patch.decode(self.world.objects[key].data[position : position + size], key).apply(patched, 0)
+            data = bytes(patched)
+        return data
+
+    def removed(self, key: str) -> None:
+        """Check a removal that takes effect now."""
+        if key == MANIFEST:
+            return
+        now_ms = self.world.clock.now_ms()
+        if self.versions and key in self.versions[-1].named:
+            raise Violation("missing object", f"{key} was removed, and the newest version names it")
+        unnamed_ms = self.unnamed_ms.get(key)
+        if unnamed_ms is None:
+            return
+        self.world.counts["removed objects that had a name"] += 1
+        for name, (named, until_ms) in self.pinned.items():
+            if now_ms < until_ms and key in named:
+                raise Violation("pin", f"{key} was removed, and {name} had pinned a version that names it")
+        age_ms = now_ms - unnamed_ms
+        if age_ms < self.world.retention_ms - CLOCK_ERROR_MS:
+            raise Violation(
+                "retention", f"{key} was removed {age_ms} ms after the last version with its name"
+            )
+
+    # -------------------------------------------------------------- versions
+
+    def swapped(self, data: bytes) -> None:
+        """Check a manifest that was swapped in now."""
+        world = self.world
+        current = Manifest.decode(data, MANIFEST)
+        for page in current.pages:
+            if page.object not in self._layers:
+                stored = world.objects.get(page.object)
+                if stored is None:
+                    raise Violation("missing object", f"the manifest names the page {page.object}")
+                self._layers[page.object] = Layer(decode_page(stored.data, page.object))
+        snapshot = commit.Snapshot(current, tuple(self._layers[page.object] for page in current.pages))
+        named = snapshot.objects()
+        missing = named - world.objects.keys()
+        if missing:
+            raise Violation("missing object", f"a version names {min(missing)}, which does not exist")
+        before = self.versions[-1] if self.versions else None
+        now_ms = world.clock.now_ms()
+        starts, ends, dirty = (
+            self._lines(snapshot, name)
+            for name in (names.LOG_STARTS, names.RECOVERY_POINTS, names.FIRST_DIRTY)
+        )
+        version = Version(current, snapshot, named, {}, starts, dirty)
+        for partition in range(PARTITIONS):
+            directory = directory_of(partition)
+            children = snapshot.children(directory)
+            earlier = before.partitions.get(partition) if before else None
+            if not children:
+                if earlier is not None and not self.dropped:
+                    raise Violation("lost partition", f"{directory} is gone")
+                continue
+            hidden = snapshot.children(f"{directory}/{names.PRIVATE}")
+            if earlier is not None and earlier.children == children and earlier.hidden == hidden:
+                state = earlier
+            else:
+                state = self._state(directory, children, hidden)
+                self._followed(version, partition, state, earlier, before)
+            version.partitions[partition] = state
+            if ends.get(partition) != state.end:
+                raise Violation("checkpoint", f"{directory} ends at {state.end}, checkpoint: {ends}")
+        stale = (ends.keys() | starts.keys() | dirty.keys()) - version.partitions.keys()
+        if stale:
+            raise Violation("checkpoint", f"lines of partitions that do not exist: {stale}")
+        if before is not None:
+            before.superseded_ms = now_ms
+            for key in before.named - named:
+                self.unnamed_ms[key] = now_ms
+        self.versions.append(version)
+        self.by_nonce[current.nonce] = version
+
+    def _lines(self, snapshot: Snapshot, name: str) -> dict[int, int]:
+        entry = snapshot.entry(name)
+        return {} if entry is None else lines(self._content(name, entry))
+
+    def _state(
+        self, directory: str, children: Mapping[str, Entry | None], hidden: Mapping[str, Entry | None]
+    ) -> PartitionState:
+        metadata = children.get(names.PARTITION_METADATA)
+        if metadata is None:
+            raise Violation("partial partition", f"{directory} has no {names.PARTITION_METADATA}")
+        logs = {}
+        for name in sorted(children):
+            entry = children[name]
+            if entry is None or name == names.PARTITION_METADATA:
+                continue
+            if not name.endswith(names.LOG):
+                raise Violation("left behind", f"{directory}/{name}")
+            if entry not in self._segments:
+                self._segments[entry] = decoded(self._content(f"{directory}/{name}", entry))
+            logs[int(name[:20])] = self._segments[entry]
+        records = [record for segment in logs.values() for record in segment]
+        bases = sorted(logs)
+        if not bases or logs[bases[-1]]:
+            raise Violation("log end", f"{directory} has no empty active segment")
+        last = -1
+        for base, after in zip(bases, [*bases[1:], sys.maxsize], strict=True):
+            for record in logs[base]:
+                if not max(base, last + 1) <= record.offset < after:
+                    raise Violation("offsets", f"{directory}: {record} in segment {base} after {last}")
+                last = record.offset
+        leases = {
+            name: int(self._content(name, entry))
+            for name, entry in hidden.items()
+            if entry is not None and name.startswith(names.LEASE)
+        }
+        return PartitionState(
+            children,
+            hidden,
+            self._content(names.PARTITION_METADATA, metadata),
+            logs,
+            bases[-1],
+            leases,
+            records,
+            {record.key: record for record in records},
+        )
+
+    def _followed(
+        self,
+        version: Version,
+        partition: int,
+        state: PartitionState,
+        earlier: PartitionState | None,
+        before: Version | None,
+    ) -> None:
+        """Check a partition that changed against the version before."""
+        directory = directory_of(partition)
+        if earlier is not None and earlier.incarnation != state.incarnation:
+            if not self.dropped:
+                raise Violation("lost partition", f"{directory} was made again")
+            earlier = None
+        start = version.starts.get(partition, 0)
+        end = 0
+        if earlier is not None:
+            assert before is not None
+            end = earlier.end
+            if state.end < end:
+                raise Violation("log end", f"{directory} ended at {end}, now at {state.end}")
+            if start < before.starts.get(partition, 0):
+                raise Violation("log start", f"{directory}: {before.starts} became {version.starts}")
+            if version.firsts_dirty.get(partition, 0) < before.firsts_dirty.get(partition, 0):
+                raise Violation("checkpoint", f"{directory}: the first dirty offset decreased")
+            self._kept(directory, state, earlier, start)
+        ever = self.ever.setdefault((partition, state.incarnation), {})
+        for record in state.records:
+            known = ever.get(record.offset)
+            if record.offset < end or known is not None:
+                if known != record.id:
+                    raise Violation("offsets", f"{directory}: {record} is new below the log end {end}")
+                continue
+            if record.id in self.homes:
+                raise Violation("twice", f"{directory}: {record} is also at {self.homes[record.id]}")
+            ever[record.offset] = record.id
+            self.homes[record.id] = (partition, state.incarnation, record.offset)
+            self.appearances[record.id] = len(self.versions)
+        if any(offset not in ever for offset in range(end, state.end)):
+            raise Violation("lost record", f"{directory}: a hole between {end} and {state.end}")
+
+    def _kept(self, directory: str, state: PartitionState, earlier: PartitionState, start: int) -> None:
+        floor = min(
+            (offset for name, offset in earlier.leases.items() if state.leases.get(name) == offset),
+            default=sys.maxsize,
+        )
+        for name, offset in earlier.leases.items():
+            if name not in state.leases and not self.released:
+                raise Violation("lost lease", f"{directory}: {name} at {offset}")
+        for key, record in earlier.newest.items():
+            now = state.newest.get(key)
+            if now is not None and now.offset >= record.offset:
+                continue
+            if now is not None:
+                raise Violation("lost record", f"{directory}: {now} is newest again, after {record}")
+            if record.offset < start:
+                continue
+            if not record.tombstone:
+                raise Violation("lost record", f"{directory}: {record} was newest, and is gone")
+            if record.offset >= floor:
+                raise Violation("lease", f"{directory}: the tombstone {record} is gone, lease at {floor}")
+
+    def finish(self, batches: Sequence[Batch]) -> None:
+        """Check the outcome of every append against the versions that were."""
+        for batch in batches:
+            ids = {p: [record[1] for record in records] for p, records in batch.records.items()}
+            all_ids = [number for numbers in ids.values() for number in numbers]
+            present = [number for number in all_ids if number in self.homes]
+            if present and len(present) != len(all_ids):
+                raise Violation("partial commit", f"{batch}: only {present} came in")
+            if len({self.appearances[number] for number in present}) > 1:
+                raise Violation("partial commit", f"{batch} came in by more than one swap")
+            if batch.outcome in ("open", "refused") and present:
+                raise Violation("refused record", f"{batch}: {present} came in")
+            if batch.outcome != "acknowledged":
+                self.world.counts[f"{batch.outcome} append, {'in' if present else 'not in'} the log"] += 1
+                continue
+            for partition, (incarnation, first) in batch.placed.items():
+                ever = self.ever.get((partition, incarnation), {})
+                for offset, number in enumerate(ids[partition], first):
+                    if ever.get(offset) != number:
+                        raise Violation(
+                            "lost record", f"{batch}: {number} was acknowledged at {offset}: {ever}"
+                        )
+
+
+# ---------------------------------------------------------------- processes
+
+
+class _Objects(dict[str, Any]):
+    """The objects of the store; the judge checks each removal."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key in self:
+            self._world.judge.removed(key)
+        return super().pop(key, *default)
+
+
+class World(objects.Bucket):
+    """The store of one history, with its judge.
+
+    Args:
+        seed: Determines the history.
+        only: Kinds of processes, instead of those that the seed chooses.
+        faults: The faults that are possible, instead of all; they are not rare then.
+        weaknesses: Faults of the whole store.
+        retention_ms: How long objects without a name are kept.
+        pause_rate: How often a process sleeps for an hour, of its requests.
+        empty: Whether the log has no records at the beginning; None: the seed chooses.
+        store: The class of the store of each process.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        only: Sequence[str] = (),
+        faults: Sequence[Fault] = (),
+        weaknesses: Sequence[Weakness] | None = None,
+        retention_ms: int | None = None,
+        pause_rate: float | None = None,
+        empty: bool | None = None,
+        store: type[FakeStore] | None = None,
+    ) -> None:
+        self.rng = rng = random.Random(seed)
+        digests = rng.random() < 0.1  # a store that the protocol withstands
+        super().__init__(
+            weaknesses=weaknesses if weaknesses is not None else [Weakness.DIGEST_ETAGS] * digests
+        )
+        self.store = store or MemoryStore
+        self.judge = Judge(self)
+        self.objects = _Objects(self)
+        self.counts: Counter[str] = Counter()
+        self._numbers = 0
+        self.batches: list[Batch] = []
+        self.retention_ms = rng.choice(RETENTIONS_MS) if retention_ms is None else retention_ms
+        self.fault_rate = rng.choice((0.0, 0.04, 0.1, 0.25))
+        self.pause_rate = rng.choice((0.0, 0.0, 0.02, 0.05)) if pause_rate is None else pause_rate
+        self.possible = POSSIBLE
+        if faults:
+            self.fault_rate = max(self.fault_rate, 0.1)
+            self.possible = {kind: tuple(f for f in own if f in faults) for kind, own in POSSIBLE.items()}
+        self.turns = Turns(rng, self.clock, rng.choice((0.15, 0.4)), rng.choice((20, 2000)))
+        self.delay_ms = lambda request: int(rng.random() ** 3 * 200 * rng.choice((20, 2000)))
+        self.only = only
+        if not (rng.random() < 0.2 if empty is None else empty):
+            self._begin_with(start_of_sizes())
+
+    def _begin_with(self, start: Start) -> None:
+        """Begin with a log that has records."""
+        for key, stored in start.objects.items():
+            if key != MANIFEST:
+                self.objects[key] = stored
+        self._writes = start.writes
+        self._numbers = start.numbers
+        self.write(MANIFEST, start.objects[MANIFEST].data)
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def write(self, key: str, data: bytes) -> Any:
+        version = super().write(key, data)
+        if key == MANIFEST:
+            self.judge.swapped(data)
+        return version
+
+    def run(self) -> World:
+        """Run the history and judge it. Raises Violation."""
+        processes = [Process(f"{kind} {n}", _SCRIPTS[kind](self)) for n, kind in enumerate(self._kinds())]
+        self.turns.run(processes)
+        self.clock.advance(HOUR_MS)
+        self.settle()
+        self.judge.finish(self.batches)
+        self.counts["histories"] += 1
+        self.counts["requests"] += self.turns.steps
+        self.counts["versions"] += len(self.judge.versions)
+        for request in self.log:
+            if request.outcome != "ok":
+                self.counts[f"{request.kind}: {request.outcome}"] += 1
+        return self
+
+    def _kinds(self) -> list[str]:
+        if self.only:
+            return list(self.only)
+        rng = self.rng
+        kinds = ["writer"] * rng.choice((2, 2, 3)) + ["cleaner"] * rng.choice((0, 1, 1, 2))
+        kinds += ["collector"] * rng.choice((0, 1, 1, 1, 2)) + ["reader"] * rng.choice((0, 1))
+        for kind, chance in (
+            ("uploader", 0.2),
+            ("pinned reader", 0.2),
+            ("lessee", 0.3),
+            ("trimmer", 0.15),
+            ("dropper", 0.08),
+        ):
+            if rng.random() < chance:
+                kinds.append(kind)
+        return kinds
+
+    def choose_fault(self, request: Request) -> Fault | None:
+        if self.fault_rate and self.rng.random() < self.fault_rate:
+            possible = self.possible[request.kind]
+            return self.rng.choice(possible) if possible else None
+        return None
+
+    def identity(self) -> int:
+        """Return a number that two different histories do not share."""
+        return hash(tuple([(r.process, r.kind, r.outcome) for r in self.log]))
+
+
+class MemoryStore(FakeStore):
+    """The store of a process, which sends files of scratch directories in memory."""
+
+    def put_file(self, key: str, path: str) -> None:
+        self.put(key, commit.DEFAULT.read_bytes(path))
+
+
+class _Clock:
+    """A clock of a process: its date is wrong, and its waits pass without waiting."""
+
+    def __init__(self, world: World, skew_ms: int) -> None:
+        self._clock = world.clock
+        self._skew_ms = skew_ms
+        self.monotonic = world.clock.monotonic
+        self.sleep = world.clock.sleep
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self._skew_ms
+
+
+class Actor:
+    """A process that runs steps of a kind, and starts again when it died."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self.world = world
+        self.process = process
+        self.rng = world.rng
+        self.skew_ms = world.rng.choice((0, 0, -HOUR_MS, HOUR_MS, 30 * HOUR_MS))
+        self.start()
+
+    def start(self) -> None:
+        """Start a process with nothing in memory."""
+        world, process = self.world, self.process
+
+        def before(request: Request) -> None:
+            world.turns.before_request(process)
+            if world.pause_rate and world.rng.random() < world.pause_rate:
+                world.counts["pauses of an hour"] += 1
+                world.turns.sleep(process, HOUR_MS, world.rng.randint(2, 40))
+                world.turns.before_request(process)
+
+        self.store = world.store(world, process.name, world.choose_fault, before)
+        self.bucket = Bucket(
+            self.store,
+            clock=_Clock(world, self.skew_ms),  # type: ignore[arg-type]
+            rng=world.rng,
+        )
+
+    def attempt(self, step: Callable[[], object], *, repeatable: bool = False) -> str:
+        """Run a step; return "done", "refused" or "uncertain". A repeatable step is tried three times."""
+        outcome = "refused"
+        for _ in range(3 if repeatable else 1):
+            try:
+                step()
+                return "done"
+            except UncertainCommitError:
+                self.world.counts["uncertain commits"] += 1
+                outcome = "uncertain"
+            except (UncertainRequestError, TruncatedObjectError):
+                self.world.counts["refused steps"] += 1
+            except UploadsGoneError:
+                self.world.counts["uploads that are gone"] += 1
+            except BusyError:
+                self.world.counts["busy steps"] += 1
+            except Stopped:
+                if self.world.turns.stopped:
+                    raise
+                self.world.counts["deaths"] += 1
+                outcome = "uncertain"
+                self.start()
+            except LastwordError as error:
+                raise Violation("error", f"{self.process.name}: {error!r}") from error
+        return outcome
+
+    def transaction(self, work: Callable[[BucketFiles], Any], *, uploads: str | None = None) -> Any:
+        runs = 0
+
+        def counted(files: BucketFiles) -> Any:
+            nonlocal runs
+            runs += 1
+            return work(files)
+
+        result = self.bucket.transaction(counted, uploads=uploads)
+        self.world.counts["transactions"] += 1
+        self.world.counts["transactions that ran again"] += runs > 1
+        return result
+
+
+Script = Callable[[Process], None]
+
+
+def _steps(world: World, step: Callable[[Actor], None], least: int, most: int) -> Script:
+    def script(process: Process) -> None:
+        actor = Actor(world, process)
+        for _ in range(world.rng.randint(least, most)):
+            step(actor)
+
+    return script
+
+
+def _partition(actor: Actor) -> int:
+    return 0 if actor.rng.random() < 0.7 else 1
+
+
+def _write(actor: Actor) -> None:
+    world, rng = actor.world, actor.rng
+    partitions = (0, 1) if rng.random() < 0.2 else (_partition(actor),)
+    records = {
+        p: [(rng.randrange(KEYS), world.number(), int(rng.random() < 0.25)) for _ in range(rng.randint(1, 2))]
+        for p in partitions
+    }
+    batch = Batch(f"b{world.number()}" if rng.random() < 0.5 else "", records)
+    world.batches.append(batch)
+
+    def append() -> None:
+        batch.placed = actor.transaction(lambda files: batch.append(files, world))
+
+    outcome = actor.attempt(append, repeatable=bool(batch.name))
+    batch.outcome = "acknowledged" if outcome == "done" else outcome
+    if outcome == "done":
+        world.counts["acknowledged appends"] += 1
+
+
+def _upload(actor: Actor) -> None:
+    """Append segments that were uploaded before the transaction, as a job of many tasks does."""
+    world, rng, name = actor.world, actor.rng, f"u{actor.world.number()}"
+    records = {p: [(rng.randrange(KEYS), world.number(), 0) for _ in range(2)] for p in range(PARTITIONS)}
+    batch = Batch("", records)
+    world.batches.append(batch)
+    keep_ms = rng.choice((10_000, 2 * HOUR_MS))
+
+    def step() -> None:
+        actor.bucket.begin_uploads(name, keep_ms)
+        uploaded = {}
+        for partition, rows in records.items():
+            key = actor.bucket.new_key()
+            data = encoded([Record(0, *row) for row in rows])
+            actor.store.put(key, data)
+            uploaded[partition] = Entry(new_number(rng), len(data), 0, key)
+        batch.placed = actor.transaction(lambda files: batch.append(files, world, uploaded), uploads=name)
+
+    outcome = actor.attempt(step)
+    batch.outcome = "acknowledged" if outcome == "done" else outcome
+    if outcome == "done":
+        world.counts["acknowledged uploads"] += 1
+    elif rng.random() < 0.5:
+        actor.attempt(lambda: actor.bucket.end_uploads(name))
+
+
+def _clean(actor: Actor) -> None:
+    rng = actor.rng
+    partition, upto, tombstones = _partition(actor), rng.choice((0.5, 1.0)), rng.random() < 0.7
+
+    def step() -> None:
+        if actor.transaction(lambda files: clean(files, partition, upto, tombstones)):
+            actor.world.counts["cleanings"] += 1
+
+    actor.attempt(step)
+
+
+def _trim(actor: Actor) -> None:
+    partition, share = _partition(actor), actor.rng.random()
+
+    def step() -> None:
+        if actor.transaction(lambda files: trim(files, partition, share)):
+            actor.world.counts["trims"] += 1
+
+    actor.attempt(step)
+
+
+def _lease(actor: Actor) -> None:
+    partition, share, judge = _partition(actor), actor.rng.random() / 2, actor.world.judge
+
+    def take() -> None:
+        if actor.transaction(lambda files: take_lease(files, partition, share)) >= 0:
+            actor.world.counts["leases"] += 1
+
+    actor.attempt(take, repeatable=True)
+    if actor.rng.random() < 0.4:
+        judge.released = True
+        actor.attempt(lambda: actor.transaction(lambda files: release_lease(files, partition)))
+
+
+def _drop(actor: Actor) -> None:
+    actor.world.judge.dropped = True
+    if actor.attempt(lambda: actor.transaction(lambda files: drop(files, 1))) == "done":
+        actor.world.counts["drops"] += 1
+
+
+def _collect(actor: Actor) -> None:
+    world = actor.world
+
+    def step() -> None:
+        result = collect(actor.bucket, retention_ms=world.retention_ms, dry_run=actor.rng.random() < 0.05)
+        world.counts["collections"] += 1
+        world.counts["collections that removed objects"] += bool(result.removed_objects)
+
+    actor.attempt(step)
+
+
+def _read_version(actor: Actor, version: Version, *, pinned_until_ms: int = 0) -> None:
+    """Read a version, request by request, and compare it with what the judge has of it."""
+    world = actor.world
+    files = actor.bucket.files(version.snapshot)
+    for partition, state in version.partitions.items():
+        directory = directory_of(partition)
+        for base, records in state.logs.items():
+            try:
+                data = files.read_bytes(f"{ROOT}/{directory}/{log_name(base)}")
+            except FileVanishedError as error:
+                now_ms = world.clock.now_ms()
+                superseded_ms = version.superseded_ms
+                young = superseded_ms is None or (
+                    now_ms - superseded_ms < world.retention_ms - CLOCK_ERROR_MS
+                )
+                if young or now_ms < pinned_until_ms:
+                    raise Violation("read", f"{actor.process.name}: {error}") from error
+                world.counts["reads of versions that were too old"] += 1
+                return
+            if data != encoded(records):
+                raise Violation("read", f"{actor.process.name}: {directory}/{base} has {data!r}")
+    world.counts["versions read"] += 1
+
+
+def _read(actor: Actor) -> None:
+    def step() -> None:
+        loaded = actor.bucket.load()
+        if loaded.version is not None:
+            if actor.rng.random() < 0.5:
+                actor.world.turns.sleep(actor.process, 30_000, actor.rng.randint(10, 60))
+            _read_version(actor, actor.world.judge.by_nonce[loaded.manifest.nonce])
+
+    actor.attempt(step)
+
+
+def _read_pinned(actor: Actor) -> None:
+    """Pin a version, read it again and again, and remove the pin."""
+    world, name = actor.world, f"pin {actor.world.number()}"
+    until_ms = world.clock.now_ms() + actor.rng.choice((1, 4)) * HOUR_MS
+    pinned: list[Version] = []
+
+    def pin() -> None:
+        if actor.bucket.load().version is None:
+            return
+        actor.bucket.edit(pinning)
+        version = pinned[-1]
+        pinned[:] = [version]
+        world.judge.pinned[name] = (version.named, until_ms)
+        world.counts["pins"] += 1
+
+    def pinning(base: Loaded) -> Manifest:
+        pinned.append(world.judge.by_nonce[base.manifest.nonce])
+        return replace(base.manifest, pins={**base.manifest.pins, name: Pin(base.modified_ms, until_ms)})
+
+    actor.attempt(pin)
+    if name in world.judge.pinned:
+        for _ in range(2):
+            actor.attempt(lambda: _read_version(actor, pinned[0], pinned_until_ms=until_ms))
+            world.turns.sleep(actor.process, HOUR_MS // 3, 15)
+        del world.judge.pinned[name]
+        actor.attempt(lambda: actor.bucket.edit(lambda base: _without_pin(base.manifest, name)))
+
+
+def _without_pin(manifest: Manifest, name: str) -> Manifest:
+    return replace(manifest, pins={n: pin for n, pin in manifest.pins.items() if n != name})
+
+
+_SCRIPTS: dict[str, Callable[[World], Script]] = {
+    "writer": lambda world: _steps(world, _write, 1, 2),
+    "uploader": lambda world: _steps(world, _upload, 1, 1),
+    "cleaner": lambda world: _steps(world, _clean, 1, 2),
+    "trimmer": lambda world: _steps(world, _trim, 1, 1),
+    "lessee": lambda world: _steps(world, _lease, 1, 2),
+    "dropper": lambda world: _steps(world, _drop, 1, 1),
+    "collector": lambda world: _steps(world, _collect, 2, 3),
+    "reader": lambda world: _steps(world, _read, 1, 2),
+    "pinned reader": lambda world: _steps(world, _read_pinned, 1, 1),
+}
+
+
+# ---------------------------------------------------------------- many histories
+
+
+@dataclass(frozen=True)
+class Start:
+    """A log with records, with which histories begin."""
+
+    objects: dict[str, Any]
+    writes: int
+    numbers: int
+
+
+_starts: dict[tuple[int, ...], Start] = {}
+
+
+def start_of_sizes() -> Start:
+    """Return the log with which histories of the present limits begin."""
+    sizes = (commit.INLINE_BYTES, commit.BUNDLE_BYTES, commit.CHANGES_BYTES, commit.HISTORY)
+    if sizes not in _starts:
+        world = World(1, weaknesses=(), empty=True)
+        bucket = Bucket(MemoryStore(world, "start", None, None), rng=world.rng)
+        for partition, tombstone in ((0, 0), (0, 1), (1, 0), (0, 0), (0, 1)):
+            records = [(key, world.number(), tombstone) for key in world.rng.sample(range(KEYS), 2)]
+            batch = Batch(f"b{world.number()}", {partition: records})
+            bucket.transaction(lambda files, batch=batch: batch.append(files, world))
+        _starts[sizes] = Start(dict(world.objects), world._writes, world._numbers)
+    return _starts[sizes]
+
+
+@contextlib.contextmanager
+def sizes_of(seed: int, world_counts: Callable[[], Counter[str]]) -> Iterator[None]:
+    """Run with limits that a log of a few records reaches, and with scratch directories in memory."""
+    rng = random.Random(-seed - 1)
+    scratch = _Scratch()
+    merged = commit.merged
+    codec = () if seed % 16 == 0 else _without_codec()
+
+    def counting_merged(*given: Any) -> Any:
+        try:
+            result = merged(*given)
+        except ChangedMeanwhile:
+            world_counts()["conflicts"] += 1
+            raise
+        world_counts()["merges"] += 1
+        return result
+
+    inline_bytes, bundle_bytes = rng.choice(((1024, 8 << 20), (24, 8 << 20), (8, 60), (0, 40)))
+    with patched(
+        (commit, "DEFAULT", scratch),
+        (commit, "tempfile", _Tempfile(scratch)),
+        (commit, "ThreadPoolExecutor", _Inline),
+        (commit, "INLINE_BYTES", inline_bytes),
+        (commit, "BUNDLE_BYTES", bundle_bytes),
+        (commit, "CHANGES_BYTES", rng.choice((128 << 10, 128 << 10, 900, 2000))),
+        (commit, "HISTORY", rng.choice((64, 64, 3))),
+        (commit, "SWAP_ATTEMPTS", rng.choice((12, 3))),
+        (commit, "merged", counting_merged),
+        (bucket_files, "DEFAULT", scratch),
+        *codec,
+    ):
+        yield
+
+
+def _without_codec() -> tuple[tuple[object, str, object], ...]:
+    """Return patches that read each manifest from memory, which takes half of the time of a history.
+
+    Manifests and snapshots are immutable, so processes may share them.
+    """
+    by_data: dict[bytes, Manifest] = {}
+    snapshots: dict[int, Snapshot] = {}
+    encode, decode = Manifest.encode, Manifest.decode
+
+    def encode_once(manifest: Manifest) -> bytes:
+        data = encode(manifest)
+        by_data[data] = manifest
+        return data
+
+    def decode_once(data: bytes, url: str) -> Manifest:
+        manifest = by_data.get(data)
+        if manifest is None:
+            manifest = by_data[data] = decode(data, url)
+        return manifest
+
+    def snapshot_once(manifest: Manifest, pages: tuple[Layer, ...] = ()) -> Snapshot:
+        snapshot = snapshots.get(id(manifest))
+        if snapshot is None or snapshot.manifest is not manifest:
+            snapshot = snapshots[id(manifest)] = Snapshot(manifest, pages)
+        return snapshot
+
+    return (
+        (Manifest, "encode", encode_once),
+        (Manifest, "decode", decode_once),
+        (commit, "Snapshot", snapshot_once),
+    )
+
+
+class _Tempfile:
+    def __init__(self, scratch: _Scratch) -> None:
+        self.TemporaryDirectory = scratch.directory
+
+
+def run(seed: int, **given: Any) -> World:
+    """Run and judge one history. Raises Violation."""
+    with sizes_of(seed, lambda: world.counts):
+        world = World(seed, **given)
+        return world.run()
+
+
+@dataclass
+class Tally:
+    """Counts of many histories, and the violations: seed and text."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    identities: set[int] = field(default_factory=set)
+    violations: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.counts.update(other.counts)
+        self.identities |= other.identities
+        self.violations += other.violations
+
+    def text(self) -> str:
+        """Return the counts as a table."""
+        return "\n".join(f"{count:>12,}  {name}" for name, count in sorted(self.counts.items()))
+
+
+def run_many(seeds: range) -> Tally:
+    """Run the histories of these seeds."""
+    tally = Tally()
+    for seed in seeds:
+        try:
+            world = run(seed)
+        except Exception as error:
+            tally.violations.append((seed, f"{type(error).__name__}: {error}"))
+            continue
+        tally.counts.update(world.counts)
+        tally.identities.add(world.identity())
+    return tally
+
+
+def _again(seed: int) -> int:
+    """Run one history and print its requests and its outcome."""
+    with sizes_of(seed, lambda: world.counts):
+        world = World(seed)
+        try:
+            world.run()
+        finally:
+            for request in world.log:
+                print(f"{request.process:14} {request.kind:6} {request.outcome:14} {request.key}")
+            for batch in world.batches:
+                print(batch)
+    print(Tally(world.counts).text())
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--histories", type=int, default=100_000)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run only this history and print its requests")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return _again(given.seed)
+    started, total, last = time.monotonic(), Tally(), given.first + given.histories
+    ranges = [range(s, min(s + PER_TASK, last)) for s in range(given.first, last, PER_TASK)]
+    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        for number, tally in enumerate(pool.imap_unordered(run_many, ranges), 1):
+            total.add(tally)
+            for seed, text in tally.violations[:3]:
+                print(f"{text}\n  again: python -m tests.bucket.histories --seed {seed}", flush=True)
+            if number % 20 == 0:
+                seconds = time.monotonic() - started
+                print(f"{min(number * PER_TASK, given.histories):,} histories, {seconds:.0f} s", flush=True)
+    print(total.text())
+    print(
+        f"{given.histories:,} histories, {len(total.identities):,} different, "
+        f"{len(total.violations)} violations, {time.monotonic() - started:.0f} s"
+    )
+    return 1 if total.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

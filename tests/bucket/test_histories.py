@@ -1,0 +1,76 @@
+"""Histories of a log in a bucket (histories.py): no rule is violated, and every fault and conflict occurs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bucket.histories import run, run_many
+
+OFTEN = (
+    "acknowledged appends",
+    "acknowledged uploads",
+    "cleanings",
+    "collections that removed objects",
+    "conflicts",
+    "deaths",
+    "leases",
+    "merges",
+    "pauses of an hour",
+    "pins",
+    "refused append, not in the log",
+    "removed objects that had a name",
+    "swap: LATE",
+    "swap: LOST",
+    "swap: REPEATED",
+    "swap: STOP_AFTER",
+    "swap: STOP_BEFORE",
+    "swap: STOP_LATE",
+    "swap: SwapRefusedError",
+    "swap: THROTTLED",
+    "put: LATE",
+    "put: LOST",
+    "delete: LATE",
+    "delete: STOP_BEFORE",
+    "transactions that ran again",
+    "trims",
+    "uncertain append, in the log",
+    "uncertain append, not in the log",
+    "uncertain commits",
+    "versions read",
+)
+"""What happens in at least one of 200 histories on average."""
+SELDOM = (
+    "create: LATE",
+    "create: LOST",
+    "create: ObjectTakenError",
+    "create: REPEATED",
+    "create: STOP_AFTER",
+    "drops",
+    "range: SHORT",
+    "reads of versions that were too old",
+    "uploads that are gone",
+)
+"""What happens in at least one of 2,000 histories on average."""
+
+
+@pytest.mark.quick
+def test_some_histories() -> None:
+    assert run_many(range(300)).violations == []
+
+
+def test_a_seed_determines_the_history() -> None:
+    for seed in (16, 17):
+        first, second = ([(r.process, r.kind, r.keys, r.outcome) for r in run(seed).log] for _ in range(2))
+        assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 20_400, 5_100))
+def test_histories(first: int) -> None:
+    """Every history keeps the promises of commit.py, merge.py and collect.py."""
+    tally = run_many(range(first, first + 5_100))
+    assert tally.violations == []
+    assert len(tally.identities) >= 5_000
+    rare = {name: tally.counts[name] for name in OFTEN if tally.counts[name] < 25}
+    rare |= {name: tally.counts[name] for name in SELDOM if tally.counts[name] < 3}
+    assert not rare, tally.text()

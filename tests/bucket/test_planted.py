@@ -1,0 +1,279 @@
+"""Plant faults in the commit protocol: the judge of the histories must report each by the right rule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lastword.bucket import collect, commit, merge
+from lastword.bucket.collect import decode_condemned
+from lastword.bucket.commit import Bucket, Loaded
+from lastword.bucket.manifest import MANIFEST, Entry, Manifest
+from lastword.bucket.merge import ChangedMeanwhile
+from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError
+from lastword.objects import Stored, Version
+from lastword.segment import names
+from tests.bucket import histories
+from tests.bucket.histories import HOUR_MS, MemoryStore, Violation, World
+from tests.fakes.objects import Fault, Weakness
+
+Patch = pytest.MonkeyPatch
+
+
+def caught(*rules: str, seeds: int = 1500, **given: Any) -> None:
+    """Check that a history violates one of the rules; without the fault none does (test_histories.py)."""
+    violated: set[str] = set()
+    for seed in range(seeds):
+        try:
+            histories.run(seed, **given)
+        except Violation as violation:
+            violated.add(violation.rule)
+            if violation.rule in rules:
+                return
+    raise AssertionError(f"one of {rules} should have named it; violated: {sorted(violated)}")
+
+
+# ---------------------------------------------------------------- the swap
+
+
+class Numbered(MemoryStore):
+    """A store in which each version has a number, and old numbers are removed."""
+
+    def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
+        if key != MANIFEST:
+            return super().get(key, unless=unless)
+        while True:
+            newest = max((facts.key for facts in self.list("manifests")), default=None)
+            if newest is None:
+                raise ObjectVanishedError.of(key)
+            if unless is not None and unless.version == newest:
+                return None
+            try:
+                stored = super().get(newest)
+            except ObjectVanishedError:
+                continue
+            assert stored is not None
+            return Stored(stored.data, Version(None, newest), stored.modified_ms)
+
+    def create(self, key: str, data: Any) -> Version:
+        number = f"manifests/{1:08}"
+        super().create(number, data)
+        return Version(None, number)
+
+    def swap(self, key: str, data: Any, version: Version) -> Version:
+        assert version.version is not None
+        number = int(version.version[-8:]) + 1
+        try:
+            super().create(f"manifests/{number:08}", data)
+        except ObjectTakenError:
+            raise SwapRefusedError.of(key) from None
+        self.delete([f"manifests/{number - 1:08}"])
+        return Version(None, f"manifests/{number:08}")
+
+
+def test_manifests_with_numbers_that_are_removed(monkeypatch: Patch) -> None:
+    """A writer that slept makes a number again; the swap succeeds, and no process reads that version."""
+    write = World.write
+
+    def judged(world: World, key: str, data: bytes) -> Any:
+        newest = max((other for other in world.objects if other.startswith("manifests/")), default="")
+        version = write(world, key, data)
+        if key.startswith("manifests/") and key > newest:
+            world.judge.swapped(data)
+        return version
+
+    monkeypatch.setattr(World, "write", judged)
+    caught("lost record", store=Numbered, empty=True, only=["writer"] * 4)
+
+
+def test_a_refusal_that_is_trusted(monkeypatch: Patch) -> None:
+    """The store refuses the repetition of a swap that took effect."""
+    real = Bucket.swap
+
+    def swap(bucket: Bucket, base: Loaded, manifest: Manifest) -> Loaded | None:
+        try:
+            if base.version is None:
+                bucket.store.create(MANIFEST, manifest.encode())
+            else:
+                bucket.store.swap(MANIFEST, manifest.encode(), base.version)
+            return None
+        except (SwapRefusedError, ObjectTakenError):
+            return bucket.load()
+        except commit.UncertainRequestError:
+            return real(bucket, base, manifest)
+
+    monkeypatch.setattr(Bucket, "swap", swap)
+    caught("twice")
+
+
+def test_versions_with_the_same_bytes(monkeypatch: Patch) -> None:
+    """A late swap takes effect because an older version with the same bytes is current again."""
+    encode, decode = Manifest.encode, Manifest.decode
+
+    def encoded(manifest: Manifest) -> bytes:
+        return encode(replace(manifest, nonce="", history=()))
+
+    def decoded(data: bytes, url: str) -> Manifest:
+        nonce = hashlib.md5(data).hexdigest()
+        return replace(decode(data, url), nonce=nonce, history=(nonce,))
+
+    def following(bucket: Bucket, manifest: Manifest) -> Manifest:
+        nonce = hashlib.md5(encoded(manifest)).hexdigest()
+        return replace(manifest, nonce=nonce, history=(nonce,))
+
+    monkeypatch.setattr(Manifest, "encode", encoded)
+    monkeypatch.setattr(Manifest, "decode", decoded)
+    monkeypatch.setattr(Bucket, "following", following)
+    monkeypatch.setattr(commit, "_follows", lambda current, base: True)
+    monkeypatch.setattr(histories.bucket_files, "new_number", lambda rng: 1)
+    caught(
+        "twice",
+        "refused record",
+        weaknesses=[Weakness.DIGEST_ETAGS],
+        faults=[Fault.LATE],
+        only=["writer", "writer", "lessee", "dropper", "dropper"],
+    )
+
+
+def test_a_swap_without_the_history_of_nonces(monkeypatch: Patch) -> None:
+    """Another commit follows before the writer that lost an answer reads the manifest."""
+    real = Bucket.following
+
+    def following(bucket: Bucket, manifest: Manifest) -> Manifest:
+        manifest = real(bucket, manifest)
+        return replace(manifest, history=(manifest.nonce,))
+
+    monkeypatch.setattr(Bucket, "following", following)
+    monkeypatch.setattr(commit, "_follows", lambda current, base: True)
+    caught("twice")
+
+
+def test_an_upload_that_is_named_before_it_is_complete(monkeypatch: Patch) -> None:
+    upload, swap = Bucket.upload, Bucket.swap
+    late: list[tuple[str, Any]] = []
+
+    class Later:
+        def put(self, key: str, data: Any) -> None:
+            late.append((key, b"".join(data)))
+
+        def put_file(self, key: str, path: str) -> None:
+            late.append((key, commit.DEFAULT.read_bytes(path)))
+
+    def upload_later(bucket: Bucket, changes: Any) -> Any:
+        store, bucket.store = bucket.store, Later()  # type: ignore[assignment]
+        try:
+            return upload(bucket, changes)
+        finally:
+            bucket.store = store
+
+    def swap_first(bucket: Bucket, base: Loaded, manifest: Manifest) -> Loaded | None:
+        current = swap(bucket, base, manifest)
+        while late:
+            bucket.store.put(*late.pop())
+        return current
+
+    monkeypatch.setattr(Bucket, "upload", upload_later)
+    monkeypatch.setattr(Bucket, "swap", swap_first)
+    caught("missing object")
+
+
+# ---------------------------------------------------------------- merges
+
+
+def test_a_merge_of_two_appends(monkeypatch: Patch) -> None:
+    real = merge._both
+
+    def both(path: str, base: Any, entry: Entry | None, theirs: Any, read: Any) -> Entry | None:
+        try:
+            return real(path, base, entry, theirs, read)
+        except ChangedMeanwhile:
+            return entry
+
+    monkeypatch.setattr(merge, "_both", both)
+    caught("lost record", "offsets")
+
+
+def test_a_merge_that_ignores_leases(monkeypatch: Patch) -> None:
+    """A cleaning that began before a lease removes a tombstone that the lease keeps."""
+    real = merge._of_append
+
+    def of_append(name: str, entry: Entry | None, last_log: str) -> bool:
+        return names.LEASE in name or real(name, entry, last_log)
+
+    monkeypatch.setattr(merge, "_of_append", of_append)
+    caught("lease")
+
+
+# ---------------------------------------------------------------- collections
+
+
+def test_a_removal_by_the_clock_of_the_machine(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(collect, "_store_now_ms", lambda bucket: bucket.clock.now_ms())
+    caught("retention", "pin")
+
+
+def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
+    """A collector sleeps between the store's clock and the version in which the object has no name."""
+    real = collect._decide
+
+    def decide(bucket: Bucket, loaded: Loaded, *given: Any, **named: Any) -> Any:
+        return real(bucket, replace(loaded, modified_ms=0), *given, **named)
+
+    monkeypatch.setattr(collect, "_decide", decide)
+    caught("retention", "pin")
+
+
+def test_a_collection_without_a_number(monkeypatch: Patch) -> None:
+    """An upload under way is removed, and gets a name."""
+
+    def without_number(manifest: Any, *, collection: int = 0, **changes: Any) -> Any:
+        return replace(manifest, **changes)
+
+    monkeypatch.setattr(collect, "replace", without_number)
+    caught("missing object")
+
+
+def test_a_collection_that_ignores_uploads_under_way(monkeypatch: Patch) -> None:
+    """The tasks of a job upload, and the objects are removed before the commit of the job."""
+    real = collect._decide
+
+    def decide(bucket: Bucket, loaded: Loaded, *given: Any, **named: Any) -> Any:
+        manifest = replace(loaded.manifest, uploads={})
+        return real(
+            bucket,
+            replace(loaded, snapshot=commit.Snapshot(manifest, loaded.snapshot.layers[:0:-1])),
+            *given,
+            **named,
+        )
+
+    monkeypatch.setattr(collect, "_decide", decide)
+    caught("missing object", only=["uploader", "uploader", "collector", "collector"])
+
+
+def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) -> None:
+    """A collector whose swap was refused condemns what was without a name in the older version."""
+    real = collect._decide
+    first: list[tuple[Sequence[Any], Loaded]] = []
+
+    def decide(bucket: Bucket, loaded: Loaded, listed: Sequence[Any], *given: Any, **named: Any) -> Any:
+        if not first or first[-1][0] is not listed:
+            first.append((listed, loaded))
+        decision = real(bucket, loaded, listed, *given, **named)
+        stale = real(bucket, first[-1][1], listed, *given, **named)
+        before = {}
+        if loaded.manifest.condemned is not None:
+            stored = bucket.store.get(loaded.manifest.condemned)
+            assert stored is not None
+            before = decode_condemned(stored.data, "")
+        removed = {facts.key for facts in decision.removed}
+        kept = {key: since for key, since in {**stale.waiting, **before}.items() if key not in removed}
+        waiting = {**kept, **decision.waiting}
+        return replace(decision, waiting=waiting, new=len(waiting.keys() - before.keys()))
+
+    monkeypatch.setattr(collect, "_decide", decide)
+    only = ["writer", "cleaner", "collector", "collector"] * 2
+    caught("retention", "pin", retention_ms=HOUR_MS // 2, pause_rate=0.12, seeds=4000, only=only)
