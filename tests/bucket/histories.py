@@ -22,13 +22,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lastword.bucket import commit
 from lastword.bucket import files as bucket_files
 from lastword.bucket.collect import collect
-from lastword.bucket.commit import Bucket, Loaded
+from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles, new_number
 from lastword.bucket.manifest import (
     MANIFEST,
@@ -36,7 +36,6 @@ from lastword.bucket.manifest import (
     Layer,
     Manifest,
     Patch,
-    Pin,
     Snapshot,
     decode_page,
 )
@@ -714,6 +713,7 @@ class World(objects.Bucket):
         self._writes = start.writes
         self._numbers = start.numbers
         self.write(MANIFEST, start.objects[MANIFEST].data)
+        self.clock.advance(self.rng.choice((0, 48 * HOUR_MS)))
 
     def number(self) -> int:
         self._numbers += 1
@@ -1005,34 +1005,25 @@ def _read(actor: Actor) -> None:
 
 def _read_pinned(actor: Actor) -> None:
     """Pin a version, read it again and again, and remove the pin."""
-    world, name = actor.world, f"pin {actor.world.number()}"
-    until_ms = world.clock.now_ms() + actor.rng.choice((1, 4)) * HOUR_MS
-    pinned: list[Version] = []
+    world, keep_ms = actor.world, actor.rng.choice((1, 4)) * HOUR_MS
+    until_ms = world.clock.now_ms() + keep_ms
+    pins: list[tuple[str, Version]] = []
 
     def pin() -> None:
-        if actor.bucket.load().version is None:
-            return
-        actor.bucket.edit(pinning)
-        version = pinned[-1]
-        pinned[:] = [version]
-        world.judge.pinned[name] = (version.named, until_ms)
-        world.counts["pins"] += 1
-
-    def pinning(base: Loaded) -> Manifest:
-        pinned.append(world.judge.by_nonce[base.manifest.nonce])
-        return replace(base.manifest, pins={**base.manifest.pins, name: Pin(base.modified_ms, until_ms)})
+        if actor.bucket.load().version is not None:
+            name = actor.bucket.pin(keep_ms)
+            version = world.judge.by_nonce[actor.bucket.load().manifest.nonce]
+            pins.append((name, version))
+            world.judge.pinned[name] = (version.named, until_ms)
+            world.counts["pins"] += 1
 
     actor.attempt(pin)
-    if name in world.judge.pinned:
+    for name, version in pins:
         for _ in range(2):
-            actor.attempt(lambda: _read_version(actor, pinned[0], pinned_until_ms=until_ms))
+            actor.attempt(lambda version=version: _read_version(actor, version, pinned_until_ms=until_ms))  # type: ignore[misc]
             world.turns.sleep(actor.process, HOUR_MS // 3, 15)
         del world.judge.pinned[name]
-        actor.attempt(lambda: actor.bucket.edit(lambda base: _without_pin(base.manifest, name)))
-
-
-def _without_pin(manifest: Manifest, name: str) -> Manifest:
-    return replace(manifest, pins={n: pin for n, pin in manifest.pins.items() if n != name})
+        actor.attempt(lambda name=name: actor.bucket.unpin(name))  # type: ignore[misc]
 
 
 _SCRIPTS: dict[str, Callable[[World], Script]] = {

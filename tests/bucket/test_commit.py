@@ -105,6 +105,18 @@ def test_a_time_that_was_read_before_the_object_lost_its_name() -> None:
     assert entry.object not in store.objects
 
 
+def test_a_pin_lasts_by_the_clock_of_the_store() -> None:
+    """The clock of the reader's machine is late, and the log did not change for long."""
+    store = Store()
+    write(opened(store), "a", bytes(5000))
+    store.clock.advance(48 * HOUR_MS)
+    opened(store).pin(HOUR_MS)  # by a clock that stands still
+    write(opened(store), "a", None)
+    for _ in range(3):
+        collect(opened(store), retention_ms=0)
+    assert len([key for key in store.objects if len(store.objects[key].data) >= 5000]) == 1
+
+
 def test_other_collections_remove_what_a_collection_reads() -> None:
     """The object that tells the store's time, and the condemned list, are gone."""
     store = Store()

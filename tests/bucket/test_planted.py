@@ -212,18 +212,26 @@ def test_a_merge_that_ignores_leases(monkeypatch: Patch) -> None:
 
 
 def test_a_removal_by_the_clock_of_the_machine(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(collect, "_store_now_ms", lambda bucket: bucket.clock.now_ms())
+    monkeypatch.setattr(Bucket, "store_now_ms", lambda bucket: bucket.clock.now_ms())
     caught("retention", "pin")
 
 
 def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
     """A collector sleeps between the store's clock and the version in which the object has no name."""
-    real = collect._decide
+    clock, load = Bucket.store_now_ms, Bucket.load
+    times: dict[Bucket, int] = {}
 
-    def decide(bucket: Bucket, loaded: Loaded, *given: Any, **named: Any) -> Any:
-        return real(bucket, replace(loaded, modified_ms=0), *given, **named)
+    def load_after_the_clock(bucket: Bucket) -> Loaded:
+        times[bucket] = clock(bucket)
+        return load(bucket)
 
-    monkeypatch.setattr(collect, "_decide", decide)
+    def collect_by_an_earlier_time(bucket: Bucket, **given: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bucket, "load", lambda: load_after_the_clock(bucket))
+            patch.setattr(bucket, "store_now_ms", lambda: times[bucket])
+            return collect.collect(bucket, **given)
+
+    monkeypatch.setattr(histories, "collect", collect_by_an_earlier_time)
     caught("retention", "pin")
 
 

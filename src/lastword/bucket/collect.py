@@ -78,9 +78,10 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
         dry_run: Change nothing. The clock of this machine then stands for the store's.
     """
     listed = list(bucket.store.list(OBJECTS))
-    now_ms = bucket.clock.now_ms() if dry_run else _store_now_ms(bucket)
     while True:
         loaded = bucket.load()
+        # Read after the version, so that no object of an older version is condemned since too early.
+        now_ms = bucket.clock.now_ms() if dry_run else bucket.store_now_ms()
         try:
             decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
         except ObjectVanishedError:
@@ -118,8 +119,6 @@ def _decide(
     dry_run: bool,
 ) -> _Decision:
     named = loaded.snapshot.objects()
-    # The collector may have slept between its look at the clock and the load of the version.
-    condemned_ms = max(now_ms, loaded.modified_ms)
     pins = _live(loaded.manifest.pins, now_ms).values()
     before: dict[str, int] = {}
     if loaded.manifest.condemned is not None:
@@ -139,7 +138,7 @@ def _decide(
             and facts.key not in before
         ):
             continue
-        since_ms = before.get(facts.key, condemned_ms)
+        since_ms = before.get(facts.key, now_ms)
         due = since_ms + retention_ms <= now_ms and facts.key in before
         kept = any(pin.since_ms <= since_ms for pin in pins)
         if due and not kept:
@@ -169,17 +168,6 @@ def _decide(
 
 def _live(pins: Mapping[str, Pin], now_ms: int) -> dict[str, Pin]:
     return {name: pin for name, pin in pins.items() if pin.until_ms > now_ms}
-
-
-def _store_now_ms(bucket: Bucket) -> int:
-    """Return the time by the store's clock: that of a new object, which is removed again."""
-    while True:
-        key = bucket.new_key()
-        bucket.store.put(key, b"clock")
-        facts = bucket.store.facts(key)
-        if facts is not None:  # else other collections removed it meanwhile
-            bucket.store.delete([key])
-            return facts.modified_ms
 
 
 def _batches(keys: Sequence[str]) -> Iterator[list[str]]:

@@ -222,10 +222,11 @@ class Bucket:
 
     def pin(self, keep_ms: int) -> str:
         """Keep every object of the version that is the newest now, for `keep_ms`. Return the pin's name."""
-        name = f"{self.rng.getrandbits(64):016x}"
+        name, until_ms = f"{self.rng.getrandbits(64):016x}", self.store_now_ms() + keep_ms
         self.edit(
             lambda loaded: replace(
-                loaded.manifest, pins={**loaded.manifest.pins, name: self._pin_of(loaded, keep_ms)}
+                loaded.manifest,
+                pins={**loaded.manifest.pins, name: Pin(loaded.modified_ms, until_ms)},
             )
         )
         return name
@@ -237,9 +238,11 @@ class Bucket:
 
     def begin_uploads(self, name: str, keep_ms: int) -> None:
         """Keep the objects that processes upload for a later commit. They are kept for `keep_ms` at most."""
+        until_ms = self.store_now_ms() + keep_ms
         self.edit(
             lambda loaded: replace(
-                loaded.manifest, uploads={**loaded.manifest.uploads, name: self._pin_of(loaded, keep_ms)}
+                loaded.manifest,
+                uploads={**loaded.manifest.uploads, name: Pin(loaded.modified_ms, until_ms)},
             )
         )
 
@@ -250,9 +253,15 @@ class Bucket:
                 lambda loaded: replace(loaded.manifest, uploads=_without(loaded.manifest.uploads, name))
             )
 
-    def _pin_of(self, loaded: Loaded, keep_ms: int) -> Pin:
-        """Return a pin from now on: from when a version was swapped in, which is earlier."""
-        return Pin(loaded.modified_ms, max(loaded.modified_ms, self.clock.now_ms()) + keep_ms)
+    def store_now_ms(self) -> int:
+        """Return the time by the store's clock: that of a new object, which is removed again."""
+        while True:
+            key = self.new_key()
+            self.store.put(key, b"clock")
+            facts = self.store.facts(key)
+            if facts is not None:  # else collections removed the object meanwhile
+                self.store.delete([key])
+                return facts.modified_ms
 
     def swap(self, base: Loaded, manifest: Manifest) -> Loaded | None:
         """Swap a manifest in; return None when it is in, or the version that another commit made.
