@@ -23,6 +23,7 @@ from lastword.bucket.manifest import Entry, Patch, Snapshot
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
 from lastword.files import DEFAULT, FileFacts, Files, Handle
 from lastword.files.interface import Buffer, Path
+from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.bucket.reading import ObjectReads
@@ -172,9 +173,16 @@ class BucketFiles(Files):
 
     def _open_stored(self, path: str, file: Entry | PatchedFile) -> Handle:
         if isinstance(file, Entry):
-            return self._reads.open(path, file)
+            return self._reads.open(path, file, next_file=self._next_log)
         entry = file.entry._replace(number=file.number)
-        return self._reads.open(path, entry, Patch(file.parts))
+        return self._reads.open(path, entry, Patch(file.parts), self._next_log)
+
+    def _next_log(self, path: str) -> tuple[str, Entry] | None:
+        """Return the stored segment after another one: a scan reads it next."""
+        key = self._key(path)
+        directory, _, name = key.rpartition("/")
+        following = self.snapshot.next_log(directory, name) if name.endswith(names.LOG) else None
+        return None if following is None else (self._url(f"{directory}/{following[0]}"), following[1])
 
     def listdir(self, path: Path) -> list[str]:
         """As `Files.listdir`."""

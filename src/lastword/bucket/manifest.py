@@ -17,13 +17,14 @@ import base64
 import json
 import struct
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptFileError
 from lastword.files.framed import Framed
+from lastword.segment import names
 
 MANIFEST = "manifest"
 """Key of the manifest."""
@@ -312,6 +313,7 @@ class Snapshot:
         self.manifest = manifest
         self.layers = (Layer(manifest.changes), *reversed(pages))  # newest first
         self._children: dict[str, dict[str, Entry | None]] = {}
+        self._logs: dict[str, list[str]] = {}  # names of the segments by directory, in order
 
     def entry(self, path: str) -> Entry | None:
         """Return the file at a path; None if there is none."""
@@ -337,6 +339,16 @@ class Snapshot:
                         merged[name] = None
             children = self._children[directory] = merged
         return children
+
+    def next_log(self, directory: str, name: str) -> tuple[str, Entry] | None:
+        """Return name and file of the segment after the one of this name; None: there is none."""
+        children = self.children(directory)
+        logs = self._logs.get(directory)
+        if logs is None:
+            logs = self._logs[directory] = sorted(child for child in children if child.endswith(names.LOG))
+        at = bisect_right(logs, name)
+        entry = children[logs[at]] if at < len(logs) else None
+        return None if entry is None else (logs[at], entry)
 
     def files(self) -> Iterator[tuple[str, Entry]]:
         """Iterate over all files with their paths."""

@@ -1,17 +1,24 @@
 """`ObjectReads`: read files that are ranges of objects, with read-ahead.
 
 A request costs tens of milliseconds, so a read fetches more than it was asked for when the reads of a file
-follow each other: at first `FIRST_BYTES`, then twice the last range, up to `BLOCK_BYTES`. From then on the
-next blocks are fetched by threads while the caller decodes: at most `AHEAD_BLOCKS` of all files together, so
-memory is bounded.
+follow each other: at first `FIRST_BYTES`, then `GROWTH` times the last range, up to `BLOCK_BYTES`.
+
+A scan is a *stream* of blocks that threads fetch while the caller decodes. It goes on in the next log of the
+partition, because a log in a bucket has a segment for each commit, and a pause at the start of each would be
+longer than the transfer of its bytes. A stream begins with one block and has `GROWTH` times as many in flight
+after each block that is read, up to `AHEAD_BLOCKS` of all streams together.
+
+Memory is bounded: by `AHEAD_BLOCKS` blocks ahead, and `HELD_BYTES` of all open files.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 from lastword.bucket.manifest import Entry, Patch
 from lastword.errors import FileVanishedError, NotPermittedError, ObjectVanishedError
@@ -20,8 +27,62 @@ from lastword.files.interface import Buffer
 from lastword.objects.interface import ObjectStore
 
 FIRST_BYTES = 64 << 10
-BLOCK_BYTES = 8 << 20
-AHEAD_BLOCKS = 8
+BULK_BYTES = 1 << 20
+"""A read of this size is part of a scan."""
+BLOCK_BYTES = 4 << 20
+"""At 100 MB/s a block takes 42 ms, and its request 30 ms: 16 requests have the bandwidth of 9 connections."""
+AHEAD_BLOCKS = 16
+GROWTH = 4
+HELD_BYTES = 32 << 20
+IDLE_BLOCKS = 4 * AHEAD_BLOCKS
+"""A stream is given up when this number of blocks of other streams was read since its last."""
+FILES_PASSED = 64
+"""Files without an object of their own that a stream passes in search of its next block."""
+
+NextFile = Callable[[str], tuple[str, Entry] | None]
+"""Returns the file that a scan reads after the file at a path."""
+
+
+class _Place(NamedTuple):
+    """A position in a file, from which a stream goes on."""
+
+    path: str
+    entry: Entry
+    position: int
+
+
+class _Block(NamedTuple):
+    """A range that is fetched ahead."""
+
+    data: Future[Buffer]
+    stream: _Stream
+    place: _Place
+
+
+_Key = tuple[str, int]  # object, position of the first byte in it
+
+
+class _Stream:
+    """The blocks that are fetched ahead of one scan. `ObjectReads` has its lock."""
+
+    def __init__(self, next_file: NextFile, place: _Place) -> None:
+        self.next_file = next_file
+        self.place: _Place | None = place  # of the next block; None: the scan has no more
+        self.keys: OrderedDict[_Key, None] = OrderedDict()
+        self.depth = 1
+        self.last_read = 0  # number of the last block that was read of it
+
+    def next_place(self) -> _Place | None:
+        """Return where the next block begins, in this file or a later one."""
+        for _ in range(FILES_PASSED):
+            if self.place is None:
+                return None
+            path, entry, position = self.place
+            if entry.object is not None and position < entry.size:
+                return self.place
+            following = self.next_file(path)
+            self.place = None if following is None else _Place(*following, 0)
+        return None
 
 
 class ObjectReads:
@@ -36,14 +97,25 @@ class ObjectReads:
         self._store = store
         self.on_vanished: Callable[[], None] = lambda: None
         """Called when an object is gone: the version that names it is too old."""
-        self._room = threading.Semaphore(ahead_blocks)
         self._pool: ThreadPoolExecutor | None = None
         self._threads = ahead_blocks
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._blocks: dict[_Key, _Block] = {}
+        self._blocks_read = 0
+        self._read_whole: OrderedDict[str, None] = OrderedDict()  # files after files that were read in one
+        self._held: OrderedDict[int, tuple[weakref.ref[_ObjectHandle], int]] = OrderedDict()
+        self._held_bytes = 0
 
-    def open(self, path: str, entry: Entry, patch: Patch | None = None) -> Handle:
+    def open(
+        self,
+        path: str,
+        entry: Entry,
+        patch: Patch | None = None,
+        next_file: NextFile = lambda path: None,
+    ) -> Handle:
         """Open a stored file to read. `patch`: instead of the stored one."""
-        return _ObjectHandle(path, entry, self, self.patch_of(entry) if patch is None else patch)
+        patch = self.patch_of(entry) if patch is None else patch
+        return _ObjectHandle(path, entry, self, patch, next_file)
 
     def patch_of(self, entry: Entry) -> Patch | None:
         """Return the patch of a file; None if it has none."""
@@ -52,16 +124,11 @@ class ObjectReads:
         key, position, size = entry.patch
         return Patch.decode(self._range(key, position, size), f"{self._store.url}/{key}")
 
-    def fetch(self, entry: Entry, position: int, size: int, patch: Patch | None = None) -> Buffer:
-        """Return bytes of a file; they are within it."""
+    def fetch(self, entry: Entry, position: int, size: int) -> Buffer:
+        """Return bytes of a file as they are stored; they are within it."""
         if entry.object is None:
             return entry.data[position : position + size]
-        data = self._range(entry.object, entry.position + position, size)
-        if patch is None:
-            return data
-        patched = bytearray(data)
-        patch.apply(patched, position)
-        return patched
+        return self._range(entry.object, entry.position + position, size)
 
     def _range(self, key: str, start: int, size: int) -> Buffer:
         try:
@@ -76,45 +143,152 @@ class ObjectReads:
 
     def whole(self, entry: Entry) -> bytes:
         """Return all bytes of a file."""
-        return bytes(self.fetch(entry, 0, entry.size, self.patch_of(entry))) if entry.size else b""
+        return (
+            bytes(_patched(self.fetch(entry, 0, entry.size), 0, self.patch_of(entry))) if entry.size else b""
+        )
 
-    def fetch_ahead(
-        self, entry: Entry, position: int, size: int, patch: Patch | None
-    ) -> Future[Buffer] | None:
-        """Begin to fetch bytes in a thread; None if there is no room for another block."""
-        if self._threads < 1 or not self._room.acquire(blocking=False):
+    # -------------------------------------------------------------- read-ahead
+
+    def take(self, entry: Entry, position: int) -> _Block | None:
+        """Return the block that was fetched ahead from this position on; fetch more of its stream."""
+        if entry.object is None:
             return None
+        key = entry.object, entry.position + position
         with self._lock:
+            block = self._blocks.get(key)
+            if block is None:
+                return None
+            stream = block.stream
+            for first in list(stream.keys):
+                if first == key:
+                    break
+                self._drop(first)  # the scan has passed the block
+            self._blocks.pop(key, None)
+            stream.keys.pop(key, None)
+            self._blocks_read += 1
+            stream.last_read = self._blocks_read
+            stream.depth = min(GROWTH * stream.depth, max(self._threads, 1))
+            self._fetch_ahead(stream)
+            return block
+
+    def begin(self, next_file: NextFile, place: _Place) -> _Stream:
+        """Begin a stream at a place, which a scan reads next."""
+        stream = _Stream(next_file, place)
+        with self._lock:
+            stream.last_read = self._blocks_read
+            self._fetch_ahead(stream)
+        return stream
+
+    def is_scan(self, path: str, next_file: NextFile) -> bool:
+        """Return whether the file before was read in one as well, as this one is now."""
+        with self._lock:
+            is_next = self._read_whole.pop(path, self) is None
+            following = next_file(path)
+            if following is not None:
+                self._read_whole[following[0]] = None
+                if len(self._read_whole) > FILES_PASSED:
+                    self._read_whole.popitem(last=False)
+            return is_next
+
+    def _fetch_ahead(self, stream: _Stream) -> None:
+        while len(stream.keys) < stream.depth and (place := stream.next_place()) is not None:
+            path, entry, position = place
+            assert entry.object is not None
+            key = entry.object, entry.position + position
+            if key in self._blocks or not self._has_room(stream):
+                return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lastword-read-ahead")
-            return self._pool.submit(self.fetch, entry, position, size, patch)
+            size = min(BLOCK_BYTES, entry.size - position)
+            data = self._pool.submit(self._range, *key, size)
+            self._blocks[key] = _Block(data, stream, place)
+            stream.keys[key] = None
+            stream.place = _Place(path, entry, position + size)
 
-    def release(self, block: Future[Buffer]) -> None:
-        """Give the room of a fetched block back."""
-        block.cancel()
-        self._room.release()
+    def _has_room(self, stream: _Stream) -> bool:
+        """Return whether the stream may have another block; other streams give up more than their share."""
+        if len(self._blocks) < self._threads:
+            return True
+        others = {id(block.stream): block.stream for block in list(self._blocks.values())}
+        others.pop(id(stream), None)
+        for other in others.values():
+            if self._blocks_read - other.last_read > IDLE_BLOCKS:
+                self.end(other)
+        if len(self._blocks) < self._threads:
+            return True
+        longest = max(others.values(), key=lambda other: len(other.keys), default=None)
+        if longest is None or len(longest.keys) < len(stream.keys) + 2:
+            return False
+        last = next(reversed(longest.keys))
+        longest.place = self._blocks[last].place  # the stream goes on there
+        self._drop(last)
+        return True
+
+    def _drop(self, key: _Key) -> None:
+        """Give up a block."""
+        block = self._blocks.pop(key, None)  # None: a handle was collected as garbage, and ended its stream
+        if block is not None:
+            block.data.cancel()
+            block.stream.keys.pop(key, None)
+
+    def end(self, stream: _Stream) -> None:
+        """Give up the blocks of a stream."""
+        with self._lock:
+            for key in list(stream.keys):
+                self._drop(key)
+            stream.place = None
+
+    # -------------------------------------------------------------- bytes of open files
+
+    def hold(self, handle: _ObjectHandle, size: int) -> None:
+        """Count the bytes that an open file has in memory; free those that were read longest ago."""
+        with self._lock:
+            _, before = self._held.pop(id(handle), (None, 0))
+            self._held_bytes += size - before
+            if size:
+                self._held[id(handle)] = weakref.ref(handle), size
+            while self._held_bytes > HELD_BYTES and len(self._held) > 1:
+                _, (oldest, freed) = self._held.popitem(last=False)
+                self._held_bytes -= freed
+                if (other := oldest()) is not None:
+                    other.free()
 
     def close(self) -> None:
         """End the threads."""
         with self._lock:
+            for key in list(self._blocks):
+                self._drop(key)
             if self._pool is not None:
                 self._pool.shutdown(wait=False, cancel_futures=True)
                 self._pool = None
 
 
+def _patched(data: Buffer, position: int, patch: Patch | None) -> Buffer:
+    """Return bytes of a file from a position on with the patch of the file."""
+    if patch is None:
+        return data
+    patched = bytearray(data)
+    patch.apply(patched, position)
+    return patched
+
+
 class _ObjectHandle(Handle):
     """A file in a range of an object."""
 
-    def __init__(self, path: str, entry: Entry, reads: ObjectReads, patch: Patch | None) -> None:
+    def __init__(
+        self, path: str, entry: Entry, reads: ObjectReads, patch: Patch | None, next_file: NextFile
+    ) -> None:
         self.path = path
         self._patch = patch
         self._entry = entry
         self._reads = reads
+        self._next_file = next_file
         self._lock = threading.Lock()
-        self._start = 0  # of the bytes in memory
-        self._held: Buffer = b"" if entry.object is not None else entry.data
+        self._nothing: tuple[int, Buffer] = (0, b"" if entry.object is not None else entry.data)
+        self._held = self._nothing  # position and bytes in memory; another thread may free them
+        self._end = 0  # of the last range that was read
         self._window = FIRST_BYTES
-        self._ahead: OrderedDict[int, Future[Buffer]] = OrderedDict()  # by position
+        self._stream: _Stream | None = None  # while it has blocks of this file
 
     def pread(self, n: int, position: int) -> bytes:
         """As `Handle.pread`."""
@@ -131,57 +305,57 @@ class _ObjectHandle(Handle):
         wanted = min(len(view), max(self._entry.size - position, 0))
         done = 0
         with self._lock:
+            start, held = self._held
             while done < wanted:
                 at = position + done
-                held = at - self._start
-                if not 0 <= held < len(self._held):
-                    self._load(at, wanted - done)
-                    held = at - self._start
-                part = memoryview(self._held)[held : held + wanted - done]
+                if not 0 <= at - start < len(held):
+                    start, held = at, self._load(at, wanted - done)
+                part = memoryview(held)[at - start : at - start + wanted - done]
                 view[done : done + len(part)] = part
                 done += len(part)
+            if len(held) > FIRST_BYTES and position + done == self._entry.size:
+                self.free()  # a scan goes on in another file
+                self._reads.hold(self, 0)
         return done
 
-    def _load(self, position: int, wanted: int) -> None:
-        """Hold the bytes from `position` on, and fetch ahead if the reads follow each other."""
-        follows = bool(self._held) and position == self._start + len(self._held)
-        block = self._ahead.pop(position, None)
+    def free(self) -> None:
+        """Free the bytes in memory."""
+        self._held = self._nothing
+
+    def _load(self, position: int, wanted: int) -> Buffer:
+        """Hold and return the bytes from `position` on, and fetch ahead if the reads are a scan."""
+        block = self._reads.take(self._entry, position)
         if block is not None:
-            try:
-                self._held = block.result()
-            finally:
-                self._reads.release(block)
-            self._start = position
+            self._stream = block.stream
+            data = block.data.result()
         else:
-            self._forget_ahead()
-            self._window = min(2 * self._window, BLOCK_BYTES) if follows else FIRST_BYTES
-            size = min(
-                max(self._window, wanted if wanted <= BLOCK_BYTES else BLOCK_BYTES), self._left(position)
-            )
-            self._held = self._reads.fetch(self._entry, position, size, self._patch)
-            self._start = position
-        if self._window == BLOCK_BYTES or len(self._held) >= BLOCK_BYTES:
-            self._fetch_ahead()
+            self._end_stream()
+            follows = 0 < position == self._end
+            self._window = min(GROWTH * self._window, BLOCK_BYTES) if follows else FIRST_BYTES
+            size = min(max(self._window, min(wanted, BLOCK_BYTES)), self._entry.size - position)
+            if self._is_scan(position, wanted, size):
+                place = _Place(self.path, self._entry, position + size)
+                self._stream = self._reads.begin(self._next_file, place)
+            data = self._reads.fetch(self._entry, position, size)
+        self._end = position + len(data)
+        if self._end == self._entry.size:
+            self._stream = None  # its blocks are of the files that follow
+        data = _patched(data, position, self._patch)
+        self._held = position, data
+        self._reads.hold(self, len(data))
+        return data
 
-    def _left(self, position: int) -> int:
-        return self._entry.size - position
+    def _is_scan(self, position: int, wanted: int, size: int) -> bool:
+        if self._entry.object is None:
+            return False
+        if position == 0 and wanted == self._entry.size == size:
+            return self._reads.is_scan(self.path, self._next_file) or size >= BULK_BYTES
+        return wanted >= BULK_BYTES or self._window >= BULK_BYTES
 
-    def _fetch_ahead(self) -> None:
-        position = self._start + len(self._held)
-        if self._ahead:
-            position = next(reversed(self._ahead)) + BLOCK_BYTES
-        while position < self._entry.size:
-            size = min(BLOCK_BYTES, self._left(position))
-            block = self._reads.fetch_ahead(self._entry, position, size, self._patch)
-            if block is None:
-                return
-            self._ahead[position] = block
-            position += size
-
-    def _forget_ahead(self) -> None:
-        while self._ahead:
-            _, block = self._ahead.popitem()
-            self._reads.release(block)
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._reads.end(self._stream)
+            self._stream = None
 
     def append(self, data: Buffer) -> int:
         """Refuse: the file is open to read."""
@@ -208,10 +382,10 @@ class _ObjectHandle(Handle):
     def close(self) -> None:
         """As `Handle.close`."""
         with self._lock:
-            self._forget_ahead()
-            if self._entry.object is not None:
-                self._held = b""
+            self._end_stream()
+            self.free()
+            self._reads.hold(self, 0)
 
     def __del__(self) -> None:
-        if self._ahead:
-            self._forget_ahead()
+        self._end_stream()
+        self._reads.hold(self, 0)

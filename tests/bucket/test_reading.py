@@ -1,0 +1,131 @@
+"""Read-ahead: a scan has many requests in flight, over several files, and bounded memory."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lastword.bucket import reading
+from lastword.bucket.commit import Bucket
+from lastword.bucket.files import BucketFiles
+from lastword.bucket.reading import AHEAD_BLOCKS, BLOCK_BYTES, HELD_BYTES, ObjectReads
+from tests.fakes import objects
+
+MIB = 1 << 20
+
+
+class Scan:
+    """A directory of segments in a store that counts."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.store = objects.Bucket()
+        self.bucket = Bucket(self.store.process(), rng=random.Random(1))
+        self.paths = [f"{self.bucket.url}/t-0/{number:020d}.log" for number in range(len(sizes))]
+        self.contents = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+        self.bucket.transaction(self._write)
+        self.store.received.clear()
+        self.store.requests.clear()
+        self.files = self.bucket.files(self.bucket.load().snapshot)
+
+    def _write(self, files: BucketFiles) -> None:
+        files.mkdir(f"{files.root}/t-0")
+        for path, content in zip(self.paths, self.contents, strict=True):
+            files.write_atomic(path, content)
+
+    def ranges(self) -> int:
+        return self.store.requests["range"]
+
+
+@pytest.fixture
+def wait_for() -> Callable[[Callable[[], bool]], None]:
+    def wait(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+    return wait
+
+
+def test_a_scan_is_ahead_over_several_files_by_a_bounded_number_of_blocks(wait_for) -> None:
+    scan = Scan([6 * MIB] * 22)
+    blocks = (
+        1 + 8 + AHEAD_BLOCKS
+    )  # of the first 24 MiB: a first range and two for each file; then what is ahead
+    read = 0
+    for path, content in zip(scan.paths, scan.contents, strict=True):
+        with scan.files.open_read(path) as handle:
+            for position in range(0, len(content), MIB):
+                assert handle.pread(MIB, position) == content[position : position + MIB]
+                read += MIB
+                if read == 24 * MIB:  # of 132: only the room for blocks limits what is ahead
+                    wait_for(lambda: scan.ranges() >= blocks - 1)
+                    assert scan.ranges() <= blocks
+    assert scan.store.received["range"] == 132 * MIB
+    assert scan.ranges() == 22 * 2 + 1
+
+
+def test_small_segments_are_fetched_ahead_from_the_second_on(wait_for) -> None:
+    scan = Scan([5000] * 50)
+    handles = [scan.files.open_read(path) for path in scan.paths]
+    assert handles[0].pread(5000, 0) == scan.contents[0]
+    assert scan.ranges() == 1
+    assert handles[7].pread(5000, 0) == scan.contents[7]
+    assert scan.ranges() == 2
+    for number in range(1, 5):
+        assert handles[number].pread(5000, 0) == scan.contents[number]
+    wait_for(lambda: scan.ranges() >= AHEAD_BLOCKS)
+    for number in range(5, 50):
+        assert handles[number].pread(9000, 0) == scan.contents[number]
+    assert scan.ranges() <= 52
+
+
+def test_reads_at_random_and_scans_at_the_same_time_return_the_bytes(monkeypatch) -> None:
+    for name, size in {
+        "BLOCK_BYTES": 4096,
+        "BULK_BYTES": 1024,
+        "FIRST_BYTES": 256,
+        "HELD_BYTES": 6000,
+    }.items():
+        monkeypatch.setattr(reading, name, size)
+    choose = random.Random(3)
+    scan = Scan([choose.randrange(1, 30_000) for _ in range(12)])
+    handles = [scan.files.open_read(path) for path in scan.paths]
+    places = [(0, 0), (3, 0), (5, 100)]
+    for _ in range(1500):
+        at = choose.randrange(len(places))
+        number, position = places[at]
+        content, size = scan.contents[number], choose.choice([1, 300, 1024, 5000])
+        assert handles[number].pread(size, position) == content[position : position + size]
+        position += size
+        if choose.random() < 0.05:
+            number, position = choose.randrange(12), choose.randrange(30_000)
+            if choose.random() < 0.5:
+                handles[number] = scan.files.open_read(scan.paths[number])
+        if position >= len(scan.contents[number]):
+            number, position = (number + 1) % 12, 0
+        places[at] = number, position
+
+
+def test_open_files_hold_bounded_memory() -> None:
+    scan = Scan([BLOCK_BYTES + 1] * 12)
+    reads = ObjectReads(scan.bucket.store)
+    files = BucketFiles(scan.bucket.url, scan.files.snapshot, reads)
+    handles = [files.open_read(path) for path in scan.paths]
+    for handle, content in zip(handles, scan.contents, strict=True):
+        assert handle.pread(100, 0) == content[:100]
+        assert handle.pread(BLOCK_BYTES, 100) == content[100 : 100 + BLOCK_BYTES]
+        assert sum(len(handle._held[1]) for handle in handles) <= HELD_BYTES
+    reads.close()
+
+
+def test_a_file_that_is_closed_gives_up_what_is_ahead(wait_for) -> None:
+    scan = Scan([40 * MIB])
+    handle = scan.files.open_read(scan.paths[0])
+    for position in range(0, 8 * MIB, MIB):
+        handle.pread(MIB, position)
+    handle.close()
+    assert not scan.files._reads._blocks
