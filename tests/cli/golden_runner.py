@@ -40,7 +40,8 @@ MASKS = (
     (re.compile(r"keys [0-9a-f]{16}, contents [0-9a-f]{16}"), "keys _, contents _"),
     (re.compile(r"(topic_id|cluster\.id|directory\.id|topic_id\":)( = |)\"?[\w-]{22}\"?"), r"\1\2_"),
     (re.compile(r"the first until [0-9-]+ [0-9:.]+Z"), "the first until _"),
-    (re.compile(r'"next_due_ms":\d+'), '"next_due_ms":_'),
+    (re.compile(r'"(next_due_ms|named_bytes)":\d+'), r'"\1":_'),
+    (re.compile(r"(in use: \d+ objects?), [0-9.]+ \w+"), r"\1, _"),  # objects hold random names, compressed
     (re.compile(r"in use by (this )?process \d+( \([^)]*\))?"), "in use by process _"),
 )
 
