@@ -20,6 +20,7 @@ from lastword.version import __version__ as __version__
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
     from lastword.api.cleaner import Cleaner
+    from lastword.api.copying import CopyResult, copy
     from lastword.api.inspections import PartitionInfo, SegmentInfo
     from lastword.api.lease import Lease, LeaseInfo
     from lastword.api.logs import LogDir
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lastword.api.reader import Reader
     from lastword.api.record import Appended, Record
     from lastword.api.topic import Topic
+    from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
     from lastword.retention import Deletion
@@ -44,6 +46,8 @@ __all__ = [
     "Audit",
     "CleanRound",
     "Cleaner",
+    "Collection",
+    "CopyResult",
     "Deletion",
     "Duplication",
     "Explanation",
@@ -62,6 +66,7 @@ __all__ = [
     "Topic",
     "Verification",
     "Version",
+    "copy",
     "dump",
     "errors",
     "metrics",
@@ -75,6 +80,8 @@ _HOMES = {
     "Audit": "tools.audit",
     "CleanRound": "cleaner.engine.report",
     "Cleaner": "api.cleaner",
+    "Collection": "bucket.collect",
+    "CopyResult": "api.copying",
     "Deletion": "retention",
     "Duplication": "tools.duplication",
     "Explanation": "tools.explain",
@@ -93,6 +100,7 @@ _HOMES = {
     "Topic": "api.topic",
     "Verification": "tools.verify",
     "Version": "tools.explain",
+    "copy": "api.copying",
     "dump": "tools.dump",
     "open": "api.opening",
 }

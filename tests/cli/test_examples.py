@@ -27,7 +27,12 @@ HELPED = {
     if name != "warm"
 }
 STAYS = ("--every", "lastword demo", "lastword bench")  # these run for long; each has its own test
-PLACES = {"/srv/kafka": "data", "/backup/data": "backup", "s3://bucket/log": "memory://examples/log"}
+PLACES = {
+    "/srv/kafka": "data",
+    "/backup/data": "backup",
+    "s3://bucket/log": "memory://examples/log",
+    "s3://bucket/backup": "memory://examples/backup",
+}
 MAKES = {"create": "data", "append": "copy"}
 
 

@@ -377,6 +377,7 @@ def private(data, name, content):
         ("survivorship", "bad-survivorship", True, "rm {path}, then open it to write"),
         ("log-start", "bad-note", True, "rm {path}, then open it to write"),
         ("moved-from", "bad-note", True, "rm {path}, then open it to write"),
+        ("copied", "bad-note", True, "rm {path}, then open it to write"),
         ("accounts", "bad-accounts", True, "rm {path}, then open it to write"),
         ("synced", "bad-synced", True, "rm {path}, then open it to write"),
     ],

@@ -48,6 +48,7 @@ CHANGE = {
     "trim": "topics",
     "drop": "topics",
     "lease": "topics",
+    "copy": "copy",
 }
 SET_UP = {"demo": "trials", "bench": "trials", "warm": "trials"}
 

@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any
@@ -335,26 +335,32 @@ class LogDirectory:
                 write_topic_settings(self.files, self._settings_path, topic, dict(settings))
                 self.reload_settings()
             try:
-                make_partitions(
-                    self.files,
-                    self.path,
-                    topic,
-                    numbers,
-                    self._rng,
-                    index_interval_bytes=self.topic_config(topic).index_interval_bytes,
-                    topic_id=topic_id,
-                )
+                self.add_partitions(topic, numbers, topic_id)
             except BaseException:
                 if settings:
                     with suppress(LastwordError):
                         remove_topic_settings(self.files, self._settings_path, topic)
                         self.reload_settings()
                 raise
+            return True
+
+    def add_partitions(self, topic: str, numbers: Sequence[int], topic_id: str | None) -> None:
+        """Make empty partitions of a topic, durably. `topic_id`: None: a new id."""
+        with self.lock:
+            self._check_writable()
+            make_partitions(
+                self.files,
+                self.path,
+                topic,
+                numbers,
+                self._rng,
+                index_interval_bytes=self.topic_config(topic).index_interval_bytes,
+                topic_id=topic_id,
+            )
             created = [TopicPartition(topic, number) for number in numbers]
             self._topic_ids.pop(topic, None)
             self._partition_checkpoints.forget(created)  # lines of a topic of that name removed by hand
             self._opened.made(created)
-            return True
 
     def delete_topic(self, topic: str) -> None:
         """Remove a topic with all its records and settings, durably.

@@ -97,6 +97,9 @@ LEASE = "lease-"
 DROPPED_TOMBSTONES = "dropped-tombstones"
 LOG_START_NOTE = "log-start"
 MOVED_FROM = "moved-from"
+COPIED = "copied"
+COPY = "copy"
+"""Private directory with the files of a copy that are not in place yet (logdir.copies)."""
 
 MAX_FILE_BYTES = INT32_MAX
 MAX_RELATIVE_OFFSET = INT32_MAX

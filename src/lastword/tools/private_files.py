@@ -20,6 +20,7 @@ from lastword.errors import CorruptFileError, LastwordError, UsageError
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, Manifest
+from lastword.logdir.copies import COPIED
 from lastword.logdir.identity import MOVE_NOTE
 from lastword.logdir.log_dir_set import read_partition_list
 from lastword.partition import cut, leases, removal_log, staged_batches
@@ -246,6 +247,7 @@ _NAMES: dict[str, Reader] = {
     names.PRODUCERS: _journal,
     names.LOG_START_NOTE: _framed(cut.LOG_START_FORM),
     names.MOVED_FROM: _framed(MOVE_NOTE),
+    names.COPIED: _framed(COPIED),
 }
 _PREFIXES: dict[str, Reader] = {
     names.LEASE: _typed(leases.FORM, _lease),

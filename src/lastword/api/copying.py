@@ -1,0 +1,394 @@
+"""`lastword.copy`: copy topics from one log to another: directories and logs in buckets.
+
+`lastword.logdir.copies` copies the files of one partition. Here are the logs and topics, the rounds of a copy
+into a bucket, and the check of the result. A directory is changed partition by partition. A bucket gets a
+commit after every `COMMIT_BYTES`, so a copy that is stopped goes on from there, and the scratch directory is
+bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.open_dirs import OpenDirs, PathLike
+from lastword.api.opening import open as open_log
+from lastword.config import TOPIC_SETTINGS, write_topic_settings
+from lastword.errors import (
+    CorruptFileError,
+    FileVanishedError,
+    InconsistentTopicIdError,
+    LastwordError,
+    PartialFailure,
+    UsageError,
+)
+from lastword.files import real_path
+from lastword.logdir import copies
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.logdir.copies import Brought, SourceFile, SourceLog
+from lastword.units import format_bytes
+from lastword.values import Meter, ProgressLike, Value, plural
+
+if TYPE_CHECKING:
+    from lastword.clock import Clock
+
+COMMIT_BYTES = 1 << 30
+"""Bytes that a commit to a bucket has, about; the scratch directory holds so much."""
+ATTEMPTS = 20
+"""How often a partition is copied again because a cleaning has replaced its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult(Value):
+    """What `copy` has done with one partition.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        log_end: The log end of the copy.
+        copied_bytes: Bytes that were read from the source.
+        copied_segments: Segments that were sent.
+        kept_segments: Segments that were there already.
+        removed_segments: Segments of the target that the source does not have any more.
+        verified: The target was read again, and its segments are those of the source.
+    """
+
+    topic: str
+    partition: int
+    log_end: int
+    copied_bytes: int
+    copied_segments: int
+    kept_segments: int
+    removed_segments: int
+    verified: bool = False
+
+    def __str__(self) -> str:
+        removed = f", {self.removed_segments} removed" if self.removed_segments else ""
+        return (
+            f"{self.topic}-{self.partition}: {plural(self.copied_segments, 'segment')} copied "
+            f"({format_bytes(self.copied_bytes)}), {self.kept_segments} kept{removed}, "
+            f"up to offset {self.log_end}{', verified' if self.verified else ''}"
+        )
+
+
+def copy(
+    source: PathLike | Sequence[PathLike],
+    target: PathLike,
+    topics: str | Sequence[str] | None = None,
+    *,
+    verify: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    source_storage_options: Mapping[str, str] | None = None,
+    config: PathLike | None = None,
+    clock: Clock | None = None,
+    progress: ProgressLike | bool | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[CopyResult]:
+    """Copy topics to another log: from a directory to a bucket, back, or between two of a kind.
+
+    Offsets, timestamps, settings, leases, names of batches and the clocks of tombstones stay as they are. A
+    second copy sends the segments that are new or were cleaned, and removes those that the source has not any
+    more. Each partition is copied as of one moment; the source may be written and cleaned meanwhile. A copy
+    that was stopped goes on where it ended.
+
+    Args:
+        source: A log directory, several of them, or the URL of a log in a bucket. It is not changed.
+        target: A directory or a URL. It is made if it is absent.
+        topics: Their names; None: every topic.
+        verify: Read the source and the target again and compare the digests of all segments.
+        storage_options: Options of the bucket; of both, if both are URLs.
+        source_storage_options: Options of the source's bucket, if they are others.
+        config: Another settings file of the source than its lastword.toml.
+        clock: For tests: another source of the time.
+        progress: True, or a function of `Progress`.
+        stop: Called while it runs; True ends the copy, with the results so far.
+
+    Returns:
+        A `CopyResult` for each partition.
+
+    Raises:
+        InconsistentTopicIdError: The target has another topic of the same name.
+        UsageError: The target has records of its own in one of the partitions.
+        PartialFailure: Partitions are damaged, for example. It is raised at the end, with the results of the
+            others. It is also an instance of the first error's class.
+    """
+    one_source = source if isinstance(source, str) or not isinstance(source, Sequence) else None
+    for path in [one_source] if one_source is not None else list(source):  # type: ignore[arg-type]
+        if real_path(path).rstrip("/") == real_path(target).rstrip("/"):
+            raise UsageError("the source and the target are the same log", remedy="name another target")
+    extra: dict[str, Any] = {} if clock is None else {"clock": clock}
+    with ExitStack() as stack:
+        given = (source_storage_options or storage_options) if _is_url(one_source) else None
+        read = stack.enter_context(open_log(source, "r", config=config, storage_options=given, **extra))
+        wanted = [topics] if isinstance(topics, str) else topics
+        names = list(read) if wanted is None else list(dict.fromkeys(wanted))
+        for name in names:
+            read.dirs.partitions(name)  # UnknownTopicError before the target is made
+        given = storage_options if _is_url(target) else None
+        written = stack.enter_context(
+            open_log(target, "a", log_cleaner_enable=False, storage_options=given, **extra)
+        )
+        return _Copying(read.dirs, written.dirs, stop or (lambda: False)).run(names, verify, progress)
+
+
+def _is_url(path: PathLike | None) -> bool:
+    return isinstance(path, str) and "://" in path
+
+
+class _Stopped(Exception):
+    """The caller wants the copy to end."""
+
+
+class _Failed(Exception):
+    """A partition failed in a private copy: the round runs again without it."""
+
+
+@dataclass
+class _Round:
+    """The partitions that one round has copied, with what was done, and bytes that it may still copy."""
+
+    most_bytes: int | None
+    brought: dict[TopicPartition, tuple[SourceLog, Brought]] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more may be copied."""
+        return self.most_bytes is not None and self.most_bytes <= 0
+
+
+class _Copying:
+    """One call of `copy`."""
+
+    def __init__(self, source: OpenDirs, target: OpenDirs, stop: Callable[[], bool]) -> None:
+        self._source = source
+        self._target = target
+        self._stop = stop
+        self._failed: dict[TopicPartition, LastwordError] = {}
+        self._results: dict[TopicPartition, CopyResult] = {}
+        self._logs: dict[TopicPartition, SourceLog] = {}
+        self._on_bytes: Callable[[int], None] = lambda count: None
+
+    def run(
+        self, topics: Sequence[str], verify: bool, progress: ProgressLike | bool | None
+    ) -> list[CopyResult]:
+        """Copy the topics and check the copies."""
+        todo = [TopicPartition(name, number) for name in topics for number in self._source.partitions(name)]
+        with ExitStack() as stack:
+            if progress:
+                self._count_bytes(stack, todo, progress)
+            try:
+                for name in topics:
+                    if not self._prepare(name):
+                        todo = [tp for tp in todo if tp.topic != name]
+                self._bring_all(todo)
+                if verify:
+                    self._verify_all(todo)
+            except _Stopped:
+                pass
+        results = [self._results[tp] for tp in todo if tp in self._results]
+        if self._failed:
+            raise PartialFailure.of(results, list(self._failed.values()))
+        return results
+
+    def _count_bytes(
+        self, stack: ExitStack, todo: Sequence[TopicPartition], progress: ProgressLike | bool
+    ) -> None:
+        views, _ = self._source.checked_views(todo)
+        total = sum(segment.size for view in views.values() for segment in view.segments)
+        update = stack.enter_context(Meter("copy", progress, total).part(total))
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if update is not None:
+                update(done, total)
+
+        self._on_bytes = count
+
+    # -------------------------------------------------------------- topics
+
+    def _prepare(self, topic: str) -> bool:
+        """Make the topic in the target, with the settings of the source; False if that is refused."""
+        numbers = sorted(self._source.partitions(topic))
+        topic_id = self._source.topic_id(topic)
+        settings = _settings_of(self._source, topic)
+        try:
+            self._target.transaction(lambda dirs: _make_topic(dirs, topic, numbers, topic_id, settings))
+        except LastwordError as error:
+            self._failed[TopicPartition(topic, -1)] = error
+            return False
+        self._target.settings_changed()
+        return True
+
+    # -------------------------------------------------------------- partitions
+
+    def _bring_all(self, partitions: Sequence[TopicPartition]) -> None:
+        """Copy partitions, in a bucket with a commit after every COMMIT_BYTES."""
+        todo = list(partitions)
+        while todo:
+            try:
+                done = self._target.transaction(partial(self._round, todo))
+            except _Failed:
+                done = {}
+            for tp, (log, brought) in done.items():
+                self._note(tp, log, brought)
+            whole = {tp for tp, (_, brought) in done.items() if brought.whole}
+            todo = [tp for tp in todo if tp not in whole and tp not in self._failed]
+
+    def _round(
+        self, todo: Sequence[TopicPartition], dirs: OpenDirs
+    ) -> dict[TopicPartition, tuple[SourceLog, Brought]]:
+        """Copy partitions until the round has COMMIT_BYTES."""
+        round_ = _Round(None if self._target.holds_logs else COMMIT_BYTES)
+        for tp in todo:
+            if round_.over:
+                break
+            try:
+                log, brought = self._bring(dirs, tp, round_.most_bytes)
+            except LastwordError as error:
+                self._failed[tp] = error
+                if not self._target.holds_logs:
+                    raise _Failed from error
+                continue
+            round_.brought[tp] = log, brought
+            if round_.most_bytes is not None:
+                round_.most_bytes -= brought.copied_bytes
+        return round_.brought
+
+    def _bring(self, dirs: OpenDirs, tp: TopicPartition, most_bytes: int | None) -> tuple[SourceLog, Brought]:
+        """Copy one partition; again with a new view if a cleaning has removed a file."""
+        for attempt in range(ATTEMPTS):
+            first_dirty = self._source.first_dirty(*tp)
+            log = SourceLog.of(self._source.checked_view(*tp), first_dirty)
+            try:
+                return log, copies.bring(
+                    log, dirs.log_dir(*tp), tp, most_bytes=most_bytes, on_bytes=self._count
+                )
+            except FileVanishedError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                self._source.refresh()
+        raise AssertionError
+
+    def _count(self, size: int) -> None:
+        if self._stop():
+            raise _Stopped
+        self._on_bytes(size)
+
+    def _note(self, tp: TopicPartition, log: SourceLog, brought: Brought) -> None:
+        """Add what was done to the result of the partition."""
+        before = self._results.get(tp, CopyResult(*tp, 0, 0, 0, 0, 0))
+        self._logs[tp] = log
+        self._results[tp] = CopyResult(
+            *tp,
+            log.log_end,
+            before.copied_bytes + brought.copied_bytes,
+            before.copied_segments + brought.copied_segments,
+            max(0, len(log.segments) - before.copied_segments - brought.copied_segments),
+            before.removed_segments + brought.removed_segments,
+        )
+
+    # -------------------------------------------------------------- verify
+
+    def _verify_all(self, partitions: Sequence[TopicPartition]) -> None:
+        self._target.refresh()
+        for tp in partitions:
+            if tp in self._failed:
+                continue
+            try:
+                self._verify(tp)
+            except LastwordError as error:
+                self._failed[tp] = error
+
+    def _verify(self, tp: TopicPartition) -> None:
+        """Compare the segments of the source and the target; copy again if the source was cleaned since."""
+        for attempt in range(ATTEMPTS):
+            try:
+                differs = self._difference(tp)
+                break
+            except FileVanishedError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                self._source.refresh()
+                self._bring_all([tp])
+                self._target.refresh()
+        if differs is not None:
+            self._target.transaction(lambda dirs: _forget(dirs, tp))
+            raise CorruptFileError(
+                f"{differs} differs from the source",
+                remedy="copy again: every segment of the partition is sent again",
+                file=differs,
+            )
+        self._results[tp] = replace(self._results[tp], verified=True)
+
+    def _difference(self, tp: TopicPartition) -> str | None:
+        """Return the first log of the target whose bytes are not those of the source; None: there is none."""
+        log = self._logs[tp]
+        files, directory = self._target.files, self._target.log_dir(*tp).directory(*tp)
+        for segment in log.segments:
+            if not segment.log.size:
+                continue
+            path = f"{directory}/{segment.log.name}"
+            facts = files.stat(path)
+            if facts is None or facts.size != segment.log.size:
+                return path
+            here = SourceFile(segment.log.name, facts.inode, facts.size, facts.mtime_ms)
+            ours = self._digest(copies.blocks(files, directory, here))
+            if ours != self._digest(copies.blocks(log.files, log.directory, segment.log)):
+                return path
+        return None
+
+    def _digest(self, blocks: Iterable[bytes]) -> bytes:
+        digest = hashlib.blake2b()
+        for block in blocks:
+            if self._stop():
+                raise _Stopped
+            digest.update(block)
+        return digest.digest()
+
+
+def _settings_of(dirs: OpenDirs, topic: str) -> dict[str, str]:
+    """Return the settings that the settings file or a broker holds for a topic, as text."""
+    config = dirs.settings.topic(topic, saved=True)
+    return {
+        name: setting.show(getattr(config, setting.keyword))
+        for name, setting in TOPIC_SETTINGS.items()
+        if config.source(name) != "default"
+    }
+
+
+def _make_topic(
+    dirs: OpenDirs, topic: str, numbers: Sequence[int], topic_id: str | None, settings: Mapping[str, str]
+) -> None:
+    """Make the partitions that are missing, and give the topic the settings of the source."""
+    if topic in dirs.topics():
+        known = dirs.topic_id(topic)
+        if None not in (known, topic_id) and known != topic_id:
+            raise InconsistentTopicIdError(
+                f"{dirs.paths[0]} has another topic {topic}: its topic id is not that of the source",
+                remedy="use another target, or drop the topic there first",
+                file=dirs.paths[0],
+            )
+        missing = [number for number in numbers if number not in dirs.partitions(topic)]
+        if missing:
+            dirs.directories[0].add_partitions(topic, missing, known)
+    else:
+        dirs.directories[0].create_topic(topic, numbers, topic_id=topic_id)
+    dirs.dir_set.write_list()
+    before = _settings_of(dirs, topic)
+    changes: dict[str, str | None] = {
+        name: value for name, value in settings.items() if before.get(name) != value
+    }
+    changes |= {name: None for name in before if name not in settings and dirs.settings.is_set(name, topic)}
+    if changes:
+        write_topic_settings(dirs.files, dirs.settings_file, topic, changes)
+        dirs.reload()
+
+
+def _forget(dirs: OpenDirs, tp: TopicPartition) -> None:
+    copies.forget_note(dirs.files, dirs.log_dir(*tp).directory(*tp))

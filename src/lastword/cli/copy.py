@@ -1,0 +1,97 @@
+"""`lastword copy`: copy topics between directories and logs in buckets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli import signals
+from lastword.cli.command import CONTEXT, Session, command
+from lastword.cli.output import split_failure
+from lastword.cli.target import MoreDirs, Target, storage_of
+from lastword.errors import LastwordError, PartialFailure, UsageError
+from lastword.units import format_bytes
+from lastword.values import plural
+
+if TYPE_CHECKING:
+    from lastword.api.copying import CopyResult
+
+EXAMPLES = """
+lastword copy /srv/kafka s3://bucket/backup users
+lastword copy s3://bucket/backup restored users --verify
+lastword copy data copied
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `copy`."""
+    command(app, "copy", usage="SRC DST [TOPIC...]", examples=EXAMPLES)(copy)
+
+
+def copy(
+    out: Session,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="a log directory or a URL; it is not changed")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="a log directory or a URL; made if absent")],
+    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC...", help="only these topics")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="read source and target again, and compare their digests")
+    ] = False,
+    source_storage: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source-storage",
+            metavar="key=value",
+            help="an option of the store of SRC, if it is not --storage",
+        ),
+    ] = None,
+    more: MoreDirs = None,
+) -> None:
+    """Copy topics to another log: to a bucket, back, or between two directories or buckets.
+
+    Offsets, timestamps, settings, leases and names of batches stay. A second copy sends what is new or was
+    cleaned, and goes on where a stopped copy ended.
+    """
+    import lastword
+
+    origin = Target.of(source, None, None, more)
+    if origin.topic is not None:
+        raise UsageError(
+            f"{source} is the directory of a partition, and copy takes whole topics",
+            remedy=origin.command("copy", target, origin.topic),
+        )
+    failed: list[LastwordError] = []
+    results: list[CopyResult]
+    with signals.held(), out.progress("copy") as progress:
+        try:
+            results = lastword.copy(
+                origin.paths if len(origin.paths) > 1 else origin.paths[0],
+                target,
+                topics or None,
+                verify=verify,
+                storage_options=out.storage or None,
+                source_storage_options=storage_of(source_storage) or None,
+                config=out.config,
+                clock=CONTEXT.clock,
+                progress=progress,
+                stop=signals.noted,
+            )
+        except PartialFailure as error:
+            results, failed = split_failure(error)  # results are shown before errors
+    for result in results:
+        out.row("copy", result.to_dict())
+        out.line(str(result))
+    copied = sum(result.copied_bytes for result in results)
+    segments = sum(result.copied_segments for result in results)
+    kept = sum(result.kept_segments for result in results)
+    out.summary(
+        f"copied {plural(segments, 'segment')}, {format_bytes(copied)}; kept {kept}",
+        ok=not failed and not signals.noted(),
+        partitions=len(results),
+        copied_bytes=copied,
+        copied_segments=segments,
+        kept_segments=kept,
+        removed_segments=sum(result.removed_segments for result in results),
+        verified=sum(result.verified for result in results),
+    )
+    out.raise_all(failed)

@@ -1,0 +1,203 @@
+"""Copying a partition into another log directory, with every crash of a copy that replaces segments."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import DiskFullError, LastwordError
+from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir.copies import Brought, SourceLog, bring
+from lastword.segment import names
+from tests.build import every_stop
+from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
+from tests.partition.logs import NOW, indexes_fit, records
+from tests.partition.nosync import UNSYNCED
+from tests.support.exhaustive import stride
+
+USERS = TopicPartition("users", 0)
+
+
+def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
+    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
+
+
+def copied(root: Path, target: LogDirectory) -> Brought:
+    """Copy users-0 of root/a."""
+    with opened(root / "a", "r") as source:
+        log = SourceLog.of(source.view(*USERS), source.first_dirty(*USERS))
+        return bring(log, target, USERS)
+
+
+def content(path: Path) -> list:
+    with opened(path, "r") as directory:
+        return records(directory.view(*USERS))
+
+
+def prepare(root: Path) -> tuple[list, list]:
+    """Make a log in a and its copy in b; then append to a, and clean it. Return the records before and after.
+
+    The first segments of b have to be replaced, its last ones stay, and new ones follow.
+    """
+    with lastword.open(root / "a", "a", log_cleaner_enable=False, clock=ManualClock(NOW)) as logs:
+        topic = logs.create_topic("users", segment_bytes=700, cleanup_policy="compact")
+        for number in range(24):
+            topic.append(b"same" if number < 8 else b"key %d" % number, b"x" * 150)
+    lastword.copy(root / "a", root / "b", clock=ManualClock(NOW))
+    before = content(root / "b")
+    with lastword.open(root / "a", "a", log_cleaner_enable=False, clock=ManualClock(NOW)) as logs:
+        topic = logs["users"]
+        topic.clean()
+        topic.lease("reader", position=24)
+        for number in range(24, 32):
+            topic.append(b"key %d" % number, b"y" * 150)
+    return before, content(root / "a")
+
+
+def check(root: Path, before: list, after: list, *, done: bool = False) -> None:
+    """Check that the copy is a prefix of the old or of the new log, and that the next copy ends the work."""
+    target = opened(root / "b")
+    log = target.log(*USERS)
+    there = records(log)
+    assert there in (before[: len(there)], after[: len(there)])
+    assert indexes_fit(log)
+    assert not done or there == after
+    copied(root, target)
+    assert records(target.log(*USERS)) == after and indexes_fit(target.log(*USERS))
+    target.close()
+    assert (root / "b" / names.CLEAN_SHUTDOWN).exists()
+    private = root / "b" / "users-0" / names.PRIVATE
+    assert not (private / names.COPY).exists() and (private / "lease-reader").exists()
+
+
+def test_a_copy_sends_what_differs(tmp_path: Path) -> None:
+    _, after = prepare(tmp_path)
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "b" / "users-0").glob("*.log")}
+    with opened(tmp_path / "b") as target:
+        first = copied(tmp_path, target)
+        assert first.copied_segments == 4 and first.removed_segments == 2 and first.whole
+        assert copied(tmp_path, target) == Brought(0, 0, 0, True)
+        assert records(target.log(*USERS)) == after
+    now = {path.name: path.stat().st_ino for path in (tmp_path / "b" / "users-0").glob("*.log")}
+    assert len(kept.items() & now.items()) == 5
+    times = [
+        {path.name: path.stat().st_mtime_ns // 10**6 for path in (tmp_path / name / "users-0").glob("*.log")}
+        for name in "ab"
+    ]
+    assert times[0] == times[1]
+    assert lastword.open(tmp_path / "b").verify().ok
+
+
+def test_a_rewrite_of_the_same_size_is_sent(tmp_path: Path) -> None:
+    """Size, name and time of a rewritten log may be those of the log before; its number is another."""
+    prepare(tmp_path)
+    with opened(tmp_path / "b") as target:
+        copied(tmp_path, target)
+        log = min((tmp_path / "a" / "users-0").glob("*.log"))
+        facts = log.stat()
+        shutil.copy2(log, tmp_path / "other")
+        (tmp_path / "other").rename(log)
+        assert (log.stat().st_size, log.stat().st_mtime_ns) == (facts.st_size, facts.st_mtime_ns)
+        assert copied(tmp_path, target).copied_segments == 1
+
+
+def test_segments_that_the_target_has_rewritten_are_sent_again(tmp_path: Path) -> None:
+    _, after = prepare(tmp_path)
+    with lastword.open(tmp_path / "b", "a", log_cleaner_enable=False, clock=ManualClock(NOW)) as logs:
+        logs.clean()
+    with opened(tmp_path / "b") as target:
+        copied(tmp_path, target)
+        assert records(target.log(*USERS)) == after
+
+
+def kill(tmp_path: Path, start: Path, before: list, after: list, number: int) -> bool:
+    root = tmp_path / "run"
+    shutil.copytree(start, root)
+    files = RecordingFiles(UNSYNCED)
+    target = opened(root / "b", files=files)
+    target.log(*USERS)
+    files.stop_at = files._changes + number
+    finished = False
+    try:
+        copied(root, target)
+        finished = True
+    except Stopped:
+        pass
+    files.stop()
+    del target
+    check(root, before, after, done=finished)
+    shutil.rmtree(root)
+    return finished
+
+
+def test_kills(tmp_path: Path) -> None:
+    before, after = prepare(tmp_path / "start")
+    for number in range(20, 150, 17):
+        kill(tmp_path, tmp_path / "start", before, after, number)
+
+
+@pytest.mark.slow
+def test_every_kill(tmp_path: Path) -> None:
+    before, after = prepare(tmp_path / "start")
+    step = stride(5)
+    assert every_stop(lambda n: kill(tmp_path, tmp_path / "start", before, after, n * step)) * step > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(6)[:: stride(3)]])
+def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
+    root = tmp_path / "root"
+    before, after = prepare(root)
+    files = ForgetfulFiles(root)
+    target = opened(root / "b", files=files)
+    target.log(*USERS)
+    copied(root, target)
+    files.mark("copied")
+    target.close()
+    images = list(files.images(seeds=seeds))
+    assert len(images) > 100
+    for image in images[:: stride(50)]:
+        image.write(tmp_path / "image")
+        check(tmp_path / "image", before, after, done="copied" in image.marks)
+        shutil.rmtree(tmp_path / "image")
+
+
+@pytest.mark.slow
+def test_every_failing_call(tmp_path: Path) -> None:
+    """A full drive, at any call: a typed error, and the next copy ends the work."""
+    before, after = prepare(tmp_path / "start")
+    step = stride(4)
+
+    def failing_at(number: int) -> bool:
+        root = tmp_path / "run"
+        shutil.copytree(tmp_path / "start", root)
+        count = [0]
+
+        def fail(call) -> LastwordError | None:  # type: ignore[no-untyped-def]
+            if call.changes and call.name in ("append", "create", "mkdir", "rename", "pwrite"):
+                count[0] += 1
+                if count[0] == number * step + 1:
+                    return DiskFullError("no room", file=call.path)
+            return None
+
+        files = RecordingFiles(UNSYNCED)
+        target = opened(root / "b", files=files)
+        files.fail = fail
+        with suppress(DiskFullError):
+            copied(root, target)
+        reached = count[0] > number * step
+        files.fail = None
+        try:
+            target.close()
+        except LastwordError:
+            target.abandon()
+        check(root, before, after)
+        shutil.rmtree(root)
+        return not reached
+
+    assert every_stop(failing_at) * step > 20
