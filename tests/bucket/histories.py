@@ -40,6 +40,7 @@ from lastword.bucket.manifest import (
     decode_page,
 )
 from lastword.bucket.merge import ChangedMeanwhile
+from lastword.bucket.reading import ObjectReads
 from lastword.errors import (
     BusyError,
     FileTakenError,
@@ -814,6 +815,7 @@ class Actor:
             self.store,
             clock=_Clock(world, self.skew_ms),  # type: ignore[arg-type]
             rng=world.rng,
+            reads=ObjectReads(self.store, ahead_blocks=0),  # a thread of its own would take no turns
         )
 
     def attempt(self, step: Callable[[], object], *, repeatable: bool = False) -> str:

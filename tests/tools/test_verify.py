@@ -248,6 +248,10 @@ class Beside(OsFiles):
         self._before("open", str(path))
         return super().open_read(path)
 
+    def read_bytes(self, path):
+        self._before("open", str(path))
+        return super().read_bytes(path)
+
     def stat(self, path):
         self._before("stat", str(path))
         return super().stat(path)
