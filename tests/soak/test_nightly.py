@@ -17,6 +17,7 @@ PROOFS = {
     "soak",
     "pipeline",
     "readers",
+    "bucket",
     "clusters",
     "kills-spark",
     "memory-spark",
