@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -376,11 +377,14 @@ def effort_of(path, work):
     with lastword.open(path, "a", clock=ManualClock(NOW_MS), files=files) as logs:
         logs.dirs.log("users", 0)
         before, files.names = len(files.calls), 0
+        gc.collect()
+        gc.disable()  # a collection calls the finalizers of other tests' objects
         sys.setprofile(count)
         try:
             work(logs)
         finally:
             sys.setprofile(None)
+            gc.enable()
     return {"storage": len(files.calls) - before, "names": files.names, "functions": calls}
 
 

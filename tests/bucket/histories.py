@@ -409,7 +409,7 @@ class Judge:
         self.ever: dict[tuple[int, bytes], dict[int, int]] = {}
         """Id of the record at each offset, of every partition and incarnation."""
         self.homes: dict[int, tuple[int, bytes, int]] = {}
-        """Partition, incarnation and offset of each record's id."""
+        """Newest partition, incarnation and offset of each record's id."""
         self.appearances: dict[int, int] = {}
         """Number of the version in which each record came in."""
         self.unnamed_ms: dict[str, int] = {}
@@ -587,13 +587,24 @@ class Judge:
                 if known != record.id:
                     raise Violation("offsets", f"{directory}: {record} is new below the log end {end}")
                 continue
-            if record.id in self.homes:
-                raise Violation("twice", f"{directory}: {record} is also at {self.homes[record.id]}")
+            home = self.homes.get(record.id)
+            if home is not None and not self._sent_again(record.id, home, partition, state.incarnation):
+                raise Violation("twice", f"{directory}: {record} is also at {home}")
             ever[record.offset] = record.id
             self.homes[record.id] = (partition, state.incarnation, record.offset)
-            self.appearances[record.id] = len(self.versions)
+            self.appearances.setdefault(record.id, len(self.versions))
         if any(offset not in ever for offset in range(end, state.end)):
             raise Violation("lost record", f"{directory}: a hole between {end} and {state.end}")
+
+    def _sent_again(
+        self, number: int, home: tuple[int, bytes, int], partition: int, incarnation: bytes
+    ) -> bool:
+        """Return whether a record may come in again: under a name, after its partition was dropped.
+
+        A drop removes the names of batches too. A writer whose answer was lost sends its batch again, into
+        the partition that was made after the drop.
+        """
+        return number in self.world.named and home[0] == partition and home[1] != incarnation
 
     def _kept(self, directory: str, state: PartitionState, earlier: PartitionState, start: int) -> None:
         floor = min(
@@ -693,6 +704,8 @@ class World(objects.Bucket):
         self.counts: Counter[str] = Counter()
         self._numbers = 0
         self.batches: list[Batch] = []
+        self.named: set[int] = set()
+        """Ids of the records of named batches."""
         self.retention_ms = rng.choice(RETENTIONS_MS) if retention_ms is None else retention_ms
         self.fault_rate = rng.choice((0.0, 0.04, 0.1, 0.25))
         self.pause_rate = rng.choice((0.0, 0.0, 0.02, 0.05)) if pause_rate is None else pause_rate
@@ -883,6 +896,8 @@ def _write(actor: Actor) -> None:
     }
     batch = Batch(f"b{world.number()}" if rng.random() < 0.5 else "", records)
     world.batches.append(batch)
+    if batch.name:
+        world.named.update(number for rows in records.values() for _, number, _ in rows)
 
     def append() -> None:
         batch.placed = actor.transaction(lambda files: batch.append(files, world))

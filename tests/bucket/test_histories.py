@@ -64,13 +64,13 @@ def test_a_seed_determines_the_history() -> None:
         assert first == second
 
 
-OPEN = pytest.mark.xfail(reason="a run of 10,200 to 15,299 failed once, and the cause is not found yet")
+def test_a_named_batch_comes_in_again_after_its_partition_was_dropped() -> None:
+    """The judge does not count it as twice: the drop removed its name. Its writer had died in the swap."""
+    assert run_many(range(18_688, 18_689)).violations == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "first", [0, 5_100, pytest.param(10_200, marks=OPEN), pytest.param(15_300, marks=OPEN)]
-)
+@pytest.mark.parametrize("first", [0, 5_100, 10_200, 15_300])
 def test_histories(first: int) -> None:
     """Every history keeps the promises of commit.py, merge.py and collect.py."""
     tally = run_many(range(first, first + 5_100))
