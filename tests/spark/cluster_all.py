@@ -2,11 +2,13 @@
 
 Write and clean while SIGKILL ends executors, with retries and speculative copies, and check the result.
 `sped_up` needs two hosts: Spark starts no copy on the host of the first attempt, and none on `local[*]`.
-In `absent` the executors lack the package; in `unshared` they lack the directory.
+In `absent` the executors lack the package; in `unshared` they lack the directory. `in_bucket` needs the URL
+of a new log in LOG_URL and the options of its store in LOG_OPTIONS (JSON).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -17,6 +19,7 @@ from typing import Any
 
 import lastword
 import lastword.spark
+from lastword.spark.options import StorageOptions
 from tests.spark.conftest import append, create, numbered
 
 FAST_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -42,6 +45,9 @@ STEPS = ("wrote", "killed_in_write", "streamed", "looked", "killed_in_rewrite")
 
 def main(master: str, home: Path, steps: list[str]) -> None:
     conf = dict(CONF)
+    if "in_bucket" in steps:
+        (home / "of_executors").mkdir()
+        conf["spark.executorEnv.TMPDIR"] = str(home / "of_executors")
     if "sped_up" in steps:
         conf |= SPECULATION
     spark = lastword.spark.session(master, **conf)
@@ -277,6 +283,29 @@ def unshared(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
         assert len(list(logs.topic("only").read())) == 10 and not list(logs.topic("only2").read())
     assert not list(root.rglob("*stag*-*"))
+
+
+def in_bucket(spark: Any, root: Path) -> None:
+    """Write, read and clean a log in a bucket by executors with directories of their own."""
+    url, options = os.environ["LOG_URL"], json.loads(os.environ["LOG_OPTIONS"])
+
+    def places(_: int) -> tuple[str, str]:
+        import tempfile
+
+        return str(Path.cwd()), tempfile.gettempdir()
+
+    seen = set(spark.sparkContext.parallelize(range(2), 2).map(places).collect())
+    assert {place[0] for place in seen}.isdisjoint({str(Path.cwd())}), seen
+    assert {place[1] for place in seen} == {str(root.parent / "of_executors")}, seen
+    named = StorageOptions(tuple(options.items())).named()
+    frame = spark.range(0, 400, 1, 2).selectExpr("concat('k', id % 10) AS key", "concat('v', id) AS value")
+    writer = frame.write.format("lastword").mode("append").options(topic="t", partitions=2, **named)
+    writer.save(url)
+    assert len(lastword.spark.clean(spark, url, "t", storage_options=options).collect()) == 2
+    assert spark.read.format("lastword").options(subscribe="t", **named).load(url).count() == 10
+    assert not lastword.spark.verify(spark, url, storage_options=options).collect()
+    assert not list(root.iterdir())
+    assert not list((root.parent / "of_executors").glob("lastword-*/*"))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     assert bootstrap.shared_path("data") == str(tmp_path / "data")
     with pytest.raises(UsageError, match="not a URL"):
-        bootstrap.shared_path("s3://bucket/data")
+        bootstrap.shared_path("hdfs://host/data")
 
 
 @pytest.mark.spark

@@ -270,7 +270,7 @@ def test_a_directory_that_holds_no_log(verb: str, tmp_path: Path) -> None:
     with pytest.raises(NotALogDirError, match="does not exist"):
         ask(None, tmp_path / "nowhere", **given)
     assert list(tmp_path.iterdir()) == []
-    for path, words in (("s3://bucket/log", "not a URL"), (["a", "b"], "is no path"), ("", "is empty")):
+    for path, words in (("hdfs://host/log", "not a URL"), (["a", "b"], "is no path"), ("", "is empty")):
         with pytest.raises(UsageError, match=words):
             ask(None, path, **given)
 

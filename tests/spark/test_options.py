@@ -60,7 +60,7 @@ def test_offsets_json() -> None:
         ("maxBytesPerPartition", "many", "128MiB"),
         ("keys", '["a", 1]', "JSON like"),
         ("subscribe", " , ", "names no topic"),
-        ("path", "s3://bucket/log", "not a URL"),
+        ("path", "hdfs://host/log", "not a URL"),
     ],
 )
 def test_a_bad_value_is_told_with_its_option(name: str, value: str, said: str) -> None:
@@ -138,7 +138,7 @@ def test_a_relative_path_and_a_file_uri() -> None:
     assert parse_read({"path": "x", "subscribe": "t"}).path.endswith("/x")
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/x", "hdfs:/x", "dbfs:/x", ""])
+@pytest.mark.parametrize("path", ["hdfs://host/x", "hdfs:/x", "dbfs:/x", ""])
 def test_a_path_that_no_task_can_open(path: str) -> None:
     with pytest.raises(SparkOptionError, match=r"'path' is (a directory that all tasks can see|empty)"):
         parse_read({"path": path, "subscribe": "t"})

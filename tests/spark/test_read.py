@@ -141,7 +141,7 @@ def test_a_shared_task_costs_a_constant_number_of_calls_for_each_part(
     reader = LogReader(parse_read({"path": str(root), "subscribe": "t"}), full_schema(False))
     parts = [part for task in reader.partitions() for part in splits.parts_of(task)]
     settings_read: list[str] = []
-    monkeypatch.setattr(read, "register_limits", settings_read.append)
+    monkeypatch.setattr(read, "register_limits", lambda root, files: settings_read.append(root))
 
     def calls(count: int) -> Counter[str]:
         files = RecordingFiles(OsFiles())
@@ -370,7 +370,7 @@ def test_more_keys_than_memory_take_a_scratch_file(
         whole, "resolve_divided", lambda *given, **how: shards.append(given[2]) or inner(*given, **how)
     )
     monkeypatch.setattr(whole, "DIVIDE_FROM_BYTES", 0)
-    monkeypatch.setattr(read, "map_bytes", lambda path: 2048)
+    monkeypatch.setattr(read, "map_bytes", lambda path, files: 2048)
     assert read_directly(tmp_path, view=view) == expected
     assert len(shards) == 1 and len(expected) > 200
     assert offsets(expected) == sorted(offsets(expected))

@@ -127,47 +127,7 @@ class BucketDirs(OpenDirs):
         return result
 
     def _in_private(self, work: Callable[[OpenDirs], T]) -> T:
-        """Run `work` in a transaction. What a PartialFailure has done is committed before it is raised."""
-        failures: list[PartialFailure] = []
-
-        def run(files: BucketFiles) -> T | None:
-            failures.clear()
-            try:
-                return self._run(files, work)
-            except _Partly as partly:
-                failures.append(partly.failure)
-                return None
-
-        result = self._bucket.transaction(run)
-        if failures:
-            raise failures[0]
-        return result  # type: ignore[return-value]
-
-    def _run(self, files: BucketFiles, work: Callable[[OpenDirs], T]) -> T:
-        """Run `work` on a log directory in `files`, and close the directory cleanly.
-
-        The active segments are rolled: a stored segment never grows, and the next transaction appends to an
-        empty one.
-        """
-        directory = LogDirectory.open(files.root, "a", files, self.clock, lambda: self._load(files))
-        try:
-            dirs = OpenDirs(LogDirSet([directory], {}), "a", files, self.clock)
-            failure: PartialFailure | None = None
-            try:
-                result = work(dirs)
-            except PartialFailure as error:
-                failure = error
-            except BaseException:
-                dirs.closed = True
-                raise
-            directory.roll()
-        except BaseException:
-            directory.abandon()
-            raise
-        dirs.close()
-        if failure is not None:
-            raise _Partly(failure)
-        return result
+        return in_private(self._bucket, self._load, self.clock, work)
 
     def append(self, work: Callable[[OpenDirs], T], size_bytes: int) -> T:
         """Run `work`, which appends about `size_bytes`, in a commit that it shares with other threads.
@@ -231,6 +191,71 @@ class BucketDirs(OpenDirs):
         if self._config_file is not None:
             super().set_config(topic, settings)
         self.transaction(lambda dirs: dirs.set_config(topic, settings))
+
+
+def in_private(
+    bucket: Bucket,
+    load: Callable[[BucketFiles], Settings],
+    clock: Clock,
+    work: Callable[[OpenDirs], T],
+    *,
+    uploads: str | None = None,
+) -> T:
+    """Run `work` in a transaction. What a PartialFailure has done is committed before it is raised.
+
+    Args:
+        bucket: The log.
+        load: Merges the settings; its argument is where the settings file is.
+        clock: The clock.
+        work: Changes the log directory; its `files` are a private copy.
+        uploads: The name of uploads (`Bucket.begin_uploads`) that `work` adopts; the commit ends them.
+    """
+    failures: list[PartialFailure] = []
+
+    def run(files: BucketFiles) -> T | None:
+        failures.clear()
+        try:
+            return _run(files, load, clock, work)
+        except _Partly as partly:
+            failures.append(partly.failure)
+            return None
+
+    result = bucket.transaction(run, uploads=uploads)
+    if failures:
+        raise failures[0]
+    return result  # type: ignore[return-value]
+
+
+def _run(
+    files: BucketFiles,
+    load: Callable[[BucketFiles], Settings],
+    clock: Clock,
+    work: Callable[[OpenDirs], T],
+) -> T:
+    """Run `work` on a log directory in `files`, and close the directory cleanly.
+
+    The active segments are rolled: a stored segment never grows, and the next transaction appends to an
+    empty one.
+    """
+    directory = LogDirectory.open(files.root, "a", files, clock, lambda: load(files))
+    try:
+        dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
+        failure: PartialFailure | None = None
+        try:
+            result = work(dirs)
+        except PartialFailure as error:
+            failure = error
+        except BaseException:
+            dirs.closed = True
+            raise
+        directory.roll()
+    except BaseException:
+        directory.abandon()
+        raise
+    dirs.close()
+    if failure is not None:
+        raise _Partly(failure)
+    return result
 
 
 class _Partly(Exception):

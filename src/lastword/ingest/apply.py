@@ -452,7 +452,7 @@ def commit(
     files.write_atomic(waiting, manifest.encoded())
     deadline = monotonic() + patience_seconds
     while True:
-        _check_refusal(files, refused, manifest)
+        check_refusal(files, refused, manifest)
         if not files.exists(waiting) and not files.exists(applying):
             if files.exists(refused):
                 continue
@@ -472,7 +472,8 @@ def commit(
         sleep(0.05)
 
 
-def _check_refusal(files: Files, refused: str, manifest: Manifest) -> None:
+def check_refusal(files: Files, refused: str, manifest: Manifest) -> None:
+    """Raise DataError with the reason if the commit was refused."""
     if files.exists(refused):
         reason = read_refusal(files, refused)
         raise DataError(f"commit {manifest.commit_id} was refused: {reason}", file=refused)

@@ -26,7 +26,7 @@ from lastword.errors import (
     StorageError,
     UsageError,
 )
-from lastword.files import Files, overlapped, real_path
+from lastword.files import DEFAULT, Files, overlapped, real_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
 from lastword.partition.checkpoint_file import read_lines
@@ -209,13 +209,14 @@ def check_writable(files: Files, root: str, known: Known | None = None) -> bool:
     return False
 
 
-def register_limits(root: str) -> None:
+def register_limits(root: str, files: Files = DEFAULT) -> None:
     """Apply the settings' limit for decompression to files that are read without opening the directory.
 
     `dump` and Spark tasks read so. If the settings cannot be read, the default applies.
     """
     with suppress(LastwordError):
-        compression.set_limit(root, Settings.load([root]).instance.lastword_decompression_max_bytes)
+        settings = Settings.load([root], files=files)
+        compression.set_limit(root, settings.instance.lastword_decompression_max_bytes)
 
 
 def make_dirs(files: Files, path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from lastword.errors import CorruptFileError, DiskFullError, LastwordError
 from lastword.files import DEFAULT
 from lastword.files.real import Scratch
+from lastword.objects import is_url
 from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import Resolver
@@ -113,8 +115,10 @@ class ScratchPlace:
     def for_read(cls, directory: str) -> ScratchPlace:
         """Return the place of a read: a file without a name, which exists only as long as it is open.
 
-        A reader may lack the right to write, and a cleaning removes files that it does not need.
+        A reader may lack the right to write, and a cleaning removes files that it does not need. For a log in
+        a bucket the file is in the system's directory for temporary files.
         """
+        directory = tempfile.gettempdir() if is_url(directory) else directory
         return cls(
             lambda: closing(Scratch.without_name(directory)),
             lambda: DEFAULT.free_bytes(directory),

@@ -12,7 +12,8 @@ only when it is used.
     clean     a cleaning of each partition, built by tasks, published by the driver
     duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
 
-Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`.
+Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`,
+`bucket.py`.
 The modules with tasks begin with where their parts run, what travels between them, and what happens when
 tasks fail.
 """

@@ -36,20 +36,30 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastword import errors
-from lastword.errors import LastwordError, MissingError, NotSharedError, UnknownTopicError, UsageError
-from lastword.files import DEFAULT
+from lastword.bucket.files import BucketFiles
+from lastword.errors import (
+    LastwordError,
+    MissingError,
+    NotALogDirError,
+    NotSharedError,
+    UnknownTopicError,
+    UsageError,
+)
+from lastword.files import DEFAULT, Files
 from lastword.logdir.topics import register_limits
 from lastword.segment.names import parse_partition_dir
 from lastword.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from lastword.spark.options import StorageOptions
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -397,61 +407,91 @@ def typed(error: Exception) -> Exception:
     return error
 
 
-# ---------------------------------------------------------------- the log directory
+# ---------------------------------------------------------------- the log
 
 
-def shared_path(path: str | os.PathLike[str], kind: str = "log directory", remedy: str | None = None) -> str:
-    """Return the directory's absolute name: a relative name differs between workers."""
-    from lastword.spark.options import Problem, absolute_path
+def shared_path(path: str | os.PathLike[str]) -> str:
+    """Return the name of a log that driver and tasks share: a URL, or a directory's absolute name."""
+    from lastword.spark.options import log_path
 
-    remedy = remedy or f'name one {kind}, such as "data"'
+    return _shared(path, log_path, "log directory", 'name one log directory, such as "data"')
+
+
+def shared_directory(path: str | os.PathLike[str], kind: str, remedy: str) -> str:
+    """Return a directory's absolute name: a relative name differs between workers."""
+    from lastword.spark.options import absolute_path
+
+    return _shared(path, absolute_path, kind, remedy)
+
+
+def _shared(path: str | os.PathLike[str], parse: Callable[[str], str], kind: str, remedy: str) -> str:
+    from lastword.spark.options import Problem
+
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"the {kind} {path!r} is no path", remedy=remedy)
     try:
-        return absolute_path(os.fspath(path))
+        return parse(os.fspath(path))
     except Problem as problem:
         raise UsageError(f"the {kind} {os.fspath(path)!r} {problem}", remedy=remedy) from None
 
 
-def shared_log(path: str | os.PathLike[str]) -> str:
-    """Return the absolute name of a log directory. NotALogDirError if opening it would make one."""
-    from lastword.logdir.log_dir import LogDirectory
+def shared_log(
+    path: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+) -> tuple[str, StorageOptions]:
+    """Return the name of a log that driver and tasks share, and the options of its store.
+
+    NotALogDirError if opening the log would make one.
+    """
+    from lastword.spark.bucket import open_directory
+    from lastword.spark.options import StorageOptions
 
     shared = shared_path(path)
-    LogDirectory.open(shared, "r")
-    return shared
+    storage = StorageOptions.of(shared, storage_options)
+    open_directory(shared, storage)
+    return shared, storage
 
 
-def need_directory(path: str) -> None:
-    """Check that a task sees the directory, before anything else, and apply its settings here.
+def need_directory(path: str, files: Files = DEFAULT) -> None:
+    """Check that a task sees the log or its partition, before anything else, and apply its settings here.
 
     Raises:
         NotSharedError, UnknownTopicError: As of `check_seen`.
     """
-    check_seen(path)
-    root, name = os.path.split(path)
-    register_limits(path if parse_partition_dir(name) is None else root)
+    check_seen(path, files)
+    register_limits(_root_of(path, files)[0], files)
 
 
-def check_seen(path: str) -> None:
-    """Check that a task sees the directory.
+def check_seen(path: str, files: Files = DEFAULT) -> None:
+    """Check that a task sees the log or its partition.
 
     Raises:
         NotSharedError: The task does not see the log directory.
+        NotALogDirError: There is no log in the bucket.
         UnknownTopicError: Only the partition's directory is missing.
     """
-    if DEFAULT.is_dir(path):
+    if files.is_dir(path):
         return
-    root, name = os.path.split(path)
-    is_partition = parse_partition_dir(name) is not None
-    if not is_partition or not DEFAULT.is_dir(root):
+    root, is_partition = _root_of(path, files)
+    if not is_partition or not files.is_dir(root):
+        if isinstance(files, BucketFiles):
+            raise NotALogDirError(f"{root} has no log", remedy="check the URL", file=root)
         raise NotSharedError.of(path, socket.gethostname())
+    name = os.path.basename(path)
     raise UnknownTopicError(
         f"{name} is not in {root} on {socket.gethostname()}: it was deleted after the driver had seen it, or "
         "this machine has another directory of that name",
         remedy="begin again with what is there; all machines must see one directory under that name",
         file=path,
     )
+
+
+def _root_of(path: str, files: Files) -> tuple[str, bool]:
+    """Return the root of the log, and whether `path` is one of its partitions."""
+    if isinstance(files, BucketFiles):
+        return files.root, path != files.root
+    root, name = os.path.split(path)
+    is_partition = parse_partition_dir(name) is not None
+    return root if is_partition else path, is_partition
 
 
 # ---------------------------------------------------------------- compiled kernels

@@ -12,6 +12,9 @@ one task is cleaned in many steps (`clean_tasks.build_sharded`).
 What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error;
 no record. The garbage index is a file of the partition; the task opens and saves it.
 
+A partition of a log in a bucket is cleaned by one task, whatever its size: the task runs the library's
+cleaning as a transaction and commits it (`bucket`).
+
 When tasks fail. Only the driver publishes, so a lost task leaves files that the next cleaning removes. If the
 call itself fails or is interrupted, running tasks are cancelled and their files are removed. Damage in one
 partition quarantines that partition and leaves the others to be cleaned; it is raised at the end.
@@ -21,18 +24,33 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from lastword.cleaner.policy.choose import by_accounts
-from lastword.errors import LastwordError, NoPolicyError, PartialFailure, UnknownTopicError
+from lastword.errors import (
+    LastwordError,
+    NoPolicyError,
+    PartialFailure,
+    QuarantinedError,
+    UnknownTopicError,
+)
 from lastword.files import OVERLAP_FROM, OVERLAP_THREADS, overlapped
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.objects import is_url
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.spark import clean_tasks
-from lastword.spark.clean_tasks import TASK_BYTES, ChosenTask, CleanTask, PlanTask, RemoteScanTask
+from lastword.spark.clean_tasks import (
+    TASK_BYTES,
+    BucketClean,
+    ChosenTask,
+    CleanTask,
+    PlanTask,
+    RemoteScanTask,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,6 +80,7 @@ def clean(
     scratch: str | None = None,
     task_bytes: int = TASK_BYTES,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Clean partitions with tasks, at the call, and return a local row for each cleaning.
 
@@ -69,7 +88,8 @@ def clean(
 
     Args:
         spark: The session.
-        path: A log directory that this process and all executors see under this name.
+        path: A log directory that this process and all executors see under this name, or the URL of a log in
+            a bucket.
         topic: None: every topic whose cleanup.policy is known to compact.
         partition: None: all partitions of the topic.
         due: Clean only what the settings make due, as `LogDir.clean(due=True)`, in as many cleanings as that
@@ -82,6 +102,7 @@ def clean(
             whole. A partition that is due by its garbage index is never divided.
         progress: Called with a `Progress` as partitions, and the steps of a divided cleaning, are done. The
             next call continues a killed divided cleaning, for a day.
+        storage_options: Options of the store of a log in a bucket; without them, those of the environment.
 
     Returns:
         The columns of `CleanRound`.
@@ -95,7 +116,10 @@ def clean(
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    path = shared_log(path)
+    path, storage = shared_log(path, storage_options)
+    if is_url(path):
+        given = BucketClean(path, storage, due, strategy)
+        return _clean_bucket(spark, given, topic, partition, progress)
     from lastword.cleaner.engine.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark.schema import frame_of
@@ -156,6 +180,7 @@ def plan(
     scratch: str | None = None,
     task_bytes: int = TASK_BYTES,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return the plan of `clean` for each partition, exact to the byte, with its reasons.
 
@@ -173,6 +198,7 @@ def plan(
         scratch: As in `clean`.
         task_bytes: As in `clean`.
         progress: As in `clean`.
+        storage_options: As in `clean`.
 
     Returns:
         The columns of `Plan`.
@@ -180,7 +206,10 @@ def plan(
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    path = shared_log(path)
+    path, storage = shared_log(path, storage_options)
+    if is_url(path):
+        given = BucketClean(path, storage, due, strategy, dry=True)
+        return _clean_bucket(spark, given, topic, partition, progress)
     from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.schema import frame_of
@@ -218,6 +247,47 @@ def plan(
             for error in cleaner.errors.values():
                 raise error
     return frame_of(spark, Plan, [plans[tp] for tp in chosen])
+
+
+def _clean_bucket(
+    spark: SparkSession,
+    given: BucketClean,
+    topic: str | None,
+    partition: int | None,
+    progress: ProgressLike | None,
+) -> DataFrame:
+    """Clean or plan each partition of a log in a bucket in a task, as a transaction of its own."""
+    from lastword.cleaner.engine.report import CleanRound
+    from lastword.cleaner.policy.plan import Plan
+    from lastword.spark.bucket import open_directory
+    from lastword.spark.schema import frame_of
+    from lastword.spark.tasks import described, results_as_completed
+    from lastword.values import Meter
+
+    directory = open_directory(given.path, given.storage)
+    chosen = _chosen(directory, topic, partition)
+    sizes = _sizes(directory, chosen)
+    tasks = [
+        replace(given, topic=tp.topic, partition=tp.partition, size_bytes=sizes[tp])
+        for tp in _largest_first(chosen, sizes)
+    ]
+    verb = "plan" if given.dry else "clean"
+    meter = Meter(verb, progress, sum(sizes.values()))
+    rows: list[Any] = []
+    failed: list[LastwordError] = []
+    with described(spark, f"lastword {verb}"):
+        for number, (results, errors) in results_as_completed(spark, clean_tasks.clean_in_bucket, tasks):
+            with meter.part(tasks[number].size_bytes):
+                rows += results
+            # A partition in quarantine is skipped, unless its topic is named.
+            failed += [error for error in errors if topic or not isinstance(error, QuarantinedError)]
+    if failed and given.dry:
+        raise failed[0]
+    rows.sort(key=lambda row: (row.topic, row.partition))
+    if failed:
+        note = f"{len(rows)} other partitions were cleaned, {len(failed)} were not"
+        raise PartialFailure.of(rows, failed, note) from failed[0]
+    return frame_of(spark, Plan if given.dry else CleanRound, rows)
 
 
 class SparkExecutor:

@@ -25,21 +25,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastword.errors import LastwordError, StorageError
+from lastword.errors import LastwordError, PartialFailure, StorageError
 from lastword.files import DEFAULT
 from lastword.partition.directory_segments import DirectorySegments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner.distributed.job import ShardedJob
     from lastword.cleaner.distributed.remote import LedgerParams, RemoteBuild, RemoteScan
     from lastword.cleaner.engine.cleaning import CleanContext
-    from lastword.cleaner.engine.report import PreparedCleaning
+    from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.policy.generational import Choice, SegmentRun
     from lastword.cleaner.policy.plan import Plan, Request
     from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView
+    from lastword.spark.options import StorageOptions
     from lastword.values import ProgressLike
 
 _T = TypeVar("_T")
@@ -113,6 +115,48 @@ class ChosenTask:
     def size_bytes(self) -> int:
         """Return the most that the task reads."""
         return self.plan.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BucketClean:
+    """The input of `clean_in_bucket`: one partition, and the arguments of the library's `clean` or `plan`."""
+
+    path: str
+    storage: StorageOptions
+    due: bool
+    strategy: str | None
+    dry: bool = False
+    topic: str = ""
+    partition: int = -1
+    size_bytes: int = 0
+
+
+def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
+    """Clean or plan a partition of a log in a bucket, and commit; return the results and the errors."""
+    from lastword.api import cleaning
+    from lastword.cleaner import Plan
+    from lastword.spark.bucket import open_logs, transaction
+
+    def clean(dirs: OpenDirs) -> list[CleanRound]:
+        return cleaning.clean(
+            dirs, task.topic, task.partition, due=task.due, strategy=task.strategy, progress=None, stop=None
+        )
+
+    def done() -> list[Any]:
+        if not task.dry:
+            return transaction(task.path, task.storage, clean)
+        with open_logs(task.path, task.storage) as logs:
+            plans = logs.plan(task.topic, task.partition, due=task.due, strategy=task.strategy)
+            return [plan for plan in plans if isinstance(plan, Plan) and plan.action != "delete"]
+
+    try:
+        return done(), []
+    except PartialFailure as failure:
+        return list(failure.results), list(failure.errors)
+    except StorageError:
+        raise
+    except LastwordError as error:
+        return [], [error]
 
 
 def build(task: CleanTask) -> PreparedCleaning | RemoteBuild | LastwordError:

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.errors import LastwordError, UsageError
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, Files
 from lastword.partition import removal_log
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
+from lastword.spark.bucket import files_at, open_logs
 from lastword.values import Meter
 from lastword.wire import INT64_MAX
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.logdir.checkpoints import TopicPartition
+    from lastword.partition.view import PartitionView
+    from lastword.spark.options import StorageOptions
     from lastword.tools.duplication import Duplication
     from lastword.tools.verify import Verification
     from lastword.values import ProgressLike
@@ -53,6 +56,7 @@ def duplication(
     *,
     exact: bool = False,
     by: By = "partition",
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Count superseded records: the rows of `LogDir.duplication`, counted or sketched by tasks.
 
@@ -64,28 +68,24 @@ def duplication(
 
     need_pyspark()
     from lastword.api.inspections import check_by
-    from lastword.api.opening import open as open_log_dir
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, run_tasks
     from lastword.tools.duplication import Duplication, Sketch, of_sketches
 
     check_by(by)
-    path = shared_log(path)
-    with open_log_dir([path]) as logs:
+    path, storage = shared_log(path, storage_options)
+    with open_logs(path, storage) as logs:
         dirs = logs.dirs
         chosen = dirs.select_by_topic(topic, partition)
         if exact or by == "segment":
-            work = [_Counted(path, name, partition, exact, by) for name in chosen]
+            work = [_Counted(path, storage, name, partition, exact, by) for name in chosen]
             with described(spark, "lastword duplication"):
                 rows = [row for counts in run_tasks(spark, _count, work) for row in counts]
             return frame_of(spark, Duplication, rows)
         pieces: list[_Piece] = []
         for name, numbers in chosen.items():
             for number in numbers:
-                view = dirs.view(name, number)
-                pieces += _pieces(
-                    name, number, view.directory, [(s.base_offset, s.size) for s in view.segments]
-                )
+                pieces += _pieces(dirs.view(name, number), path, storage)
         whole = {name: len(dirs.views(name)) == len(numbers) for name, numbers in chosen.items()}
     sketches: dict[tuple[str, int], Sketch] = {}
     with described(spark, "lastword duplication"):
@@ -103,6 +103,7 @@ def duplication(
 @dataclass(frozen=True, slots=True)
 class _Counted:
     path: str
+    storage: StorageOptions
     topic: str
     partition: int | None
     exact: bool
@@ -110,9 +111,8 @@ class _Counted:
 
 
 def _count(work: _Counted) -> list[Duplication]:
-    from lastword.api.opening import open as open_log_dir
 
-    with open_log_dir([work.path]) as logs:
+    with open_logs(work.path, work.storage) as logs:
         return logs.duplication(work.topic, work.partition, exact=work.exact, by=work.by)
 
 
@@ -120,6 +120,8 @@ def _count(work: _Counted) -> list[Duplication]:
 class _Piece:
     """Segments of one partition with first <= base offset < end."""
 
+    path: str
+    storage: StorageOptions
     topic: str
     partition: int
     directory: str
@@ -127,16 +129,19 @@ class _Piece:
     end: int
 
 
-def _pieces(topic: str, partition: int, directory: str, segments: Sequence[tuple[int, int]]) -> list[_Piece]:
+def _pieces(view: PartitionView, path: str, storage: StorageOptions) -> list[_Piece]:
     """Divide a partition into pieces of whole segments, each of about TASK_BYTES; at least one piece."""
     starts, size = [-1], 0
-    for base_offset, size_bytes in segments:
-        if size and size + size_bytes > TASK_BYTES:
-            starts.append(base_offset)
+    for segment in view.segments:
+        if size and size + segment.size > TASK_BYTES:
+            starts.append(segment.base_offset)
             size = 0
-        size += size_bytes
+        size += segment.size
     ends = [*starts[1:], INT64_MAX]
-    return [_Piece(topic, partition, directory, first, end) for first, end in zip(starts, ends, strict=True)]
+    return [
+        _Piece(path, storage, view.topic, view.partition, view.directory, first, end)
+        for first, end in zip(starts, ends, strict=True)
+    ]
 
 
 def _sketch(piece: _Piece) -> bytes:
@@ -148,7 +153,8 @@ def _sketch(piece: _Piece) -> bytes:
     from lastword.partition.view import PartitionView
     from lastword.tools.duplication import sketch_of
 
-    view = PartitionView.load(DirectorySegments(DEFAULT, piece.directory))
+    files = files_at(piece.path, piece.storage)
+    view = PartitionView.load(DirectorySegments(files, piece.directory))
     return sketch_of(view, lambda base_offset: piece.first <= base_offset < piece.end).to_bytes()
 
 
@@ -162,6 +168,7 @@ def verify(
     partition: int | None = None,
     *,
     quick: bool = False,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Check every checksum, index, checkpoint and invariant, as tasks. Changes nothing.
 
@@ -173,20 +180,21 @@ def verify(
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    from lastword.api.opening import open as open_log_dir
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, run_tasks
     from lastword.tools.findings import Problem
 
-    path = shared_log(path)
-    with open_log_dir([path]) as logs:
+    path, storage = shared_log(path, storage_options)
+    with open_logs(path, storage) as logs:
         chosen = [
             (name, number, logs.dirs.log_dir(name, number).directory(name, number))
             for name, number in logs.dirs.select(topic, partition)
         ]
-    sizes = [_log_bytes(directory) for _, _, directory in chosen]
+    files = files_at(path, storage)
+    sizes = [_log_bytes(files, directory) for _, _, directory in chosen]
     work = [
-        _Checked(path, quick, tuple(chosen[number][:2] for number in group)) for group in share_verify(sizes)
+        _Checked(path, storage, quick, tuple(chosen[number][:2] for number in group))
+        for group in share_verify(sizes)
     ]
     problems: dict[Problem, None] = {}  # an unreadable checkpoint is a problem of every task
     with described(spark, "lastword verify"):
@@ -219,12 +227,12 @@ def share_verify(sizes: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _log_bytes(directory: str) -> int:
+def _log_bytes(files: Files, directory: str) -> int:
     """Return the bytes of a partition's log files; 0 if it cannot be read, which its check reports."""
     with suppress(LastwordError):
         facts = [
-            DEFAULT.stat(os.path.join(directory, name))
-            for name in DEFAULT.listdir(directory)
+            files.stat(os.path.join(directory, name))
+            for name in files.listdir(directory)
             if name.endswith(names.LOG)
         ]
         return sum(each.size for each in facts if each is not None)
@@ -234,6 +242,7 @@ def _log_bytes(directory: str) -> int:
 @dataclass(frozen=True, slots=True)
 class _Checked:
     path: str
+    storage: StorageOptions
     quick: bool
     partitions: tuple[tuple[str, int], ...]
 
@@ -244,10 +253,9 @@ class _Checked:
 
 
 def _verify(work: _Checked) -> Verification:
-    from lastword.api.opening import open as open_log_dir
     from lastword.tools.verify import verify
 
-    with open_log_dir([work.path]) as logs:
+    with open_logs(work.path, work.storage) as logs:
         dirs = logs.dirs
         present = set(dirs.select(None, None))
         for tp in work.partitions:
@@ -269,6 +277,7 @@ def restore(
     end: int | datetime | Literal["latest"] = "latest",
     to: str | os.PathLike[str] | None = None,
     progress: ProgressLike | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return the newest value of every key, as a lazy DataFrame of the source's columns.
 
@@ -283,22 +292,22 @@ def restore(
         end: An offset or an aware datetime: the values as of that end.
         to: A new directory to write, as absolute or relative path.
         progress: With `to`: called with a `Progress` as tasks end.
+        storage_options: Options of the store of a log in a bucket; without them, those of the environment.
 
     Raises:
         UsageError: `to` exists.
         OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
             DataFrame is used, call restore again.
     """
-    from lastword.spark.bootstrap import need_pyspark, shared_log, shared_path
+    from lastword.spark.bootstrap import need_pyspark, shared_directory, shared_log
 
     need_pyspark()
-    from lastword.api.opening import open as open_log_dir
     from lastword.api.reader import ranges
     from lastword.spark.source import load
 
-    path = shared_log(path)
+    path, storage = shared_log(path, storage_options)
     if to is not None:
-        to = shared_path(
+        to = shared_directory(
             to,
             "directory of a restore",
             "name a path; for a URL: restore(...).write.parquet(URL), without to=",
@@ -307,7 +316,7 @@ def restore(
             raise UsageError(
                 f"{to} exists, and a restore writes a new directory", remedy="remove it, or name another"
             )
-    with open_log_dir([path]) as logs:
+    with open_logs(path, storage) as logs:
         dirs = logs.dirs
         topic = dirs.only_topic(topic)
         numbers = dirs.select_by_topic(topic, partition)[topic]
@@ -318,7 +327,7 @@ def restore(
             view.refresh()
         settled = [range_.settled() for range_ in ranges(views, "earliest", end)]
         ends = {range_.partition: range_.end for range_ in settled}
-        frame = load(spark, path, topic, numbers, view="latest", ends=ends)
+        frame = load(spark, path, topic, numbers, view="latest", ends=ends, storage=storage)
         if to is None:
             return frame
         size_bytes = sum(segment.size for view in views.values() for segment in view.segments)
@@ -354,7 +363,7 @@ def _written(
     with described(spark, f"lastword restore: {topic}"):
         with whole as report, reporting(spark, report):
             rows.write.mode("error").parquet(to)
-        mark_directory(dirs.files, to, reach)
+        mark_directory(DEFAULT, to, reach)
         by_partition = spark.read.parquet(to).groupBy("partition")
         counted = by_partition.agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()
     counts = {row[0]: (row[1], row[2] or 0) for row in counted}
@@ -371,6 +380,8 @@ def expire(
     path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
+    *,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Apply retention by time, size and log start, in the caller's process. Reads no record.
 
@@ -380,12 +391,11 @@ def expire(
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    from lastword.api.opening import open as open_log_dir
     from lastword.retention import Deletion
     from lastword.spark.schema import frame_of
 
-    path = shared_log(path)
-    with open_log_dir([path], "a", log_cleaner_enable=False) as logs:
+    path, storage = shared_log(path, storage_options)
+    with open_logs(path, storage, "a") as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))
 
 
@@ -416,6 +426,7 @@ def lag(
     partition: int | None = None,
     *,
     query: StreamingQuery,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Compare the last progress of a streaming query with the end of the log as it is now.
 
@@ -425,6 +436,7 @@ def lag(
         topic: None: all topics of the query.
         partition: None: all partitions of the topic.
         query: A running or stopped query. It may have sources of other kinds.
+        storage_options: Options of the store of a log in a bucket; without them, those of the environment.
 
     Returns:
         A row of `Lag` for each partition that the query has read; none before its first progress. The end is
@@ -433,11 +445,11 @@ def lag(
     from lastword.spark.bootstrap import need_pyspark, shared_log
 
     need_pyspark()
-    from lastword.api.opening import open as open_log_dir
     from lastword.spark.schema import frame_of
 
     rows = []
-    with open_log_dir([shared_log(path)]) as logs:
+    path, storage = shared_log(path, storage_options)
+    with open_logs(path, storage) as logs:
         chosen = set(logs.dirs.select(topic, partition))
         now_ms = logs.dirs.clock.now_ms()
         for tp, position in sorted(_positions(query).items()):
@@ -484,6 +496,7 @@ def audit(
     partition: int | None = None,
     *,
     delivered: DataFrame,
+    storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Compare the newest delivered offset of each key with the newest logged offset. Lazy.
 
@@ -499,6 +512,7 @@ def audit(
             a key has several rows, the newest offset counts. A row without a partition counts for each
             partition where its key is logged. With `partition`, such a key that is not logged belongs to the
             partition that the topic's partitioner returns.
+        storage_options: Options of the store of a log in a bucket; without them, those of the environment.
 
     Returns:
         A row for each key whose offsets differ, with the kinds of `LogDir.audit`.
@@ -508,19 +522,18 @@ def audit(
     need_pyspark()
     from pyspark.sql import functions as F
 
-    from lastword.api.opening import open as open_log_dir
     from lastword.spark.write import NAMED_PARTITIONERS
 
-    path = shared_log(path)
+    path, storage = shared_log(path, storage_options)
     _check_columns(delivered)
-    with open_log_dir([path]) as logs:
+    with open_logs(path, storage) as logs:
         dirs = logs.dirs
         topic = dirs.only_topic(topic)
         numbers = dirs.select_by_topic(topic, partition)[topic]
         gone_below = {number: dirs.gone_below(topic, number) for number in numbers}
         partitioner = logs.topic(topic).config.lastword_partitioner or "murmur2"
         count = len(dirs.views(topic))
-    logged = _logged_offsets(spark, path, topic, numbers)
+    logged = _logged_offsets(spark, path, storage, topic, numbers)
     keys = _by_key(logged.union(_delivered_offsets(delivered, partition)))
     rows = _wrong_keys(keys, topic, gone_below)
     if partition is None or count == 1 or partitioner not in NAMED_PARTITIONERS:
@@ -528,14 +541,16 @@ def audit(
     return rows.where(F.col("partition").isNotNull() | (_assigned(partitioner, count) == partition))
 
 
-def _logged_offsets(spark: SparkSession, path: str, topic: str, numbers: Sequence[int]) -> DataFrame:
+def _logged_offsets(
+    spark: SparkSession, path: str, storage: StorageOptions, topic: str, numbers: Sequence[int]
+) -> DataFrame:
     """Return the newest offset of each logged key, and whether it is a tombstone."""
     from pyspark.sql import functions as F
 
     from lastword.spark.source import load
 
     schema = "key binary, partition int, offset long, change string"
-    changes = load(spark, path, topic, numbers, view="changes", schema=schema)
+    changes = load(spark, path, topic, numbers, view="changes", schema=schema, storage=storage)
     return changes.where(F.col("key").isNotNull()).select(
         "key",
         "partition",

@@ -9,6 +9,7 @@ refused with the nearest name: a misspelt `endingOffset` would otherwise silentl
     kafka.bootstrap.servers                            refused: `path` replaces it
     options that Kafka's source refuses                refused, with the replacement
     options of a stream (`maxOffsetsPerTrigger` ...)   one warning in a batch, as in Kafka's source
+    storage.*, storage.secret.*                        options of a bucket's store; plans hide the second form
     the end of a read (`endingOffsets` ...)            refused in a stream, which has no end
 """
 
@@ -23,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lastword.errors import LastwordError, SparkOptionError, nearest
+from lastword.errors import LastwordError, SparkOptionError, UsageError, nearest
+from lastword.objects import is_secret, is_url, open_store
 from lastword.parse import parse_bytes, parse_duration_ms
 from lastword.value_formats import ENVELOPES, FORMATS, OPTIONS, SHARED, format_of
 from lastword.value_formats.interface import ValueFormat
@@ -34,6 +36,41 @@ from lastword.value_formats.interface import ValueFormat
 EARLIEST, LATEST = -2, -1  # as in Kafka's offset JSON
 
 Offsets = dict[str, dict[int, int]]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StorageOptions:
+    """The options of a store, as `lastword.open(storage_options=...)` takes them. Its text has names only."""
+
+    items: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, path: str, given: Mapping[str, str] | None) -> StorageOptions:
+        """Check the options for a path; no request is sent.
+
+        Raises:
+            UsageError: The path is a directory, which has no options.
+            NotALogDirError, UnknownSettingError, InvalidSettingError, MissingError: As `open_store`.
+        """
+        if not is_url(path):
+            if given:
+                raise UsageError(
+                    "storage options are for a log in a bucket", remedy="leave them out for a directory"
+                )
+            return NO_STORAGE
+        storage = cls(tuple(sorted((str(name), str(value)) for name, value in (given or {}).items())))
+        open_store(path, dict(storage.items)).close()
+        return storage
+
+    def named(self) -> dict[str, str]:
+        """Return the options under their names in Spark."""
+        return {(SECRET if is_secret(name) else STORAGE) + name: value for name, value in self.items}
+
+    def __repr__(self) -> str:
+        return f"StorageOptions({', '.join(name for name, _ in self.items)})"
+
+
+NO_STORAGE = StorageOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +173,7 @@ class ReadOptions:
     lease: str | None = None
     lease_max_age_ms: int = 7 * 86_400_000
     formats: ColumnFormats = ColumnFormats()
+    storage: StorageOptions = NO_STORAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +195,7 @@ class WriteOptions:
     producer: str | None = None
     sequence: int | None = None
     formats: ColumnFormats = ColumnFormats()
+    storage: StorageOptions = NO_STORAGE
 
 
 # ---------------------------------------------------------------- the text of one option
@@ -380,8 +419,20 @@ def absolute_path(text: str) -> str:
     if text.startswith("file:"):
         text = "/" + text[5:].lstrip("/")
     elif re.match(r"^[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        raise Problem("is a directory that all tasks can see (local or mounted), not a URL")
+        raise Problem("is a directory that all tasks can see (local or mounted), not a URL of this scheme")
     return str(Path(text).absolute())
+
+
+STORES = ("s3", "gs", "az", "memory")
+"""The schemes of the URLs of logs in buckets."""
+
+
+def log_path(text: str) -> str:
+    """Return the name of a log, which driver and tasks share: a URL, or a directory's absolute name."""
+    scheme, _, rest = text.partition("://")
+    if scheme.lower() in STORES:
+        return f"{scheme.lower()}://{rest.rstrip('/')}"
+    return absolute_path(text)
 
 
 def parse_text(text: str) -> str:
@@ -406,7 +457,7 @@ FORMAT: dict[str, Callable[[str], Any]] = {
 """Options of columns with a format. A format's own options are for values, with `key_` in front for keys."""
 
 READ: dict[str, Callable[[str], Any]] = {
-    "path": absolute_path,
+    "path": log_path,
     "subscribe": parse_names,
     "assign": parse_assignment,
     "subscribePattern": parse_pattern,
@@ -443,7 +494,7 @@ STREAM: dict[str, Callable[[str], Any]] = {
 }
 
 WRITE: dict[str, Callable[[str], Any]] = {
-    "path": absolute_path,
+    "path": log_path,
     "topic": parse_text,
     "partitions": parse_count,
     "ack": parse_one_of("disk", "os"),
@@ -454,6 +505,13 @@ WRITE: dict[str, Callable[[str], Any]] = {
     "includeHeaders": parse_flag,  # Kafka's sink needs it to write `headers`; here the column is enough
     **FORMAT,
 }
+
+STORAGE = "storage."
+"""The beginning of the name of each option of a store."""
+SECRET = "storage.secret."
+"""Another beginning of these names, which is needed for a credential whose own name Spark would show."""
+_HIDDEN = re.compile(r"(?i)secret|password|token")
+_PUBLIC = ("access_key_id",)  # it names a user, and is in the address of each signed request
 
 CHOICES = ("assign", "subscribe", "subscribePattern")
 NO_CLIENT = (
@@ -534,6 +592,7 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
         lease=values.get("lease"),
         lease_max_age_ms=values.get("leaseMaxAge", 7 * 86_400_000),
         formats=formats,
+        storage=StorageOptions.of(values["path"], values.get("storage")),
     )
 
 
@@ -588,6 +647,7 @@ def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool 
         producer=values.get("producer"),
         sequence=values.get("sequence"),
         formats=formats,
+        storage=StorageOptions.of(values["path"], values.get("storage")),
     )
 
 
@@ -654,7 +714,10 @@ def _parse(
     settings: Iterable[str],
     warn: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return values by canonical name, and sentences about problems. Topic settings are under `settings`."""
+    """Return values by canonical name, and sentences about problems.
+
+    Topic settings are under `settings`, options of a store under `storage`.
+    """
     if "provider" in options and "owner" in options:
         return {}, [OF_A_TABLE]
     canonical = {name.lower(): name for name in known}
@@ -665,6 +728,7 @@ def _parse(
     problems: list[str] = []
     unused: list[str] = []
     topic_settings: dict[str, str] = {}
+    storage: dict[str, str] = {}
     for spelling, text in options.items():
         name = spelling.lower()
         if name in canonical:
@@ -679,6 +743,11 @@ def _parse(
                 )
         elif name in settings:
             topic_settings[name] = text
+        elif name.startswith(STORAGE):
+            option = name.removeprefix(SECRET if name.startswith(SECRET) else STORAGE)
+            storage[option] = text
+            if is_secret(option) and option not in _PUBLIC and not _HIDDEN.search(name):
+                problems.append(f"Spark would show option '{name}' in plans: name it '{SECRET}{option}'")
         elif name in INSTEAD:
             problems.append(f"option '{name}' has no meaning here: {INSTEAD[name]}")
         elif name.startswith("ending") and name in for_other:
@@ -699,6 +768,8 @@ def _parse(
         log.warning("lastword: options that have no effect here: %s", ", ".join(sorted(unused)))
     if topic_settings:
         values["settings"] = topic_settings
+    if storage:
+        values["storage"] = storage
     return values, problems
 
 

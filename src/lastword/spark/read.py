@@ -55,6 +55,7 @@ from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.bootstrap import check_seen
+from lastword.spark.bucket import files_at
 from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.schema import CHANGE, CORRUPT, FORMATTED, arrow_schema
 from lastword.spark.splits import MAX_RELOADS, LogPartition, parts_of
@@ -88,12 +89,12 @@ def read_task(
     options: ReadOptions,
     schema: StructType,
     columns: tuple[str, ...],
-    files: Files = DEFAULT,
+    files: Files | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all parts of a task, as `read_batches`; batches of small parts are joined."""
-    parts = parts_of(task)
+    parts, files = parts_of(task), files or files_at(options.path, options.storage)
     for root in dict.fromkeys(os.path.dirname(part.directory) for part in parts):
-        register_limits(root)
+        register_limits(root, files)
     yield from joined(
         batch for part in parts for batch in read_batches(part, options, schema, columns, files)
     )
@@ -324,11 +325,11 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
     A partition is lost if it is missing, or belongs to a recreated topic.
     """
     if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
-        check_seen(task.directory)
+        check_seen(task.directory, files)
     elif not files.is_dir(task.directory):
         return None
     else:
-        check_seen(task.directory)
+        check_seen(task.directory, files)
     view = PartitionView.load(DirectorySegments(files, task.directory))
     if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
         return view
@@ -391,7 +392,7 @@ def newest_chunks(
                 RangeSource(segment, start, task.end, last=segment is segments[-1]) for segment in segments
             ]
             outcomes = outcomes_of(view, task, options)
-            memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
+            memory, salt = map_bytes(os.path.dirname(task.directory), files), os.urandom(16)
             resolution = None
             if not tombstones and start <= view.log_start:
                 resolution = from_accounts(files, view, sources, outcomes, memory)
@@ -549,6 +550,6 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         shift += 7
 
 
-def map_bytes(path: str) -> int:
+def map_bytes(path: str, files: Files) -> int:
     """Return the memory for the key map of a task: log.cleaner.dedupe.buffer.size / log.cleaner.threads."""
-    return Settings.load(os.fspath(path)).instance.map_bytes
+    return Settings.load(path, files=files).instance.map_bytes

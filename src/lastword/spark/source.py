@@ -26,7 +26,15 @@ from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, SparkOptionError
 from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, typed
-from lastword.spark.options import CHOICES, ReadOptions, parse_read, parse_schema, parse_write
+from lastword.spark.options import (
+    CHOICES,
+    NO_STORAGE,
+    ReadOptions,
+    StorageOptions,
+    parse_read,
+    parse_schema,
+    parse_write,
+)
 from lastword.spark.schema import SINK_SCHEMA, check_projection, schema_of_read, sink_columns
 
 if TYPE_CHECKING:
@@ -97,10 +105,11 @@ class LastwordDataSource(Shipped, DataSource):
                 remedy="lastword.spark.update_stream(frame, path, topic, mode='complete', ...) appends the "
                 "differences; outputMode('append') adds rows",
             )
-        options = parse_write(
-            {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}, stream=True
-        )
-        return LogStreamWriter(prepare(options, sink_columns(schema, options.formats), stream=True))
+        given = {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}
+        query = next((text for name, text in self.options.items() if name.lower() == CHECKPOINT), None)
+        options = parse_write(given, stream=True)
+        columns = sink_columns(schema, options.formats)
+        return LogStreamWriter(prepare(options, columns, stream=True, query=query))
 
 
 class LogReader(Shipped, DataSourceReader):
@@ -155,10 +164,12 @@ def load(
     schema: str | StructType | None = None,
     formats: Mapping[str, str] | None = None,
     ends: dict[int, int] | None = None,
+    storage: StorageOptions = NO_STORAGE,
 ) -> DataFrame:
     """Return a DataFrame of some partitions of one topic, with the options of formats."""
     reader = spark.read.format("lastword").option("view", view)
     reader = reader.option("assign", json.dumps({topic: list(numbers)})).options(**(formats or {}))
+    reader = reader.options(**storage.named())
     if schema is not None:
         reader = reader.schema(schema)
     if ends is not None:

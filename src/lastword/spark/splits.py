@@ -1,6 +1,6 @@
 """Plan a read: choose partitions and offsets, and split them into tasks.
 
-Everything here reads the directory without a lock, as recovery would see it.
+Everything here reads the log without a lock, as recovery would see it.
 
 Ranges are split by bytes, from index entries alone. On a compacted log the number of offsets says little
 about the work of a task: a million offsets may hold ten records. The offset index has the bytes: each entry
@@ -24,6 +24,7 @@ from functools import partial
 
 from pyspark.sql.datasource import InputPartition
 
+from lastword.bucket.files import BucketFiles
 from lastword.errors import (
     FileVanishedError,
     OffsetOutOfRangeError,
@@ -31,10 +32,11 @@ from lastword.errors import (
     SparkOptionError,
     UnknownTopicError,
 )
-from lastword.files import DEFAULT, Files
+from lastword.files import Files
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.moment import check_answerable
 from lastword.partition.view import PartitionView
+from lastword.spark.bucket import open_directory
 from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, TopicSelection
 from lastword.wire import INT64_MAX
 
@@ -71,7 +73,7 @@ class PartitionRange:
         return f"{self.topic}-{self.partition}"
 
 
-def choose(options: ReadOptions, files: Files = DEFAULT) -> list[PartitionRange]:
+def choose(options: ReadOptions, files: Files | None = None) -> list[PartitionRange]:
     """Return every partition to read, in order of topic and number. For a stream: at its start.
 
     Raises:
@@ -80,7 +82,7 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[PartitionRange]
             end.
         OffsetOutOfRangeError: Records are lost, unless failOnDataLoss is false.
     """
-    directory = LogDirectory.open(options.path, "r", files)
+    directory = open_directory(options.path, options.storage, files)
     existing = directory.partitions_by_topic()
     selected = pick(existing, options.selection, options.path)
     for bound_name, bound in (("starting", options.start), ("ending", options.end)):
@@ -265,13 +267,22 @@ def _given_offset(bound: Bound, topic: str, number: int) -> int:
 # ---------------------------------------------------------------- cuts
 
 
-def cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
+def cut_points(range_: PartitionRange, whole_bytes: int = 0) -> list[tuple[int, int]]:
     """Return (offset, bytes before it) for each offset at which a range may be cut.
+
+    In a bucket, a range whose segments have up to `whole_bytes` is not cut: to read the indexes costs a
+    request for each segment.
 
     An index entry holds the last offset of its batch, so the next offset begins a batch. A damaged index can
     only make ranges uneven, because a range consists of offsets. Files that were swapped since the view was
     loaded are listed again.
     """
+    if isinstance(range_.view.files, BucketFiles):
+        size_bytes = sum(
+            segment.size for segment in range_.view.segment_set.between(range_.start, range_.end)
+        )
+        if size_bytes <= whole_bytes:
+            return [(range_.start, 0), (range_.end, size_bytes)]
     for _ in range(MAX_RELOADS):
         try:
             return _cut_points(range_)
@@ -436,7 +447,8 @@ def plan(
                 segments = range_.view.segment_set.between(range_.start, range_.end)
                 parts.append((part, sum(segment.size for segment in segments)))
         return share_tasks(parts, options)
-    points = [(range_, cut_points(range_)) for range_ in ranges if range_.start < range_.end]
+    whole_bytes = 0 if options.min_partitions else options.max_partition_bytes
+    points = [(range_, cut_points(range_, whole_bytes)) for range_ in ranges if range_.start < range_.end]
     total_bytes = sum(cuts[-1][1] for _, cuts in points)
     limit = task_bytes(total_bytes, options.max_partition_bytes, options.min_partitions)
     for range_, cuts in points:

@@ -46,12 +46,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, OffsetOutOfRangeError, UnknownTopicError
-from lastword.files import DEFAULT
+from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import leases
 from lastword.partition.view import PartitionView
 from lastword.spark.bootstrap import Shipped, hide_traceback
+from lastword.spark.bucket import change, open_directory
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import check_projection
 from lastword.spark.splits import PartitionRange, choose, cut_points, matching, past_gap, plan
@@ -388,7 +388,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _list(self) -> QueryPartitions:
         """List the partitions that the query reads. The directory is opened once for all of them."""
-        directory = LogDirectory.open(self.options.path, "r")
+        directory = open_directory(self.options.path, self.options.storage)
         existing = directory.partitions_by_topic()
         selection = self.options.selection
         if selection.pattern is not None:
@@ -412,12 +412,14 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         if self.options.lease is None or not offsets:
             return
         now_ms = int(time.time() * 1000)
-        for tp, view in views.items():
-            if tp in offsets:
+        held = {tp: view for tp, view in views.items() if tp in offsets}
+
+        def hold(files: Files) -> None:
+            for tp, view in held.items():
                 leases.register(
-                    DEFAULT,
+                    files,
                     view.directory,
-                    self.options.lease,
+                    self.options.lease or "",
                     # A loss is an error when it is read, or ignored (failOnDataLoss).
                     min(max(offsets[tp], view.log_start), view.log_end),
                     log_start=view.log_start,
@@ -426,7 +428,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     now_ms=now_ms,
                     holds_nothing=self._initial is not None,  # only a new query calls initialOffset
                 )
-                self._leased.add(tp)
+
+        change(self.options.path, self.options.storage, hold)
+        self._leased.update(held)
 
 
 def _end(view: PartitionView, options: ReadOptions) -> int:

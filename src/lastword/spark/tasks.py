@@ -37,6 +37,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory, typed
+from lastword.spark.bucket import files_at
+from lastword.spark.options import NO_STORAGE
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -124,9 +126,10 @@ def _called(function: Callable[[Any], Any], values: Sequence[Any]) -> bytes:
     """Call the function for each value, on an executor."""
     results = []
     for value in values:
-        directory = getattr(value, "directory", None) or getattr(value, "path", None)
+        root = getattr(value, "path", None)
+        directory = getattr(value, "directory", None) or root
         if isinstance(directory, str):
-            need_directory(directory)
+            need_directory(directory, files_at(root or directory, getattr(value, "storage", NO_STORAGE)))
         results.append(function(value))
     return pickle.dumps(results)
 

@@ -45,6 +45,7 @@ def update_stream(
     trigger: Mapping[str, Any] | None = None,
     name: str | None = None,
     options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
     """Start a query that keeps the newest row of each key of a streaming result in a topic.
 
@@ -53,7 +54,8 @@ def update_stream(
     Args:
         frame: A streaming DataFrame with the columns of the sink: `key`, `value`, if wanted `headers` and
             `timestamp`; in mode update also `partition`. A null value deletes its key.
-        path: A log directory that this process and all executors see under this name.
+        path: A log directory that this process and all executors see under this name, or the URL of a log in
+            a bucket.
         topic: The topic; made if it is new. In mode complete it must belong to the query: a key that another
             program wrote is not in the result, and is deleted.
         checkpoint: The query's checkpointLocation.
@@ -63,6 +65,7 @@ def update_stream(
         trigger: The arguments of `DataStreamWriter.trigger`: `{"availableNow": True}`.
         name: The query's name.
         options: Options of the sink: `{"partitions": 8, "cleanup.policy": "compact"}`.
+        storage_options: Options of the store of a log in a bucket; without them, those of the environment.
 
     Returns:
         The started query.
@@ -75,7 +78,7 @@ def update_stream(
     from lastword.spark.bootstrap import need_pyspark, shared_path
 
     need_pyspark()
-    from lastword.spark.options import parse_write
+    from lastword.spark.options import StorageOptions, parse_write
     from lastword.spark.schema import has_map, sink_columns
     from lastword.spark.write import make_target
 
@@ -91,6 +94,7 @@ def update_stream(
         )
     path = shared_path(path)
     texts = {option: conf_value(value) for option, value in (options or {}).items()}
+    texts |= StorageOptions.of(path, storage_options).named()
     parsed = parse_write({**texts, "path": path, "topic": topic}, stream=True)
     columns = sink_columns(frame.schema, parsed.formats)
     if mode == "complete" and (columns.key is None or columns.partition is not None):
@@ -156,7 +160,8 @@ def differences(
     from pyspark.sql import functions as F
     from pyspark.sql.types import BinaryType, IntegerType, StructType
 
-    from lastword.spark.options import FORMAT
+    from lastword.spark.bucket import files_at
+    from lastword.spark.options import FORMAT, parse_write
     from lastword.spark.source import load
     from lastword.spark.write import existing_target
 
@@ -172,8 +177,11 @@ def differences(
         *(F.col(names[name]).alias(name) for name in ("headers", "timestamp") if name in names),
     ).alias("now")
     schema = schema.add("partition", IntegerType())
-    numbers = range(existing_target(path, topic).partitions)
-    newest = load(spark, path, topic, numbers, view="latest", schema=schema, formats=formats).alias("newest")
+    storage = parse_write({**given, "path": path, "topic": topic}, stream=True, warn=False).storage
+    numbers = range(existing_target(path, topic, files_at(path, storage)).partitions)
+    newest = load(
+        spark, path, topic, numbers, view="latest", schema=schema, formats=formats, storage=storage
+    ).alias("newest")
     joined = now.join(newest, F.col("now.key") == F.col("newest.key"), "full_outer")
     return joined.where(~F.col("now.value").eqNullSafe(F.col("newest.value"))).select(
         F.coalesce("now.key", "newest.key").alias("key"),

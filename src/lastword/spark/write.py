@@ -29,13 +29,15 @@ task gives a sign of life while it runs (`ingest.staging.keep_alive`).
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -45,6 +47,7 @@ from pyspark.sql.datasource import (
 )
 
 from lastword.api.schema import murmur2_partitions
+from lastword.bucket.files import BucketFiles
 from lastword.clock import SystemClock
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import (
@@ -56,7 +59,7 @@ from lastword.errors import (
 )
 from lastword.files import DEFAULT, Files, overlapped
 from lastword.ingest import staging
-from lastword.ingest.apply import commit, open_to_append
+from lastword.ingest.apply import check_refusal, commit, ingest_pending, open_to_append
 from lastword.ingest.staging import (
     OWN_FILE_BYTES,
     Manifest,
@@ -65,12 +68,22 @@ from lastword.ingest.staging import (
     StagedWriter,
     Writers,
     discard_all,
+    next_number,
     pending_commits,
 )
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.topics import discover
+from lastword.objects import is_url
 from lastword.segment import names
 from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, need_directory
+from lastword.spark.bucket import (
+    begin_uploads,
+    bucket_at,
+    files_at,
+    open_directory,
+    private_copy,
+    transaction,
+)
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.splits import INTERNAL_TOPICS
@@ -79,6 +92,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.bucket.manifest import Entry
     from lastword.records.pack import AppendColumns, Workspace
     from lastword.value_formats.interface import ValueFormat
 
@@ -91,11 +106,19 @@ BATCH = "streaming.sql.batchId"
 # ---------------------------------------------------------------- one write
 
 
-def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False) -> WriteJob:
+def prepare(
+    options: WriteOptions, columns: SinkColumns, *, stream: bool = False, query: str | None = None
+) -> WriteJob:
     """Return the job of a write: check the rows, make the topic if it is new, compile the kernels.
 
     A wrong call changes nothing, because all checks are done before the topic is made. Only making the topic
     needs the directory's lock.
+
+    Args:
+        options: The options.
+        columns: The columns of the frame.
+        stream: The write is a micro-batch.
+        query: The checkpoint of its query, if it is known.
     """
     if options.topic is None and columns.topic is None:
         raise SparkOptionError("no topic is given", remedy="option `topic`, or a column topic")
@@ -103,7 +126,7 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
         log.warning("lastword: columns that no record has are left out: %s", ", ".join(columns.ignored))
     target = make_target(options, columns) if options.topic is not None else None
     ensure_compiled()
-    directory = LogDirectory.open(options.path, "r")
+    directory = open_directory(options.path, options.storage)
     partitions = directory.topic_partitions()
     first = next((tp for tp in partitions if target is None or tp.topic == target.topic), None)
     if first is None:
@@ -111,6 +134,9 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
             f"{options.path} has no topic yet", remedy="make one, or give the option `topic`"
         )
     job = WriteJob(uuid.uuid4().hex, options, columns, target, directory.directory(*first), stream)
+    if is_url(options.path):
+        uploads = begin_uploads(options.path, options.storage, query)
+        return BucketJob(job.name, options, columns, target, job.directory, stream, uploads)
     if not stream:
         staging.open_staging(DEFAULT, job.directory, job.name)
     return job
@@ -118,11 +144,16 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """The runs that one task has staged, their job, and for a stream its query."""
+    """The runs that one task has staged, their job, and for a stream its query.
+
+    In a bucket also the entries of the uploaded files by path, and the name under which they are kept.
+    """
 
     runs: tuple[StagedRun, ...]
     job: str
     writer: str | None = None
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    uploads: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,18 +184,8 @@ class WriteJob:
 
     def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of one attempt of one task."""
-        from pyspark import TaskContext
-
         need_directory(self.directory)
-        context = TaskContext.get()
-        task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
-        query = context.getLocalProperty(QUERY) if context is not None and self.stream else None
-        if query is None:
-            name, writer, batch = self.name, None, -1
-        else:
-            # Spark makes one writer for the tasks and another for the commit, so the job is named here.
-            batch = int(context.getLocalProperty(BATCH))
-            name, writer = f"{self.name}-{batch}", self.writer_of(f"spark-{query}")
+        name, task, writer, batch = self._in_task()
         rows = TaskRows(self.options, self.columns, self.target, name, task)
         try:
             with kept_alive(self.options.path, name):
@@ -177,6 +198,19 @@ class WriteJob:
         if self._is_over(writer, batch):
             rows.remove()
         return StagedMessage(runs, name, writer)
+
+    def _in_task(self) -> tuple[str, tuple[int, int], str | None, int]:
+        """Return the job's name, the task with its attempt, and for a stream the writer and the batch."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
+        query = context.getLocalProperty(QUERY) if context is not None and self.stream else None
+        if query is None:
+            return self.name, task, None, -1
+        # Spark makes one writer for the tasks and another for the commit, so the job is named here.
+        batch = int(context.getLocalProperty(BATCH))
+        return f"{self.name}-{batch}", task, self.writer_of(f"spark-{query}"), batch
 
     def _is_over(self, writer: str | None, batch: int) -> bool:
         """Return whether the job ended while this attempt was staging; then its files are not needed."""
@@ -195,12 +229,7 @@ class WriteJob:
             return
         job = staged[0].job
         path = self.options.path
-        if sequence is not None and Writers.load(DEFAULT, path).last(writer) >= sequence:
-            log.warning(
-                "lastword: batch %d of %s, or a later one, was written before: it adds nothing",
-                sequence,
-                writer,
-            )
+        warn_of_repetition(DEFAULT, path, writer, sequence)
         staging.close_staging(DEFAULT, self.directory, job)
         manifest = Manifest(
             job, tuple(runs), sync=self.options.ack == "disk", writer=writer, sequence=sequence
@@ -224,6 +253,76 @@ class WriteJob:
             staging.close_staging(DEFAULT, self.directory, job)
             if job not in pending_commits(DEFAULT, self.options.path):
                 discard_job(self.options.path, job)
+
+
+@dataclass(frozen=True)
+class BucketJob(WriteJob):
+    """A write to a log in a bucket: tasks upload what they have staged, and the driver swaps once.
+
+    `uploads` is the name under which the uploads are kept until the commit.
+    """
+
+    uploads: str = ""
+
+    def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """As `WriteJob.stage`, in a private copy of the log, whose new files are uploaded."""
+        path, storage = self.options.path, self.options.storage
+        name, task, writer, _ = self._in_task()
+        with private_copy(path, storage) as files:
+            need_directory(self.directory, files)
+            rows = TaskRows(self.options, self.columns, self.target, name, task, files)
+            for frame in iterator:
+                rows.add(frame)
+            runs = rows.finish()
+            uploaded = bucket_at(path, storage).upload(dict(files.changes()))
+        entries = {key: entry for key, entry in uploaded.items() if entry is not None}
+        return StagedMessage(runs, name, writer, entries, self.uploads)
+
+    def commit(
+        self, messages: list[WriterCommitMessage | None], writer: str | None, sequence: int | None
+    ) -> None:
+        """As `WriteJob.commit`, in one transaction. UploadsGoneError if it comes too late."""
+        path, storage = self.options.path, self.options.storage
+        staged = [message for message in messages if isinstance(message, StagedMessage)]
+        runs = tuple(run for message in staged for run in message.runs)
+        if runs and not warn_of_repetition(files_at(path, storage), path, writer, sequence):
+            manifest = Manifest(staged[0].job, runs, sync=True, writer=writer, sequence=sequence)
+            entries = {key: entry for message in staged for key, entry in message.entries.items()}
+            transaction(path, storage, partial(ingest_uploaded, manifest, entries), uploads=staged[0].uploads)
+        self.abort(staged)  # ends the uploads that the commit has not ended
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Give up the uploads of every attempt; a collection removes them. This never changes the log."""
+        bucket = bucket_at(self.options.path, self.options.storage)
+        given = (message.uploads for message in messages if isinstance(message, StagedMessage))
+        for name in dict.fromkeys((self.uploads, *given)):
+            if name is not None:
+                bucket.end_uploads(name)
+
+
+def ingest_uploaded(manifest: Manifest, entries: Mapping[str, Entry], dirs: OpenDirs) -> None:
+    """Ingest the staged files of a commit, which are in the store, in a private copy of the log.
+
+    DataError if the commit is refused: a topic is gone, for example.
+    """
+    (directory,) = dirs.directories
+    files, root = directory.files, directory.path
+    assert isinstance(files, BucketFiles)
+    files.adopt(entries)
+    name = f"{next_number(files, root, directory.clock.now_ms()):020d}-{manifest.commit_id}"
+    files.write_atomic(os.path.join(root, names.INBOX + name), manifest.encoded())
+    ingest_pending(directory)
+    check_refusal(files, os.path.join(root, names.REFUSED + name), manifest)
+
+
+def warn_of_repetition(files: Files, path: str, writer: str | None, sequence: int | None) -> bool:
+    """Return whether the batch of a writer was ingested before, with a warning."""
+    if sequence is None or Writers.load(files, path).last(writer) < sequence:
+        return False
+    log.warning(
+        "lastword: batch %d of %s, or a later one, was written before: it adds nothing", sequence, writer
+    )
+    return True
 
 
 @contextmanager
@@ -346,7 +445,7 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopi
         SparkOptionError: Some of its partitions are in another directory. The partition of a key is computed
             among all of them.
     """
-    directory = LogDirectory.open(path, "r", files)
+    directory = open_directory(path, files=files)
     numbers = directory.partitions(topic)
     absent = sorted(set(range(max(numbers) + 1)).difference(numbers))
     if absent:
@@ -371,9 +470,10 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
             remedy="name a topic of your own",
         )
     settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
-    if exists(options.path, topic):
-        target = existing_target(options.path, topic)
-        _check_same(options, target, LogDirectory.open(options.path, "r").topic_config(topic))
+    files = files_at(options.path, options.storage)
+    if exists(options.path, topic, files):
+        target = existing_target(options.path, topic, files)
+        _check_same(options, target, open_directory(options.path, files=files).topic_config(topic))
     else:
         settings.setdefault("lastword.key.serializer", columns.key_serializer)
         settings.setdefault("lastword.value.serializer", columns.value_serializer)
@@ -382,9 +482,17 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     if compacts and columns.key is None:
         raise KeyRequiredError.of(topic)
     if target is None:
-        with _locked(options) as directory:
-            directory.create_topic(topic, options.partitions or 1, settings, exist_ok=True)
-        target = existing_target(options.path, topic)
+        given = topic, options.partitions or 1, settings
+        if is_url(options.path):
+            transaction(
+                options.path,
+                options.storage,
+                lambda dirs: dirs.directories[0].create_topic(*given, exist_ok=True),
+            )
+        else:
+            with _locked(options) as directory:
+                directory.create_topic(*given, exist_ok=True)
+        target = existing_target(options.path, topic, files_at(options.path, options.storage))
     return target
 
 
@@ -401,9 +509,9 @@ def _locked(options: WriteOptions) -> LogDirectory:
             time.sleep(0.05)
 
 
-def exists(path: str, topic: str) -> bool:
-    """Return whether the topic exists. An absent or empty directory has no topics."""
-    return DEFAULT.exists(path) and topic in discover(DEFAULT, path).topics()
+def exists(path: str, topic: str, files: Files) -> bool:
+    """Return whether the topic exists. An absent or empty log has no topics."""
+    return files.exists(path) and topic in discover(files, path).topics()
 
 
 def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig) -> None:

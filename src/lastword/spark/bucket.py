@@ -1,0 +1,159 @@
+"""A log in a bucket on Spark: what driver and tasks read, what tasks upload, and the commits.
+
+Nothing is shared between driver and executors but the store. Each process has one `Bucket` for each URL with
+its options; a call takes the newest version with one conditional request, so that planning costs the same
+number of requests for any number of partitions.
+
+Where it runs. A read is planned beside the driver and runs in tasks, as over a directory (`read`). In a write
+each task stages its rows in a private copy and uploads the staged files; the driver adopts them in one
+transaction, which ingests them as a directory does and swaps the manifest once. A cleaning is a transaction
+of its own for each partition, in a task; the commits of different partitions are merged.
+
+What travels. The URL and the options of the store; from each task of a write the entries of its files (names
+of objects, or the bytes of files up to 1 KiB). Credentials travel only if the caller gives them as options;
+no text shows them.
+
+When tasks fail. Uploads that no commit names are removed by a later collection. The driver announces the
+uploads before the tasks begin (`Bucket.begin_uploads`), so that no collection removes them before the commit;
+a commit that comes after `KEEP_UPLOADS_MS` is refused with UploadsGoneError. A commit whose swap was lost is
+found in the history, and the batch of a named writer is ingested once, as in a directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from lastword.bucket.files import BucketFiles
+from lastword.clock import SystemClock
+from lastword.files import DEFAULT, Files
+from lastword.logdir.log_dir import LogDirectory
+from lastword.objects import is_url, open_store
+from lastword.spark.options import NO_STORAGE, StorageOptions
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import Mode, OpenDirs
+    from lastword.bucket.commit import Bucket
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------- the newest version
+
+_opened: dict[tuple[str, StorageOptions], tuple[Bucket, BucketFiles]] = {}
+
+
+def bucket_at(url: str, storage: StorageOptions) -> Bucket:
+    """Return the bucket of a log, the same one for each call in this process."""
+    return _at(url, storage)[0]
+
+
+def files_at(path: str, storage: StorageOptions = NO_STORAGE) -> Files:
+    """Return the files of a log: those of the system for a directory, for a URL those of the newest version.
+
+    For a URL this is one conditional request, if the log has not changed since the last call.
+    """
+    if not is_url(path):
+        return DEFAULT
+    bucket, files = _at(path, storage)
+    files.snapshot = bucket.load().snapshot
+    return files
+
+
+def _at(url: str, storage: StorageOptions) -> tuple[Bucket, BucketFiles]:
+    opened = _opened.get((url, storage))
+    if opened is None:
+        from lastword.bucket.commit import Bucket
+
+        bucket = Bucket(open_store(url, dict(storage.items)))
+        files = bucket.files(bucket.load().snapshot)
+
+        def take_newest() -> None:
+            files.snapshot = bucket.load().snapshot
+
+        bucket.reads.on_vanished = take_newest
+        opened = _opened.setdefault((url, storage), (bucket, files))
+    return opened
+
+
+def open_directory(
+    path: str, storage: StorageOptions = NO_STORAGE, files: Files | None = None
+) -> LogDirectory:
+    """Open a log directory, or the newest version of a log in a bucket, to read."""
+    files = files or files_at(path, storage)
+    if not isinstance(files, BucketFiles):
+        return LogDirectory.open(path, "r", files)
+    from lastword.api.bucket_dirs import merged_settings
+
+    version, load = files, merged_settings(path, None, {})
+    return LogDirectory.open(path, "r", files, settings=lambda: load(version))
+
+
+def open_logs(path: str, storage: StorageOptions, mode: Mode = "r") -> LogDir:
+    """Open a log as `lastword.open` does, without a background cleaner."""
+    from lastword.api.opening import open as open_log_dir
+
+    if is_url(path):
+        return open_log_dir(path, mode, storage_options=dict(storage.items), log_cleaner_enable=False)
+    return open_log_dir([path], mode, log_cleaner_enable=False)
+
+
+# ---------------------------------------------------------------- changes
+
+KEEP_UPLOADS_MS = 24 * 3600 * 1000
+"""The time from the beginning of a write to its commit, at most."""
+
+
+def change(path: str, storage: StorageOptions, work: Callable[[Files], T]) -> T:
+    """Change files of a log: of a directory in place, in a bucket by a transaction, which may run again."""
+    return bucket_at(path, storage).transaction(work) if is_url(path) else work(DEFAULT)
+
+
+def transaction(
+    url: str, storage: StorageOptions, work: Callable[[OpenDirs], T], *, uploads: str | None = None
+) -> T:
+    """Run `work` on a private copy of a log in a bucket, and commit it."""
+    from lastword.api.bucket_dirs import in_private, merged_settings
+
+    load = merged_settings(url, None, {})
+    return in_private(bucket_at(url, storage), load, SystemClock(), work, uploads=uploads)
+
+
+def begin_uploads(url: str, storage: StorageOptions, query: str | None) -> str:
+    """Announce the uploads of a write; return the name under which they are kept.
+
+    Spark makes one writer for the tasks of a micro-batch and another for its commit: with `query`, the
+    checkpoint of a streaming query, the second one finds the name of the first.
+    """
+    from lastword.objects import probe
+
+    bucket = bucket_at(url, storage)
+    if bucket not in _probed:
+        probe(bucket.store)
+        _probed.add(bucket)
+    prefix = "spark-" if query is None else f"spark-{hashlib.sha256(query.encode()).hexdigest()[:16]}-"
+    if query is not None:
+        loaded = bucket.load()
+        enough_ms = max(loaded.modified_ms, bucket.clock.now_ms()) + KEEP_UPLOADS_MS // 2
+        for name, pin in loaded.manifest.uploads.items():
+            if name.startswith(prefix) and pin.until_ms > enough_ms:
+                return name
+    name = f"{prefix}{uuid.uuid4().hex}"
+    bucket.begin_uploads(name, KEEP_UPLOADS_MS)
+    return name
+
+
+_probed: set[Bucket] = set()
+
+
+@contextmanager
+def private_copy(url: str, storage: StorageOptions) -> Iterator[BucketFiles]:
+    """Yield a private copy of the newest version, whose changes a task uploads and does not commit."""
+    bucket = bucket_at(url, storage)
+    with tempfile.TemporaryDirectory(prefix="lastword-") as scratch:
+        snapshot = bucket.load().snapshot
+        yield BucketFiles(bucket.url, snapshot, bucket.reads, scratch=scratch, rng=bucket.rng)

@@ -1,0 +1,365 @@
+"""Spark over a log in a bucket: reads, writes and cleanings, without a directory that processes share."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("obstore")
+
+import pyarrow as pa
+
+import lastword
+import lastword.spark
+from lastword.errors import (
+    LastwordError,
+    SparkOptionError,
+    UnknownSettingError,
+    UnknownTopicError,
+    UploadsGoneError,
+    UsageError,
+)
+from lastword.spark import bucket as in_bucket
+from lastword.spark.options import NO_STORAGE, StorageOptions, parse_read, parse_write
+from lastword.spark.schema import full_schema, sink_columns
+from lastword.spark.source import LogReader
+from lastword.spark.splits import choose, plan
+from lastword.spark.write import BucketJob, LogWriter, StagedMessage, WriteJob, prepare
+from tests.spark import clusters
+from tests.spark.conftest import descriptions
+from tests.support.stores import Server
+
+_numbers = count()
+SECRETS = {
+    "access_key_id": "aKeY-of-the-test",
+    "secret_access_key": "sEcReT-of-the-test",
+    "session_token": "tOkEn-of-the-test",
+}
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://spark-{next(_numbers)}/log"
+
+
+def made(url: str, partitions: int = 1, records: int = 0, **storage: str) -> None:
+    """Make topic `t`, with one record of each number in turn of 10 keys."""
+    with lastword.open(url, "a", storage_options=storage or None, log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", partitions=partitions, cleanup_policy="compact")
+        if records:
+            topic.extend((b"k%d" % (n % 10), b"v%d" % n) for n in range(records))
+
+
+def rows(url: str, **options: str) -> list[dict[str, Any]]:
+    """Return the rows of the source, task after task, without Spark."""
+    options = {"path": url, "subscribe": "t", **options}
+    chosen = parse_read({name.lower(): value for name, value in options.items()})
+    reader = LogReader(chosen, full_schema(chosen.include_headers))
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+def job(url: str, **options: str) -> BucketJob:
+    parsed = parse_write({"path": url, "topic": "t", **options})
+    from pyspark.sql.types import BinaryType, StructType
+
+    schema = StructType().add("key", BinaryType()).add("value", BinaryType())
+    made_job = prepare(parsed, sink_columns(schema, parsed.formats))
+    assert isinstance(made_job, BucketJob)
+    return made_job
+
+
+def staged(write: BucketJob, rows: pa.RecordBatch, task: int = 0) -> StagedMessage:
+    """Stage and upload rows as a task with this number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WriteJob, "_in_task", lambda self: (self.name, (task, 0), None, -1))
+        return write.stage(iter([rows]))
+
+
+def frame(first: int, count: int) -> pa.RecordBatch:
+    numbers = range(first, first + count)
+    return pa.RecordBatch.from_pydict(
+        {"key": [b"k%d" % (n % 10) for n in numbers], "value": [b"v%d" % n for n in numbers]}
+    )
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the requests of this process to stores, by method."""
+    from lastword.objects.remote import RemoteStore
+
+    counted: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        method = getattr(RemoteStore, name)
+
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            counted[name] += 1
+            return method(self, *arguments, **options)
+
+        return call
+
+    for name in ("get", "get_range", "put", "put_file", "create", "swap", "list", "facts", "delete"):
+        monkeypatch.setattr(RemoteStore, name, counting(name))
+    return counted
+
+
+# ---------------------------------------------------------------- in one process
+
+
+def test_a_read_shows_the_newest_version(url: str) -> None:
+    made(url, 2, 50)
+    assert len(rows(url)) == 50
+    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+        logs["t"].append(b"k3", b"last")
+        logs["t"].clean()
+    latest = {row["key"]: row["value"] for row in rows(url, view="latest")}
+    assert latest[b"k3"] == b"last"
+    assert len(latest) == 10
+
+
+@pytest.mark.parametrize("view", ["log", "latest"])
+@pytest.mark.parametrize("partitions", [1, 40])
+def test_planning_costs_the_same_requests_for_any_number_of_partitions(
+    url: str, requests: Counter[str], partitions: int, view: str
+) -> None:
+    made(url, partitions, 400)
+    requests.clear()
+    options = parse_read({"path": url, "subscribe": "t", "view": view})
+    assert plan(choose(options), options)
+    assert sum(requests.values()) <= 4, requests
+    requests.clear()
+    assert plan(choose(options), options)
+    assert requests == {"get": 1}
+
+
+def test_a_write_uploads_in_tasks_and_swaps_once(url: str, requests: Counter[str]) -> None:
+    made(url, 3)
+    write = job(url)
+    requests.clear()
+    messages = [staged(write, frame(first, 100), task) for task, first in enumerate((0, 100))]
+    assert not requests["swap"]
+    assert not rows(url)
+    requests.clear()
+    LogWriter(write).commit(messages)
+    assert requests["swap"] == 1, requests
+    assert sorted(row["value"] for row in rows(url)) == sorted(b"v%d" % n for n in range(200))
+    with lastword.open(url) as logs:
+        assert not logs.verify().problems
+    assert not in_bucket.bucket_at(url, NO_STORAGE).load().manifest.uploads
+
+
+def test_a_batch_of_a_producer_comes_in_once(url: str) -> None:
+    made(url)
+    for _ in range(2):
+        write = job(url, producer="me", sequence="7")
+        LogWriter(write).commit([staged(write, frame(0, 10))])
+    assert len(rows(url)) == 10
+    assert not in_bucket.bucket_at(url, NO_STORAGE).load().manifest.uploads
+
+
+def test_an_aborted_write_leaves_nothing_named(url: str) -> None:
+    made(url, 1, 5)
+    write = job(url)
+    message = staged(write, frame(0, 100))
+    LogWriter(write).abort([message, None])
+    loaded = in_bucket.bucket_at(url, NO_STORAGE).load()
+    assert not loaded.manifest.uploads
+    assert not {entry.object for entry in message.entries.values()} & loaded.snapshot.objects()
+    with pytest.raises(UploadsGoneError):
+        LogWriter(write).commit([message])
+    assert len(rows(url)) == 5
+
+
+def test_a_commit_to_a_deleted_topic_changes_nothing(url: str) -> None:
+    made(url)
+    write = job(url)
+    message = staged(write, frame(0, 100))
+    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+        logs.delete_topic("t")
+    with pytest.raises(LastwordError, match="does not exist any more"):
+        LogWriter(write).commit([message])
+    with pytest.raises(UnknownTopicError):
+        rows(url)
+
+
+def test_appends_of_others_during_a_write_are_kept(url: str) -> None:
+    made(url)
+    write = job(url)
+    message = staged(write, frame(0, 100))
+    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+        logs["t"].append(b"other", b"1")
+    LogWriter(write).commit([message])
+    assert len(rows(url)) == 101
+
+
+def test_the_writer_of_a_commit_finds_the_uploads_of_the_tasks(url: str) -> None:
+    made(url)
+    names = [in_bucket.begin_uploads(url, NO_STORAGE, "file:/checkpoint") for _ in range(2)]
+    assert names[0] == names[1] != in_bucket.begin_uploads(url, NO_STORAGE, "file:/another")
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_options_of_a_store_are_checked_and_never_shown() -> None:
+    given = {f"storage.{name}": value for name, value in SECRETS.items()}
+    read = parse_read({"path": "S3://bucket/log/", "subscribe": "t", **given})
+    write = parse_write({"path": "s3://bucket/log", "topic": "t", **given})
+    assert read.path == write.path == "s3://bucket/log"
+    assert dict(read.storage.items) == SECRETS
+    for text in (repr(read), repr(write), str(read.storage)):
+        assert "of-the-test" not in text
+        assert "session_token" in text
+    with pytest.raises(UnknownSettingError, match="session_token") as raised:
+        parse_read(
+            {"path": "s3://bucket/log", "subscribe": "t", "storage.session_tokn": "sEcReT-of-the-test"}
+        )
+    assert "of-the-test" not in str(raised.value)
+    shown = {"path": "az://container/log", "subscribe": "t", "storage.account_key": "sEcReT-of-the-test"}
+    with pytest.raises(SparkOptionError, match=r"storage\.secret\.account_key") as refused:
+        parse_read(shown)
+    assert "of-the-test" not in str(refused.value)
+    hidden = parse_read(
+        {"path": "s3://bucket/log", "subscribe": "t", **StorageOptions(read.storage.items).named()}
+    )
+    assert hidden.storage == read.storage
+    with pytest.raises(UsageError, match="in a bucket"):
+        parse_read({"path": "/data", "subscribe": "t", **given})
+    with pytest.raises(SparkOptionError, match="not a URL") as refused:
+        parse_read({"path": "hdfs://host/log", "subscribe": "t", **given})
+    assert "of-the-test" not in str(refused.value)
+    assert StorageOptions.of("/data", None) == NO_STORAGE
+
+
+# ---------------------------------------------------------------- with Spark
+
+
+spark_test = pytest.mark.spark
+
+
+@pytest.fixture
+def s3(moto: Server) -> tuple[str, dict[str, str]]:
+    """Return the URL of a new log on a server that all processes reach, and the options of its store."""
+    return f"{moto.root}/spark-{next(_numbers)}", dict(moto.options)
+
+
+def named(options: dict[str, str]) -> dict[str, str]:
+    return StorageOptions(tuple(options.items())).named()
+
+
+def load(spark: Any, s3: tuple[str, dict[str, str]], **options: str) -> Any:
+    reader = spark.read.format("lastword").options(subscribe="t", **named(s3[1]))
+    return reader.options(**options).load(s3[0])
+
+
+@spark_test
+@pytest.mark.xdist_group("spark")
+def test_spark_writes_and_reads(spark: Any, s3: tuple[str, dict[str, str]]) -> None:
+    url, options = s3
+    frame = spark.range(2000).selectExpr("concat('k', id % 100) AS key", "concat('v', id) AS value")
+    writer = frame.repartition(2).write.format("lastword").mode("append").options(**named(options))
+    writer.options(topic="t", partitions=2).save(url)
+    assert load(spark, s3).count() == 2000
+    assert load(spark, s3, view="latest").count() == 100
+    with lastword.open(url, storage_options=options) as logs:
+        assert not logs.verify().problems
+
+
+@spark_test
+@pytest.mark.xdist_group("spark")
+def test_the_verbs_take_a_url(spark: Any, s3: tuple[str, dict[str, str]]) -> None:
+    url, options = s3
+    made(url, 2, 500, **options)
+    given = {"storage_options": options}
+    assert {row["action"] for row in lastword.spark.plan(spark, url, "t", **given).collect()} == {"clean"}
+    rounds = lastword.spark.clean(spark, url, "t", **given).collect()
+    assert sorted(row["partition"] for row in rounds) == [0, 1]
+    assert load(spark, s3).count() == 10
+    assert not lastword.spark.verify(spark, url, **given).collect()
+    assert lastword.spark.restore(spark, url, "t", **given).count() == 10
+    assert lastword.spark.duplication(spark, url, "t", **given).collect()
+    assert not lastword.spark.expire(spark, url, "t", **given).collect()
+    delivered = load(spark, s3).select("key", "offset")
+    assert not lastword.spark.audit(spark, url, "t", delivered=delivered, **given).collect()
+
+
+@spark_test
+@pytest.mark.xdist_group("spark")
+def test_a_stream_reads_and_writes_each_batch_once(
+    spark: Any, s3: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    url, options = s3
+    made(url, 2, 50, **options)
+    rows = spark.readStream.format("lastword").options(
+        subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger=40, lease="copier", **named(options)
+    )
+    copied = rows.load(url).selectExpr("'u' AS topic", "key", "value").writeStream.format("lastword")
+    copied = copied.options(topic="u", checkpointLocation=str(tmp_path / "checkpoint"), **named(options))
+    query = copied.trigger(availableNow=True).start(url)
+    query.awaitTermination()
+    assert query.exception() is None
+    assert query.lastProgress["batchId"] == 1
+    with lastword.open(url, storage_options=options) as logs:
+        assert len(list(logs["u"].read())) == 50
+        assert [lease.name for lease in logs["t"].leases()] == ["copier", "copier"]
+        assert not logs.dirs.newest.manifest.uploads
+
+
+@spark_test
+@pytest.mark.xdist_group("spark")
+def test_a_failing_task_leaves_nothing_named(spark: Any, s3: tuple[str, dict[str, str]]) -> None:
+    url, options = s3
+    made(url, 1, 5, **options)
+    value = "IF(id = 150, raise_error('on purpose'), concat('v', id))"
+    frame = spark.range(0, 200, 1, 2).selectExpr("concat('k', id) AS key", f"{value} AS value")
+    writer = frame.write.format("lastword").mode("append").options(topic="t", **named(options))
+    with pytest.raises(Exception, match="on purpose"):
+        writer.save(url)
+    assert load(spark, s3).count() == 5
+    with lastword.open(url, storage_options=options) as logs:
+        assert not logs.dirs.newest.manifest.uploads
+        assert not [name for name in logs.dirs.newest.children("") if "staged" in name or "inbox" in name]
+
+
+@spark_test
+@pytest.mark.xdist_group("spark")
+def test_credentials_are_in_no_plan_description_or_error(
+    spark: Any, s3: tuple[str, dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, options = s3
+    secrets = {**options, "access_key_id": "aKeY-of-the-test", "secret_access_key": "sEcReT-of-the-test"}
+    made(url, 1, 5, **options)
+    given = {"storage_options": secrets}
+    texts = []
+    frame = load(spark, (url, secrets))
+    texts += [frame._jdf.queryExecution().toString(), repr(frame)]
+    frame.count()
+    stream = spark.readStream.format("lastword").options(subscribe="t", **named(secrets)).load(url)
+    texts.append(stream._jdf.queryExecution().toString())
+    lastword.spark.verify(spark, url, **given)
+    texts += descriptions(spark)
+    with pytest.raises(LastwordError) as raised:
+        lastword.spark.clean(spark, url, "missing", **given)
+    texts += [str(raised.value), repr(raised.value)]
+    with pytest.raises(Exception, match="no-such-topic") as refused:
+        load(spark, (url, secrets), subscribe="no-such-topic").count()
+    texts += [str(refused.value), repr(refused.value), caplog.text]
+    for text in texts:
+        assert "of-the-test" not in text, text
+
+
+@spark_test
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_lived_jvms")
+@pytest.mark.xdist_group("spark")
+def test_driver_and_executors_share_no_directory(tmp_path: Path, s3: tuple[str, dict[str, str]]) -> None:
+    where = {"LOG_URL": s3[0], "LOG_OPTIONS": json.dumps(s3[1]), "SPARK_HOME": str(clusters.farm(tmp_path))}
+    arguments = "cluster_all.py", "local-cluster[2,1,1024]", str(tmp_path), "in_bucket"
+    assert clusters.script(*arguments, home=tmp_path, **where) == ["in_bucket", "everything"]
