@@ -111,7 +111,6 @@ class _Counted:
 
 
 def _count(work: _Counted) -> list[Duplication]:
-
     with open_logs(work.path, work.storage) as logs:
         return logs.duplication(work.topic, work.partition, exact=work.exact, by=work.by)
 
