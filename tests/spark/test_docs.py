@@ -19,6 +19,8 @@ from lastword.spark.options import READ, STREAM, WRITE
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
+FUNCTIONS = next(block for block in BLOCKS if "lastword.spark.audit(" in block)
+RUNNABLE = [block for block in BLOCKS if block is not FUNCTIONS and "s3://" not in block]
 TABLES = {"Reading": READ, "Streams": STREAM, "Writing": WRITE}
 
 
@@ -49,9 +51,8 @@ def test_every_example_is_taken(heading: str) -> None:
 
 def test_every_function_is_there() -> None:
     """Their calls run in test_inspect.py and test_clean.py."""
-    (functions,) = (block for block in BLOCKS if "lastword.spark.audit(" in block)
-    compile(functions, "docs/spark.md", "exec")
-    called = set(re.findall(r"lastword\.spark\.(\w+)\(", functions))
+    compile(FUNCTIONS, "docs/spark.md", "exec")
+    called = set(re.findall(r"lastword\.spark\.(\w+)\(", FUNCTIONS))
     assert called == set(lastword.spark.__all__) - {"register", "session", "update_stream"}
 
 
@@ -93,7 +94,7 @@ def test_the_blocks_run(
     for file in ("place.desc", "schemas/2.desc"):
         write_descriptors(tmp_path / file)
     known: dict[str, Any] = {"spark": spark}
-    for block in BLOCKS[:-1]:
+    for block in RUNNABLE:
         if ("avroSchema" in block or "confluent" in block) and find_spec("fastavro") is None:
             continue
         for name in ("data", "checkpoint", "counting", "snapshot", "schemas", "place.desc"):

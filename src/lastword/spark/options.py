@@ -418,11 +418,12 @@ def absolute_path(text: str) -> str:
         raise Problem("is empty")
     if text.startswith("file:"):
         text = "/" + text[5:].lstrip("/")
-    elif re.match(r"^[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        raise Problem("is a directory that all tasks can see (local or mounted), not a URL of this scheme")
+    elif _URL.match(text):
+        raise Problem("is a directory that all tasks can see (local or mounted), not a URL")
     return str(Path(text).absolute())
 
 
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:/")
 STORES = ("s3", "gs", "az", "memory")
 """The schemes of the URLs of logs in buckets."""
 
@@ -432,6 +433,11 @@ def log_path(text: str) -> str:
     scheme, _, rest = text.partition("://")
     if scheme.lower() in STORES:
         return f"{scheme.lower()}://{rest.rstrip('/')}"
+    if _URL.match(text) and not text.startswith("file:"):
+        raise Problem(
+            "is a directory that all tasks can see (local or mounted), or a bucket "
+            f"({', '.join(f'{name}://' for name in STORES[:-1])}), not a URL of another kind"
+        )
     return absolute_path(text)
 
 
