@@ -1,29 +1,30 @@
 """`Turns`: several processes over one store, of which one runs at a time; a seed chooses which.
 
-Each process is a thread. The thread that has the turn gives it to another thread only before a request to the
-store, so a seed determines the whole history. The store's clock moves with each request.
+Each process is a greenlet: it has a stack of its own in the same thread. It gives the turn to another process
+only before a request to the store, so a seed determines the whole history. The store's clock moves with each
+request.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from greenlet import greenlet
 
 from lastword.clock import ManualClock
 from tests.fakes.objects import Stopped
 
 
 class Process:
-    """One process of a history: the name of its store, and the thread that runs it."""
+    """One process of a history: the name of its store, and the greenlet that runs it."""
 
     def __init__(self, name: str, script: Callable[[Process], None]) -> None:
         self.name = name
         self.script = script
         self.asleep_until = 0
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        self.stack: greenlet
 
 
 class Turns:
@@ -42,8 +43,6 @@ class Turns:
         self._switch = switch
         self._step_ms = step_ms
         self._alive: list[Process] = []
-        self._over = threading.Lock()
-        self._over.acquire()
         self.steps = 0
         self.stopped = False
         self.failure: BaseException | None = None
@@ -51,15 +50,15 @@ class Turns:
     def run(self, processes: Sequence[Process]) -> None:
         """Run all processes to their ends. Raises the first exception that a process did not handle."""
         self._alive = list(processes)
-        for process, worker in zip(processes, _workers(len(processes)), strict=True):
-            worker.start_job(lambda process=process: self._run(process))
-        self._next().gate.release()
-        self._over.acquire()
+        for process in processes:
+            process.stack = greenlet(self._run)
+        while self._alive:
+            process = self._next()
+            process.stack.switch(process)  # returns when a process has ended
         if self.failure is not None:
             raise self.failure
 
     def _run(self, process: Process) -> None:
-        process.gate.acquire()
         try:
             if not self.stopped:
                 process.script(process)
@@ -69,10 +68,6 @@ class Turns:
             self.failure = self.failure or error
             self.stopped = True
         self._alive.remove(process)
-        if self._alive:
-            self._next().gate.release()
-        else:
-            self._over.release()
 
     def _next(self) -> Process:
         awake = [process for process in self._alive if process.asleep_until <= self.steps]
@@ -85,8 +80,7 @@ class Turns:
         if process.asleep_until > self.steps or self._rng.random() < self._switch:
             following = self._next()
             if following is not process:
-                following.gate.release()
-                process.gate.acquire()
+                following.stack.switch(following)
         if self.stopped:
             raise Stopped(process.name)
 
@@ -94,37 +88,6 @@ class Turns:
         """Let a process sleep while others send `steps` requests; the store's clock moves by `ms`."""
         process.asleep_until = self.steps + steps
         self._clock.advance(ms)
-
-
-class _Worker(threading.Thread):
-    """A thread that runs one job after the other: a history of 2 ms has no time to start threads."""
-
-    def __init__(self) -> None:
-        super().__init__(name="history", daemon=True)
-        self._given = threading.Lock()
-        self._given.acquire()
-        self._job: Callable[[], None] | None = None
-        self.start()
-
-    def start_job(self, job: Callable[[], None]) -> None:
-        self._job = job
-        self._given.release()
-
-    def run(self) -> None:
-        while True:
-            self._given.acquire()
-            assert self._job is not None
-            self._job()
-
-
-_idle: list[_Worker] = []
-
-
-def _workers(count: int) -> list[_Worker]:
-    """Return workers without a job. A worker whose job ended takes the next one as soon as it waits."""
-    while len(_idle) < count:
-        _idle.append(_Worker())
-    return _idle[:count]
 
 
 @contextmanager
