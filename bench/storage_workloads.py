@@ -244,6 +244,8 @@ def lookup(run: Run) -> Iterator[Measured]:
 
 
 FOLLOWED = 400
+PATIENCE_SECONDS = 120
+"""For the start of a process on a loaded machine."""
 LONGEST_STEP_SECONDS = 0.015
 
 
@@ -262,10 +264,10 @@ def _followed(run: Run) -> Iterator[Measured]:
         logs.create_topic("events")
     with lastword.open(directory) as logs:
         topic = logs.topic("events")
-        ours = _delays_ms(_append_slowly, directory, count, topic.read(follow=True, timeout=30))
+        ours = _delays_ms(_append_slowly, directory, count, topic.read(follow=True, timeout=PATIENCE_SECONDS))
         idle = timed(lambda: list(topic.read("latest", follow=True, timeout=quiet_seconds)))
     table, _ = _sqlite(rows, [])
-    theirs = _delays_ms(_insert_slowly, rows, count, _polled(table, 30))
+    theirs = _delays_ms(_insert_slowly, rows, count, _polled(table, PATIENCE_SECONDS))
     rival_idle = timed(lambda: list(_polled(table, quiet_seconds)))
     table.close()
     cases: list[tuple[str, str, float, float]] = [
