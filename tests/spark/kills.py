@@ -5,12 +5,16 @@ stages and commits a micro-batch. In the distributed clean, the driver chooses, 
 Here this part runs in a fork whose storage sends SIGKILL to its own process before the n-th change, or in
 the middle of that change. Then the fork is started again, as Spark or its user would do, and the result
 must equal that of an undisturbed run. `--whole` kills whole Spark drivers with their JVMs at random moments.
+
+With a log in a bucket SIGKILL comes before the n-th request, or after its effect. This process sends no
+request itself, because a fork of a process that has sent requests cannot send any.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -19,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -29,49 +34,78 @@ import lastword
 from lastword.files import OsFiles
 from lastword.files.real import OsHandle
 from lastword.ingest.apply import Watch, open_to_append
+from lastword.objects.remote import RemoteStore
+from lastword.spark.options import StorageOptions
 from tests.spark.conftest import append, create, numbered
+from tests.support import stores
+from tests.support.stores import Server
 
 HERE = Path(__file__).parent
 BATCHES = 3
 ROWS = 20
 WEEKS_MS = 40 * 24 * 3600 * 1000
 
+REQUESTS = ("get", "get_range", "put", "put_file", "create", "swap", "facts", "delete")
 FILE_CHANGES = ("open_append", "mkdir", "rmdir", "rename", "unlink", "truncate", "fsync_dir")
 HANDLE_CHANGES = ("append", "pwrite", "truncate", "fsync")
 
 
-def die_at(number: int, torn: bool) -> None:
-    """Let the storage kill this process before its change of this number, counted from 1.
+Guard = Callable[[str, Callable[[], Any]], None]
+"""Called before each change or request, with its name and a function that begins it."""
 
-    `torn`: if the change is an append, write half of its bytes first.
-    """
-    done = 0
 
-    def guarded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Any, *given: Any, **named: Any) -> Any:
-            nonlocal done
-            done += 1
-            if done == number:
-                if torn and name == "append":
-                    real(self, bytes(given[0])[: len(given[0]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(self, *given, **named)
-
-        return call
-
+def guard_files(guard: Guard) -> None:
+    """Call `guard` before each change of the storage by this process. An append is begun by half of it."""
     for kind, names in ((OsFiles, FILE_CHANGES), (OsHandle, HANDLE_CHANGES)):
         for name in names:
-            setattr(kind, name, guarded(name, getattr(kind, name)))
+            _guard(kind, name, guard, lambda given: (bytes(given[0])[: len(given[0]) // 2],))
 
 
-def forked(work: Callable[[], None], kill_at: int | None = None, torn: bool = False) -> int:
+def guard_requests(guard: Guard) -> None:
+    """Call `guard` before each request of this process to a store. A request is begun by all of it."""
+    for name in REQUESTS:
+        _guard(RemoteStore, name, guard, lambda given: given)
+
+
+def _guard(kind: type, name: str, guard: Guard, begun: Callable[[Any], Any]) -> None:
+    real = getattr(kind, name)
+
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        guard(name, lambda: real(self, *begun(given), **named))
+        return real(self, *given, **named)
+
+    setattr(kind, name, call)
+
+
+def die_at(number: int, torn: bool) -> Guard:
+    """Return a guard that kills this process before its change or request of this number, counted from 1.
+
+    `torn`: if that is an append or a request, begin it first.
+    """
+    numbers = itertools.count(1)
+
+    def guard(name: str, begin: Callable[[], Any]) -> None:
+        if next(numbers) == number:
+            if torn and name in ("append", *REQUESTS):
+                begin()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return guard
+
+
+def forked(
+    work: Callable[[], None],
+    kill_at: int | None = None,
+    torn: bool = False,
+    guarded: Callable[[Guard], None] = guard_files,
+) -> int:
     """Fork; return the process id of the child, which runs `work` or dies at change `kill_at`."""
     child = os.fork()
     if child:
         return child
     try:
         if kill_at is not None:
-            die_at(kill_at, torn)
+            guarded(die_at(kill_at, torn))
         work()
         os._exit(0)
     except BaseException:
@@ -115,10 +149,10 @@ def rows_of(batch: int, task: int) -> list[tuple[bytes, bytes]]:
     return [(b"key-%d" % (n % 7), b"%d/%d/%d" % (batch, task, n)) for n in range(ROWS)]
 
 
-def drive(root: Path, notes: Path) -> None:
+def drive(log: Path | str, notes: Path, **store: str) -> None:
     """Run a streaming query's driver: commit the batches that its notes lack.
 
-    Two tasks stage each batch, one of them with two attempts.
+    Two tasks stage each batch, one of them with two attempts. As in Spark the commit has another writer.
     """
     from pyspark import TaskContext
 
@@ -127,8 +161,15 @@ def drive(root: Path, notes: Path) -> None:
     from lastword.spark.write import LogStreamWriter, prepare
 
     for batch in range(int(notes.read_text()) if notes.exists() else 0, BATCHES):
-        options = parse_write({"path": str(root), "topic": "t", "committimeout": "60s"}, stream=True)
-        writer = LogStreamWriter(prepare(options, sink_columns(SINK_SCHEMA), stream=True))
+        given = {"path": str(log), "topic": "t", "committimeout": "60s", **store}
+        writer, committer = (
+            LogStreamWriter(
+                prepare(
+                    parse_write(given, stream=True), sink_columns(SINK_SCHEMA), stream=True, query=str(notes)
+                )
+            )
+            for _ in range(2)
+        )
         messages = []
         for task, attempt in ((0, 0), (1, 1), (1, 2)):
             TaskContext._taskContext = Context(batch, task, attempt)  # type: ignore[assignment]
@@ -137,7 +178,9 @@ def drive(root: Path, notes: Path) -> None:
                 [pa.array(keys, pa.binary()), pa.array(values, pa.binary())], ["key", "value"]
             )
             messages.append(writer.write(iter([frame])))
-        writer.commit(messages[::2], batch)  # the attempt in the middle was not the one that Spark accepted
+        committer.commit(
+            messages[::2], batch
+        )  # the attempt in the middle was not the one that Spark accepted
         notes.with_suffix(".new").write_text(str(batch + 1))
         notes.with_suffix(".new").replace(notes)
 
@@ -177,16 +220,52 @@ def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
         elif who == "holder":
             died = True
     open_to_append(str(root)).close()  # finishes a commit that had begun
-    expected = [row for batch in range(BATCHES) for task in (0, 1) for row in rows_of(batch, task)]
     with lastword.open(root) as logs:
-        records = [(r.key, r.value) for r in logs.topic("t").read()]
-        assert logs.verify().ok
-    assert sorted(records) == sorted(expected), "not once"
-    for key in {key for key, _ in expected}:
-        assert [v for k, v in records if k == key] == [v for k, v in expected if k == key], "not in order"
+        check_once(logs)
     left = nothing_is_left(root)
     assert not left, f"left behind for ever: {left}"
     return died
+
+
+def check_once(logs: Any) -> None:
+    expected = [row for batch in range(BATCHES) for task in (0, 1) for row in rows_of(batch, task)]
+    records = [(r.key, r.value) for r in logs.topic("t").read()]
+    assert logs.verify().ok
+    assert sorted(records) == sorted(expected), "not once"
+    for key in {key for key, _ in expected}:
+        assert [v for k, v in records if k == key] == [v for k, v in expected if k == key], "not in order"
+
+
+def one_sink_kill_in_bucket(home: Path, server: Server, kill_at: int, after: bool) -> bool:
+    """As `one_sink_kill`, over a log in a bucket. `after`: the request of the kill takes effect."""
+    url, notes = f"{server.root}/{home.name}", home / "notes"
+    store = StorageOptions(tuple(server.options.items())).named()
+
+    def check() -> None:
+        with open_bucket(url, server, "a") as logs:
+            check_once(logs)
+            version = logs.dirs.newest
+            left = [name for name in version.children("") if not name.startswith("t-") and "." in name[9:]]
+            assert not version.manifest.uploads and not left, left
+            for _ in range(3):
+                collection = logs.collect(retention=0)
+            assert not collection.waiting_objects, collection
+
+    assert not killed(forked(lambda: make_in_bucket(url, server)))
+    work = partial(drive, url, notes, **store)
+    died = killed(forked(work, kill_at, after, guard_requests))
+    assert not killed(forked(work))  # Spark starts the query again
+    assert not killed(forked(check))
+    return died
+
+
+def make_in_bucket(url: str, server: Server) -> None:
+    with open_bucket(url, server, "a") as logs:
+        logs.create_topic("t", partitions=2, cleanup_policy="compact", segment_bytes="4KiB")
+
+
+def open_bucket(url: str, server: Server, mode: Any = "r") -> Any:
+    return lastword.open(url, mode, storage_options=server.options, log_cleaner_enable=False)
 
 
 def nothing_is_left(root: Path) -> list[str]:
@@ -224,7 +303,7 @@ def nothing_is_left(root: Path) -> list[str]:
 # ---------------------------------------------------------------- the clean's driver
 
 
-def clean_here(root: Path, task_bytes: int) -> None:
+def clean_here(log: Path | str, task_bytes: int, storage_options: Mapping[str, str] | None = None) -> None:
     """Run `lastword.spark.clean` with its tasks one after the other in this process."""
     import pickle
 
@@ -239,7 +318,7 @@ def clean_here(root: Path, task_bytes: int) -> None:
     lastword.spark.tasks.results_as_completed = here
     lastword.spark.tasks.described = lambda spark, text: contextlib.nullcontext()
     lastword.spark.schema.frame_of = lambda spark, kind, values: values
-    lastword.spark.clean(None, str(root), "t", task_bytes=task_bytes)
+    lastword.spark.clean(None, str(log), "t", task_bytes=task_bytes, storage_options=storage_options)
 
 
 def make_log(home: Path) -> Path:
@@ -250,8 +329,8 @@ def make_log(home: Path) -> Path:
     return root
 
 
-def records(root: Path) -> list[tuple[Any, ...]]:
-    with lastword.open(root) as logs:
+def records(log: Path | str, storage_options: Mapping[str, str] | None = None) -> list[tuple[Any, ...]]:
+    with lastword.open(log, storage_options=storage_options) as logs:
         topic_records = logs.topic("t").read()
         return [(r.partition, r.offset, r.key, r.value, r.timestamp) for r in topic_records]
 
@@ -268,15 +347,40 @@ def one_clean_kill(
 ) -> bool:
     root = Path(shutil.copytree(template, home / "data"))
     died = killed(forked(lambda: clean_here(root, task_bytes), kill_at, torn))
-    newest = {(p, k): v for p, _, k, v, _ in records(expected) if v is not None}
-    now = {(p, k): v for p, _, k, v, _ in records(root)}
-    assert {place: value for place, value in now.items() if value is not None} == newest, "read after a kill"
+    assert newest_values(records(root)) == newest_values(records(expected)), "read after a kill"
     assert not killed(forked(lambda: clean_here(root, task_bytes)))
     assert records(root) == records(expected), "not what an undisturbed cleaning leaves"
     with lastword.open(root) as logs:
         problems = logs.verify().problems
         assert not problems, problems
     assert not (extra := files_of(root) - files_of(expected)), extra
+    return died
+
+
+def newest_values(records: list[tuple[Any, ...]]) -> dict[Any, Any]:
+    newest = {(partition, key): value for partition, _, key, value, _ in records}
+    return {place: value for place, value in newest.items() if value is not None}
+
+
+def one_clean_kill_in_bucket(
+    home: Path, server: Server, template: Path, expected: Path, kill_at: int, after: bool
+) -> bool:
+    """As `one_clean_kill`, over a log in a bucket. `after`: the request of the kill takes effect."""
+    url, options = f"{server.root}/{home.name}", server.options
+
+    def check_newest() -> None:
+        assert newest_values(records(url, options)) == newest_values(records(expected)), "read after a kill"
+
+    def check() -> None:
+        assert records(url, options) == records(expected), "not what an undisturbed cleaning leaves"
+        with open_bucket(url, server) as logs:
+            assert logs.verify().ok
+
+    assert not killed(forked(lambda: lastword.copy(template, url, storage_options=options)))
+    work = partial(clean_here, url, 1 << 30, options)
+    died = killed(forked(work, kill_at, after, guard_requests))
+    for step in (check_newest, work, check):
+        assert not killed(forked(step))
     return died
 
 
@@ -329,26 +433,103 @@ def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None
         expected[task_bytes] = Path(shutil.copytree(template, home / f"expected-{task_bytes}"))
         assert not killed(forked(lambda at=task_bytes: clean_here(expected[at], at)))
     assert records(expected[1]) == records(expected[1 << 30])
-    kinds: list[tuple[str, Callable[[Path, int, bool], bool]]] = [
-        (f"sink, {who}", lambda at, n, torn, who=who: one_sink_kill(at, n, who, torn))
-        for who in ("driver", "driver beside", "holder")
-    ]
-    kinds += [
-        (name, lambda at, n, torn, size=size: one_clean_kill(at, template, expected[size], n, size, torn))
-        for name, size in (("clean, a task a partition", 1 << 30), ("clean, shared out", 1))
-    ]
-    steps = {name: steps_of(home, name, template) for name, _ in kinds}
-    counts = dict.fromkeys(steps, 0)
+
+    def sink(who: str) -> Kind:
+        def undisturbed(place: Path) -> Callable[[], None]:
+            create(place / "data", "t", 2)
+            return lambda: drive(place / "data", place / "notes")
+
+        return Kind(undisturbed, lambda place, at, torn: one_sink_kill(place, at, who, torn))
+
+    def clean(task_bytes: int) -> Kind:
+        def undisturbed(place: Path) -> Callable[[], None]:
+            root = Path(shutil.copytree(template, place / "data"))
+            return lambda: clean_here(root, task_bytes)
+
+        return Kind(
+            undisturbed,
+            lambda place, at, torn: one_clean_kill(
+                place, template, expected[task_bytes], at, task_bytes, torn
+            ),
+        )
+
+    kinds = {f"sink, {who}": sink(who) for who in ("driver", "driver beside", "holder")}
+    kinds |= {"clean, a task a partition": clean(1 << 30), "clean, shared out": clean(1)}
+    counts = kill_everywhere(home, kinds, kills, rng, say)
+    if whole:
+        (home / "whole").mkdir()
+        counts["whole drivers"] = one_whole_run(home / "whole", whole, rng)
+        say(f"whole drivers: {counts['whole drivers']} kills, at random moments")
+    return counts
+
+
+def run_in_bucket(
+    home: Path, server: Server, kills: int, seed: int, say: Callable[[str], None] = print
+) -> dict[str, int]:
+    """Kill at `kills` requests, spread over all; return the count by kind. This process sends none itself."""
+    from lastword.kernels.warming import warm
+
+    warm()
+    template = make_log(home / "template")
+    expected = Path(shutil.copytree(template, home / "expected"))
+    assert not killed(forked(lambda: clean_here(expected, 1 << 30)))
+
+    def undisturbed_sink(place: Path) -> Callable[[], None]:
+        store = StorageOptions(tuple(server.options.items())).named()
+        make = lambda: make_in_bucket(f"{server.root}/{place.name}", server)  # noqa: E731
+        assert not killed(forked(make))
+        return lambda: drive(f"{server.root}/{place.name}", place / "notes", **store)
+
+    def undisturbed_clean(place: Path) -> Callable[[], None]:
+        url, options = f"{server.root}/{place.name}", server.options
+        assert not killed(forked(lambda: lastword.copy(template, url, storage_options=options)))
+        return lambda: clean_here(url, 1 << 30, options)
+
+    kinds = {
+        "sink in a bucket": Kind(
+            undisturbed_sink,
+            lambda place, at, after: one_sink_kill_in_bucket(place, server, at, after),
+            guard_requests,
+        ),
+        "clean in a bucket": Kind(
+            undisturbed_clean,
+            lambda place, at, after: one_clean_kill_in_bucket(place, server, template, expected, at, after),
+            guard_requests,
+        ),
+    }
+    return kill_everywhere(home, kinds, kills, random.Random(seed), say)
+
+
+class Kind(NamedTuple):
+    """A part of a driver's work.
+
+    Attributes:
+        undisturbed: Prepares a directory and returns the work.
+        kill_once: Runs the work in a directory with a kill at a change, which is begun first if wanted.
+        guarded: Guards the changes.
+    """
+
+    undisturbed: Callable[[Path], Callable[[], None]]
+    kill_once: Callable[[Path, int, bool], bool]
+    guarded: Callable[[Guard], None] = guard_files
+
+
+def kill_everywhere(
+    home: Path, kinds: Mapping[str, Kind], kills: int, rng: random.Random, say: Callable[[str], None]
+) -> dict[str, int]:
+    """Kill at `kills` changes, spread over all of each kind; return the count by kind."""
+    steps = {name: steps_of(home, kind) for name, kind in kinds.items()}
+    counts = dict.fromkeys(kinds, 0)
     rng_start = rng.random()
     tries = 0
     while sum(counts.values()) < kills:
-        name, kill_once = kinds[tries % len(kinds)]
+        name = list(kinds)[tries % len(kinds)]
         place = Path(tempfile.mkdtemp(dir=home))
         spread = (rng_start + tries // len(kinds) * 0.618034) % 1  # spread evenly, for any number of kills
         kill_at = 1 + int(spread * steps[name])
         tries += 1
         try:
-            if kill_once(place, kill_at, rng.random() < 0.5):
+            if kinds[name].kill_once(place, kill_at, rng.random() < 0.5):
                 counts[name] += 1
             else:
                 steps[name] = min(steps[name], kill_at - 1)  # fewer changes than undisturbed
@@ -356,38 +537,21 @@ def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None
             say(f"{name}: killed at change {kill_at} of {steps[name]}; its directory is {place}")
             raise
         shutil.rmtree(place)
-    if whole:
-        (home / "whole").mkdir()
-        counts["whole drivers"] = one_whole_run(home / "whole", whole, rng)
     for name, count in counts.items():
-        say(f"{name}: {count} kills, over {steps.get(name, 0) or 'random moments of'} changes of the storage")
+        say(f"{name}: {count} kills, over {steps[name]} changes of the storage")
     return counts
 
 
-def steps_of(home: Path, name: str, template: Path) -> int:
+def steps_of(home: Path, kind: Kind) -> int:
     """Return how many changes the storage makes in an undisturbed run."""
     place = Path(tempfile.mkdtemp(dir=home))
-    if name.startswith("clean"):
-        root = Path(shutil.copytree(template, place / "data"))
-        work = lambda: clean_here(root, 1 if name.endswith("out") else 1 << 30)  # noqa: E731
-    else:
-        create(place / "data", "t", 2)
-        work = lambda: drive(place / "data", place / "notes")  # noqa: E731
+    work = kind.undisturbed(place)
 
     def counted() -> None:
-        seen = 0
-        for kind, names in ((OsFiles, FILE_CHANGES), (OsHandle, HANDLE_CHANGES)):
-            for method in names:
-                real = getattr(kind, method)
-
-                def call(*given: Any, _real: Any = real, **named: Any) -> Any:
-                    nonlocal seen
-                    seen += 1
-                    return _real(*given, **named)
-
-                setattr(kind, method, call)
+        names: list[str] = []
+        kind.guarded(lambda name, begin: names.append(name))
         work()
-        (place / "steps").write_text(str(seen))
+        (place / "steps").write_text(str(len(names)))
 
     assert not killed(forked(counted))
     steps = int((place / "steps").read_text())
@@ -395,17 +559,28 @@ def steps_of(home: Path, name: str, template: Path) -> int:
     return steps
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument(
+        "--bucket", type=int, help="over a log in a bucket; as many as the others if not given"
+    )
     parser.add_argument("--whole", type=int, help="of whole drivers; a tenth of the others if not given")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    given = parser.parse_args()
+    parser.add_argument("--server", help="the address of an S3 server with the bucket of the tests")
+    given = parser.parse_args(arguments)
     print(f"seed {given.seed}", flush=True)
     started = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="lastword-kills-spark-"))
     whole = given.kills // 10 if given.whole is None else given.whole
-    counts = run(home, given.kills, whole, given.seed)
+    counts: dict[str, int] = {}
+    if in_bucket := given.kills if given.bucket is None else given.bucket:
+        (home / "bucket").mkdir()
+        with contextlib.nullcontext(stores.s3_at(given.server)) if given.server else stores.moto() as server:
+            counts |= run_in_bucket(home / "bucket", server, in_bucket, given.seed)
+    if given.kills:
+        (home / "directory").mkdir()
+        counts |= run(home / "directory", given.kills, whole, given.seed)
     shutil.rmtree(home)
     print(f"{sum(counts.values())} kills, each time every record once; {time.monotonic() - started:.0f} s")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tests.spark import kills
+from tests.support.stores import Server
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline"
 
@@ -35,6 +37,33 @@ def test_a_kill_that_writes_a_batch_twice_is_noticed(tmp_path: Path, monkeypatch
             home = tmp_path / str(kill_at)
             home.mkdir()
             kills.one_sink_kill(home, kill_at, "driver", torn=False)
+
+
+def in_bucket(moto: Server, kills: int, seed: int = 20, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Kill drivers over a bucket from a new process: a fork of one that has sent requests can send none.
+
+    `before` is Python that the process runs first.
+    """
+    arguments = ["--kills", "0", "--bucket", str(kills), "--seed", str(seed), "--server", moto.address]
+    command = f"{before}\nfrom tests.spark import kills\nkills.main({arguments})"
+    return subprocess.run(
+        [sys.executable, "-c", command], cwd=EXAMPLE.parents[1], capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_a_driver_killed_at_any_request_leaves_everything_once(moto: Server) -> None:
+    done = in_bucket(moto, 10)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "10 kills, each time every record once" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_kill_that_commits_a_batch_twice_is_noticed(moto: Server) -> None:
+    """A check of the test: without the writers' last sequences, the repeated batch is in the log twice."""
+    forget = "from lastword.ingest.staging import Writers\nWriters.last = lambda self, writer: -1"
+    done = in_bucket(moto, 200, 153, forget)  # this seed begins with the last request
+    assert done.returncode and "not once" in done.stderr, done.stdout + done.stderr[-5000:]
 
 
 @pytest.fixture
