@@ -82,10 +82,10 @@ kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kill
 pipeline: java $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
 	@$(PY) examples/pipeline/main.py $(if $(N),--flights $(N))
 
-kills-spark: java $(READY) kernels ## Spark's drivers ended by SIGKILL at every step of commit and clean: make kills-spark N=500
+kills-spark: java $(READY) kernels ## Spark's drivers ended by SIGKILL at every step of commit and clean, in directories and a bucket: make kills-spark N=500
 	@$(PY) -m tests.spark.kills --kills $(or $(N),50)
 
-clusters: java $(READY) kernels ## executors of their own, local-cluster and standalone, killed, without the package, without the directory
+clusters: java $(READY) kernels ## executors of their own, local-cluster and standalone, killed, without the package, without the directory, over a bucket
 	@$(PY) -m tests.spark.clusters
 
 memory-spark: java $(READY) kernels ## a log larger than its executors, read, cleaned and restored by two of 1 GiB: make memory-spark SIZE=4GiB

@@ -2,8 +2,8 @@
 
 Write and clean while SIGKILL ends executors, with retries and speculative copies, and check the result.
 `sped_up` needs two hosts: Spark starts no copy on the host of the first attempt, and none on `local[*]`.
-In `absent` the executors lack the package; in `unshared` they lack the directory. `in_bucket` needs the URL
-of a new log in LOG_URL and the options of its store in LOG_OPTIONS (JSON).
+In `absent` the executors lack the package; in `unshared` they lack the directory. `in_bucket` needs the
+environment of `clusters.apart`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,8 @@ STEPS = ("wrote", "killed_in_write", "streamed", "looked", "killed_in_rewrite")
 def main(master: str, home: Path, steps: list[str]) -> None:
     conf = dict(CONF)
     if "in_bucket" in steps:
-        (home / "of_executors").mkdir()
-        conf["spark.executorEnv.TMPDIR"] = str(home / "of_executors")
+        conf["spark.executorEnv.LASTWORD_APART"] = os.environ["APART"]
+        conf["spark.executorEnv.TMPDIR"] = os.environ["TMPDIR"]
     if "sped_up" in steps:
         conf |= SPECULATION
     spark = lastword.spark.session(master, **conf)
@@ -111,7 +113,15 @@ def wrote(spark: Any, root: Path) -> None:
 
 
 def killed_in_write(spark: Any, root: Path) -> None:
-    mark = str(root.parent / "killed-in-write")
+    with one_killed(spark, str(root.parent / "killed-in-write")) as rows:
+        save(rows, root, "w")
+    assert values(root, "w") == sorted(f"value-{n}" for n in range(60_000))
+    nothing_left_after_weeks(root, "w")
+
+
+@contextmanager
+def one_killed(spark: Any, mark: str) -> Iterator[Any]:
+    """Yield a frame of 60,000 rows; an executor dies once while it computes them. `mark`: a new file."""
 
     def deadly(number):  # the last row of a task: its other rows are being written by the sink
         import os
@@ -128,11 +138,10 @@ def killed_in_write(spark: Any, root: Path) -> None:
         return f"value-{number}"
 
     before = set(executors(spark))
-    frame = spark.range(0, 60_000, 1, 4).select("id", odd("value", deadly))
-    save(frame.selectExpr("string(id) key", "value"), root, "w")
+    yield (
+        spark.range(0, 60_000, 1, 4).select("id", odd("value", deadly)).selectExpr("string(id) key", "value")
+    )
     assert Path(mark).exists() and before - set(executors(spark)), "no executor died"
-    assert values(root, "w") == sorted(f"value-{n}" for n in range(60_000))
-    nothing_left_after_weeks(root, "w")
 
 
 def nothing_left_after_weeks(root: Path, topic: str) -> None:
@@ -286,26 +295,63 @@ def unshared(spark: Any, root: Path) -> None:
 
 
 def in_bucket(spark: Any, root: Path) -> None:
-    """Write, read and clean a log in a bucket by executors with directories of their own."""
-    url, options = os.environ["LOG_URL"], json.loads(os.environ["LOG_OPTIONS"])
+    """Use a log in a bucket; executors have an empty directory in place of the driver's.
 
-    def places(_: int) -> tuple[str, str]:
-        import tempfile
+    An executor dies in the middle of a write. The credentials are in the environment only.
+    """
+    url, options, home = (
+        os.environ["LOG_URL"],
+        json.loads(os.environ["LOG_OPTIONS"]),
+        Path(os.environ["APART"]),
+    )
+    check_apart(spark, home)
+    before = sorted(root.rglob("*"))
+    store, given = StorageOptions(tuple(options.items())).named(), {"storage_options": options}
 
-        return str(Path.cwd()), tempfile.gettempdir()
+    def load(topic: str, **more: str) -> Any:
+        return spark.read.format("lastword").options(subscribe=topic, **more, **store).load(url)
 
-    seen = set(spark.sparkContext.parallelize(range(2), 2).map(places).collect())
-    assert {place[0] for place in seen}.isdisjoint({str(Path.cwd())}), seen
-    assert {place[1] for place in seen} == {str(root.parent / "of_executors")}, seen
-    named = StorageOptions(tuple(options.items())).named()
-    frame = spark.range(0, 400, 1, 2).selectExpr("concat('k', id % 10) AS key", "concat('v', id) AS value")
-    writer = frame.write.format("lastword").mode("append").options(topic="t", partitions=2, **named)
-    writer.save(url)
-    assert len(lastword.spark.clean(spark, url, "t", storage_options=options).collect()) == 2
-    assert spark.read.format("lastword").options(subscribe="t", **named).load(url).count() == 10
-    assert not lastword.spark.verify(spark, url, storage_options=options).collect()
-    assert not list(root.iterdir())
-    assert not list((root.parent / "of_executors").glob("lastword-*/*"))
+    with one_killed(spark, str(root.parent / "killed-in-bucket")) as rows:
+        rows = rows.selectExpr("concat('k', key % 100) AS key", "value")
+        rows.write.format("lastword").mode("append").options(topic="w", partitions=2, **store).save(url)
+    written = load("w")
+    assert sorted(bytes(row.value).decode() for row in written.collect()) == sorted(
+        f"value-{n}" for n in range(60_000)
+    )
+    copied = spark.readStream.format("lastword").options(subscribe="w", startingOffsets="earliest", **store)
+    query = copied.load(url).select("partition", "key", "value").writeStream.format("lastword")
+    query = query.options(topic="copy", partitions=2, checkpointLocation=str(home / "checkpoint"), **store)
+    query = query.trigger(availableNow=True).start(url)
+    assert query.awaitTermination(120) and query.exception() is None
+    newest = {bytes(row.key): bytes(row.value) for row in load("w", view="latest").collect()}
+    assert len(newest) == 100
+    rounds = lastword.spark.clean(spark, url, "copy", **given).collect()
+    assert [row.partition for row in rounds] == [0, 1]
+    restored = lastword.spark.restore(spark, url, "copy", **given).collect()
+    assert {bytes(row.key): bytes(row.value) for row in restored} == newest
+    assert load("copy").count() == 100 and written.count() == 60_000
+    assert not lastword.spark.verify(spark, url, **given).collect()
+    assert sorted(root.rglob("*")) == before
+    assert not list((home / "tmp").glob("lastword-*")), "left in the driver's directory"
+    with lastword.open(url, storage_options=options) as logs:
+        assert not logs.dirs.newest.manifest.uploads
+
+
+def check_apart(spark: Any, home: Path) -> None:
+    """Check that neither the driver nor an executor has a file of another one in the directory."""
+    (home / "of-driver").touch()
+
+    def look(number: int) -> list[str]:
+        import os
+
+        names = [path.name for path in home.iterdir()]
+        (home / f"of-executor-{os.getppid()}").touch()
+        return names
+
+    for names in spark.sparkContext.parallelize(range(4), 4).map(look).collect():
+        assert "tmp" in names and "of-driver" not in names, names
+        assert len(names) <= 2, names
+    assert not list(home.glob("of-executor-*"))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,8 +15,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.support import stores
+from tests.support.stores import Server
 
 HERE = Path(__file__).parent
 
@@ -139,6 +143,58 @@ def python_without(home: Path) -> Path:
     return executable
 
 
+def private_mounts() -> list[str]:
+    """Return the command that gives a process mounts of its own: as root, or in a namespace of users."""
+    for command in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
+        with tempfile.TemporaryDirectory() as place, suppress(FileNotFoundError):
+            mount = [*command, "mount", "-t", "tmpfs", "none", place]
+            if subprocess.run(mount, capture_output=True).returncode == 0:
+                return command
+    return []
+
+
+def python_apart(home: Path) -> Path:
+    """Make a Python with an empty directory of its own in place of the one that LASTWORD_APART names.
+
+    The variable is set for executors: they have nothing of the driver's directory, nor it of theirs. Its
+    directory `tmp` is for temporary files of either.
+    """
+    executable, apart = home / "python-apart", " ".join(private_mounts())
+    executable.write_text(
+        "#!/bin/sh\n"
+        'if [ -n "$LASTWORD_APART" ] && [ -z "$LASTWORD_MOUNTED" ]; then\n'
+        f'LASTWORD_MOUNTED=yes exec {apart} "$0" "$@"; fi\n'
+        'if [ -n "$LASTWORD_APART" ]; then\n'
+        'mount -t tmpfs none "$LASTWORD_APART" && mkdir "$LASTWORD_APART/tmp" || exit 1; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    executable.chmod(0o755)
+    return executable
+
+
+def apart(home: Path, server: Server, log: str) -> dict[str, str]:
+    """Return the environment of a driver that shares no directory with its executors, but a log in a bucket.
+
+    The credentials are in the environment, the address of the store in its options.
+    """
+    (home / "driver" / "tmp").mkdir(parents=True)
+    python = str(python_apart(home))
+    return {
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+        "TMPDIR": str(home / "driver" / "tmp"),
+        "APART": str(home / "driver"),
+        "LOG_URL": f"{server.root}/{log}",
+        "LOG_OPTIONS": json.dumps({name: server.options[name] for name in ("endpoint", "region")}),
+        **credentials(server),
+    }
+
+
+def credentials(server: Server) -> dict[str, str]:
+    """Return the variables with the credentials of a store: of S3."""
+    return {f"AWS_{name.upper()}": server.options[name] for name in ("access_key_id", "secret_access_key")}
+
+
 def main() -> int:
     steps = ["wrote", "killed_in_write", "streamed", "looked", "killed_in_rewrite"]
     started = time.monotonic()
@@ -156,6 +212,18 @@ def main() -> int:
             "cluster_all.py", address, str(home / "alone"), *steps, "sped_up", "unshared", home=home / "alone"
         )
         print("standalone:", ", ".join(done), flush=True)
+    (home / "bucket").mkdir()
+    with stores.moto() as server, standalone(home / "bucket", **credentials(server)) as address:
+        where = apart(home / "bucket", server, "clusters")
+        done = script(
+            "cluster_all.py",
+            address,
+            str(home / "bucket"),
+            "in_bucket",
+            home=home / "bucket" / "driver",
+            **where,  # type: ignore[arg-type]
+        )
+        print("standalone, a log in a bucket:", ", ".join(done), flush=True)
     python = str(python_without(home / "lacking"))
     with standalone(home / "lacking", LASTWORD_ABSENT="yes") as address:
         done = script(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.spark import bucket as in_bucket
+from lastword.spark.clean_tasks import BucketClean
 from lastword.spark.options import NO_STORAGE, StorageOptions, parse_read, parse_write
 from lastword.spark.schema import full_schema, sink_columns
 from lastword.spark.source import LogReader
 from lastword.spark.splits import choose, plan
 from lastword.spark.write import BucketJob, LogWriter, StagedMessage, WriteJob, prepare
-from tests.spark import clusters
 from tests.spark.conftest import descriptions
 from tests.support.stores import Server
 
@@ -328,38 +328,97 @@ def test_a_failing_task_leaves_nothing_named(spark: Any, s3: tuple[str, dict[str
         assert not [name for name in logs.dirs.newest.children("") if "staged" in name or "inbox" in name]
 
 
+@contextmanager
+def log_of_the_jvm(spark: Any) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns what Spark's JVM has logged in the block, at the level DEBUG."""
+    core, writer = spark._jvm.org.apache.logging.log4j.core, spark._jvm.java.io.StringWriter()
+    layout = core.layout.PatternLayout.createDefaultLayout()
+    appender = core.appender.WriterAppender.createAppender(layout, None, writer, "test", False, True)
+    appender.start()
+    logger = (
+        spark._jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration().getRootLogger()
+    )
+    logger.addAppender(appender, None, None)
+    spark.sparkContext.setLogLevel("DEBUG")
+    try:
+        yield writer.toString
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+        logger.removeAppender("test")
+
+
+def pages(spark: Any) -> Iterator[str]:
+    """Yield what Spark's UI shows of each query."""
+    queries = spark._jsparkSession.sharedState().statusStore().executionsList()
+    for number in range(queries.size()):
+        query = queries.apply(number)
+        yield from (query.description(), query.details(), query.physicalPlanDescription())
+
+
 @spark_test
 @pytest.mark.xdist_group("spark")
-def test_credentials_are_in_no_plan_description_or_error(
-    spark: Any, s3: tuple[str, dict[str, str]], caplog: pytest.LogCaptureFixture
+def test_credentials_are_nowhere(
+    spark: Any,
+    s3: tuple[str, dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
+    """Not in plans, the UI, logs, errors, `explain()`, reprs, or a checkpoint."""
     url, options = s3
-    secrets = {**options, "access_key_id": "aKeY-of-the-test", "secret_access_key": "sEcReT-of-the-test"}
+    secrets = options | SECRETS
+    public = {"access_key_id": options["access_key_id"]}  # Spark shows it; it is in each signed request
     made(url, 1, 5, **options)
-    given = {"storage_options": secrets}
-    texts = []
-    frame = load(spark, (url, secrets))
-    texts += [frame._jdf.queryExecution().toString(), repr(frame)]
-    frame.count()
-    stream = spark.readStream.format("lastword").options(subscribe="t", **named(secrets)).load(url)
-    texts.append(stream._jdf.queryExecution().toString())
-    lastword.spark.verify(spark, url, **given)
-    texts += descriptions(spark)
-    with pytest.raises(LastwordError) as raised:
-        lastword.spark.clean(spark, url, "missing", **given)
-    texts += [str(raised.value), repr(raised.value)]
-    with pytest.raises(Exception, match="no-such-topic") as refused:
-        load(spark, (url, secrets), subscribe="no-such-topic").count()
-    texts += [str(refused.value), repr(refused.value), caplog.text]
-    for text in texts:
-        assert "of-the-test" not in text, text
+    given, caplog_level = {"storage_options": secrets}, caplog.at_level("DEBUG", "lastword")
+    shown: dict[str, str] = {}
+    with log_of_the_jvm(spark) as logged, caplog_level:
+        for way, names in {"hidden": named(secrets), "plain": plain(secrets | public)}.items():
+            frame = spark.read.format("lastword").options(subscribe="t", **names).load(url)
+            for mode in ("simple", "extended", "cost", "formatted"):
+                frame.explain(mode)
+            shown[f"{way} plan"] = frame._jdf.queryExecution().toString() + repr(frame)
+            frame.createOrReplaceTempView("of_bucket")
+            assert spark.sql("SELECT count(*) FROM of_bucket").collect()[0][0] == 5
+        rows = frame.select("key", "value").write.format("lastword").mode("append")
+        rows.options(topic="u", **names).save(url)
+        stream = spark.readStream.format("lastword").options(subscribe="t", **names).load(url)
+        shown["plan of a stream"] = stream._jdf.queryExecution().toString()
+        checkpoint = tmp_path / "checkpoint"
+        query = stream.select("key", "value").writeStream.format("lastword").trigger(availableNow=True)
+        query = query.options(topic="s", checkpointLocation=str(checkpoint), **names).start(url)
+        assert query.awaitTermination(60)
+        query.explain(extended=True)
+        shown["progress"] = f"{query.status} {query.recentProgress}"
+        for path in checkpoint.rglob("*"):
+            if path.is_file():
+                shown[str(path)] = path.read_bytes().decode(errors="replace")
+        lastword.spark.clean(spark, url, "t", **given)
+        lastword.spark.restore(spark, url, "t", **given).explain(True)
+        for name, wrong in {
+            "clean": lambda: lastword.spark.clean(spark, url, "missing", **given),
+            "read": lambda: load(spark, (url, secrets), subscribe="missing").count(),
+            "write": lambda: frame.write.format("lastword").mode("append").options(topik="t").save(url),
+            "no log": lambda: load(spark, (url + "/no-log", secrets)).count(),
+        }.items():
+            with pytest.raises(Exception, match=r"missing|topik|no-log") as raised:
+                wrong()
+            shown[f"error of {name}"] = f"{raised.value} {raised.value!r} {raised.getrepr()}"
+        shown["log of the JVM"] = logged()
+    read = parse_read({"path": url, "subscribe": "t", **named(secrets)})
+    task = plan(choose(read), read)[0]
+    cleaning = BucketClean(url, read.storage, due=False, strategy=None)
+    shown["reprs"] = repr(
+        [read, task, LogReader(read, full_schema(False)), cleaning, job(url, **named(secrets))]
+    )
+    shown["descriptions"] = repr(descriptions(spark))
+    shown["pages"] = "\n".join(pages(spark))
+    shown["printed"] = repr(capsys.readouterr())
+    shown["logged"] = caplog.text
+    assert len(shown["log of the JVM"]) > 100_000 and len(shown["printed"]) > 10_000
+    assert "s3://" in shown["pages"] or "lastword" in shown["pages"]
+    for name, text in shown.items():
+        assert "of-the-test" not in text, name
 
 
-@spark_test
-@pytest.mark.slow
-@pytest.mark.usefixtures("short_lived_jvms")
-@pytest.mark.xdist_group("spark")
-def test_driver_and_executors_share_no_directory(tmp_path: Path, s3: tuple[str, dict[str, str]]) -> None:
-    where = {"LOG_URL": s3[0], "LOG_OPTIONS": json.dumps(s3[1]), "SPARK_HOME": str(clusters.farm(tmp_path))}
-    arguments = "cluster_all.py", "local-cluster[2,1,1024]", str(tmp_path), "in_bucket"
-    assert clusters.script(*arguments, home=tmp_path, **where) == ["in_bucket", "everything"]
+def plain(options: dict[str, str]) -> dict[str, str]:
+    return {f"storage.{name}": value for name, value in options.items()}
