@@ -30,6 +30,8 @@ MODULES = (
     "bench.storage_workloads",
     "bench.cost_workloads",
     "bench.drive_workloads",
+    "bench.bucket_workloads",
+    "bench.merge_workloads",
     "bench.spark_workloads",
 )
 

@@ -71,10 +71,13 @@ def s3_at(address: str) -> Server:
 
 
 @contextmanager
-def moto() -> Iterator[Server]:
+def moto(
+    on_request: Callable[[str, int, int], None] = lambda method, sent, received: None,
+) -> Iterator[Server]:
     """Run moto's server in this process, one request at a time, so that its conditions are atomic.
 
-    In the bucket "ignorant" it ignores conditions, as old stores do.
+    In the bucket "ignorant" it ignores conditions, as old stores do. `on_request` is called with the method
+    of each request ("LIST" for a list) and with the bytes of its body and of its reply's body.
     """
     try:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -91,7 +94,12 @@ def moto() -> Iterator[Server]:
             environ.pop("HTTP_IF_MATCH", None)
             environ.pop("HTTP_IF_NONE_MATCH", None)
         with turn:
-            return list(application(environ, start_response))
+            reply = list(application(environ, start_response))
+        is_list = environ["REQUEST_METHOD"] == "GET" and "list-type=" in environ["QUERY_STRING"]
+        method = "LIST" if is_list else environ["REQUEST_METHOD"]
+        received = 0 if method == "HEAD" else sum(map(len, reply))
+        on_request(method, int(environ.get("CONTENT_LENGTH") or 0), received)
+        return reply
 
     # Else a reply in two packets waits 40 ms.
     handler = type("Handler", (WSGIRequestHandler,), {"disable_nagle_algorithm": True})

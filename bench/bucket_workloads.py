@@ -1,0 +1,304 @@
+"""Measure a log in a bucket: requests, bytes, their list price, CPU time, bandwidth, and many segments.
+
+The store is obstore's in memory. A `MeteredStore` around it counts the requests as S3 counts them, and
+simulates a network for the scan.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import lastword
+from bench.metered_store import PART_BYTES, MeteredStore, Usage
+from bench.registry import Measured, Run, Times, compared, rate, timed, workload
+from lastword.api.bucket_dirs import BucketDirs, merged_settings
+from lastword.api.logs import LogDir
+from lastword.bucket.commit import Bucket
+from lastword.bucket.files import BucketFiles
+from lastword.bucket.manifest import MAX_PAGES
+from lastword.clock import SystemClock
+from lastword.objects import open_store
+
+MOST_RECORDS = 1_000_000
+COMMIT_RECORDS = 100_000
+SMALL_COMMIT_RECORDS = 1000
+REQUEST_SECONDS = 0.03
+CONNECTION_BYTES_PER_SECOND = 100e6
+CONNECTIONS = 8
+SCAN_FILE_BYTES = 16_000_000
+MANY_SEGMENTS = 100_000
+SEGMENTS_PER_PARTITION = 100
+
+_stores = count()
+
+
+@contextmanager
+def metered(**network: float) -> Iterator[MeteredStore]:
+    """Make an empty store in memory, and free its objects at the end."""
+    url = f"memory://bench-{next(_stores)}/log"
+    try:
+        yield MeteredStore(open_store(url), **network)
+    finally:
+        with open_store(url) as store:  # the log has closed the other one
+            store.delete([facts.key for facts in store.list()])
+
+
+def opened(store: MeteredStore, mode: Any = "a") -> LogDir:
+    """Open the log in a store. Each append is a commit; nothing runs in the background."""
+    settings = {"log_cleaner_enable": False, "lastword_commit_linger_ms": 0}
+    load = merged_settings(store.url, None, settings if mode == "a" else {})
+    return LogDir(BucketDirs(Bucket(store), mode, load, SystemClock()))
+
+
+def dirs_of(logs: LogDir) -> BucketDirs:
+    """Return the log below the interface."""
+    assert isinstance(logs.dirs, BucketDirs)
+    return logs.dirs
+
+
+def records_of(number: int) -> pa.Table:
+    """Return records of 124 bytes, five for each key."""
+    keys = max(1, number // 5)
+    return pa.table(
+        {
+            "key": pa.array([f"key-{i * 7919 % keys:020d}".encode() for i in range(number)], pa.binary()),
+            "value": pa.array(
+                [f'{{"n":{i:010d},"note":"'.encode() + b"x" * 78 + b'"}' for i in range(number)], pa.binary()
+            ),
+        }
+    )
+
+
+@workload("bucket")
+def bucket(run: Run) -> Iterator[Measured]:
+    """Append, read, clean and plan a log in a bucket: price of the requests, CPU time, bandwidth, segments.
+
+    Rivals: for the price, the same bytes as objects of 8 MiB, without a log; for CPU time, a log in a
+    directory; for bandwidth, eight connections.
+    """
+    yield from _prices(run)
+    yield from _cpu(run)
+    yield _scan(run)
+    yield from _many_segments(run)
+
+
+# ---------------------------------------------------------------- requests and their price
+
+
+def _prices(run: Run) -> Iterator[Measured]:
+    table = records_of(min(run.records, MOST_RECORDS))
+    print(f"\n{'a million records':<38} {'writes':>8} {'reads':>8} {'MB sent':>8} {'received':>8} {'USD':>8}")
+    lines = list(_verbs(table))
+    print()
+    yield from lines
+
+
+def _verbs(table: pa.Table) -> Iterator[Measured]:
+    few = table.slice(0, max(SMALL_COMMIT_RECORDS, table.num_rows // 10))
+    with metered() as store, opened(store) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        yield _priced(store, "append, 1,000 records a commit", few, lambda: _extend(topic, few, 1000))
+    with metered() as store, opened(store) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        append = f"append, {COMMIT_RECORDS:,} records a commit"
+        yield _priced(store, append, table, lambda: _extend(topic, table, COMMIT_RECORDS))
+        yield _priced(store, "read", table, lambda: _drain(topic))
+        yield _priced(store, "open, plan a cleaning", table, lambda: _plan(store))
+        yield _priced(store, "clean", table, lambda: logs.clean())
+        yield _priced(store, "read newest values", table, lambda: _drain(topic, view="latest"))
+
+
+def _extend(topic: Any, table: pa.Table, records: int) -> None:
+    for start in range(0, table.num_rows, records):
+        topic.extend(table.slice(start, records))
+
+
+def _drain(topic: Any, **options: Any) -> int:
+    return sum(batch.num_rows for batch in topic.read(**options).arrow())
+
+
+def _plan(store: MeteredStore) -> None:
+    reader = opened(store, "r")  # not closed: it would close the store
+    assert len(reader.plan()) == 1
+
+
+def _priced(store: MeteredStore, verb: str, table: pa.Table, work: Callable[[], Any]) -> Measured:
+    store.reset()
+    work()
+    usage = store.usage()
+    scale = 1e6 / table.num_rows
+    plain = Usage(-(-usage.sent // PART_BYTES), -(-usage.received // PART_BYTES), usage.sent, usage.received)
+    print(
+        f"{verb:<38} {usage.writes * scale:>8.0f} {usage.reads * scale:>8.0f} "
+        f"{usage.sent * scale / 1e6:>8.1f} {usage.received * scale / 1e6:>8.1f} {usage.dollars * scale:>8.5f}"
+    )
+    return Measured(
+        "bucket",
+        verb,
+        "USD for a billion records",
+        usage.dollars * scale * 1e3,
+        plain.dollars * scale * 1e3,
+        "the same bytes in objects of 8 MiB",
+        plain.dollars / usage.dollars,
+        {"requests": dict(store.requests), "sent": usage.sent, "received": usage.received},
+    )
+
+
+# ---------------------------------------------------------------- CPU time
+
+
+def _cpu(run: Run) -> Iterator[Measured]:
+    table = records_of(min(run.records, MOST_RECORDS))
+    ours: dict[str, list[Times]] = {}
+    theirs: dict[str, list[Times]] = {}
+    for number in range(run.repetitions + 1):  # alternating, because the machine has other work
+        with metered() as store, opened(store) as logs:
+            _timed_verbs(logs, table, ours)
+        directory = run.scratch / f"bucket-{number}"
+        with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
+            _timed_verbs(logs, table, theirs)
+    for verb in ours:
+        mine, rival = ([times.cpu for times in runs[verb][1:]] for runs in (ours, theirs))
+        yield compared(
+            "bucket",
+            f"{verb}: CPU without latency",
+            rate(table.num_rows, mine),
+            rate(table.num_rows, rival),
+            "a log in a directory",
+            cpu_ratio=statistics.median(mine) / statistics.median(rival),
+        )
+
+
+def _timed_verbs(logs: LogDir, table: pa.Table, times: dict[str, list[Times]]) -> None:
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    verbs: dict[str, Callable[[], Any]] = {
+        "append": lambda: _extend(topic, table, COMMIT_RECORDS),
+        "read": lambda: _drain(topic),
+        "clean": lambda: logs.clean(),
+    }
+    for verb, work in verbs.items():
+        times.setdefault(verb, []).append(timed(work))
+
+
+# ---------------------------------------------------------------- bandwidth
+
+
+def _scan(run: Run) -> Measured:
+    """Scan with 30 ms for each request and 100 MB/s for each connection."""
+    files = max(2, min(run.records, MOST_RECORDS) * 1000 // SCAN_FILE_BYTES)
+    rows = SCAN_FILE_BYTES // 1_000_000
+    values = pa.array([np.random.default_rng(1).bytes(1_000_000 - 200) for _ in range(rows)], pa.binary())
+    table = pa.table({"key": pa.array([f"{i}".encode() for i in range(rows)], pa.binary()), "value": values})
+    with metered() as store, opened(store) as logs:
+        topic = logs.create_topic("t", max_message_bytes="2MiB")
+        for _ in range(files):
+            topic.extend(table)
+        store.request_seconds, store.bytes_per_second = REQUEST_SECONDS, CONNECTION_BYTES_PER_SECOND
+        logs["t"].bounds()
+        size = sum(entry.size for _, entry in dirs_of(logs).newest.files() if entry.object)
+        seconds = []
+        for _ in range(run.repetitions + 1):
+            began = time.perf_counter()
+            assert _drain(topic) == files * rows
+            seconds.append(time.perf_counter() - began)
+        store.request_seconds = store.bytes_per_second = 0.0
+    most = CONNECTIONS * CONNECTION_BYTES_PER_SECOND / 1e6
+    ours = [size / 1e6 / took for took in seconds[1:]]
+    return compared(
+        "bucket",
+        f"scan of {size / 1e6:,.0f} MB, 30 ms a request",
+        statistics.median(ours),
+        most,
+        "8 connections of 100 MB/s",
+        "MB/s",
+        lowest=min(ours),
+        highest=max(ours),
+        most_under_way=store.most_under_way,
+    )
+
+
+# ---------------------------------------------------------------- many segments
+
+
+def _many_segments(run: Run) -> Iterator[Measured]:
+    """Open a log of 100,000 segments, plan its retention, and append to it; at smaller sizes, of fewer."""
+    segments = max(1000, min(run.records, MOST_RECORDS) * MANY_SEGMENTS // MOST_RECORDS)
+    (many, few) = (segment_verbs(number) for number in (segments, segments // 4))
+    for verb, (times, usage) in many.items():
+        rival, _ = few[verb]
+        yield compared(
+            "bucket",
+            f"{verb}: {segments:,} segments",
+            segments / max(times.cpu, 1e-3) / 1e3,
+            segments // 4 / max(rival.cpu, 1e-3) / 1e3,
+            "a quarter of the segments",
+            "k segments/CPU s",
+            cpu_seconds=times.cpu,
+            requests=usage.reads + usage.writes,
+            sent=usage.sent,
+            received=usage.received,
+        )
+    _, opening = many["open and plan"]
+    _, append = many["append"]
+    requests, limit = opening.reads + opening.writes, 1 + MAX_PAGES
+    yield Measured(
+        "bucket", "open and plan", "requests", requests, limit, "manifest and pages", limit / requests
+    )
+    yield Measured(
+        "bucket",
+        "an append, manifest and all",
+        "KB sent",
+        append.sent / 1e3,
+        opening.received / 1e3,
+        "the manifest with its pages",
+        opening.received / append.sent,
+    )
+
+
+def segment_verbs(segments: int) -> dict[str, tuple[Times, Usage]]:
+    """Return what each verb costs on a log of this number of segments."""
+    costs: dict[str, tuple[Times, Usage]] = {}
+    with metered() as store, opened(store) as logs:
+        add_segments(logs, segments // SEGMENTS_PER_PARTITION)
+        verbs: dict[str, Callable[[], Any]] = {
+            "open and plan": lambda: opened(store, "r").plan(),
+            "plan": lambda: logs.plan(),
+            "append": lambda: logs["t"].append(b"key", b"value", partition=0),
+        }
+        logs["t"].append(b"key", b"value", partition=0)
+        for verb, work in verbs.items():
+            store.reset()
+            times = timed(work)
+            costs[verb] = times, store.usage()
+    return costs
+
+
+def add_segments(logs: LogDir, partitions: int) -> None:
+    """Make a topic with partitions of 100 segments. Only the objects of partition 0 exist."""
+    topic = logs.create_topic("t", partitions, cleanup_policy="delete", retention_ms=-1, segment_bytes=12_000)
+    pairs = [(f"key-{i:020d}".encode(), b"v" * 100) for i in range(80 * SEGMENTS_PER_PARTITION)]
+    for start in range(0, len(pairs), 80):
+        topic.extend(pairs[start : start + 80], partition=0)
+    dirs = dirs_of(logs)
+    dirs.refresh()
+    rng = random.Random(1)
+    source = {name: entry for name, entry in dirs.newest.children("t-0").items() if entry is not None}
+
+    def adopt(files: BucketFiles) -> None:
+        for number in range(1, partitions):
+            for name, entry in source.items():
+                if name[0].isdigit():
+                    key = None if entry.object is None else f"objects/{rng.getrandbits(128):032x}"
+                    entry = entry._replace(number=rng.getrandbits(62), object=key)
+                    files.adopt({f"t-{number}/{name}": entry})
+
+    dirs._bucket.transaction(adopt)
