@@ -11,6 +11,7 @@ import pytest
 
 import lastword
 from lastword.api import bucket_dirs
+from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
 from lastword.errors import (
     LeaseRefusedError,
@@ -21,6 +22,7 @@ from lastword.errors import (
     UploadsGoneError,
     UsageError,
 )
+from lastword.objects.remote import RemoteStore
 
 Open = Callable[..., lastword.LogDir]
 ROWS = [(f"k{i % 50}", {"n": i}) for i in range(1000)]
@@ -63,6 +65,33 @@ def test_another_process_reads_what_was_acknowledged(opened: Open) -> None:
     assert writer.append("b", {"n": 9}).offset == 3
     assert topic.append("c", {"n": 9}).offset == 4
     assert [offset for _, offset, *_ in shown(reader)] == [0, 1, 2, 3, 4]
+
+
+def test_a_cleaning_joins_small_segments_so_that_readers_send_fewer_requests(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = opened().create_topic("users", **JSON)
+    for number in range(70):
+        topic.append(f"k{number}", {"n": number, "text": "x" * 1500})
+    requests: list[str] = []
+    get_range = RemoteStore.get_range
+
+    def counted(store: RemoteStore, key: str, start: int, size: int) -> object:
+        requests.append(key)
+        return get_range(store, key, start, size)
+
+    monkeypatch.setattr(RemoteStore, "get_range", counted)
+
+    def requests_of_a_read() -> int:
+        requests.clear()
+        assert len(list(opened("r")["users"].read(view="latest"))) == 70
+        return len(requests)
+
+    assert requests_of_a_read() >= 70
+    (round_,) = opened()["users"].clean(due=True)
+    assert (round_.segments_before, round_.records_kept) == (70, 70)
+    assert requests_of_a_read() <= 2 * round_.segments_after <= 20
+    assert opened().dirs.log_dir("users", 0).ledgers.file_cost_bytes >= BucketFiles.file_cost_bytes > 0
 
 
 def test_writers_and_cleaners_at_the_same_time_lose_nothing(opened: Open) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
+from lastword.bucket.files import BucketFiles
 from lastword.cleaner.policy.generational import all_garbage, choose_drive, crowded
 
 MIB = 1 << 20
@@ -101,6 +102,22 @@ def test_too_many_files_merge_without_garbage():
     assert (choice.obligation, choice.run.free_bytes, choice.run.files_out) == ("files", 0, 1)
     assert choice.run.files_in == 16 and choice.run.write_bytes == MIB
     assert "100 segments, 16 of them fit in one" in choice.text
+
+
+def test_the_requests_of_a_bucket_favour_the_run_that_leaves_fewer_segments():
+    facts = {"segment_bytes": 64 * MIB}
+    small = partition(
+        *(half(i, garbage_age=0.5 * MIB * MIB) for i in range(8)),
+        **facts,
+    )
+    large = partition(
+        segment(0, 4 * MIB, 8 * MIB, garbage_age=80.0 * MIB * MIB),
+        number=1,
+        **facts,
+    )
+    assert chosen(small, large, file_cost_bytes=1.5 * MIB).run.partition == 1
+    choice = chosen(small, large, file_cost_bytes=BucketFiles.file_cost_bytes)
+    assert (choice.run.partition, choice.run.files_in, choice.run.files_out) == (0, 8, 1)
 
 
 def test_files_whose_indexes_are_full_do_not_merge():

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from lastword.files import FileLock
 
 
+REQUEST_BYTES = 3_000_000
+"""The cost of a request, in bytes that a connection reads meanwhile: 30 ms at 100 MB/s."""
+REQUESTS_OF_A_SEGMENT = 2
+"""A reader of a segment gets its log, and its indexes, which a commit puts into one object."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalFile:
     """A file that was written since the version, in the scratch directory."""
@@ -68,6 +74,8 @@ class BucketFiles(Files):
         scratch: Directory on a local drive for new files. None: nothing can be changed.
         rng: Source of the numbers of new files.
     """
+
+    file_cost_bytes = float(REQUEST_BYTES * REQUESTS_OF_A_SEGMENT)
 
     def __init__(
         self,

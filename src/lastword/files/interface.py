@@ -132,6 +132,9 @@ class Files(ABC):
     `WrongUserError` if this process may not assign them.
     """
 
+    file_cost_bytes = 0.0
+    """The cost to read a segment of its own, in bytes that are read in that time. 0 on a drive."""
+
     @abstractmethod
     def open_read(self, path: Path) -> Handle:
         """Open a file to read."""

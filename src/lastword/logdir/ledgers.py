@@ -127,9 +127,10 @@ class Ledgers:
     def file_cost_bytes(self) -> float:
         """The cost of one more file, in bytes moved.
 
-        The mean seconds of a swap times the speed of past rewrites; 0 before the first measurement.
+        The mean seconds of a swap times the speed of past rewrites, 0 before the first measurement; in a
+        bucket also the requests of every later reader.
         """
-        return self._swap_seconds * self._bytes_per_second
+        return self._swap_seconds * self._bytes_per_second + self._files.file_cost_bytes
 
     def measured(self, moved_bytes: int, seconds: float, swaps: int, swap_seconds: float) -> None:
         """Record what a cleaning took: its rewrite, and its swaps."""
