@@ -267,22 +267,15 @@ def _given_offset(bound: Bound, topic: str, number: int) -> int:
 # ---------------------------------------------------------------- cuts
 
 
-def cut_points(range_: PartitionRange, whole_bytes: int = 0) -> list[tuple[int, int]]:
+def cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
     """Return (offset, bytes before it) for each offset at which a range may be cut.
-
-    In a bucket, a range whose segments have up to `whole_bytes` is not cut: to read the indexes costs a
-    request for each segment.
 
     An index entry holds the last offset of its batch, so the next offset begins a batch. A damaged index can
     only make ranges uneven, because a range consists of offsets. Files that were swapped since the view was
     loaded are listed again.
     """
     if isinstance(range_.view.files, BucketFiles):
-        size_bytes = sum(
-            segment.size for segment in range_.view.segment_set.between(range_.start, range_.end)
-        )
-        if size_bytes <= whole_bytes:
-            return [(range_.start, 0), (range_.end, size_bytes)]
+        return _cut_points_by_size(range_)
     for _ in range(MAX_RELOADS):
         try:
             return _cut_points(range_)
@@ -312,6 +305,35 @@ def _cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
             points.append((segment.next_offset, before))
     points.append((range_.end, max(before, points[-1][1])))
     return points
+
+
+def _cut_points_by_size(range_: PartitionRange) -> list[tuple[int, int]]:
+    """As `cut_points`, from the sizes of segments alone: in a bucket each index costs a request.
+
+    A segment is cut at equal distances of offsets. If its records have gaps, the parts differ in bytes, but
+    no part is larger than the segment.
+    """
+    points = [(range_.start, 0)]
+    before = 0
+    segments = range_.view.segment_set.between(range_.start, INT64_MAX)
+    bases = [segment.base_offset for segment in segments]
+    for segment, next_base in zip(segments, [*bases[1:], range_.view.log_end], strict=True):
+        first, end = max(segment.base_offset, range_.start), min(next_base, range_.end)
+        if first >= end:
+            continue
+        size_bytes = segment.size * (end - first) // (next_base - segment.base_offset)
+        pieces = min(size_bytes // CUT_BYTES + 1, end - first)
+        for piece in range(1, pieces + 1):
+            offset, position = first + (end - first) * piece // pieces, before + size_bytes * piece // pieces
+            if points[-1][0] < offset < range_.end and position > points[-1][1]:
+                points.append((offset, position))
+        before += size_bytes
+    points.append((range_.end, max(before, points[-1][1])))
+    return points
+
+
+CUT_BYTES = 1 << 20
+"""The distance of the offsets at which a segment in a bucket may be cut."""
 
 
 def past_gap(view: PartitionView, offset: int, end: int) -> int:
@@ -447,8 +469,7 @@ def plan(
                 segments = range_.view.segment_set.between(range_.start, range_.end)
                 parts.append((part, sum(segment.size for segment in segments)))
         return share_tasks(parts, options)
-    whole_bytes = 0 if options.min_partitions else options.max_partition_bytes
-    points = [(range_, cut_points(range_, whole_bytes)) for range_ in ranges if range_.start < range_.end]
+    points = [(range_, cut_points(range_)) for range_ in ranges if range_.start < range_.end]
     total_bytes = sum(cuts[-1][1] for _, cuts in points)
     limit = task_bytes(total_bytes, options.max_partition_bytes, options.min_partitions)
     for range_, cuts in points:
