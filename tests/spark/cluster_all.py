@@ -331,6 +331,8 @@ def in_bucket(spark: Any, root: Path) -> None:
     assert {bytes(row.key): bytes(row.value) for row in restored} == newest
     assert load("copy").count() == 100 and written.count() == 60_000
     assert not lastword.spark.verify(spark, url, **given).collect()
+    sent = lastword.spark.copy(spark, url, f"{url}-copy", "copy", verify=True, **given).collect()
+    assert [row.verified for row in sent] == [True, True]
     assert sorted(root.rglob("*")) == before
     assert not list((home / "tmp").glob("lastword-*")), "left in the driver's directory"
     with lastword.open(url, storage_options=options) as logs:

@@ -8,8 +8,7 @@ bounded.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,11 +28,12 @@ from lastword.errors import (
 from lastword.files import real_path
 from lastword.logdir import copies
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.logdir.copies import Brought, SourceFile, SourceLog
+from lastword.logdir.copies import Brought, SourceLog
 from lastword.units import format_bytes
 from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
     from lastword.clock import Clock
 
 COMMIT_BYTES = 1 << 30
@@ -117,22 +117,33 @@ def copy(
             others. It is also an instance of the first error's class.
     """
     one_source = source if isinstance(source, str) or not isinstance(source, Sequence) else None
-    for path in [one_source] if one_source is not None else list(source):  # type: ignore[arg-type]
-        if real_path(path).rstrip("/") == real_path(target).rstrip("/"):
-            raise UsageError("the source and the target are the same log", remedy="name another target")
+    check_different([one_source] if one_source is not None else list(source), target)  # type: ignore[arg-type]
     extra: dict[str, Any] = {} if clock is None else {"clock": clock}
     with ExitStack() as stack:
         given = (source_storage_options or storage_options) if _is_url(one_source) else None
         read = stack.enter_context(open_log(source, "r", config=config, storage_options=given, **extra))
-        wanted = [topics] if isinstance(topics, str) else topics
-        names = list(read) if wanted is None else list(dict.fromkeys(wanted))
-        for name in names:
-            read.dirs.partitions(name)  # UnknownTopicError before the target is made
+        names = wanted_topics(read, topics)
         given = storage_options if _is_url(target) else None
         written = stack.enter_context(
             open_log(target, "a", log_cleaner_enable=False, storage_options=given, **extra)
         )
-        return _Copying(read.dirs, written.dirs, stop or (lambda: False)).run(names, verify, progress)
+        return Copying(read.dirs, written.dirs, stop or (lambda: False)).run(names, verify, progress)
+
+
+def check_different(sources: Sequence[PathLike], target: PathLike) -> None:
+    """Raise UsageError if the target is one of the sources."""
+    for path in sources:
+        if real_path(path).rstrip("/") == real_path(target).rstrip("/"):
+            raise UsageError("the source and the target are the same log", remedy="name another target")
+
+
+def wanted_topics(source: LogDir, topics: str | Sequence[str] | None) -> list[str]:
+    """Return the topics to copy. UnknownTopicError, before the target is made."""
+    wanted = [topics] if isinstance(topics, str) else topics
+    names = list(source) if wanted is None else list(dict.fromkeys(wanted))
+    for name in names:
+        source.dirs.partitions(name)
+    return names
 
 
 def _is_url(path: PathLike | None) -> bool:
@@ -143,7 +154,7 @@ class _Stopped(Exception):
     """The caller wants the copy to end."""
 
 
-class _Failed(Exception):
+class CopyFailed(Exception):
     """A partition failed in a private copy: the round runs again without it."""
 
 
@@ -160,12 +171,13 @@ class _Round:
         return self.most_bytes is not None and self.most_bytes <= 0
 
 
-class _Copying:
-    """One call of `copy`."""
+class Copying:
+    """One call of `copy`. Another way to bring the files overrides `bring_all`, `bring` and `difference`."""
 
     def __init__(self, source: OpenDirs, target: OpenDirs, stop: Callable[[], bool]) -> None:
         self._source = source
         self._target = target
+        self._most_bytes = None if target.holds_logs else COMMIT_BYTES  # of a round
         self._stop = stop
         self._failed: dict[TopicPartition, LastwordError] = {}
         self._results: dict[TopicPartition, CopyResult] = {}
@@ -184,9 +196,9 @@ class _Copying:
                 for name in topics:
                     if not self._prepare(name):
                         todo = [tp for tp in todo if tp.topic != name]
-                self._bring_all(todo)
+                self.bring_all(todo)
                 if verify:
-                    self._verify_all(todo)
+                    self.verify_all(todo)
             except _Stopped:
                 pass
         results = [self._results[tp] for tp in todo if tp in self._results]
@@ -227,40 +239,40 @@ class _Copying:
 
     # -------------------------------------------------------------- partitions
 
-    def _bring_all(self, partitions: Sequence[TopicPartition]) -> None:
+    def bring_all(self, partitions: Sequence[TopicPartition]) -> None:
         """Copy partitions, in a bucket with a commit after every COMMIT_BYTES."""
         todo = list(partitions)
         while todo:
             try:
-                done = self._target.transaction(partial(self._round, todo))
-            except _Failed:
+                done = self._target.transaction(partial(self.round, todo))
+            except CopyFailed:
                 done = {}
             for tp, (log, brought) in done.items():
                 self._note(tp, log, brought)
             whole = {tp for tp, (_, brought) in done.items() if brought.whole}
             todo = [tp for tp in todo if tp not in whole and tp not in self._failed]
 
-    def _round(
+    def round(
         self, todo: Sequence[TopicPartition], dirs: OpenDirs
     ) -> dict[TopicPartition, tuple[SourceLog, Brought]]:
-        """Copy partitions until the round has COMMIT_BYTES."""
-        round_ = _Round(None if self._target.holds_logs else COMMIT_BYTES)
+        """Copy partitions, into a bucket until the round has COMMIT_BYTES."""
+        round_ = _Round(self._most_bytes)
         for tp in todo:
             if round_.over:
                 break
             try:
-                log, brought = self._bring(dirs, tp, round_.most_bytes)
+                log, brought = self.bring(dirs, tp, round_.most_bytes)
             except LastwordError as error:
                 self._failed[tp] = error
                 if not self._target.holds_logs:
-                    raise _Failed from error
+                    raise CopyFailed from error
                 continue
             round_.brought[tp] = log, brought
             if round_.most_bytes is not None:
                 round_.most_bytes -= brought.copied_bytes
         return round_.brought
 
-    def _bring(self, dirs: OpenDirs, tp: TopicPartition, most_bytes: int | None) -> tuple[SourceLog, Brought]:
+    def bring(self, dirs: OpenDirs, tp: TopicPartition, most_bytes: int | None) -> tuple[SourceLog, Brought]:
         """Copy one partition; again with a new view if a cleaning has removed a file."""
         for attempt in range(ATTEMPTS):
             first_dirty = self._source.first_dirty(*tp)
@@ -276,9 +288,12 @@ class _Copying:
         raise AssertionError
 
     def _count(self, size: int) -> None:
+        self._check_stop()
+        self._on_bytes(size)
+
+    def _check_stop(self) -> None:
         if self._stop():
             raise _Stopped
-        self._on_bytes(size)
 
     def _note(self, tp: TopicPartition, log: SourceLog, brought: Brought) -> None:
         """Add what was done to the result of the partition."""
@@ -295,7 +310,8 @@ class _Copying:
 
     # -------------------------------------------------------------- verify
 
-    def _verify_all(self, partitions: Sequence[TopicPartition]) -> None:
+    def verify_all(self, partitions: Sequence[TopicPartition]) -> None:
+        """Compare the copies of partitions with the source."""
         self._target.refresh()
         for tp in partitions:
             if tp in self._failed:
@@ -309,13 +325,13 @@ class _Copying:
         """Compare the segments of the source and the target; copy again if the source was cleaned since."""
         for attempt in range(ATTEMPTS):
             try:
-                differs = self._difference(tp)
+                differs = self.difference(tp)
                 break
             except FileVanishedError:
                 if attempt == ATTEMPTS - 1:
                     raise
                 self._source.refresh()
-                self._bring_all([tp])
+                self.bring_all([tp])
                 self._target.refresh()
         if differs is not None:
             self._target.transaction(lambda dirs: _forget(dirs, tp))
@@ -326,30 +342,11 @@ class _Copying:
             )
         self._results[tp] = replace(self._results[tp], verified=True)
 
-    def _difference(self, tp: TopicPartition) -> str | None:
+    def difference(self, tp: TopicPartition) -> str | None:
         """Return the first log of the target whose bytes are not those of the source; None: there is none."""
-        log = self._logs[tp]
-        files, directory = self._target.files, self._target.log_dir(*tp).directory(*tp)
-        for segment in log.segments:
-            if not segment.log.size:
-                continue
-            path = f"{directory}/{segment.log.name}"
-            facts = files.stat(path)
-            if facts is None or facts.size != segment.log.size:
-                return path
-            here = SourceFile(segment.log.name, facts.inode, facts.size, facts.mtime_ms)
-            ours = self._digest(copies.blocks(files, directory, here))
-            if ours != self._digest(copies.blocks(log.files, log.directory, segment.log)):
-                return path
-        return None
-
-    def _digest(self, blocks: Iterable[bytes]) -> bytes:
-        digest = hashlib.blake2b()
-        for block in blocks:
-            if self._stop():
-                raise _Stopped
-            digest.update(block)
-        return digest.digest()
+        log, copied = self._logs[tp], self._target.log_dir(*tp).directory(*tp)
+        logs = [segment.log for segment in log.segments]
+        return copies.difference(log.files, log.directory, logs, self._target.files, copied, self._check_stop)
 
 
 def _settings_of(dirs: OpenDirs, topic: str) -> dict[str, str]:

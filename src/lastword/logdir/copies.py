@@ -27,13 +27,21 @@ with a new view; what was copied is used.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lastword.errors import BusyError, CorruptFileError, DiskFullError, FileVanishedError, UsageError
+from lastword.errors import (
+    BusyError,
+    CorruptFileError,
+    DiskFullError,
+    FileTakenError,
+    FileVanishedError,
+    UsageError,
+)
 from lastword.files import Files
 from lastword.files.framed import Framed
 from lastword.logdir.checkpoints import TopicPartition
@@ -358,12 +366,18 @@ class _Copy:
 
     # -------------------------------------------------------------- the steps
 
+    def _missing(self) -> list[SourceSegment]:
+        return [segment for segment in self._source.segments if segment.base_offset not in self._kept]
+
+    def sent(self) -> list[SourceFile]:
+        """Return the files of the source that are copied."""
+        return [*(file for segment in self._missing() for file in segment.files), *self._other_indexes()]
+
     def run(self, on_bytes: OnBytes) -> Brought:
         """Do all steps."""
         source, files, tp = self._source, self._files, self._tp
-        missing = [segment for segment in source.segments if segment.base_offset not in self._kept]
-        sent = [*(file for segment in missing for file in segment.files), *self._other_indexes()]
-        copied_bytes = self._stage(sent, on_bytes)
+        missing = self._missing()
+        copied_bytes = self._stage(self.sent(), on_bytes)
         changed = [segment.base_offset for segment in missing] + self._extra()
         self._target.let_go(tp)
         self._write_notes()
@@ -397,7 +411,8 @@ class _Copy:
             raise DiskFullError.of(str(self._tp), self._directory, needed, free, self._directory)
         for file in todo:
             path = os.path.join(self._staging, file.staged)
-            copy_file(self._source, file, files, f"{path}.tmp", on_bytes)
+            source = self._source
+            copy_file(source.files, source.directory, file, files, f"{path}.tmp", on_bytes)
             files.rename(f"{path}.tmp", path)
         files.fsync_dir(self._staging)
         return needed
@@ -484,11 +499,54 @@ class _Copy:
         return self._source.log_start if self._source.whole else max(self._source.log_start, own)
 
 
-def copy_file(source: SourceLog, file: SourceFile, files: Files, to: str, on_bytes: OnBytes) -> None:
+def files_to_send(source: SourceLog, target: LogDirectory, tp: TopicPartition) -> list[SourceFile]:
+    """Return the files that `bring` would copy, for processes that copy them before with `send`."""
+    copy = _Copy(source, target, tp)
+    return [] if copy.is_there() else copy.sent()
+
+
+def send(
+    source: Files, directory: str, chosen: Iterable[SourceFile], target: Files, partition: str, own: str
+) -> int:
+    """Copy files into `lastword/copy/` of a partition, where `bring` finds them; return the bytes.
+
+    Any number of processes may do this together, also with one file. No lock is needed.
+
+    Args:
+        source: The storage of the source.
+        directory: The partition's directory in the source.
+        chosen: The files.
+        target: The storage of the target.
+        partition: The partition's directory in the target.
+        own: A name that no other process uses.
+
+    Raises:
+        FileVanishedError: The source has changed: begin with a new view.
+    """
+    private = os.path.join(partition, names.PRIVATE)
+    staging = os.path.join(private, names.COPY)
+    for path in (private, staging):
+        if not target.is_dir(path):
+            with suppress(FileTakenError):
+                target.mkdir(path)
+    copied_bytes = 0
+    for file in chosen:
+        path = os.path.join(staging, file.staged)
+        if not target.exists(path):
+            copy_file(source, directory, file, target, f"{path}.{own}.tmp", lambda count: None)
+            target.rename(f"{path}.{own}.tmp", path)
+            copied_bytes += file.size
+    target.fsync_dir(staging)
+    return copied_bytes
+
+
+def copy_file(
+    source: Files, directory: str, file: SourceFile, files: Files, to: str, on_bytes: OnBytes
+) -> None:
     """Copy one file with its time, synced. FileVanishedError: it is not the file of the view any more."""
     files.unlink(to, missing_ok=True)
     with files.open_append(to, create=True, exclusive=True) as writing:
-        for data in blocks(source.files, source.directory, file):
+        for data in blocks(source, directory, file):
             writing.append(data)
             on_bytes(len(data))
         writing.fsync()
@@ -508,6 +566,46 @@ def blocks(files: Files, directory: str, file: SourceFile) -> Iterable[bytes]:
                 raise FileVanishedError(f"{path} ends at {position}, not at {file.size}", file=path)
             yield data
             position += len(data)
+
+
+def difference(
+    source: Files,
+    directory: str,
+    logs: Iterable[SourceFile],
+    target: Files,
+    copied: str,
+    on_block: Callable[[], None] = lambda: None,
+) -> str | None:
+    """Return the first log of a copy whose bytes are not those of the source; None: there is none.
+
+    Args:
+        source: The storage of the source.
+        directory: The partition's directory in the source.
+        logs: The logs that were copied.
+        target: The storage of the copy.
+        copied: The partition's directory in the copy.
+        on_block: Called for each block.
+    """
+    for log in logs:
+        if not log.size:
+            continue
+        path = f"{copied}/{log.name}"
+        facts = target.stat(path)
+        if facts is None or facts.size != log.size:
+            return path
+        here = SourceFile(log.name, facts.inode, facts.size, facts.mtime_ms)
+        ours = _digest(blocks(target, copied, here), on_block)
+        if ours != _digest(blocks(source, directory, log), on_block):
+            return path
+    return None
+
+
+def _digest(data: Iterable[bytes], on_block: Callable[[], None]) -> bytes:
+    digest = hashlib.blake2b()
+    for block in data:
+        on_block()
+        digest.update(block)
+    return digest.digest()
 
 
 def read_note(files: Files, directory: str) -> dict[str, tuple[int, int, int, int]]:

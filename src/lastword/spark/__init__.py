@@ -10,10 +10,11 @@ only when it is used.
     lag       how far a streaming query is behind the log
     plan      the plan of `clean` for each partition, with its reasons
     clean     a cleaning of each partition, built by tasks, published by the driver
+    copy      topics in another log: files copied by tasks, published by the driver
     duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
 
 Start reading at `source.py`; then `splits.py`, `read.py`, `stream.py`, `write.py`, `update.py`, `clean.py`,
-`bucket.py`.
+`copy.py`, `bucket.py`.
 The modules with tasks begin with where their parts run, what travels between them, and what happens when
 tasks fail.
 """
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from lastword.spark.bootstrap import session, warn_of_other_python
 from lastword.spark.clean import clean, plan
+from lastword.spark.copy import copy
 from lastword.spark.inspect import audit, duplication, expire, lag, restore, verify
 from lastword.spark.update import update_stream
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "audit",
     "clean",
+    "copy",
     "duplication",
     "expire",
     "lag",
