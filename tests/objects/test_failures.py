@@ -347,8 +347,9 @@ def test_credentials_of_the_environment_are_used_and_hidden(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"{SECRET}-id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET}-key")
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", replies.address)
     replies.reply = (403, "AccessDenied")
-    store = open_store("s3://bucket", {"endpoint": replies.address})
+    store = open_store("s3://bucket")
     error = failure(lambda: store.get("k"))
     assert f"{SECRET}-id/" in replies.authorizations[0]
     assert "eu-central-1" in replies.authorizations[0]

@@ -13,22 +13,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import logging
 import os
 import re
 import shutil
 import socket
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+from examples.local_s3 import BUCKET, ignore, serve
 
 from lastword.objects import ObjectStore, open_store
 from tests.support.gcs import GcsServer
@@ -36,7 +35,6 @@ from tests.support.jars import UNREACHABLE, KafkaMissing, cache_directory, find_
 
 S3MOCK = "5.0.0"
 AZURITE = "3.35.0"  # the newest that runs on Node.js 20
-BUCKET = "bucket"
 START_SECONDS = 60
 AZURE_ACCOUNT = "devstoreaccount1"  # public: each Azurite has this account and this key
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -71,50 +69,17 @@ def s3_at(address: str) -> Server:
 
 
 @contextmanager
-def moto(
-    on_request: Callable[[str, int, int], None] = lambda method, sent, received: None,
-) -> Iterator[Server]:
-    """Run moto's server in this process, one request at a time, so that its conditions are atomic.
+def moto(on_request: Callable[[str, int, int], None] = ignore) -> Iterator[Server]:
+    """Run moto's server in this process. In the bucket "ignorant" it ignores conditions.
 
-    In the bucket "ignorant" it ignores conditions, as old stores do. `on_request` is called with the method
-    of each request ("LIST" for a list) and with the bytes of its body and of its reply's body.
+    `on_request` is called with each request's method, the bytes of its body and those of the reply's.
     """
-    try:
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-        from werkzeug.serving import WSGIRequestHandler, make_server
-    except ImportError as missing:
-        raise ServerMissing(f"no moto with its server: pip install -e '.[dev]' ({missing})") from None
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    application = DomainDispatcherApplication(create_backend_app)
-    turn = threading.Lock()
-
-    def one_by_one(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        if environ["PATH_INFO"].startswith("/ignorant/"):
-            environ.pop("HTTP_IF_MATCH", None)
-            environ.pop("HTTP_IF_NONE_MATCH", None)
-        with turn:
-            reply = list(application(environ, start_response))
-        is_list = environ["REQUEST_METHOD"] == "GET" and "list-type=" in environ["QUERY_STRING"]
-        method = "LIST" if is_list else environ["REQUEST_METHOD"]
-        received = 0 if method == "HEAD" else sum(map(len, reply))
-        on_request(method, int(environ.get("CONTENT_LENGTH") or 0), received)
-        return reply
-
-    # Else a reply in two packets waits 40 ms.
-    handler = type("Handler", (WSGIRequestHandler,), {"disable_nagle_algorithm": True})
-    server = make_server("127.0.0.1", 0, one_by_one, threaded=True, request_handler=handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        address = f"http://127.0.0.1:{server.server_port}"
-        for bucket in (BUCKET, "ignorant"):
-            _request("PUT", f"{address}/{bucket}")
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(serve(on_request, ignorant=["ignorant"]))
+        except ImportError as missing:
+            raise ServerMissing(f"no moto with its server: pip install -e '.[dev]' ({missing})") from None
         yield s3_at(address)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 # ---------------------------------------------------------------- S3Mock

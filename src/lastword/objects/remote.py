@@ -78,6 +78,9 @@ _CLIENT = frozenset(
 )
 _SECRET = re.compile(r"key|token|secret|password|signature|credential|sas|proxy_url", re.IGNORECASE)
 
+_ADDRESSES = ("ENDPOINT_URL_S3", "ENDPOINT_URL", "ENDPOINT", "STORAGE_ENDPOINT")
+"""Variables of the environment, after their prefix, with the address of a server."""
+
 
 class _Scheme(NamedTuple):
     """A kind of store: obstore's class, the names of its options, and the prefix of its environment."""
@@ -284,9 +287,8 @@ class _Opener:
         client = dict(_TIMEOUTS_CONDITIONAL if conditional else _TIMEOUTS)
         client |= {name: value for name, value in self._options.items() if name in _CLIENT}
         config = {name: value for name, value in self._options.items() if name not in _CLIENT}
-        for name in ("endpoint", "base_url"):
-            if config.get(name, "").startswith("http://"):
-                client.setdefault("allow_http", "true")  # the address that the caller wrote says so
+        if any(address.startswith("http://") for address in self._addresses(config)):
+            client.setdefault("allow_http", "true")  # the address that the caller wrote says so
         kind = getattr(obstore.store, _SCHEMES[self._scheme].kind)
         retries = _NO_RETRIES if conditional else _RETRIES
         failure: InvalidSettingError
@@ -299,6 +301,12 @@ class _Opener:
                 remedy="correct the option, or the variable of the environment that stands for it",
             )
         raise failure  # outside of the handler, so that the error has no context with a secret
+
+    def _addresses(self, config: Mapping[str, str]) -> list[str]:
+        """Return the server's address: the option's, else that of the environment."""
+        given = [config[name] for name in ("endpoint", "base_url") if name in config]
+        prefix = _SCHEMES[self._scheme].environment
+        return given or [os.environ.get(prefix + name, "") for name in _ADDRESSES]
 
 
 class RemoteStore(ObjectStore):
