@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install java demo lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers bucket kills differential soak nightly bench bench-clean golden figures docs clean pipeline kills-spark clusters memory-spark
+.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers bucket kills differential soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -31,6 +31,9 @@ kernels: $(READY)
 
 demo: java $(READY) kernels ## the main job on real data: flights as a changelog, written, cleaned and restored with Spark and Python
 	@$(PY) examples/demo/main.py
+
+demo-bucket: java $(READY) kernels ## the same with the log in a bucket: a local server of S3
+	@$(PY) examples/local_s3.py $(PY) examples/demo/main.py s3://bucket/demo
 
 lint: $(READY) ## format, lint, types, layers
 	@$(VENV)/bin/ruff format --check --quiet .
@@ -82,6 +85,9 @@ kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kill
 pipeline: java $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
 	@$(PY) examples/pipeline/main.py $(if $(N),--flights $(N))
 
+pipeline-bucket: java $(READY) kernels ## the same with the logs in a bucket: a local server of S3
+	@$(PY) examples/local_s3.py $(PY) examples/pipeline/main.py --bucket s3://bucket/pipeline $(if $(N),--flights $(N))
+
 kills-spark: java $(READY) kernels ## Spark's drivers ended by SIGKILL at every step of commit and clean, in directories and a bucket: make kills-spark N=500
 	@$(PY) -m tests.spark.kills --kills $(or $(N),50)
 
@@ -99,7 +105,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline 'bench SIZE=full'; do \
+	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

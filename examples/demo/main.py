@@ -1,9 +1,14 @@
 """`make demo`: write a year of flights as a changelog with Spark, clean it, and restore it twice.
 
+python examples/demo/main.py [URL]
+
+The log is in the directory `demo-output`, or at the URL of a new log in a bucket (`make demo-bucket` runs a
+local server for it), which the demo copies to `demo-output` at the end.
+
 Each flight is the newest record of its aircraft. 336,776 rows become 334,264 records over 4,043 keys (the
 2,512 rows without an aircraft are cancelled flights). So nearly all of the log becomes garbage; real topics
 rarely have as much, but the steps are the same. Takes about a minute; each run starts from an empty
-directory.
+`demo-output`.
 """
 
 from __future__ import annotations
@@ -13,29 +18,32 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import flights
 import picture
 
 import lastword
+from lastword.errors import NotALogDirError
 from lastword.units import format_bytes
 
 OUTPUT = Path("demo-output")
+DIRECTORY = str(OUTPUT / "log")
 TOPIC = "flights"
 PARTITIONS = 4
 TASKS = 8
 STARTED = time.monotonic()
 
 
-def main() -> int:
-    """Run the five steps."""
+def main(data: str = DIRECTORY) -> int:
+    """Run the five steps with the log in a directory, or in a bucket at a URL."""
     import lastword.spark
 
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir()
-    data = str(OUTPUT / "log")
+    with suppress(NotALogDirError), lastword.open(data):
+        raise SystemExit(f"there is a log at {data}: the demo needs a new URL")
 
     title(0, "start Spark on this machine")
     with step("Spark session"):
@@ -63,7 +71,7 @@ def main() -> int:
         reads = f"{row.action}: {row.segments} segments, read {size(row.read_bytes)}"
         gain = f"write {size(row.write_bytes)}, free {size(row.free_bytes)}"
         say(f"{row.topic}-{row.partition}: {reads}, {gain}")
-    with step("clean: one task for each partition, published by this process"):
+    with step("clean: one task for each partition"):
         rounds = lastword.spark.clean(spark, data, TOPIC).collect()
     for row in rounds:
         proof = row.certificate
@@ -95,8 +103,14 @@ def main() -> int:
     say(f"{size(sum(was))} -> {size(sum(now))}, live {size(was[0])} -> {size(now[0])}")
     say(f"picture: {svg}")
 
+    if data != DIRECTORY:
+        with step(f"copy {data} to {DIRECTORY}, which opens in Kafka"):
+            lastword.copy(data, DIRECTORY)
+        with lastword.open(DIRECTORY) as logs:
+            check("the copy", by_python == dict(logs.state(TOPIC)))
+
     spark.stop()
-    print(NEXT.format(data=data, seconds=time.monotonic() - STARTED))
+    print(NEXT.format(data=DIRECTORY, seconds=time.monotonic() - STARTED))
     return 0
 
 
@@ -175,4 +189,4 @@ def size(number: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -6,7 +6,10 @@ changes go to a compacted topic, which is cleaned every few batches. The process
 once with two SIGKILLs, each followed by an empty disk. Both tables must equal the table that a plain loop
 over the rows of the CSV file computes.
 
-python examples/pipeline/main.py [DIRECTORY] [--flights N]      (N: only the first N flights)
+python examples/pipeline/main.py [DIRECTORY] [--bucket URL] [--flights N]
+
+URL: the logs are below it, and not in DIRECTORY (`make pipeline-bucket` runs a local server for them).
+N: only the first N flights.
 """
 
 from __future__ import annotations
@@ -36,39 +39,45 @@ BATCHES = 20
 KILLS = ((7, "as soon as a batch is logged, before Spark commits it"), (13, "at some moment of a batch"))
 
 
-def main(directory: Path, limit: int | None) -> None:
+def main(directory: Path, bucket: str | None, limit: int | None) -> None:
     import lastword.spark
 
     shutil.rmtree(directory, ignore_errors=True)
     rows = list(flights(limit))
     print(f"{len(rows):,} flights", flush=True)
     expected = plainly(rows)
-    for name in ("calm", "killed"):
-        (directory / name).mkdir(parents=True)
-        fill(directory / name / "data", rows)
+    calm, killed = directory / "calm", directory / "killed"
+    for kept in (calm, killed):
+        kept.mkdir(parents=True)
+        fill(log_of(kept, bucket), rows)
     size = -(-len(rows) // BATCHES) + 4  # each partition is cut separately, so slightly more than 1/20
 
     print("\nundisturbed")
     started = time.monotonic()
     spark = lastword.spark.session("local[2]", **{"spark.sql.shuffle.partitions": 2})
-    worker.run(spark, directory / "calm/data", directory / "calm/disk", size)
+    worker.run(spark, log_of(calm, bucket), calm, calm / "disk", size)
     spark.stop()
     print(f"done in {time.monotonic() - started:.0f} s")
 
     print("\nkilled")
     started = time.monotonic()
-    data, disk = directory / "killed/data", directory / "killed/disk"
+    data, disk = log_of(killed, bucket), killed / "disk"
     for number, when in KILLS:
-        run_and_kill(data, disk, size, number, at_once="as soon" in when)
+        run_and_kill(data, killed, disk, size, number, at_once="as soon" in when)
         print(f"killed: {when}; its disk is emptied")
         shutil.rmtree(disk)
-    run_and_kill(data, disk, size, None, at_once=False)
+    run_and_kill(data, killed, disk, size, None, at_once=False)
     print(f"done in {time.monotonic() - started:.0f} s")
 
     print()
-    check("the table of the undisturbed run", table_of(directory / "calm/data"), expected)
+    check("the table of the undisturbed run", table_of(log_of(calm, bucket)), expected)
     check("the table of the killed one", table_of(data), expected)
     report(data)
+
+
+def log_of(kept: Path, bucket: str | None) -> str:
+    """Return where the log of a run is: in the directory that it keeps, or below a URL."""
+    return str(kept / "data") if bucket is None else f"{bucket}/{kept.name}"
 
 
 def flights(limit: int | None) -> Iterator[dict[str, str]]:
@@ -83,7 +92,7 @@ def flights(limit: int | None) -> Iterator[dict[str, str]]:
     yield from rows[:limit]
 
 
-def fill(data: Path, rows: list[dict[str, str]]) -> None:
+def fill(data: str, rows: list[dict[str, str]]) -> None:
     """Write the input: one record per flight, keyed by aircraft; without a key if the aircraft is unknown."""
     with lastword.open(data, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic(
@@ -118,7 +127,8 @@ def plainly(rows: list[dict[str, str]]) -> dict[str, tuple[int, int, str]]:
 
 
 def run_and_kill(
-    data: Path,
+    data: str,
+    kept: Path,
     disk: Path,
     size: int,
     number: int | None,
@@ -127,7 +137,7 @@ def run_and_kill(
     clean_every: int = worker.CLEAN_EVERY,
 ) -> None:
     """Run the worker in its own process; kill it and its JVM after it has logged batch `number`."""
-    arguments = [str(data), str(disk), str(size), str(clean_every)]
+    arguments = [data, str(kept), str(disk), str(size), str(clean_every)]
     command = [sys.executable, str(Path(__file__).with_name("worker.py")), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
@@ -142,7 +152,7 @@ def run_and_kill(
         raise SystemExit(f"the worker ended with {process.returncode}")
 
 
-def table_of(data: Path) -> dict[str, tuple[int, int, str]]:
+def table_of(data: str) -> dict[str, tuple[int, int, str]]:
     """Return the table restored from the log."""
     with lastword.open(data) as logs:
         streaks = dict(logs.state(worker.STREAKS))
@@ -158,7 +168,7 @@ def check(label: str, result: dict[str, Any], expected: dict[str, Any]) -> None:
     print(f"{label} is that of the plain computation: {len(result):,} aircraft, longest streak {longest:,}")
 
 
-def report(data: Path) -> None:
+def report(data: str) -> None:
     with lastword.open(data) as logs:
         for info in logs.topic(worker.STREAKS).describe():
             on_disk = f"{info.records:,} records on disk, {info.live_records:,} live"
@@ -168,6 +178,7 @@ def report(data: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", nargs="?", type=Path, default=Path("pipeline-output"))
+    parser.add_argument("--bucket", metavar="URL")
     parser.add_argument("--flights", type=int)
     arguments = parser.parse_args()
-    main(arguments.directory, arguments.flights)
+    main(arguments.directory, arguments.bucket, arguments.flights)

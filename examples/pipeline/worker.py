@@ -1,10 +1,11 @@
 """Read a stream, keep a table on the local disk, and log every change: the process of the pipeline.
 
-python examples/pipeline/worker.py DATA DISK RECORDS_PER_BATCH [CLEAN_EVERY]
+python examples/pipeline/worker.py DATA KEPT DISK RECORDS_PER_BATCH [CLEAN_EVERY]
 
-DATA is the log directory, which survives. DISK is the local disk of this machine, which does not. Stop the
-process in any way, at any moment, and start it again with its disk or with an empty one: it continues where
-it stopped, and its table will be the same as without the stop.
+DATA is the log: a directory, or the URL of a log in a bucket. KEPT is a directory with Spark's checkpoint and
+the snapshots. Both survive. DISK is the local disk of this machine, which does not. Stop the process in any
+way, at any moment, and start it again with its disk or with an empty one: it continues where it stopped, and
+its table will be the same as without the stop.
 
 Three rules ensure this:
 
@@ -58,12 +59,12 @@ class Table:
         return int(self.rows.execute("select count(*) from streaks").fetchone()[0])
 
 
-def restore(data: Path, disk: Path) -> Table:
+def restore(data: str, kept: Path, disk: Path) -> Table:
     """Return the table; on an empty disk, restore it from the newest snapshot and the log after it."""
     if (disk / "streaks.db").exists():
         return Table(disk)  # at most one batch behind the log; Spark repeats that batch
     table = Table(disk)
-    snapshot = max(data.parent.glob("snapshot-*.parquet"), default=None)
+    snapshot = max(kept.glob("snapshot-*.parquet"), default=None)
     with lastword.open(data) as logs:
         if STREAKS in [topic.name for topic in logs.topics()]:
             try:
@@ -103,9 +104,11 @@ def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[st
     return changes
 
 
-def run(spark: Any, data: Path, disk: Path, records_per_batch: int, clean_every: int = CLEAN_EVERY) -> None:
+def run(
+    spark: Any, data: str, kept: Path, disk: Path, records_per_batch: int, clean_every: int = CLEAN_EVERY
+) -> None:
     """Process the input that exists now, then return."""
-    table = restore(data, disk)
+    table = restore(data, kept, disk)
 
     def step(batch: Any, number: int) -> None:
         changes = changes_of(table, records_of(batch))
@@ -113,22 +116,22 @@ def run(spark: Any, data: Path, disk: Path, records_per_batch: int, clean_every:
         print(f"batch {number} logged", flush=True)  # Spark has not committed the batch yet
         table.put(changes.items())
         if number % clean_every == clean_every - 1:
-            lastword.spark.clean(spark, str(data), STREAKS)
+            lastword.spark.clean(spark, data, STREAKS)
             with lastword.open(data) as logs:
-                logs.restore(STREAKS, to=data.parent / f"snapshot-{number:06d}.parquet")
+                logs.restore(STREAKS, to=kept / f"snapshot-{number:06d}.parquet")
 
     stream = (
         spark.readStream.format("lastword")
         .option("subscribe", FLIGHTS)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", records_per_batch)
-        .load(str(data))
+        .load(data)
     )
     query = (
         stream.where("key is not null")
         .selectExpr("string(key) aircraft", "offset", "string(value) flight")
         .writeStream.foreachBatch(step)
-        .option("checkpointLocation", str(data.parent / "checkpoint"))
+        .option("checkpointLocation", str(kept / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
@@ -141,7 +144,7 @@ def records_of(batch: Any) -> Iterator[tuple[str, int, str]]:
     return zip(*(column.to_pylist() for column in rows.columns), strict=True)
 
 
-def log_changes(spark: Any, data: Path, changes: dict[str, dict[str, Any] | None], number: int) -> None:
+def log_changes(spark: Any, data: str, changes: dict[str, dict[str, Any] | None], number: int) -> None:
     rows = [
         (aircraft, None if streak is None else json.dumps(streak)) for aircraft, streak in changes.items()
     ]
@@ -155,7 +158,7 @@ def log_changes(spark: Any, data: Path, changes: dict[str, dict[str, Any] | None
         .option("lastword.value.serializer", "json")
         .option("producer", "streaks")
         .option("sequence", number)
-        .save(str(data))
+        .save(data)
     )
 
 
@@ -163,7 +166,8 @@ if __name__ == "__main__":
     two_tasks = {"spark.sql.shuffle.partitions": 2}
     run(
         lastword.spark.session("local[2]", **two_tasks),
-        Path(sys.argv[1]),
+        sys.argv[1],
         Path(sys.argv[2]),
-        *map(int, sys.argv[3:]),
+        Path(sys.argv[3]),
+        *map(int, sys.argv[4:]),
     )

@@ -16,6 +16,7 @@ PROOFS = {
     "differential",
     "soak",
     "pipeline",
+    "pipeline-bucket",
     "readers",
     "bucket",
     "clusters",

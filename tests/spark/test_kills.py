@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from examples.local_s3 import environment_of
+
 from tests.spark import kills
 from tests.support.stores import Server
 
@@ -79,18 +81,24 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.spark
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("place", ["directory", pytest.param("bucket", marks=pytest.mark.beside)])
 def test_a_killed_pipeline_restores_from_its_log_and_ends_with_the_same_table(
-    example: Any, tmp_path: Path
+    example: Any, tmp_path: Path, place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kept, disk = tmp_path / "killed", tmp_path / "disk"
+    data = str(kept / "data")
+    if place == "bucket":
+        for name, value in environment_of(request.getfixturevalue("moto").address).items():
+            monkeypatch.setenv(name, value)
+        data = "s3://bucket/pipeline"
     rows = list(example.flights(2000))
     expected = example.plainly(rows)
-    (tmp_path / "killed").mkdir()
-    example.fill(tmp_path / "killed/data", rows)
-    data, disk = tmp_path / "killed/data", tmp_path / "killed/disk"
-    example.run_and_kill(data, disk, 550, 2, at_once=True, clean_every=2)
+    kept.mkdir()
+    example.fill(data, rows)
+    example.run_and_kill(data, kept, disk, 550, 2, at_once=True, clean_every=2)
     for note in ("2", ".2.crc"):  # if the query noted this commit: without the note Spark repeats the batch
-        (tmp_path / "killed/checkpoint/commits" / note).unlink(missing_ok=True)
+        (kept / "checkpoint/commits" / note).unlink(missing_ok=True)
     shutil.rmtree(disk)
-    example.run_and_kill(data, disk, 550, None, at_once=False, clean_every=2)
+    example.run_and_kill(data, kept, disk, 550, None, at_once=False, clean_every=2)
     assert example.table_of(data) == expected
-    assert any((tmp_path / "killed").glob("snapshot-*.parquet")), "it was restored from one"
+    assert any(kept.glob("snapshot-*.parquet")), "it was restored from one"
