@@ -6,8 +6,10 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -88,3 +90,24 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def s3mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with _started(stores.s3mock(tmp_path_factory.mktemp("s3mock") / "log")) as server:
         yield server
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the requests of this process to stores, by method."""
+    from lastword.objects.remote import RemoteStore
+
+    counted: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        method = getattr(RemoteStore, name)
+
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            counted[name] += 1
+            return method(self, *arguments, **options)
+
+        return call
+
+    for name in ("get", "get_range", "put", "put_file", "create", "swap", "list", "facts", "delete"):
+        monkeypatch.setattr(RemoteStore, name, counting(name))
+    return counted

@@ -1,6 +1,7 @@
-"""The Python blocks of the README and of two task pages run, and print the output that they show."""
+"""The Python blocks of the README and of three task pages run, and print the output that they show."""
 
 import io
+import os
 import re
 import runpy
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from examples.local_s3 import environment_of
 
 import lastword
 
@@ -21,6 +23,7 @@ def blocks_of(page):
 
 
 BLOCKS = blocks_of("README.md")
+BUCKET_BLOCKS = blocks_of("docs/bucket.md")
 TASK_BLOCKS = [*blocks_of("docs/cleaning.md"), *blocks_of("docs/kafka.md")]
 
 
@@ -64,12 +67,22 @@ def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
 @pytest.mark.spark
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
-def test_every_block_of_spark_runs_as_it_is_printed(tmp_path):
-    """In its own process: the blocks make the Spark session, and its Java keeps its first directory."""
+def test_every_block_of_spark_runs_as_it_is_printed(tmp_path, moto):
+    """In its own process: the blocks make the Spark session, and its Java keeps its first directory.
+
+    The examples with a bucket find a server of S3 in the environment, as a reader's do.
+    """
     pytest.importorskip("pyspark")
-    program = "\n".join([BLOCKS[0], *filter(of_spark, BLOCKS)])
+    spark_blocks = filter(of_spark, BLOCKS + BUCKET_BLOCKS)
+    program = "\n".join([BLOCKS[0], BUCKET_BLOCKS[0], *spark_blocks])
+    environment = os.environ | environment_of(moto.address)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     with lastword.open(tmp_path / "data") as logs:
@@ -80,6 +93,16 @@ def test_every_block_of_spark_runs_as_it_is_printed(tmp_path):
             b"eve": b'{"city":"Rome"}',
         }
         assert {record.key for record in logs.topic("copy", **raw).read(view="latest")} == {b"ada", b"eve"}
+
+
+@pytest.mark.slow
+def test_the_page_of_buckets_runs_as_it_is_printed(tmp_path, monkeypatch, moto, capsys):
+    for name, value in environment_of(moto.address).items():
+        monkeypatch.setenv(name, value)
+    for block in BUCKET_BLOCKS:
+        if not of_spark(block):
+            exec(block, {})
+            assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*#\s(.*)", block)
 
 
 def test_quickstart_can_be_run_twice(tmp_path, monkeypatch, capsys):

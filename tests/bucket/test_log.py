@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -314,3 +315,31 @@ def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:
         opened("r")["users"].append("k", {"n": 1})
     with pytest.raises(UsageError, match="storage_options"):
         lastword.open("data", storage_options={"region": "x"})
+
+
+def test_calls_cost_the_requests_that_the_page_states(opened: Open, requests: Counter[str]) -> None:
+    def sent() -> tuple[int, int]:
+        """Return writes and reads since the last call."""
+        writes = sum(requests[kind] for kind in ("put", "create", "swap", "list"))
+        reads = requests["get"] + requests["get_range"]
+        requests.clear()
+        return writes, reads
+
+    logs = opened()
+    assert sent() == (5, 5)
+    for partitions in (1, 30):
+        topic = logs.create_topic(f"users-{partitions}", partitions, **JSON)
+        sent()
+        topic.append("k", {"n": 1})
+        assert sent() == (1, 2)
+        logs[topic.name].append("k", {"n": 1})
+        assert sent() == (1, 3)
+        topic.extend((str(number), {"n": number}) for number in range(2000))
+        assert sent() == (2, 2)
+    opened()
+    assert sent() == (4, 2)
+    reader = opened("r")
+    assert sent() == (0, 1)
+    assert len(list(reader["users-1"].read())) == 2002
+    writes, reads = sent()
+    assert writes == 0 and 2 <= reads <= 2 + 3 * len(reader["users-1"].segments(0))

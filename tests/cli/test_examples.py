@@ -20,7 +20,7 @@ from lastword.cli.command import CONTEXT
 from lastword.clock import ManualClock
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/kafka.md", "docs/cleaning.md")
+PAGES = ("README.md", "docs/kafka.md", "docs/cleaning.md", "docs/bucket.md")
 HELPED = {
     name: [line.strip() for line in command.epilog.splitlines()[2:]]
     for name, command in typer.main.get_command(main.app).commands.items()
@@ -31,6 +31,7 @@ PLACES = {
     "/srv/kafka": "data",
     "/backup/data": "backup",
     "s3://bucket/log": "memory://examples/log",
+    "s3://bucket/trial": "memory://examples/trial",
     "s3://bucket/backup": "memory://examples/backup",
 }
 MAKES = {"create": "data", "append": "copy"}
@@ -110,7 +111,7 @@ def console_lines(page: str) -> list[str]:
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ lastword")]
 
 
-@pytest.mark.parametrize(("page", "fewest"), [*zip(PAGES, (13, 10, 3), strict=True)])
+@pytest.mark.parametrize(("page", "fewest"), [*zip(PAGES, (17, 10, 3, 8), strict=True)])
 def test_pages(page: str, fewest: int, here: Path) -> None:
     lines = console_lines(page)
     assert len(lines) >= fewest

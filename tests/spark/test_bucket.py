@@ -91,27 +91,6 @@ def frame(first: int, count: int) -> pa.RecordBatch:
     )
 
 
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count the requests of this process to stores, by method."""
-    from lastword.objects.remote import RemoteStore
-
-    counted: Counter[str] = Counter()
-
-    def counting(name: str) -> Callable[..., Any]:
-        method = getattr(RemoteStore, name)
-
-        def call(self: Any, *arguments: Any, **options: Any) -> Any:
-            counted[name] += 1
-            return method(self, *arguments, **options)
-
-        return call
-
-    for name in ("get", "get_range", "put", "put_file", "create", "swap", "list", "facts", "delete"):
-        monkeypatch.setattr(RemoteStore, name, counting(name))
-    return counted
-
-
 # ---------------------------------------------------------------- in one process
 
 
