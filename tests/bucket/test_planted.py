@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lastword.bucket import collect, commit, merge
-from lastword.bucket.collect import decode_condemned
 from lastword.bucket.commit import Bucket, Loaded
 from lastword.bucket.manifest import MANIFEST, Entry, Manifest
 from lastword.bucket.merge import ChangedMeanwhile
@@ -275,11 +274,7 @@ def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) 
             first[:] = [(listed, loaded)]
         decision = real(bucket, loaded, listed, *given, **named)
         stale = real(bucket, first[-1][1], listed, *given, **named)
-        before = {}
-        if loaded.manifest.condemned is not None:
-            stored = bucket.store.get(loaded.manifest.condemned)
-            assert stored is not None
-            before = decode_condemned(stored.data, "")
+        before = collect._condemned(bucket, loaded)
         removed = {facts.key for facts in decision.removed}
         kept = {key: since for key, since in {**stale.waiting, **before}.items() if key not in removed}
         waiting = {**kept, **decision.waiting}

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic
 from lastword.bucket.collect import Collection, collect
-from lastword.bucket.commit import Bucket
+from lastword.bucket.commit import CLOCK_OBJECT, Bucket
 from lastword.bucket.files import BucketFiles
+from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.clock import Clock
 from lastword.config import Settings
 from lastword.errors import FileVanishedError, LastwordError, PartialFailure, UsageError
@@ -63,8 +64,10 @@ class BucketDirs(OpenDirs):
         self._load = load
         self.clock = clock
         self._read_files = bucket.files(bucket.load().snapshot)
-        if mode == "a" and not self._read_files.snapshot.manifest.nonce:
-            self._in_private(lambda dirs: None)
+        if not self._read_files.snapshot.manifest.nonce:
+            self._require_no_objects()
+            if mode == "a":
+                self._in_private(lambda dirs: None)
             self._read_files.snapshot = bucket.load().snapshot
         directory = LogDirectory.open(
             bucket.url, "r", self._read_files, clock, lambda: load(self._read_files)
@@ -80,7 +83,19 @@ class BucketDirs(OpenDirs):
         self._settings_entry = self._read_files.snapshot.entry(names.SETTINGS)
         self._refreshed = clock.monotonic()
         self._queue = _CommitQueue(self)
-        bucket.reads.on_vanished = self._take_newest
+        bucket.reads.on_vanished = self._newest_names
+
+    def _require_no_objects(self) -> None:
+        """Raise CorruptFileError if there are objects without a manifest: it is lost, and they are needed.
+
+        A new log has its manifest before its first object.
+        """
+        bucket = self._bucket
+        has_objects = any(
+            is_object(facts.key) and facts.size > len(CLOCK_OBJECT) for facts in bucket.store.list(OBJECTS)
+        )
+        if has_objects and not bucket.load().manifest.nonce:  # another process may have made it meanwhile
+            raise lost_manifest(bucket.url)
 
     # -------------------------------------------------------------- read
 
@@ -111,6 +126,11 @@ class BucketDirs(OpenDirs):
 
     def _take_newest(self) -> None:
         self._read_files.snapshot = self._bucket.load().snapshot
+
+    def _newest_names(self, key: str) -> bool:
+        """Take the newest version; return whether it names an object."""
+        self._take_newest()
+        return self._bucket.names(key)
 
     @property
     def local_files(self) -> Files:
@@ -394,7 +414,7 @@ class _CommitQueue:
 
 def _apply(calls: list[_Append], dirs: OpenDirs) -> None:
     for call in calls:
-        call.error = None
+        call.error, call.refused = None, False
         try:
             call.result = call.work(dirs)
         except PartialFailure as error:  # what it has done is committed with the others

@@ -13,6 +13,8 @@ Order of the steps, and why it is safe:
    condemned object never gets a name, however long the collector or a writer sleeps, and the time since when
    it has none is right.
 3. The objects are removed. A collector that dies here leaves them to the next one, which condemns them again.
+
+Only names that this program makes are objects of the log. A foreign object is never condemned.
 """
 
 from __future__ import annotations
@@ -21,9 +23,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from lastword.bucket.commit import Bucket, Loaded
-from lastword.bucket.manifest import OBJECTS, Pin, decode_condemned, encode_condemned
-from lastword.errors import ObjectVanishedError
+from lastword.bucket.commit import RUN_ATTEMPTS, Bucket, Loaded
+from lastword.bucket.manifest import (
+    OBJECTS,
+    Pin,
+    decode_condemned,
+    encode_condemned,
+    is_object,
+)
+from lastword.errors import CorruptFileError, ObjectVanishedError
 from lastword.objects.interface import ObjectFacts
 from lastword.values import Value
 
@@ -76,19 +84,16 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
         bucket: The log.
         retention_ms: How long an object is kept after the last version that names it.
         dry_run: Change nothing. The clock of this machine then stands for the store's.
+
+    Raises:
+        BusyError: Commits of other processes always came first. Nothing was removed.
     """
-    listed = list(bucket.store.list(OBJECTS))
-    while True:
+    listed = [facts for facts in bucket.store.list(OBJECTS) if is_object(facts.key)]
+    for _ in range(RUN_ATTEMPTS):
         loaded = bucket.load()
         # Read after the version, so that no object of an older version is condemned since too early.
         now_ms = bucket.clock.now_ms() if dry_run else bucket.store_now_ms()
-        try:
-            decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
-        except ObjectVanishedError:
-            # Another collection replaced the condemned list and removed it.
-            if bucket.load().version == loaded.version:
-                raise
-            continue
+        decision = _decide(bucket, loaded, listed, now_ms, retention_ms, dry_run=dry_run)
         if dry_run or not (decision.removed or decision.new):
             return decision.result
         condemned = None
@@ -104,6 +109,8 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
         )
         if bucket.swap(loaded, bucket.following(manifest)) is None:
             break
+    else:
+        raise bucket.overtaken()
     for keys in _batches([facts.key for facts in decision.removed]):
         bucket.store.delete(keys)
     return decision.result
@@ -120,12 +127,7 @@ def _decide(
 ) -> _Decision:
     named = loaded.snapshot.objects()
     pins = _live(loaded.manifest.pins, now_ms).values()
-    before: dict[str, int] = {}
-    if loaded.manifest.condemned is not None:
-        key = loaded.manifest.condemned
-        stored = bucket.store.get(key)
-        assert stored is not None
-        before = decode_condemned(stored.data, f"{bucket.url}/{key}")
+    before = _condemned(bucket, loaded)
     uploads = _live(loaded.manifest.uploads, now_ms).values()
     uploading_since_ms = min((pin.since_ms - STORE_CLOCK_STEP_MS for pin in uploads), default=None)
     removed, waiting, pinned, waiting_bytes = [], {}, 0, 0
@@ -164,6 +166,19 @@ def _decide(
             dry_run=dry_run,
         ),
     )
+
+
+def _condemned(bucket: Bucket, loaded: Loaded) -> dict[str, int]:
+    """Return the condemned list of a version; empty if it is gone or damaged, so that it begins again."""
+    key = loaded.manifest.condemned
+    if key is None:
+        return {}
+    try:
+        stored = bucket.store.get(key)
+        assert stored is not None
+        return decode_condemned(stored.data, f"{bucket.url}/{key}")
+    except (ObjectVanishedError, CorruptFileError):
+        return {}
 
 
 def _live(pins: Mapping[str, Pin], now_ms: int) -> dict[str, Pin]:

@@ -50,6 +50,8 @@ from lastword.bucket.manifest import (
     Snapshot,
     decode_page,
     encode_page,
+    lost_manifest,
+    lost_object,
 )
 from lastword.bucket.merge import ChangedMeanwhile, merged
 from lastword.bucket.reading import ObjectReads
@@ -77,9 +79,11 @@ UPLOADS = 8
 SWAP_ATTEMPTS = 12
 """Attempts of one swap while the manifest does not change."""
 RUN_ATTEMPTS = 64
-"""How often a transaction runs before it gives up."""
+"""How often a transaction runs, or a swap is tried on newer versions, before it gives up."""
 ENTRY_BYTES = 64
 """About the bytes of an entry in a manifest, besides its path and its data."""
+CLOCK_OBJECT = b"clock"
+"""Content of an object that is written for its time. Every other object is larger."""
 FIRST_WAIT_SECONDS = 0.02
 LONGEST_WAIT_SECONDS = 2.0
 
@@ -129,6 +133,7 @@ class Bucket:
         self.clock = clock or SystemClock()
         self.rng = rng or random.SystemRandom()
         self.reads = reads or ObjectReads(store)
+        self.reads.on_vanished = self.names
         self._scratch = scratch
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
@@ -142,7 +147,11 @@ class Bucket:
     # -------------------------------------------------------------- read
 
     def load(self) -> Loaded:
-        """Return the newest version. One request if it has not changed since the last call."""
+        """Return the newest version. One request if it has not changed since the last call.
+
+        Raises:
+            CorruptFileError: The manifest or a page is damaged, lost, or of a newer version of this program.
+        """
         with self._lock:
             self._loaded = self._newest(self._loaded)
             return self._loaded
@@ -153,31 +162,38 @@ class Bucket:
         while True:
             try:
                 stored = self.store.get(MANIFEST, unless=known.version if known is not None else None)
-            except ObjectVanishedError:
+            except ObjectVanishedError as error:
+                if known is not None and known.version is not None:
+                    raise lost_manifest(self.url) from error
                 return Loaded(Snapshot(Manifest("")), None)
             if stored is None:
                 assert known is not None
                 return known
             manifest = Manifest.decode(stored.data, f"{self.url}/{MANIFEST}")
             try:
-                pages = tuple(self._page(page.object) for page in manifest.pages)
-            except ObjectVanishedError:
+                pages = tuple(map(self._page, manifest.pages))
+            except ObjectVanishedError as error:
                 # A commit replaced the page after the manifest was read, and a collection removed it.
                 if stored.version == incomplete:
-                    raise
+                    raise lost_object(str(error.file), "the newest version of the log") from error
                 incomplete = stored.version
                 continue
             kept = {page.object for page in manifest.pages}
             self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
             return Loaded(Snapshot(manifest, pages), stored.version, stored.modified_ms)
 
-    def _page(self, key: str) -> Layer:
-        layer = self._pages.get(key)
+    def _page(self, page: PageRef) -> Layer:
+        layer = self._pages.get(page.object)
         if layer is None:
-            stored = self.store.get(key)
+            stored = self.store.get(page.object)
             assert stored is not None
-            layer = self._pages[key] = Layer(decode_page(stored.data, f"{self.url}/{key}"))
+            changes = decode_page(stored.data, f"{self.url}/{page.object}", page)
+            layer = self._pages[page.object] = Layer(changes)
         return layer
+
+    def names(self, key: str) -> bool:
+        """Return whether the newest version names an object."""
+        return key in self.load().snapshot.objects()
 
     def files(self, snapshot: Snapshot) -> BucketFiles:
         """Return the files of a version, to read."""
@@ -188,8 +204,9 @@ class Bucket:
     def transaction(self, work: Callable[[BucketFiles], T], *, uploads: str | None = None) -> T:
         """Run `work` on a private copy of the newest version, commit its changes and return its result.
 
-        `work` runs again if another commit changed the same thing meanwhile. If it raises, nothing is
-        committed.
+        `work` runs again if another commit changed the same thing meanwhile, or if an object was gone that
+        it read: then it may have taken a file as absent, and neither its result nor its error counts. If it
+        raises otherwise, nothing is committed.
 
         Args:
             work: Changes the copy.
@@ -201,21 +218,30 @@ class Bucket:
             BusyError: Others always came first.
         """
         for attempt in range(RUN_ATTEMPTS):
-            loaded = self.load()
+            loaded, vanished = self.load(), self.reads.vanished
             with tempfile.TemporaryDirectory(prefix="lastword-", dir=self._scratch) as scratch:
                 files = BucketFiles(self.url, loaded.snapshot, self.reads, scratch=scratch, rng=self.rng)
                 try:
                     result = work(files)
-                    _Commit(self, loaded, dict(files.changes()), uploads).publish()
-                    return result
-                except ChangedMeanwhile:
-                    self.wait(attempt)
-                except FileVanishedError:
-                    # Objects of a version that is older than their retention may be gone.
-                    if self.load().manifest.nonce == loaded.manifest.nonce:
+                except Exception:
+                    if self.reads.vanished == vanished:
                         raise
-        raise BusyError(
-            f"{self.url}: other writers changed the same partitions {RUN_ATTEMPTS} times in a row",
+                if self.reads.vanished == vanished:
+                    try:
+                        _Commit(self, loaded, dict(files.changes()), uploads).publish()
+                        return result
+                    except ChangedMeanwhile:
+                        pass
+                    except FileVanishedError:  # a checkpoint of another commit; this one is not in
+                        if self.reads.vanished == vanished:
+                            raise
+            self.wait(attempt)
+        raise self.overtaken()
+
+    def overtaken(self) -> BusyError:
+        """Return the error for a change that others overtook `RUN_ATTEMPTS` times. Nothing of it is in."""
+        return BusyError(
+            f"{self.url}: commits of other processes came first {RUN_ATTEMPTS} times in a row",
             remedy="try again, or let fewer processes write to one partition",
             file=self.url,
         )
@@ -255,13 +281,14 @@ class Bucket:
 
     def store_now_ms(self) -> int:
         """Return the time by the store's clock: that of a new object, which is removed again."""
-        while True:
+        for _ in range(RUN_ATTEMPTS):
             key = self.new_key()
-            self.store.put(key, b"clock")
+            self.store.put(key, CLOCK_OBJECT)
             facts = self.store.facts(key)
             if facts is not None:  # else collections removed the object meanwhile
                 self.store.delete([key])
                 return facts.modified_ms
+        raise self.overtaken()
 
     def swap(self, base: Loaded, manifest: Manifest) -> Loaded | None:
         """Swap a manifest in; return None when it is in, or the version that another commit made.
@@ -322,10 +349,13 @@ class Bucket:
 
     def edit(self, change: Callable[[Loaded], Manifest]) -> None:
         """Commit a change of the manifest that concerns no file."""
-        while True:
+        for attempt in range(RUN_ATTEMPTS):
+            if attempt:
+                self.wait(attempt)
             base = self.load()
             if self.swap(base, self.following(change(base))) is None:
                 return
+        raise self.overtaken()
 
     def following(self, manifest: Manifest) -> Manifest:
         """Return the manifest under the nonce of a new commit."""
@@ -441,6 +471,7 @@ class _Commit:
 
         Raises:
             ChangedMeanwhile: Another commit changed the same thing. Nothing of this one is in the log.
+            BusyError: Other commits always came first. Nothing of this one is in the log.
             UncertainCommitError: It is not known whether the commit is in the log.
             LastwordError: The store refuses. Nothing of the commit is in the log.
         """
@@ -451,9 +482,8 @@ class _Commit:
         entries, collection = bucket.upload(changes), first.manifest.collection
         # The transaction may have taken hours. The swap begins with a version of now, so that the history of
         # nonces shows every commit since.
-        base: Loaded | None = bucket.load()
-        attempt = 0
-        while base is not None:
+        base = bucket.load()
+        for attempt in range(RUN_ATTEMPTS):
             if self._uploads is not None and self._uploads not in base.manifest.uploads:
                 raise UploadsGoneError.of(bucket.url, self._uploads)
             if base.manifest.collection != collection:
@@ -463,8 +493,11 @@ class _Commit:
                 wanted = merged(first.snapshot, entries, base.snapshot, bucket.reads.whole)
             if attempt:
                 bucket.wait(min(attempt, 4))
-            base = bucket.swap(base, self._next(base.snapshot, wanted))
-            attempt += 1
+            newer = bucket.swap(base, self._next(base.snapshot, wanted))
+            if newer is None:
+                return
+            base = newer
+        raise bucket.overtaken()
 
     def _without_equal(self, snapshot: Snapshot) -> dict[str, Node]:
         """Return the changes without files that were written again with the same bytes."""

@@ -179,6 +179,16 @@ class BucketFiles(Files):
                 return _LocalHandle(os.fspath(path), node, DEFAULT.open_read(node.path))
         return self._open_stored(os.fspath(path), node)
 
+    def read_bytes(self, path: Path) -> bytes:
+        """As `Files.read_bytes`. A file that was replaced meanwhile is read as it is now."""
+        while True:
+            entry = self._file(self._key(path))
+            try:
+                return super().read_bytes(path)
+            except FileVanishedError:
+                if self._file(self._key(path)) in (None, entry):
+                    raise
+
     def _open_stored(self, path: str, file: Entry | PatchedFile) -> Handle:
         if isinstance(file, Entry):
             return self._reads.open(path, file, next_file=self._next_log)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
@@ -29,7 +30,7 @@ from lastword.segment import names
 MANIFEST = "manifest"
 """Key of the manifest."""
 OBJECTS = "objects/"
-"""Prefix of the keys of all other objects. Each is written once, under a random name."""
+"""Prefix of the keys of all other objects. Each is written once, under a random name (`is_object`)."""
 HISTORY = 64
 """Commits that a manifest names. A writer that lost the answer of its swap looks for its own there."""
 INLINE_BYTES = 1024
@@ -46,7 +47,34 @@ _FORM = Framed(
     code="damaged-manifest",
     remedy="restore an older version of this object, if the bucket keeps versions",
 )
+_OBJECT = re.compile(OBJECTS + "[0-9a-f]{32}")
 _PAGE_FORM = Framed("bucket-page", 1, code="damaged-manifest", remedy=_FORM.remedy)
+
+
+def is_object(key: str) -> bool:
+    """Return whether a key has the form of those of this program's objects: another one is foreign."""
+    return _OBJECT.fullmatch(key) is not None
+
+
+def lost_object(url: str, needed_by: str) -> CorruptFileError:
+    """Return the error for an object that is gone although the newest version needs it."""
+    return CorruptFileError(
+        f"the object is missing, and {needed_by} needs it",
+        code="lost-object",
+        remedy="restore the object from a copy, or undelete it if the bucket keeps versions; "
+        "`lastword verify` lists all damage",
+        file=url,
+    )
+
+
+def lost_manifest(url: str) -> CorruptFileError:
+    """Return the error for the log at `url`, whose objects are there without the manifest."""
+    return CorruptFileError(
+        "the manifest is missing, and the log has objects",
+        code="lost-object",
+        remedy="undelete the manifest if the bucket keeps versions; to give the log up, remove its objects",
+        file=f"{url}/{MANIFEST}",
+    )
 
 
 class PatchRef(NamedTuple):
@@ -96,13 +124,13 @@ class Entry(NamedTuple):
                 raise ValueError(f"a file of {size} bytes has {len(data)}")
             return cls(int(number), int(size), int(mtime_ms), data=data)
         number, size, mtime_ms, key, position, *patched = fields
-        if not isinstance(key, str):
-            raise TypeError(f"{key!r} is no object")
         patch = None
         if patched:
-            patch_key, patch_position, patch_size = patched[0]
-            patch = PatchRef(str(patch_key), int(patch_position), int(patch_size))
-        return cls(int(number), int(size), int(mtime_ms), key, int(position), patch=patch)
+            [(patch_key, patch_position, patch_size)] = patched
+            patch = PatchRef(_text(patch_key), int(patch_position), int(patch_size))
+        if size < 0 or position < 0:
+            raise ValueError(f"{size} bytes from position {position}")
+        return cls(int(number), int(size), int(mtime_ms), _text(key), int(position), patch=patch)
 
     def objects(self) -> tuple[str, ...]:
         """Return the objects that hold the bytes of the file."""
@@ -188,16 +216,24 @@ class Manifest:
         fields = _FORM.decode(data, url)
         with _FORM.reading(url):
             return cls(
-                nonce=str(fields["nonce"]),
-                history=tuple(map(str, fields["history"])),
+                nonce=_text(fields["nonce"]),
+                history=tuple(map(_text, fields["history"])),
                 collection=int(fields["collection"]),
-                pages=tuple(PageRef(str(key), int(count), int(size)) for key, count, size in fields["pages"]),
+                pages=tuple(
+                    PageRef(_text(key), int(count), int(size)) for key, count, size in fields["pages"]
+                ),
                 changes=_of_json(fields["changes"]),
-                condemned=fields["condemned"],
+                condemned=None if fields["condemned"] is None else _text(fields["condemned"]),
                 pins=_pins(fields["pins"]),
                 uploads=_pins(fields["uploads"]),
             )
         raise AssertionError
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
 def _pins(fields: Mapping[str, Any]) -> dict[str, Pin]:
@@ -209,15 +245,20 @@ def encode_page(changes: Changes) -> bytes:
     return zlib.compress(_PAGE_FORM.encode({"changes": _to_json(changes)}), 1)
 
 
-def decode_page(data: bytes, url: str) -> Changes:
+def decode_page(data: bytes, url: str, page: PageRef) -> Changes:
     """Return the entries of a page. CorruptFileError: the object is damaged, or of a newer version."""
+    if len(data) != page.size:
+        raise _PAGE_FORM.damaged(url, f"it has {len(data)} bytes, and {page.size} were written")
     try:
         plain = zlib.decompress(data)
     except zlib.error:
         raise _PAGE_FORM.damaged(url, "it cannot be decompressed") from None
     fields = _PAGE_FORM.decode(plain, url)
     with _PAGE_FORM.reading(url):
-        return _of_json(fields["changes"])
+        changes = _of_json(fields["changes"])
+        if len(changes) != page.entries:
+            raise ValueError(f"{len(changes)} entries, and {page.entries} were written")
+        return changes
     raise AssertionError
 
 

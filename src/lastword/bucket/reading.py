@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from lastword.bucket.manifest import Entry, Patch
+from lastword.bucket.manifest import Entry, Patch, lost_object
 from lastword.errors import FileVanishedError, NotPermittedError, ObjectVanishedError
 from lastword.files import FileFacts, Handle
 from lastword.files.interface import Buffer
@@ -95,8 +95,11 @@ class ObjectReads:
 
     def __init__(self, store: ObjectStore, ahead_blocks: int = AHEAD_BLOCKS) -> None:
         self._store = store
-        self.on_vanished: Callable[[], None] = lambda: None
-        """Called when an object is gone: the version that names it is too old."""
+        self.on_vanished: Callable[[str], bool] = lambda key: False
+        """Called with the key of an object that is gone. Returns whether the newest version names it: then
+        the object is lost. Otherwise the version that was read is too old."""
+        self.vanished = 0
+        """Number of requests for objects of versions that were too old."""
         self._pool: ThreadPoolExecutor | None = None
         self._threads = ahead_blocks
         self._lock = threading.RLock()
@@ -134,7 +137,10 @@ class ObjectReads:
         try:
             return self._store.get_range(key, start, size)
         except ObjectVanishedError as error:
-            self.on_vanished()
+            if self.on_vanished(key):
+                raise lost_object(f"{self._store.url}/{key}", "the newest version of the log") from error
+            with self._lock:
+                self.vanished += 1
             raise FileVanishedError(
                 f"{self._store.url}/{key} was removed: the version that was read is too old",
                 remedy="read again; a read that takes longer than lastword.objects.retention.ms needs a pin",

@@ -11,6 +11,7 @@ from lastword.clock import Clock, SystemClock
 from lastword.errors import (
     ClockSkewError,
     LastwordError,
+    NotPermittedError,
     ObjectTakenError,
     SwapRefusedError,
     UncertainRequestError,
@@ -83,7 +84,8 @@ def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
         with contextlib.suppress(LastwordError):  # the first error is the one to report
             store.delete([key])
         raise
-    store.delete([key])
+    with contextlib.suppress(NotPermittedError):  # who may not delete may still append and read
+        store.delete([key])
     if abs(ahead_ms) > MAX_SKEW_MS:
         side = "ahead of" if ahead_ms > 0 else "behind"
         raise ClockSkewError.of(

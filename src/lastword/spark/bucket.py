@@ -72,10 +72,11 @@ def _at(url: str, storage: StorageOptions) -> tuple[Bucket, BucketFiles]:
         bucket = Bucket(open_store(url, dict(storage.items)))
         files = bucket.files(bucket.load().snapshot)
 
-        def take_newest() -> None:
+        def newest_names(key: str) -> bool:
             files.snapshot = bucket.load().snapshot
+            return bucket.names(key)
 
-        bucket.reads.on_vanished = take_newest
+        bucket.reads.on_vanished = newest_names
         opened = _opened.setdefault((url, storage), (bucket, files))
     return opened
 
