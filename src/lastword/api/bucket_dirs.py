@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic
-from lastword.bucket.collect import Collection, collect
+from lastword.bucket.collect import Collection, collect, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.clock import Clock
 from lastword.config import Settings
-from lastword.errors import FileVanishedError, LastwordError, PartialFailure, UsageError
+from lastword.errors import DataError, FileVanishedError, LastwordError, PartialFailure, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
@@ -185,6 +185,10 @@ class BucketDirs(OpenDirs):
         if retention_ms is None:
             retention_ms = self.settings.instance.lastword_objects_retention_ms
         return collect(self._bucket, retention_ms=retention_ms, dry_run=dry_run)
+
+    def missing_objects(self) -> list[DataError]:
+        """As `OpenDirs.missing_objects`; at most two requests besides a listing."""
+        return missing_objects(self._bucket)
 
     @contextmanager
     def pin(self, max_age_ms: int) -> Iterator[None]:

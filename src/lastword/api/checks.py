@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.open_dirs import OpenDirs
@@ -26,6 +27,7 @@ from lastword.state.newest import newest
 from lastword.state.snapshot_file import format_of, read_batches, read_lines
 from lastword.tools.audit import KINDS, Audit, AuditRow, Delivered, DeliveredKey, Logged
 from lastword.tools.audit import audit as audit_topic
+from lastword.tools.findings import Problem
 from lastword.tools.verify import Verification
 from lastword.tools.verify import verify as verify_partitions
 from lastword.values import Meter, ProgressLike, listener
@@ -48,8 +50,9 @@ def verify(
     md5: bool,
     progress: ProgressLike | bool | None,
 ) -> Verification:
-    """See `LogDir.verify`."""
-    return verify_partitions(
+    """See `LogDir.verify`. In a bucket, every object that the log names is checked, with one listing."""
+    missing = _missing_objects(dirs)
+    result = verify_partitions(
         dirs.files,
         dirs.paths,
         [
@@ -62,6 +65,24 @@ def verify(
         progress=listener(progress),
         clock=dirs.clock,
     )
+    if not missing:
+        return result
+    named = {(problem.file, problem.code) for problem in missing}
+    others = (problem for problem in result.problems if (problem.file, problem.code) not in named)
+    return replace(result, ok=False, problems=(*missing, *others))
+
+
+def _missing_objects(dirs: OpenDirs) -> list[Problem]:
+    try:
+        return [
+            Problem(
+                str(error.file), error.position, None, error.code, error.message, False, error.remedy or ""
+            )
+            for error in dirs.missing_objects()
+        ]
+    except StorageError as error:  # no permission to list, for example
+        text = f"its objects were not checked: {error.message}"
+        return [Problem(str(error.file), None, None, "unreadable", text, False, error.remedy or "")]
 
 
 def audit(

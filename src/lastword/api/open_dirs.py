@@ -127,6 +127,10 @@ class OpenDirs(ProcessBound):
         """Remove objects that no version needs. UsageError: a directory has none."""
         raise self._no_bucket()
 
+    def missing_objects(self) -> list[DataError]:
+        """Return an error for each object of the log that is missing or too short. A directory has none."""
+        return []
+
     def pin(self, max_age_ms: int) -> AbstractContextManager[None]:
         """Keep the objects of the newest version in a block. UsageError: a directory has none."""
         raise self._no_bucket()

@@ -1,4 +1,4 @@
-"""Remove the objects of a log in a bucket that no version needs any more.
+"""Remove the objects of a log in a bucket that no version needs any more, and find those that are missing.
 
 An object that the manifest does not name is *condemned*: with the time since when that is known. It is
 removed when it has been condemned for `lastword.objects.retention.ms`, unless a pinned reader may need it.
@@ -25,13 +25,15 @@ from itertools import islice
 
 from lastword.bucket.commit import RUN_ATTEMPTS, Bucket, Loaded
 from lastword.bucket.manifest import (
+    MANIFEST,
     OBJECTS,
     Pin,
     decode_condemned,
     encode_condemned,
     is_object,
+    lost_object,
 )
-from lastword.errors import CorruptFileError, ObjectVanishedError
+from lastword.errors import CorruptFileError, DataError, ObjectVanishedError, TruncatedObjectError
 from lastword.objects.interface import ObjectFacts
 from lastword.values import Value
 
@@ -183,6 +185,39 @@ def _condemned(bucket: Bucket, loaded: Loaded) -> dict[str, int]:
 
 def _live(pins: Mapping[str, Pin], now_ms: int) -> dict[str, Pin]:
     return {name: pin for name, pin in pins.items() if pin.until_ms > now_ms}
+
+
+def missing_objects(bucket: Bucket) -> list[DataError]:
+    """Compare the objects that the newest version names with one listing of the store.
+
+    Returns:
+        An error for each object that is missing or too short.
+    """
+    loaded = bucket.load()
+    # An object of this version is in a listing that begins now, unless a newer version does not name it.
+    sizes = {facts.key: facts.size for facts in bucket.store.list(OBJECTS)}
+    needed: dict[str, tuple[int, str]] = {}  # the end of the last byte, and a file that needs it
+    for path, entry in loaded.snapshot.files():
+        ends = {} if entry.object is None else {entry.object: entry.position + entry.size}
+        if entry.patch is not None:
+            ends[entry.patch.object] = entry.patch.position + entry.patch.size
+        for key, end in ends.items():
+            if end > needed.get(key, (-1, ""))[0]:
+                needed[key] = end, path
+    for page in loaded.manifest.pages:
+        needed[page.object] = page.size, MANIFEST
+    if loaded.manifest.condemned is not None:
+        needed[loaded.manifest.condemned] = 0, MANIFEST
+    short = {key for key, (end, _) in needed.items() if sizes.get(key, -1) < end}
+    if short:
+        short &= bucket.load().snapshot.objects()
+    errors: list[DataError] = []
+    for key in sorted(short):
+        end, path = needed[key]
+        url = f"{bucket.url}/{key}"
+        lost = key not in sizes
+        errors.append(lost_object(url, path) if lost else TruncatedObjectError.of(url, end, sizes[key]))
+    return errors
 
 
 def _batches(keys: Sequence[str]) -> Iterator[list[str]]:

@@ -41,6 +41,7 @@ class Problem(Value):
             topic-id wrong-end not-a-partition unreadable. Private files (docs/formats.md): bad-lease
             bad-removal-log bad-quarantine bad-survivorship bad-accounts bad-synced bad-note bad-journal
             bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-settings newer-version.
+            Objects of a bucket: lost-object truncated-object damaged-manifest.
         text: A description.
         repairable: True: derived data or a torn tail, which is repaired when the directory is opened to
             append, after the file `remove` was removed. False: see `remedy`.
