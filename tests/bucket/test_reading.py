@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -129,3 +130,20 @@ def test_a_file_that_is_closed_gives_up_what_is_ahead(wait_for) -> None:
         handle.pread(MIB, position)
     handle.close()
     assert not scan.files._reads._blocks
+
+
+def test_a_handle_that_is_collected_as_garbage_waits_for_no_lock(wait_for) -> None:
+    """A thread that starts may collect it, while the starting thread has the lock."""
+    scan = Scan([40 * MIB])
+    reads = scan.files._reads
+    handle = scan.files.open_read(scan.paths[0])
+    for position in range(0, 8 * MIB, MIB):
+        handle.pread(MIB, position)
+    assert reads._blocks and reads._held_bytes
+    with reads._lock:
+        collector = threading.Thread(target=handle.__del__)
+        collector.start()
+        collector.join(10)
+        assert not collector.is_alive()
+    scan.files.open_read(scan.paths[0]).pread(10, 0)
+    assert not reads._blocks and reads._held_bytes == reading.FIRST_BYTES

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -108,6 +108,7 @@ class ObjectReads:
         self._read_whole: OrderedDict[str, None] = OrderedDict()  # files after files that were read in one
         self._held: OrderedDict[int, tuple[weakref.ref[_ObjectHandle], int]] = OrderedDict()
         self._held_bytes = 0
+        self._finalized: deque[tuple[int, _Stream | None]] = deque()  # handles that were not closed
 
     def open(
         self,
@@ -161,6 +162,7 @@ class ObjectReads:
             return None
         key = entry.object, entry.position + position
         with self._lock:
+            self._forget_finalized()
             block = self._blocks.get(key)
             if block is None:
                 return None
@@ -181,6 +183,7 @@ class ObjectReads:
         """Begin a stream at a place, which a scan reads next."""
         stream = _Stream(next_file, place)
         with self._lock:
+            self._forget_finalized()
             stream.last_read = self._blocks_read
             self._fetch_ahead(stream)
         return stream
@@ -232,10 +235,9 @@ class ObjectReads:
 
     def _drop(self, key: _Key) -> None:
         """Give up a block."""
-        block = self._blocks.pop(key, None)  # None: a handle was collected as garbage, and ended its stream
-        if block is not None:
-            block.data.cancel()
-            block.stream.keys.pop(key, None)
+        block = self._blocks.pop(key)
+        block.data.cancel()
+        block.stream.keys.pop(key, None)
 
     def end(self, stream: _Stream) -> None:
         """Give up the blocks of a stream."""
@@ -249,6 +251,7 @@ class ObjectReads:
     def hold(self, handle: _ObjectHandle, size: int) -> None:
         """Count the bytes that an open file has in memory; free those that were read longest ago."""
         with self._lock:
+            self._forget_finalized()
             _, before = self._held.pop(id(handle), (None, 0))
             self._held_bytes += size - before
             if size:
@@ -258,6 +261,21 @@ class ObjectReads:
                 self._held_bytes -= freed
                 if (other := oldest()) is not None:
                     other.free()
+
+    def finalized(self, handle: _ObjectHandle, stream: _Stream | None) -> None:
+        """Note a handle that the garbage collector frees.
+
+        Takes no lock: the collector may run in a thread that starts while the starting one has the lock.
+        """
+        self._finalized.append((id(handle), stream))
+
+    def _forget_finalized(self) -> None:
+        while self._finalized:
+            number, stream = self._finalized.popleft()
+            _, freed = self._held.pop(number, (None, 0))
+            self._held_bytes -= freed
+            if stream is not None:
+                self.end(stream)
 
     def close(self) -> None:
         """End the threads."""
@@ -393,5 +411,4 @@ class _ObjectHandle(Handle):
             self._reads.hold(self, 0)
 
     def __del__(self) -> None:
-        self._end_stream()
-        self._reads.hold(self, 0)
+        self._reads.finalized(self, self._stream)
