@@ -38,6 +38,12 @@ from lastword.objects.interface import ObjectFacts
 from lastword.values import Value
 
 REMOVED_PER_REQUEST = 1000
+UNTIMED = -1
+"""In a condemned list: the list before it, which loses its name when this one is swapped in.
+
+The next list has the time. A list that only replaced another one is no reason for a new list, or every
+collection would write one.
+"""
 STORE_CLOCK_STEP_MS = 1000
 """Some stores give the time of an object in whole seconds."""
 
@@ -99,9 +105,12 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
         if dry_run or not (decision.removed or decision.new):
             return decision.result
         condemned = None
-        if decision.waiting:
+        waiting = dict(decision.waiting)
+        if loaded.manifest.condemned is not None:
+            waiting[loaded.manifest.condemned] = UNTIMED
+        if waiting:
             condemned = bucket.new_key()
-            bucket.store.put(condemned, encode_condemned(decision.waiting))
+            bucket.store.put(condemned, encode_condemned(waiting))
         manifest = replace(
             loaded.manifest,
             condemned=condemned,
@@ -142,8 +151,10 @@ def _decide(
             and facts.key not in before
         ):
             continue
-        since_ms = before.get(facts.key, now_ms)
-        due = since_ms + retention_ms <= now_ms and facts.key in before
+        since_ms = before.get(facts.key, UNTIMED)
+        timed = since_ms != UNTIMED
+        since_ms = since_ms if timed else now_ms
+        due = timed and since_ms + retention_ms <= now_ms
         kept = any(pin.since_ms <= since_ms for pin in pins)
         if due and not kept:
             removed.append(facts)
