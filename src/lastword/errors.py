@@ -529,10 +529,14 @@ class TruncatedObjectError(DataError):
     kafka_code = 56  # KAFKA_STORAGE_ERROR
 
     @classmethod
-    def of(cls, url: str, end: int, size: int | None) -> TruncatedObjectError:
-        """Return the error for bytes up to `end` of an object of `size` bytes; None if that is not known."""
+    def of(cls, url: str, end: int, size: int | None, files: str = "") -> TruncatedObjectError:
+        """Return the error for bytes up to `end` of an object of `size` bytes; None if that is not known.
+
+        `files`: names of the files whose bytes are missing.
+        """
+        text = f"the object ends before byte {end}" + ("" if size is None else f": it has {size} bytes")
         return cls(
-            f"the object ends before byte {end}" + ("" if size is None else f": it has {size} bytes"),
+            f"{text}; needed by {files}" if files else text,
             remedy="restore the object from a copy; `lastword verify` lists all damage",
             file=url,
             position=size,

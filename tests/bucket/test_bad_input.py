@@ -210,11 +210,32 @@ def test_a_foreign_object_is_not_touched(bucket: Bucket, opened: Open) -> None:
     for key in foreign:
         bucket.write(key, b"of another program")
     logs = opened()
+    ours = {key for key in bucket.objects if key.startswith(OBJECTS)} - {*foreign}
+    plan = logs.collect(retention=0, dry_run=True)
+    assert plan.waiting_objects + plan.removed_objects == len(ours - logs.dirs.newest.objects())  # type: ignore[attr-defined]
     for _ in range(3):
         logs.collect(retention=0)
     assert all(bucket.objects[key].data == b"of another program" for key in foreign)
     assert shown(logs["users"]) == records
     assert not logs.verify().problems
+
+
+def test_collections_of_an_idle_log_change_nothing(bucket: Bucket, opened: Open) -> None:
+    """A condemned list that was replaced is no reason for another one."""
+    make_log(opened)
+    logs = opened()
+    for _ in range(2):  # the second list replaces the first
+        logs["users"].extend(ROWS[:100])
+        logs["users"].clean()
+        logs.collect(retention="1h")
+    logs.collect(retention="1h")
+    before = bucket.objects[MANIFEST]
+    for _ in range(3):
+        bucket.clock.advance(60_000)
+        logs.collect(retention="1h")
+    assert bucket.objects[MANIFEST] == before
+    bucket.clock.advance(3_600_000)
+    assert logs.collect(retention="1h").removed_objects
 
 
 def test_a_manifest_of_a_newer_version_is_refused(bucket: Bucket, opened: Open) -> None:
@@ -332,6 +353,8 @@ def test_every_missing_object_is_found_by_one_listing(bucket: Bucket, opened: Op
         bucket.requests.clear()
         problems = [p for p in reader.verify().problems if p.code == "lost-object"]
         assert [problem.file for problem in problems] == [f"{URL}/{key}"]
+        files = [path for path, entry in reader.dirs.newest.files() if key in entry.objects()]  # type: ignore[attr-defined]
+        assert problems[0].remedy and all(path in problems[0].text for path in sorted(files)[:8])
         assert bucket.requests["list"] == 1 and not bucket.requests["facts"]
         bucket.objects[key] = lost
         assert not reader.verify().problems
@@ -345,7 +368,8 @@ def test_an_object_that_is_too_short_is_found_by_its_size(bucket: Bucket, opened
     size = len(bucket.objects[key].data)
     bucket.write(key, bucket.objects[key].data[:-1])
     [problem] = [p for p in logs.verify().problems if p.code == "truncated-object"]
-    assert problem.file == f"{URL}/{key}" and problem.position == size - 1
+    assert problem.file == f"{URL}/{key}" and problem.position == size - 1 and problem.remedy
+    assert "needed by users-" in problem.text
 
 
 def test_a_lost_manifest_is_not_taken_for_an_empty_log(bucket: Bucket, opened: Open) -> None:
@@ -651,3 +675,22 @@ def test_commands_show_no_traceback(bucket: Bucket, opened: Open, capsys: pytest
         bucket.objects.clear()
         bucket.objects.update(whole)
     assert main.run(["verify", URL]) == 0
+
+
+REFUSALS = [CredentialsRefusedError.of(URL, "403"), BucketMissingError.of(URL)]
+REFUSALS += [ThrottledError.of(URL, "read", "503 SlowDown", write=False), NotPermittedError.verb(URL, "read")]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
+def test_commands_name_the_refusal_of_a_store(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: LastwordError
+) -> None:
+    def refuse(request: Request) -> None:
+        raise error
+
+    monkeypatch.setattr(lastword.objects, "open_store", lambda *_: bucket.process(before=refuse))
+    for command in (["ls", URL], ["read", URL, "users"], ["verify", URL], ["gc", URL, "--dry-run"]):
+        assert main.run(command) == 6
+        shown = capsys.readouterr().err
+        assert URL in shown and "fix:" in shown and "Traceback" not in shown
+    assert not bucket.objects

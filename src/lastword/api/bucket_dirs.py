@@ -64,6 +64,7 @@ class BucketDirs(OpenDirs):
         self._load = load
         self.clock = clock
         self._read_files = bucket.files(bucket.load().snapshot)
+        bucket.reads.on_vanished = self._newest_names
         if not self._read_files.snapshot.manifest.nonce:
             self._require_no_objects()
             if mode == "a":
@@ -83,7 +84,6 @@ class BucketDirs(OpenDirs):
         self._settings_entry = self._read_files.snapshot.entry(names.SETTINGS)
         self._refreshed = clock.monotonic()
         self._queue = _CommitQueue(self)
-        bucket.reads.on_vanished = self._newest_names
 
     def _require_no_objects(self) -> None:
         """Raise CorruptFileError if there are objects without a manifest: it is lost, and they are needed.

@@ -44,6 +44,8 @@ UNTIMED = -1
 The next list has the time. A list that only replaced another one is no reason for a new list, or every
 collection would write one.
 """
+SHOWN_FILES = 8
+"""Files that the error for an object names."""
 STORE_CLOCK_STEP_MS = 1000
 """Some stores give the time of an object in whole seconds."""
 
@@ -201,34 +203,42 @@ def _live(pins: Mapping[str, Pin], now_ms: int) -> dict[str, Pin]:
 def missing_objects(bucket: Bucket) -> list[DataError]:
     """Compare the objects that the newest version names with one listing of the store.
 
+    The condemned list is left out: no file is in it, and without it a collection begins again.
+
     Returns:
-        An error for each object that is missing or too short.
+        An error for each object that is missing or has the wrong size. An object of files may be longer than
+        the files that still name it; the bytes behind them are never read.
     """
     loaded = bucket.load()
     # An object of this version is in a listing that begins now, unless a newer version does not name it.
     sizes = {facts.key: facts.size for facts in bucket.store.list(OBJECTS)}
-    needed: dict[str, tuple[int, str]] = {}  # the end of the last byte, and a file that needs it
+    needed: dict[str, list[tuple[int, str]]] = {}  # by object: the end of the bytes of each file in it
     for path, entry in loaded.snapshot.files():
-        ends = {} if entry.object is None else {entry.object: entry.position + entry.size}
+        if entry.object is not None:
+            needed.setdefault(entry.object, []).append((entry.position + entry.size, path))
         if entry.patch is not None:
-            ends[entry.patch.object] = entry.patch.position + entry.patch.size
-        for key, end in ends.items():
-            if end > needed.get(key, (-1, ""))[0]:
-                needed[key] = end, path
+            end = entry.patch.position + entry.patch.size
+            needed.setdefault(entry.patch.object, []).append((end, path))
     for page in loaded.manifest.pages:
-        needed[page.object] = page.size, MANIFEST
-    if loaded.manifest.condemned is not None:
-        needed[loaded.manifest.condemned] = 0, MANIFEST
-    short = {key for key, (end, _) in needed.items() if sizes.get(key, -1) < end}
-    if short:
-        short &= bucket.load().snapshot.objects()
-    errors: list[DataError] = []
-    for key in sorted(short):
-        end, path = needed[key]
-        url = f"{bucket.url}/{key}"
-        lost = key not in sizes
-        errors.append(lost_object(url, path) if lost else TruncatedObjectError.of(url, end, sizes[key]))
-    return errors
+        needed[page.object] = [(page.size, MANIFEST)]
+    errors: dict[str, DataError] = {}
+    for key, ends in sorted(needed.items()):
+        url, size = f"{bucket.url}/{key}", sizes.get(key)
+        paths = [path for end, path in sorted(ends) if size is None or end > size]
+        if size is None:
+            errors[key] = lost_object(url, _several(paths))
+        elif paths:
+            errors[key] = TruncatedObjectError.of(url, max(ends)[0], size, _several(paths))
+    if errors:  # a newer version may not name the objects
+        named = bucket.load().snapshot.objects()
+        errors = {key: error for key, error in errors.items() if key in named}
+    return list(errors.values())
+
+
+def _several(paths: Sequence[str]) -> str:
+    """Return the names of the first files, and the number of the others."""
+    first, others = paths[:SHOWN_FILES], len(paths) - SHOWN_FILES
+    return ", ".join(first) + (f" and {others} more" if others > 0 else "")
 
 
 def _batches(keys: Sequence[str]) -> Iterator[list[str]]:

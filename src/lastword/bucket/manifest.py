@@ -59,7 +59,7 @@ def is_object(key: str) -> bool:
 def lost_object(url: str, needed_by: str) -> CorruptFileError:
     """Return the error for an object that is gone although the newest version needs it."""
     return CorruptFileError(
-        f"the object is missing, and {needed_by} needs it",
+        f"the object is missing; needed by {needed_by}",
         code="lost-object",
         remedy="restore the object from a copy, or undelete it if the bucket keeps versions; "
         "`lastword verify` lists all damage",
