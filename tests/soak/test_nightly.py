@@ -19,6 +19,7 @@ PROOFS = {
     "pipeline-bucket",
     "readers",
     "bucket",
+    "bucket-processes",
     "clusters",
     "kills-spark",
     "memory-spark",
