@@ -81,18 +81,13 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.spark
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize("place", ["directory", pytest.param("bucket", marks=pytest.mark.beside)])
 def test_a_killed_pipeline_restores_from_its_log_and_ends_with_the_same_table(
-    example: Any, tmp_path: Path, place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    example: Any, tmp_path: Path
 ) -> None:
-    kept, disk = tmp_path / "killed", tmp_path / "disk"
-    data = str(kept / "data")
-    if place == "bucket":
-        for name, value in environment_of(request.getfixturevalue("moto").address).items():
-            monkeypatch.setenv(name, value)
-        data = "s3://bucket/pipeline"
     rows = list(example.flights(2000))
     expected = example.plainly(rows)
+    kept, disk = tmp_path / "killed", tmp_path / "disk"
+    data = str(kept / "data")
     kept.mkdir()
     example.fill(data, rows)
     example.run_and_kill(data, kept, disk, 550, 2, at_once=True, clean_every=2)
@@ -102,3 +97,23 @@ def test_a_killed_pipeline_restores_from_its_log_and_ends_with_the_same_table(
     example.run_and_kill(data, kept, disk, 550, None, at_once=False, clean_every=2)
     assert example.table_of(data) == expected
     assert any(kept.glob("snapshot-*.parquet")), "it was restored from one"
+
+
+@pytest.mark.spark
+@pytest.mark.beside
+@pytest.mark.usefixtures("short_lived_jvms")
+def test_a_killed_pipeline_over_a_bucket_has_its_table_in_the_log(
+    example: Any, tmp_path: Path, moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is not started a second time, which costs a JVM; `make pipeline-bucket` does that."""
+    for name, value in environment_of(moto.address).items():
+        monkeypatch.setenv(name, value)
+    data = "s3://bucket/pipeline"
+    rows = list(example.flights(900))
+    example.fill(data, rows)
+    example.run_and_kill(data, tmp_path, tmp_path / "disk", 304, 2, at_once=True, clean_every=2)
+    table = example.worker.restore(data, tmp_path, tmp_path / "empty")
+    assert (tmp_path / "snapshot-000001.parquet").exists(), "it was restored from a snapshot"
+    expected = example.plainly(rows)
+    assert example.table_of(data) == expected and len(table) == len(expected)
+    assert all(table.get(aircraft)["flights"] == flights for aircraft, (flights, *_) in expected.items())
