@@ -24,9 +24,11 @@ from lastword.errors import (
     UsageError,
     nearest,
 )
+from lastword.objects import cached
+from lastword.objects.cached import CachedRanges
 from lastword.objects.failures import Secrets, translate
 from lastword.objects.interface import Buffer, ObjectFacts, ObjectStore, Stored, Version
-from lastword.units import MIB
+from lastword.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -76,6 +78,9 @@ _CLIENT = frozenset(
         "user_agent",
     }
 )
+_CACHE = frozenset({"cache", "cache_bytes"})
+_SIZE = re.compile(r"(\d+) ?(KiB|MiB|GiB|)")
+_UNITS = {"": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 _SECRET = re.compile(r"key|token|secret|password|signature|credential|sas|proxy_url", re.IGNORECASE)
 
 _ADDRESSES = ("ENDPOINT_URL_S3", "ENDPOINT_URL", "ENDPOINT", "STORAGE_ENDPOINT")
@@ -194,7 +199,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
             for a store of this process. The prefix may be empty.
         options: obstore's options for this kind of store and for its HTTP client, such as region, endpoint,
             access_key_id, account_name, timeout. What is not given comes from the environment, under the
-            names that the store's own tools use (AWS_REGION, GOOGLE_APPLICATION_CREDENTIALS, ...).
+            names that the store's own tools use (AWS_REGION, GOOGLE_APPLICATION_CREDENTIALS, ...). Options of
+            ours: cache, a local directory for small ranges of objects, and cache_bytes, its size.
 
     Raises:
         MissingError: obstore is not installed.
@@ -210,7 +216,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
     except ImportError:
         raise MissingError.package("object storage", "obstore", "obstore>=0.12,<0.13") from None
     rest = f"{bucket}/{prefix}" if prefix else bucket
-    store = RemoteStore(f"{scheme}://{rest}", obstore, _Opener(scheme, bucket, given), prefix)
+    cache = _cache(given)
+    store = RemoteStore(f"{scheme}://{rest}", obstore, _Opener(scheme, bucket, given), prefix, cache)
     store.check()
     return store
 
@@ -250,7 +257,7 @@ def _parse(url: str) -> tuple[str, str, str]:
 def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return the options with names in lower case; raise UnknownSettingError for all unknown names."""
     given = {str(name).lower(): str(value) for name, value in options.items() if value is not None}
-    known = _SCHEMES[scheme].options | _CLIENT if scheme != "memory" else frozenset()
+    known = _SCHEMES[scheme].options | _CLIENT | _CACHE if scheme != "memory" else frozenset()
     problems = []
     for name in sorted(given.keys() - known):
         near = nearest(name, known)
@@ -260,6 +267,20 @@ def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
         remedy = f"the options are {', '.join(sorted(known))}" if known else "leave the options out"
         raise UnknownSettingError("\n".join(problems), problems=problems, remedy=remedy)
     return given
+
+
+def _cache(options: dict[str, str]) -> CachedRanges | None:
+    """Take the options of the cache out of `options`; return the cache that they state."""
+    directory, size = options.pop("cache", None), options.pop("cache_bytes", None)
+    match = _SIZE.fullmatch(size or str(cached.DEFAULT_BYTES))
+    limit_bytes = int(match[1]) * _UNITS[match[2]] if match else 0
+    if limit_bytes < cached.LEAST_BYTES or (size and directory is None):
+        raise InvalidSettingError(
+            f"storage option cache_bytes={size!r}"
+            + (" has no effect without cache" if match and directory is None else ""),
+            remedy="cache=DIRECTORY and, with at least 16MiB, cache_bytes=512MiB",
+        )
+    return CachedRanges(directory, limit_bytes) if directory is not None else None
 
 
 class _Opener:
@@ -312,11 +333,14 @@ class _Opener:
 class RemoteStore(ObjectStore):
     """The objects of a bucket below a prefix, through obstore."""
 
-    def __init__(self, url: str, obstore: Any, opener: _Opener, prefix: str) -> None:
+    def __init__(
+        self, url: str, obstore: Any, opener: _Opener, prefix: str, cache: CachedRanges | None = None
+    ) -> None:
         self.url = url
         self._obstore = obstore
         self._opener = opener
         self._folder = f"{prefix}/" if prefix else ""
+        self._cache = cache
         self._closed = False
 
     def __repr__(self) -> str:
@@ -399,6 +423,10 @@ class RemoteStore(ObjectStore):
         """Read exactly `size` bytes from position `start`."""
         if size == 0:
             return b""
+        cache = self._cache if size <= cached.MOST_RANGE_BYTES else None
+        name = f"{self.url}/{key} {start} {size}"
+        if cache is not None and (kept := cache.get(name, size)) is not None:
+            return kept
 
         def request(store: Any) -> memoryview:
             buffer = self._obstore.get_range(store, self._folder + key, start=start, length=size)
@@ -407,6 +435,8 @@ class RemoteStore(ObjectStore):
         data = self._call("read", key, request, end=start + size)
         if len(data) != size:
             raise TruncatedObjectError.of(f"{self.url}/{key}", start + size, start + len(data))
+        if cache is not None:
+            cache.keep(name, data)
         return data
 
     def put(self, key: str, data: Buffer | Sequence[Buffer]) -> None:
