@@ -20,6 +20,8 @@
     │   ├── ProducerFencedError      a newer epoch of this producer id has already written
     │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
     │   ├── TransactionStateError    not allowed in the current state of the producer's transaction
+    │   ├── UnsupportedVersionError  a message, version or field that Kafka's protocol does not have
+    │   ├── UnencodableMessageError  a message with a value that its field cannot have
     │   └── SparkOptionError         an option or column that the Spark source does not support
     ├── DataError         exit 3: the bytes are bad
     │   ├── CorruptBatchError        length, CRC, count or fields contradict each other
@@ -32,6 +34,8 @@
     │   ├── NotAPartitionError       a link, pipe or file where a directory or a log must be
     │   ├── TruncatedObjectError     an object in a store is shorter than it must be
     │   ├── ValueFormatError         a key or value that is not in the format of its column
+    │   ├── MalformedMessageError    bytes that are no message of Kafka's protocol
+    │   │   └── FrameTooLargeError       a message that announces more bytes than are allowed
     │   ├── CertificateError         a rewrite without the expected records: nothing was published
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
@@ -369,6 +373,18 @@ class TransactionStateError(UsageError):
     kafka_code = 48  # INVALID_TXN_STATE
 
 
+class UnsupportedVersionError(UsageError):
+    """Kafka's protocol, as it is supported here, does not have the message, the version or the field."""
+
+    kafka_code = 35  # UNSUPPORTED_VERSION
+
+
+class UnencodableMessageError(UsageError):
+    """A field of a message of Kafka's protocol has a value that it cannot have."""
+
+    kafka_code = -1  # UNKNOWN_SERVER_ERROR: the fault is in the program that made the message
+
+
 class SparkOptionError(UsageError):
     """The Spark source does not support this option or column."""
 
@@ -541,6 +557,16 @@ class TruncatedObjectError(DataError):
             file=url,
             position=size,
         )
+
+
+class MalformedMessageError(DataError):
+    """Bytes of a connection or a record that are no message of Kafka's protocol."""
+
+    kafka_code = 42  # INVALID_REQUEST
+
+
+class FrameTooLargeError(MalformedMessageError):
+    """A message announces more bytes than the connection accepts."""
 
 
 class CertificateError(DataError):

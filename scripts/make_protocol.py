@@ -1,0 +1,227 @@
+"""Write the tables of `src/lastword/protocol/` from Kafka's own jars.
+
+    python scripts/make_protocol.py DIRECTORY_WITH_JARS
+
+Kafka ships the schemas of its messages as JSON files: requests, responses and headers in kafka-clients, the
+records of coordinators in kafka-group-coordinator and kafka-transaction-coordinator. Three files result:
+
+    schemas.jsonl   one line for each message: Kafka's schema without comments and descriptions
+    codes.py        API keys with their versions, and error codes, which Kafka's class `Errors` lists
+    messages.pyi    the fields of each message, for type checkers and editors
+
+`tests/kafka/test_protocol.py` fails when a file is not what these jars give.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lastword.protocol.schemas import snake
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "src" / "lastword" / "protocol"
+JAVA = ROOT / "tests" / "protocol" / "java" / "Messages.java"
+JARS = ("kafka-clients-*.jar", "kafka-group-coordinator-[0-9]*.jar", "kafka-transaction-coordinator-*.jar")
+PREFIX = "common/message/"
+
+APIS = (
+    *("Produce", "Fetch", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch", "FindCoordinator"),
+    *("JoinGroup", "Heartbeat", "LeaveGroup", "SyncGroup", "DescribeGroups", "ListGroups", "SaslHandshake"),
+    *("SaslAuthenticate", "ApiVersions", "CreateTopics", "DeleteTopics", "DeleteRecords", "InitProducerId"),
+    *("OffsetForLeaderEpoch", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"),
+    *("DescribeConfigs", "IncrementalAlterConfigs", "AlterConfigs", "CreatePartitions", "DescribeLogDirs"),
+    *("DeleteGroups", "OffsetDelete", "DescribeCluster", "DescribeProducers", "DescribeTransactions"),
+    *("ListTransactions", "ConsumerGroupHeartbeat", "ConsumerGroupDescribe", "DescribeTopicPartitions"),
+)
+OTHERS = ("RequestHeader", "ResponseHeader", "ConsumerProtocolSubscription", "ConsumerProtocolAssignment")
+RECORDS = re.compile(r"(Legacy)?OffsetCommit|GroupMetadata|ConsumerGroup|TransactionLog")
+DROPPED = ("about", "entityType", "listeners", "mapKey", "zeroCopy")
+
+PYTHON = {"string": "str", "bytes": "Buffer", "bool": "bool", "float64": "float", "uuid": "bytes"}
+
+
+def schemas(jars: Path) -> dict[str, dict[str, Any]]:
+    """Return {name: schema} of the messages that the server needs, sorted by name."""
+    wanted = {f"{api}{kind}" for api in APIS for kind in ("Request", "Response")} | set(OTHERS)
+    result = {}
+    for pattern in JARS:
+        (jar,) = jars.glob(pattern)
+        with zipfile.ZipFile(jar) as archive:
+            for path in archive.namelist():
+                name = path.removeprefix(PREFIX).removesuffix(".json")
+                coordinator = re.fullmatch(rf"({RECORDS.pattern})\w*(Key|Value)", name)
+                if path == f"{PREFIX}{name}.json" and (name in wanted or coordinator):
+                    text = re.sub(r"^\s*//.*$", "", archive.read(path).decode(), flags=re.MULTILINE)
+                    result[name] = _stripped(json.loads(text))
+    assert wanted <= set(result), wanted - set(result)
+    return dict(sorted(result.items()))
+
+
+def _stripped(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_stripped(item) for item in schema]
+    if isinstance(schema, dict):
+        kept = {key: _stripped(value) for key, value in schema.items() if key not in DROPPED}
+        if "validVersions" in kept:
+            kept = {"name": kept.pop("name"), **kept}  # first, so that a search for a line finds its name
+        return kept
+    return schema
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Return the text of schemas.jsonl."""
+    return "".join(json.dumps(schema, separators=(",", ":")) + "\n" for schema in found.values())
+
+
+def codes(found: dict[str, dict[str, Any]], errors: list[tuple[int, str, bool]]) -> str:
+    """Return the text of codes.py."""
+    lines = [
+        '"""Kafka\'s API keys and error codes. Written by `scripts/make_protocol.py`: do not edit."""',
+        "",
+        "from __future__ import annotations",
+        "",
+        "from typing import NamedTuple",
+        "",
+        "",
+        "class Api(NamedTuple):",
+        '    """An API.',
+        "",
+        "    Attributes:",
+        "        key: Its number in the header of a request.",
+        "        name: Its name.",
+        "        first: The first version.",
+        "        last: The last version.",
+        "        stable: The last version that Kafka advertises; a later version may still change.",
+        "        flexible: The first version with compact lengths and tagged fields, both ways.",
+        '    """',
+        "",
+        "    key: int",
+        "    name: str",
+        "    first: int",
+        "    last: int",
+        "    stable: int",
+        "    flexible: int",
+        "",
+        "",
+        "APIS = {",
+    ]
+    for api in sorted(APIS, key=lambda name: found[f"{name}Request"]["apiKey"]):
+        request, response = found[f"{api}Request"], found[f"{api}Response"]
+        assert request["validVersions"] == response["validVersions"], api
+        first, _, last = request["validVersions"].partition("-")
+        assert request["flexibleVersions"] == response["flexibleVersions"], api
+        last = last or first
+        stable = str(int(last) - bool(request.get("latestVersionUnstable")))
+        flexible = re.sub(r"\D", "", request["flexibleVersions"]) or "32767"
+        row = ", ".join((str(request["apiKey"]), f'"{api}"', first, last, stable, flexible))
+        lines.append(f"    {request['apiKey']}: Api({row}),")
+    lines += ["}", "", "# Error codes."]
+    lines += [f"{name} = {code}" for code, name, _ in errors]
+    lines += ["", "ERROR_NAMES = {", *(f'    {code}: "{name}",' for code, name, _ in errors), "}"]
+    lines += [
+        "",
+        "RETRIABLE = frozenset(",
+        "    {",
+        *(f"        {name}," for _, name, again in errors if again),
+    ]
+    return "\n".join([*lines, "    }", ")"]) + "\n"
+
+
+def errors_of(jars: Path, java: str = "java") -> list[tuple[int, str, bool]]:
+    """Return (code, name, retriable) of Kafka's errors; starts a JVM."""
+    command = [java, "-cp", f"{jars}/*", str(JAVA)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return parsed_errors(done.stdout)
+
+
+def parsed_errors(printed: str) -> list[tuple[int, str, bool]]:
+    """Return (code, name, retriable) of the lines that Messages.java prints."""
+    rows = (line.split("\t") for line in printed.splitlines())
+    return sorted((int(code), name, again == "true") for code, name, again in rows)
+
+
+def stub(found: dict[str, dict[str, Any]]) -> str:
+    """Return the text of messages.pyi."""
+    lines = [
+        "# Written by `scripts/make_protocol.py`: do not edit.",
+        "from collections.abc import Sequence",
+        "from typing import TypeAlias",
+        "",
+        "from lastword.protocol.codecs import FileRange",
+        "from lastword.protocol.schemas import Message",
+    ]
+    lines += ["", "Buffer: TypeAlias = bytes | bytearray | memoryview"]
+    for name, schema in found.items():
+        lines += ["", f"class {name}(Message):"]
+        structs: dict[str, list[dict[str, Any]]] = {}
+        for struct in schema.get("commonStructs", ()):
+            structs[struct["name"]] = struct["fields"]
+        _collect(schema["fields"], structs)
+        for struct_name, fields in structs.items():
+            lines += [f"    class {struct_name}(Message):", *_members(fields, name, "        ")]
+        lines += _members(schema["fields"], name, "    ")
+    return "\n".join(lines) + "\n"
+
+
+def _collect(fields: list[dict[str, Any]], structs: dict[str, list[dict[str, Any]]]) -> None:
+    for field in fields:
+        if "fields" in field:
+            structs[field["type"].removeprefix("[]")] = field["fields"]
+            _collect(field["fields"], structs)
+
+
+def _members(fields: list[dict[str, Any]], message: str, indent: str) -> Iterator[str]:
+    if not fields:
+        yield f"{indent}pass"
+        return
+    for field in fields:
+        yield f"{indent}{snake(field['name'])}: {_annotation(field, message)} = ..."
+
+
+def _annotation(field: dict[str, Any], message: str) -> str:
+    element = field["type"].removeprefix("[]")
+    if element == "records":
+        return "Buffer | Sequence[Buffer | FileRange] | None"
+    kind = PYTHON.get(element) or ("int" if re.fullmatch(r"u?int\d+", element) else f"{message}.{element}")
+    if field["type"] != element:
+        kind = f"list[{kind}]"
+    return f"{kind} | None" if "nullableVersions" in field else kind
+
+
+def texts(jars: Path, errors: list[tuple[int, str, bool]]) -> dict[str, str]:
+    """Return {file name: text} of the three files."""
+    found = schemas(jars)
+    texts = {"schemas.jsonl": table(found), "codes.py": codes(found, errors), "messages.pyi": stub(found)}
+    for name in ("codes.py", "messages.pyi"):
+        command = [
+            sys.executable,
+            "-m",
+            "ruff",
+            "format",
+            "--quiet",
+            "--stdin-filename",
+            str(TARGET / name),
+            "-",
+        ]
+        texts[name] = subprocess.run(
+            command, input=texts[name], capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout
+    return texts
+
+
+def main(jars: Path) -> None:
+    """Write the three files."""
+    for name, text in texts(jars, errors_of(jars)).items():
+        (TARGET / name).write_text(text, encoding="utf-8")
+        print(f"wrote {TARGET / name}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,34 @@
+"""Kafka's wire protocol as messages and bytes. No socket, no log.
+
+```
+schemas.py      Kafka's schemas; the classes of messages, made at first use
+codecs.py       a reader and a writer of each message in each version, compiled at first use
+connection.py   frames, headers, correlation ids: bytes in, requests out, and the bytes of responses
+messages.py     the classes of messages, by name
+codes.py        API keys with their versions, error codes; generated, as are schemas.jsonl and messages.pyi
+```
+
+A server:
+
+    connection = ServerConnection()
+    for request in connection.receive_data(data):
+        body = MetadataResponse(cluster_id="...", brokers=[...])
+        for part in connection.response(request, body):
+            ...  # send bytes; os.sendfile for a FileRange
+"""
+
+from lastword.protocol.codecs import FileRange, codec, decode_stored, encode_stored
+from lastword.protocol.connection import ClientConnection, Request, Response, ServerConnection
+from lastword.protocol.schemas import Message
+
+__all__ = [
+    "ClientConnection",
+    "FileRange",
+    "Message",
+    "Request",
+    "Response",
+    "ServerConnection",
+    "codec",
+    "decode_stored",
+    "encode_stored",
+]
