@@ -20,6 +20,7 @@ PROOFS = {
     "readers",
     "bucket",
     "bucket-processes",
+    "frames",
     "clusters",
     "kills-spark",
     "memory-spark",
