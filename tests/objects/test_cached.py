@@ -55,6 +55,15 @@ def test_the_directory_is_bounded_and_the_range_that_was_used_last_stays(tmp_pat
     assert not list(tmp_path.glob("*.*"))
 
 
+def test_files_of_others_are_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"x" * LEAST_BYTES)
+    cache = CachedRanges(str(tmp_path), LEAST_BYTES)
+    for number in range(40):
+        cache.keep(str(number), b"y" * 500_000)
+    assert (tmp_path / "notes.txt").exists()
+    assert len(list(tmp_path.iterdir())) < 40
+
+
 def test_threads_and_processes_share_a_directory(tmp_path: Path) -> None:
     def use(number: int) -> None:
         cache = CachedRanges(str(tmp_path), LEAST_BYTES)

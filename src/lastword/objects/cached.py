@@ -9,6 +9,7 @@ counts as absent.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import zlib
 from collections.abc import Iterator
@@ -25,13 +26,15 @@ MOST_RANGE_BYTES = MIB - 1
 PARTS = 8
 """A process lists the directory when it has added this part of the limit, and removes the oldest files."""
 CHECKSUM_BYTES = 4
+_NAME = re.compile(r"[0-9a-f]{32}(\.\d+-\d+)?")
+"""The names of our files. Others are never removed: a user may name a directory that has files."""
 
 
 class CachedRanges:
     """Ranges in a directory.
 
     Args:
-        directory: It is made if it is absent; nothing else may be in it.
+        directory: It is made if it is absent.
         limit_bytes: The files of the directory may have this size, and an eighth of it more for each process
             that writes beside others.
 
@@ -104,6 +107,8 @@ class CachedRanges:
         try:
             with os.scandir(self._directory) as entries:
                 for entry in entries:
+                    if _NAME.fullmatch(entry.name) is None:
+                        continue
                     try:
                         facts = entry.stat(follow_symlinks=False)
                     except OSError:  # another process removed it
