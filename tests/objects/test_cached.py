@@ -43,8 +43,9 @@ def test_a_range_is_kept_until_its_file_is_removed_or_damaged(tmp_path: Path) ->
 
 def test_the_directory_is_bounded_and_the_range_that_was_used_last_stays(tmp_path: Path) -> None:
     caches = [CachedRanges(str(tmp_path), LEAST_BYTES) for _ in range(2)]
-    (tmp_path / "left-by-a-killed-process.1").write_bytes(bytes(1 << 20))
-    os.utime(tmp_path / "left-by-a-killed-process.1", (1, 1))
+    left = tmp_path / f"{'0' * 32}.1-1"  # by a process that was killed
+    left.write_bytes(bytes(1 << 20))
+    os.utime(left, (1, 1))
     data = bytes(512 << 10)
     for number in range(100):
         caches[number % 2].keep(f"{number}", data)
