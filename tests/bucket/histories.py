@@ -468,7 +468,7 @@ class Judge:
                 stored = world.objects.get(page.object)
                 if stored is None:
                     raise Violation("missing object", f"the manifest names the page {page.object}")
-                self._layers[page.object] = Layer(decode_page(stored.data, page.object, page))
+                self._layers[page.object] = decode_page(stored.data, page.object, page)
         snapshot = commit.Snapshot(current, tuple(self._layers[page.object] for page in current.pages))
         named = snapshot.objects()
         missing = named - world.objects.keys()

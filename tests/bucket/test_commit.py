@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -10,10 +12,20 @@ from lastword.bucket import commit
 from lastword.bucket.collect import collect
 from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
-from lastword.bucket.manifest import MANIFEST, Changes, Entry, Manifest, Snapshot
+from lastword.bucket.manifest import (
+    MANIFEST,
+    Changes,
+    Entry,
+    Layer,
+    Manifest,
+    PageRef,
+    Snapshot,
+    decode_page,
+    encode_page,
+)
 from lastword.bucket.merge import ChangedMeanwhile, merged
 from lastword.clock import ManualClock
-from lastword.errors import UncertainCommitError
+from lastword.errors import CorruptFileError, UncertainCommitError
 from lastword.partition.checkpoint_file import format_lines
 from lastword.segment import names
 from tests.fakes.objects import Bucket as Store
@@ -161,3 +173,65 @@ def test_a_line_of_a_partition_that_was_removed_meanwhile() -> None:
         with pytest.raises(ChangedMeanwhile):
             merged(base, ours, theirs, lambda entry: entry.data)
     assert merged(base, appended, without, lambda entry: entry.data) == appended
+
+
+def test_a_version_in_pages_has_the_files_of_one_map() -> None:
+    rng = random.Random(1)
+    paths = [
+        f"{directory}{name}"
+        for directory in ("", "t-0/", "t-0/lastword/", "u-0/", "v/w/x/")
+        for name in "abc"
+    ]
+
+    def entries(share: float, *, removed: bool) -> Changes:
+        return {
+            path: None if removed and rng.random() < 0.6 else Entry(rng.randrange(9), 0, 0)
+            for path in paths
+            if rng.random() < share
+        }
+
+    def version(layers: list[tuple[PageRef, bytes]], changes: Changes) -> tuple[Snapshot, dict[str, Entry]]:
+        manifest = Manifest("n", pages=tuple(page for page, _ in layers), changes=changes)
+        snapshot = Snapshot(manifest, tuple(decode_page(data, "page", page) for page, data in layers))
+        flat: dict[str, Entry | None] = {}
+        for page, data in layers:
+            flat.update(decode_page(data, "page", page).entries())
+        flat.update(changes)
+        return snapshot, {path: entry for path, entry in flat.items() if entry is not None}
+
+    for number in range(300):
+        pages = []
+        for level in range(3):
+            content = entries(0.5, removed=level > 0)
+            data = encode_page(content)
+            pages.append((PageRef(f"objects/{number}-{level}", len(content), len(data)), data))
+        before, before_files = version(pages[: rng.randrange(1, 3)], entries(0.2, removed=True))
+        after, after_files = version(pages[: rng.randrange(1, 4)], entries(0.2, removed=True))
+        one_map = Snapshot(Manifest("n", changes=after_files))
+        directories = {path.rpartition("/")[0] for path in paths} | {"", "v", "v/w", "none"}
+        for directory in rng.sample(sorted(directories), 3):
+            assert after.children(directory) == one_map.children(directory)
+        assert [after.entry(path) for path in paths] == [after_files.get(path) for path in paths]
+        assert dict(after.files()) == after_files
+        changed = {path for path in paths if before_files.get(path) != after_files.get(path)}
+        assert after.changed_since(before) == changed
+
+
+def test_a_directory_of_a_page_is_decoded_when_it_is_used() -> None:
+    data = encode_page({"t-0/a": Entry(1, 0, 0), "u-0/a": Entry(2, 0, 0)})
+    for damaged, entries, reason in (
+        (zlib.compress(zlib.decompress(data).replace(b"[2,", b"[3,")), 2, "checksum"),
+        (zlib.decompress(data), 2, "decompressed"),
+        (data, 3, "2 entries, and 3"),
+        (data[:-1], 2, "were written"),
+    ):
+        with pytest.raises(CorruptFileError, match=reason):
+            size = len(data) if reason == "were written" else len(damaged)
+            decode_page(damaged, "page", PageRef("page", entries, size))
+    texts = {"t-0": (1, '{"a": [1, 0, 0, ""]}'), "u-0": (1, "["), "v-0": (2, '{"a": null}')}
+    layer = Layer({}, texts, "memory://x/objects/1")
+    assert layer.files("t-0") == {"a": Entry(1, 0, 0)} and layer.has("u-0") and not layer.files("w-0")
+    for directory in ("u-0", "v-0"):
+        with pytest.raises(CorruptFileError) as raised:
+            layer.files(directory)
+        assert raised.value.file == "memory://x/objects/1"

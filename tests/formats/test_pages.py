@@ -10,6 +10,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from lastword.bucket.manifest import Manifest, PageRef, decode_page, encode_page
 from lastword.errors import CorruptFileError
 from lastword.files.framed import Framed
 
@@ -52,6 +53,16 @@ def test_every_page_has_a_row() -> None:
         assert "**Newer version" in text or "newer" in text or "Another version" in text or "Other" in text, (
             name
         )
+
+
+def test_the_examples_of_a_bucket_are_read() -> None:
+    texts = {kind: text.encode() for text, kind, _ in FRAMES}
+    manifest = Manifest.decode(texts["bucket-manifest"], "manifest")
+    assert manifest.encode() == texts["bucket-manifest"]
+    page = zlib.compress(texts["bucket-page"])
+    entries = dict(decode_page(page, "page", PageRef("page", 1, len(page))).entries())
+    assert zlib.decompress(encode_page(entries)) == texts["bucket-page"]
+    assert all(path in manifest.changes and manifest.changes[path] is None for path in entries)
 
 
 def test_other_examples_are_sound() -> None:

@@ -187,8 +187,7 @@ class Bucket:
         if layer is None:
             stored = self.store.get(page.object)
             assert stored is not None
-            changes = decode_page(stored.data, f"{self.url}/{page.object}", page)
-            layer = self._pages[page.object] = Layer(changes)
+            layer = self._pages[page.object] = decode_page(stored.data, f"{self.url}/{page.object}", page)
         return layer
 
     def names(self, key: str) -> bool:
@@ -538,7 +537,7 @@ class _Commit:
         content = dict(manifest.changes)
         while kept and (kept[-1].entries <= PAGE_RATIO * len(content) or len(kept) >= MAX_PAGES):
             kept.pop()
-            content = {**layers.pop(0).entries, **content}
+            content = {**dict(layers.pop(0).entries()), **content}
         if not kept:
             content = _without_removed(content)
         key, data = bucket.new_key(), encode_page(content)

@@ -241,11 +241,16 @@ def _pins(fields: Mapping[str, Any]) -> dict[str, Pin]:
 
 
 def encode_page(changes: Changes) -> bytes:
-    """Return the bytes of a page: compressed, because paths repeat each other."""
-    return zlib.compress(_PAGE_FORM.encode({"changes": _to_json(changes)}), 1)
+    """Return the bytes of a page: the entries of each directory apart, compressed together."""
+    directories: dict[str, dict[str, Any]] = {}
+    for path, entry in changes.items():
+        directory, _, name = path.rpartition("/")
+        directories.setdefault(directory, {})[name] = None if entry is None else entry.to_json()
+    texts = {directory: [len(entries), json.dumps(entries)] for directory, entries in directories.items()}
+    return zlib.compress(_PAGE_FORM.encode({"directories": texts}), 1)
 
 
-def decode_page(data: bytes, url: str, page: PageRef) -> Changes:
+def decode_page(data: bytes, url: str, page: PageRef) -> Layer:
     """Return the entries of a page. CorruptFileError: the object is damaged, or of a newer version."""
     if len(data) != page.size:
         raise _PAGE_FORM.damaged(url, f"it has {len(data)} bytes, and {page.size} were written")
@@ -255,10 +260,13 @@ def decode_page(data: bytes, url: str, page: PageRef) -> Changes:
         raise _PAGE_FORM.damaged(url, "it cannot be decompressed") from None
     fields = _PAGE_FORM.decode(plain, url)
     with _PAGE_FORM.reading(url):
-        changes = _of_json(fields["changes"])
-        if len(changes) != page.entries:
-            raise ValueError(f"{len(changes)} entries, and {page.entries} were written")
-        return changes
+        texts = {
+            directory: (int(count), _text(text)) for directory, (count, text) in fields["directories"].items()
+        }
+        entries = sum(count for count, _ in texts.values())
+        if entries != page.entries:
+            raise ValueError(f"{entries} entries, and {page.entries} were written")
+        return Layer({}, texts, url)
     raise AssertionError
 
 
@@ -358,9 +366,11 @@ class Snapshot:
 
     def entry(self, path: str) -> Entry | None:
         """Return the file at a path; None if there is none."""
+        directory, _, name = path.rpartition("/")
         for layer in self.layers:
-            if path in layer.entries:
-                return layer.entries[path]
+            files = layer.files(directory)
+            if name in files:
+                return files[name]
         return None
 
     def children(self, directory: str) -> Mapping[str, Entry | None]:
@@ -369,17 +379,24 @@ class Snapshot:
         if children is None:
             merged: dict[str, Entry | None] = {}
             for layer in reversed(self.layers):
-                for name, entry in layer.files.get(directory, {}).items():
+                for name, entry in layer.files(directory).items():
                     if entry is None:
                         merged.pop(name, None)
                     else:
                         merged[name] = entry
             for layer in self.layers:
                 for name in layer.directories.get(directory, ()):
-                    if name not in merged and self.children(f"{directory}/{name}" if directory else name):
+                    if name not in merged and self._exists(f"{directory}/{name}" if directory else name):
                         merged[name] = None
             children = self._children[directory] = merged
         return children
+
+    def _exists(self, directory: str) -> bool:
+        """Return whether there is a file below a directory. Decodes as little as possible."""
+        layers = [layer for layer in self.layers if layer.has(directory)]
+        if layers == [self.layers[-1]]:
+            return True  # the oldest layer has no removed files
+        return bool(self.children(directory))
 
     def next_log(self, directory: str, name: str) -> tuple[str, Entry] | None:
         """Return name and file of the segment after the one of this name; None: there is none."""
@@ -395,7 +412,7 @@ class Snapshot:
         """Iterate over all files with their paths."""
         visited: set[str] = set()
         for layer in self.layers:
-            for path, entry in layer.entries.items():
+            for path, entry in layer.entries():
                 if path not in visited:
                     visited.add(path)
                     if entry is not None:
@@ -403,11 +420,16 @@ class Snapshot:
 
     def changed_since(self, base: Snapshot) -> set[str]:
         """Return the paths whose files differ from those of another version."""
-        if base.manifest.pages == self.manifest.pages:
-            paths = {*base.manifest.changes, *self.manifest.changes}
-        else:
-            paths = {path for layer in (*base.layers, *self.layers) for path in layer.entries}
+        # A path that only pages of both versions have is the same in both: their order is the same.
+        paths = {
+            path for layer in (*base._without(self), *self._without(base)) for path, _ in layer.entries()
+        }
         return {path for path in paths if base.entry(path) != self.entry(path)}
+
+    def _without(self, other: Snapshot) -> list[Layer]:
+        """Return the layers without the pages that another version has, too."""
+        pages = zip(self.layers[1:], reversed(self.manifest.pages), strict=True)
+        return [self.layers[0], *(layer for layer, page in pages if page not in other.manifest.pages)]
 
     def objects(self) -> set[str]:
         """Return every object that the version names: those of files, pages and the condemned list."""
@@ -419,20 +441,55 @@ class Snapshot:
 
 
 class Layer:
-    """Entries of a page, or of the manifest itself, also by directory."""
+    """Entries of a page, or of the manifest itself, by directory.
 
-    def __init__(self, entries: Changes) -> None:
-        self.entries = entries
-        self.files: dict[str, dict[str, Entry | None]] = {}
+    Args:
+        entries: Entries by path.
+        texts: The entries of other directories as a page has them, each with their number. They are decoded
+            when they are needed: a process that uses one partition of a large log decodes no other.
+        url: The page.
+    """
+
+    def __init__(
+        self, entries: Changes, texts: Mapping[str, tuple[int, str]] | None = None, url: str = ""
+    ) -> None:
         self.directories: dict[str, set[str]] = {}
+        """The names of the directories in each directory."""
+        self._files: dict[str, dict[str, Entry | None]] = {}
+        self._texts = dict(texts or {})
+        self._url = url
         for path, entry in entries.items():
             directory, _, name = path.rpartition("/")
-            siblings = self.files.get(directory)
-            if siblings is None:
-                siblings = self.files[directory] = {}
-                below = directory
-                while below:
-                    above, _, last = below.rpartition("/")
-                    self.directories.setdefault(above, set()).add(last)
-                    below = above
-            siblings[name] = entry
+            self._files.setdefault(directory, {})[name] = entry
+        for directory in (*self._files, *self._texts):
+            below = directory
+            while below:
+                above, _, last = below.rpartition("/")
+                self.directories.setdefault(above, set()).add(last)
+                below = above
+
+    def has(self, directory: str) -> bool:
+        """Return whether there are entries in a directory, or below it."""
+        return directory in self._files or directory in self._texts or directory in self.directories
+
+    def files(self, directory: str) -> Mapping[str, Entry | None]:
+        """Return the entries of a directory by name."""
+        files = self._files.get(directory)
+        if files is None:
+            stored = self._texts.get(directory)
+            if stored is None:  # no such directory, or another thread has just decoded it
+                return self._files.get(directory, {})
+            count, text = stored
+            with _PAGE_FORM.reading(self._url):
+                files = _of_json(json.loads(text))
+                if len(files) != count:
+                    raise ValueError(f"{len(files)} entries in {directory}, and {count} were written")
+            self._files[directory] = files
+            self._texts.pop(directory, None)
+        return files
+
+    def entries(self) -> Iterator[tuple[str, Entry | None]]:
+        """Iterate over all entries with their paths."""
+        for directory in sorted({*self._texts, *self._files}):  # texts first: they become files
+            for name, entry in self.files(directory).items():
+                yield (f"{directory}/{name}" if directory else name), entry
