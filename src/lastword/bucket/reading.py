@@ -30,8 +30,10 @@ FIRST_BYTES = 64 << 10
 BULK_BYTES = 1 << 20
 """A read of this size is part of a scan."""
 BLOCK_BYTES = 4 << 20
-"""At 100 MB/s a block takes 42 ms, and its request 30 ms: 16 requests have the bandwidth of 9 connections."""
-AHEAD_BLOCKS = 16
+"""At 100 MB/s a block takes 42 ms, and its request 30 ms: 24 requests have the bandwidth of 14 connections.
+
+A scan is to have that of 8, also if its threads wait for a busy machine."""
+AHEAD_BLOCKS = 24
 GROWTH = 4
 HELD_BYTES = 32 << 20
 IDLE_BLOCKS = 4 * AHEAD_BLOCKS
