@@ -40,8 +40,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let Spark run from a SPARK_HOME whose Python processes start fast (`farm`)."""
+    pytest.importorskip("pyspark")
+    from tests.spark.clusters import farm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(farm(tmp_path_factory.mktemp("spark"))))
+        yield
+
+
 @pytest.fixture
-def short_lived_jvms(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_lived_jvms(monkeypatch: pytest.MonkeyPatch, spark_home: None) -> None:
     """Halve the CPU of this test's JVMs: one compiler and one collector are enough."""
     monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 

@@ -29,7 +29,7 @@ Row = tuple[Any, ...]  # timestamp, key, value, headers
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(spark_home: None) -> Iterator[Any]:
     """Yield the session; its Python finds `pyspark_lastword`, so the format needs no registration."""
     from lastword.spark import session
 
