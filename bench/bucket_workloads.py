@@ -205,8 +205,9 @@ def _scan(run: Run, slower: int = 1) -> Measured:
         topic = logs.create_topic("t", max_message_bytes="2MiB")
         for _ in range(files):
             topic.extend(table)
-        store.request_seconds, store.bytes_per_second = REQUEST_SECONDS, CONNECTION_BYTES_PER_SECOND
-        logs["t"].bounds()
+        store.request_seconds = REQUEST_SECONDS * slower
+        store.bytes_per_second = CONNECTION_BYTES_PER_SECOND / slower
+        dirs_of(logs).refresh()
         size = sum(entry.size for _, entry in dirs_of(logs).newest.files() if entry.object)
         seconds = []
         for _ in range(run.repetitions + 1):
