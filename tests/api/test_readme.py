@@ -65,6 +65,7 @@ def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.spark
+@pytest.mark.beside
 @pytest.mark.usefixtures("short_lived_jvms")
 @pytest.mark.xdist_group("spark")
 def test_every_block_of_spark_runs_as_it_is_printed(tmp_path, moto):

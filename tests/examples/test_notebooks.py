@@ -57,6 +57,7 @@ def spark_notebook() -> dict[str, Any]:
 
 
 @pytest.mark.spark
+@pytest.mark.beside
 @pytest.mark.usefixtures("short_lived_jvms")
 def test_the_spark_notebook(here, capfd):
     """The notebook runs in its own process: the tests of Spark share a session with other settings."""
