@@ -310,7 +310,8 @@ def test_a_damaged_object(bucket: Bucket, opened: Open) -> None:
                 unreadable += 1
                 assert is_complete(error)
             problems = reader.verify().problems
-            assert problems and all(p.file.startswith(URL) and p.remedy for p in problems), path
+            assert problems and all(p.file.startswith(URL) for p in problems), path
+            assert all(key in p.remedy for p in problems if p.file == f"{URL}/{path}"), problems
             try:
                 opened()["users"].append("k", {"n": 1})
             except DataError as error:

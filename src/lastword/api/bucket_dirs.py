@@ -186,6 +186,10 @@ class BucketDirs(OpenDirs):
             retention_ms = self.settings.instance.lastword_objects_retention_ms
         return collect(self._bucket, retention_ms=retention_ms, dry_run=dry_run)
 
+    def object_of(self, path: str) -> tuple[str, int, int] | None:
+        """As `OpenDirs.object_of`; None for a file that is in the manifest, or that does not exist."""
+        return self._read_files.object_of(path)
+
     def missing_objects(self) -> list[DataError]:
         """As `OpenDirs.missing_objects`; at most two requests besides a listing."""
         return missing_objects(self._bucket)

@@ -65,11 +65,24 @@ def verify(
         progress=listener(progress),
         clock=dirs.clock,
     )
-    if not missing:
-        return result
     named = {(problem.file, problem.code) for problem in missing}
     others = (problem for problem in result.problems if (problem.file, problem.code) not in named)
-    return replace(result, ok=False, problems=(*missing, *others))
+    problems = (*missing, *(_located(dirs, problem) for problem in others))
+    return replace(result, ok=result.ok and not missing, problems=problems)
+
+
+def _located(dirs: OpenDirs, problem: Problem) -> Problem:
+    """Return a problem of a file in a bucket with the object to restore: no file can be removed there."""
+    place = dirs.object_of(problem.file)
+    if place is None:
+        return problem
+    url, first, last = place
+    return replace(
+        problem,
+        text=f"{problem.text}; the file is bytes {first}-{last} of {url}",
+        repairable=False,
+        remedy=f"restore {url} from a copy, or an older version of it",
+    )
 
 
 def _missing_objects(dirs: OpenDirs) -> list[Problem]:

@@ -127,6 +127,10 @@ class OpenDirs(ProcessBound):
         """Remove objects that no version needs. UsageError: a directory has none."""
         raise self._no_bucket()
 
+    def object_of(self, path: str) -> tuple[str, int, int] | None:
+        """Return the URL of the object that holds a file, and first and last byte. A directory has none."""
+        return None
+
     def missing_objects(self) -> list[DataError]:
         """Return an error for each object of the log that is missing or too short. A directory has none."""
         return []

@@ -189,6 +189,13 @@ class BucketFiles(Files):
                 if self._file(self._key(path)) in (None, entry):
                     raise
 
+    def object_of(self, path: Path) -> tuple[str, int, int] | None:
+        """Return the URL of the object that holds a stored file, and the file's first and last byte in it."""
+        entry = self._file(self._key(path))
+        if not isinstance(entry, Entry) or entry.object is None:
+            return None
+        return f"{self.root}/{entry.object}", entry.position, entry.position + entry.size - 1
+
     def _open_stored(self, path: str, file: Entry | PatchedFile) -> Handle:
         if isinstance(file, Entry):
             return self._reads.open(path, file, next_file=self._next_log)
