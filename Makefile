@@ -79,7 +79,7 @@ readers: $(READY) kernels ## readers of every kind beside a writer and cleaners,
 bucket: $(READY) ## a log in a bucket: writers, cleaners, collectors and readers with failing requests, by seed: make bucket N=1000000
 	@PYTHONHASHSEED=0 $(PY) -m tests.bucket.histories --histories $(or $(N),100000)
 
-bucket-processes: $(READY) kernels ## writers, cleaners, a collector and a reader of a log in a bucket, ended by SIGKILL at random: make bucket-processes N=1000
+bucket-processes: $(READY) kernels ## writers, cleaners, a collector and readers of a log in a bucket, ended by SIGKILL at random: make bucket-processes N=1000
 	@$(PY) -c 'from tests.bucket.processes import main; main()' --kills $(or $(N),150)
 
 frames: $(READY) ## messages of Kafka's protocol with random damage, by seed: make frames N=1000000

@@ -2,7 +2,7 @@
 
     make bucket-processes N=150
 
-Four writers, two cleaners, a collector and a reader, each a process of its own, share a log on moto's S3
+Four writers, two cleaners, a collector and two readers, each a process of its own, share a log on moto's S3
 server, which runs in this process and survives. A process that is killed starts again under its name. Each
 writes what it does to a file, so that a kill loses no line.
 
@@ -77,6 +77,10 @@ class Place:
         file = Path(self.folder, name)
         text = file.read_text() if file.exists() else ""
         return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def has_worked(self, name: str) -> bool:
+        """Return whether a process has finished an append, a cleaning, a collection or a read."""
+        return any(words[0] in ("ack", "cleaned", "collected", "read") for words in self.lines(name))
 
 
 class Notes:
@@ -322,7 +326,7 @@ def run_kills(kills: int, seconds: float, seed: int) -> Totals:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.bucket.processes"])
     rng = random.Random(seed)
-    names = [*writer_names(), *(f"c{number}" for number in range(CLEANERS)), "g", "r"]
+    names = [*writer_names(), *(f"c{number}" for number in range(CLEANERS)), "g", "r0", "r1"]
     with moto() as server, tempfile.TemporaryDirectory(prefix="lastword-processes-") as folder:
         place = Place(f"{server.root}/processes-{seed}", server.options, folder)
 
@@ -343,16 +347,18 @@ def run_kills(kills: int, seconds: float, seed: int) -> Totals:
             name = rng.choice(names)
             for other, process in running.items():
                 if process.exitcode is not None:
-                    raise AssertionError(f"{other} ended: {place.lines(other)[-1]}")
+                    raise AssertionError(f"{other} ended: {place.lines(other)[-1:]}")
             pid = running[name].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             running[name].join()
             running[name] = start(run, name)
-        time.sleep(pause)
+        end = time.monotonic() + 60
+        while not all(map(place.has_worked, names)) and time.monotonic() < end:
+            time.sleep(0.1)
         Path(folder, "stop").touch()
         for name, process in running.items():
-            finished(process, f"{name}, {place.lines(name)[-1]}")
+            finished(process, f"{name}, {place.lines(name)[-1:]}")
         for name in writer_names():
             finished(start(finish, name), f"the end of {name}")
         finished(start(judge_whole), "the judge")
