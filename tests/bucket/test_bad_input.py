@@ -554,10 +554,12 @@ def test_a_damaged_condemned_list_begins_again(bucket: Bucket, opened: Open) -> 
     assert logs.collect(retention="10m").waiting_objects
     key = Manifest.decode(bucket.objects[MANIFEST].data, URL).condemned
     assert key is not None
-    for data in damaged(bucket.objects[key].data, 10):
-        bucket.write(key, data)
-        result = logs.collect(retention=0, dry_run=True)
-        assert (result.removed_objects, result.waiting_objects > 0) in ((0, True), (1, False), (1, True))
+    whole = bucket.objects[key].data
+    for data in damaged(whole, 10):
+        if inflated(data) != inflated(whole):
+            bucket.write(key, data)
+            result = logs.collect(retention=0, dry_run=True)
+            assert not result.removed_objects and result.waiting_objects
     bucket.write(key, b"")
     bucket.clock.advance(3_600_000)
     assert logs.collect(retention="10m").removed_objects == 0
