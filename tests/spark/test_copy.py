@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,6 @@ pytest.importorskip("obstore")
 import lastword
 import lastword.spark
 from lastword.errors import LastwordError, PartialFailure, StorageError, UnknownTopicError, UsageError
-from tests.spark.test_bucket import requests  # noqa: F401
 from tests.support.stores import Server
 
 copying = importlib.import_module("lastword.spark.copy")  # the name in the package is the function
@@ -91,7 +91,7 @@ def test_a_bucket_gets_one_commit(
     url: str,
     here: list[Any],
     monkeypatch: pytest.MonkeyPatch,
-    requests: Any,  # noqa: F811
+    requests: Counter[str],
 ) -> None:
     fill(tmp_path / "a", 5)
     monkeypatch.setattr(copying, "TASK_BYTES", 1500)
