@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from lastword.errors import CorruptFileError, DiskFullError, LastwordError
 from lastword.files import DEFAULT
 from lastword.files.real import Scratch
-from lastword.objects import is_url
 from lastword.resolve.facts import MapLoad, Resolution, Rules, SegmentSource, TransactionOutcomes
 from lastword.resolve.offset_map import spill_in
 from lastword.resolve.resolver import Resolver
@@ -118,7 +117,7 @@ class ScratchPlace:
         A reader may lack the right to write, and a cleaning removes files that it does not need. For a log in
         a bucket the file is in the system's directory for temporary files.
         """
-        directory = tempfile.gettempdir() if is_url(directory) else directory
+        directory = directory if DEFAULT.is_dir(directory) else tempfile.gettempdir()
         return cls(
             lambda: closing(Scratch.without_name(directory)),
             lambda: DEFAULT.free_bytes(directory),
