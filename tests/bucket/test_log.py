@@ -12,8 +12,11 @@ import pytest
 
 import lastword
 from lastword.api import bucket_dirs
+from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
+from lastword.background.states import States
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
+from lastword.clock import ManualClock
 from lastword.errors import (
     LeaseRefusedError,
     NotALogDirError,
@@ -253,6 +256,40 @@ def test_the_background_cleaner_cleans_and_collects(opened: Open) -> None:
         threading.Event().wait(0.01)
     assert logs.cleaner.history()[0].result == "ok"
     assert len(shown(topic)) == 50
+
+
+def test_the_background_cleaner_checks_a_partition_that_has_grown(opened: Open) -> None:
+    """Each check sends the garbage index again."""
+    clock = ManualClock(1_795_168_800_000)
+    logs = opened(clock=clock)
+    topic = logs.create_topic("users", **JSON)
+    topic.extend([(f"k{i}", {"n": i}) for i in range(1000)])
+    work = BucketWork(logs.dirs, States(clock))
+
+    def checks() -> int:
+        """Run every check that is needed; return how many there were."""
+        for number in range(10):
+            task = work.next(logs.dirs.paths[0], ())
+            if task is None:
+                return number
+            task.run(lambda: False)
+        raise AssertionError("there is always another check")
+
+    assert (checks(), checks()) == (1, 0)
+    topic.append("k1", {"n": -1})
+    assert checks() == 0
+    topic.extend([(f"n{i}", {"n": i}) for i in range(200)])
+    assert (checks(), checks()) == (1, 0)
+    for number in range(GROWN_SEGMENTS):
+        topic.append(f"k{number}", {"n": -1})
+    assert (checks(), checks()) == (1, 0)
+    clock.sleep(CHECK_AGAIN_SECONDS)
+    assert (checks(), checks()) == (1, 0)
+    topic.set_config(max_compaction_lag_ms=60_000)
+    topic.append("k1", {"n": -2})
+    assert checks() == 0
+    clock.sleep(31)
+    assert checks() == 2  # a cleaning of what is overdue, and a check of its result
 
 
 def test_collecting_removes_what_no_version_needs(opened: Open) -> None:

@@ -2,13 +2,16 @@
 
 A cleaning is a transaction like any other. Several processes may run one: both clean what is due, and the
 commit of the second is refused and runs again on what is left.
+
+A check reads what is new in a partition, and its commit sends the garbage index again, about 35 bytes for
+each key. So a partition is checked when it has grown by a share of its size, and not after each append.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.api import cleaning
 from lastword.background.scheduler import BackgroundTask, Done, Stop, Urgency
@@ -24,7 +27,22 @@ if TYPE_CHECKING:
     from lastword.config import TopicConfig
 
 CHECK_AGAIN_SECONDS = 3600.0
-"""A partition that did not change is checked after this time: tombstones become due without a new record."""
+"""A partition that did not grow is checked after this time: tombstones become due without a new record."""
+GROWN_RATIO = 0.1
+"""A partition is checked when it has grown by this share of its size: garbage does not grow faster."""
+GROWN_SEGMENTS = 16
+"""A partition is checked when it has so many segments more: the cleaner joins small ones."""
+
+
+class _Checked(NamedTuple):
+    """The state of a partition at its last check."""
+
+    at: float
+    size_bytes: int
+    segments: int
+
+
+_NEVER = _Checked(float("-inf"), 0, 0)
 
 
 class BucketWork:
@@ -39,7 +57,7 @@ class BucketWork:
         self.dirs = dirs
         self.only: tuple[str, int | None] | None = None
         self._states = states
-        self._checked: dict[TopicPartition, tuple[float, object]] = {}
+        self._checked: dict[TopicPartition, _Checked] = {}
 
     def drives(self) -> list[str]:
         """Return the log's URL as the only drive."""
@@ -50,17 +68,31 @@ class BucketWork:
         self._checked.clear()
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
-        """Return a cleaning of the partition that waits longest, among those that changed."""
+        """Return a cleaning of the partition that waits longest, among those to check."""
         now = self.dirs.clock.monotonic()
         waiting = []
         for tp in self._partitions():
-            if not self.dirs.config(tp.topic).compacts:
-                continue
-            checked_at, segments = self._checked.get(tp, (float("-inf"), None))
-            changed = segments != self._segments(tp) or now - checked_at >= CHECK_AGAIN_SECONDS
-            if changed and tp not in held and not self._states[tp].pauses:
-                waiting.append((checked_at, tp))
+            config = self.dirs.config(tp.topic)
+            checked = self._checked.get(tp, _NEVER)
+            if (
+                config.compacts
+                and tp not in held
+                and not self._states[tp].pauses
+                and self._needs_check(checked, self._extent(tp, now), config)
+            ):
+                waiting.append((checked.at, tp))
         return _BucketTask(self, min(waiting)[1]) if waiting else None
+
+    def _needs_check(self, checked: _Checked, now: _Checked, config: TopicConfig) -> bool:
+        longest = CHECK_AGAIN_SECONDS
+        if now[1:] != checked[1:]:
+            longest = min(longest, config.max_compaction_lag_ms / 1000 / 2)
+        grown_bytes = now.size_bytes - checked.size_bytes
+        return (
+            now.at - checked.at >= longest
+            or grown_bytes > GROWN_RATIO * checked.size_bytes
+            or now.segments - checked.segments >= GROWN_SEGMENTS
+        )
 
     def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
         """Return False: a cleaning in a bucket holds nothing that another one needs."""
@@ -93,11 +125,14 @@ class BucketWork:
 
     def clean(self, tp: TopicPartition, stop: Stop) -> list[CleanRound]:
         """Clean what is due in one partition."""
-        # As of before: what is appended during the cleaning is a change.
-        self._checked[tp] = (self.dirs.clock.monotonic(), self._segments(tp))
-        return self.dirs.transaction(
+        # As of before: what is appended during the cleaning is new.
+        self._checked[tp] = self._extent(tp, self.dirs.clock.monotonic())
+        rounds = self.dirs.transaction(
             lambda dirs: cleaning.clean(dirs, *tp, due=True, strategy=None, progress=None, stop=stop)
         )
+        if rounds:
+            del self._checked[tp]  # more may be due in the log as it is now
+        return rounds
 
     def _partitions(self) -> Iterator[TopicPartition]:
         topic, partition = self.only or (None, None)
@@ -105,10 +140,11 @@ class BucketWork:
             if topic in (None, name):
                 yield from (TopicPartition(name, n) for n in numbers if partition in (None, n))
 
-    def _segments(self, tp: TopicPartition) -> object:
-        """Return a value that changes when segments of the partition are added or rewritten."""
+    def _extent(self, tp: TopicPartition, now: float) -> _Checked:
+        """Return the size and the number of the segments in the newest version that was loaded."""
         children = self.dirs.newest.children(str(tp))
-        return hash(frozenset(entry for name, entry in children.items() if name.endswith(names.LOG)))
+        sizes = [entry.size for name, entry in children.items() if entry and name.endswith(names.LOG)]
+        return _Checked(now, sum(sizes), len(sizes))
 
 
 @dataclass(frozen=True, slots=True)
