@@ -36,7 +36,11 @@ def logs_of(log: LogBuilder) -> dict[str, bytes]:
 
 
 def helpers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lastword-re")]
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith(("lastword-rewrite", "lastword-resolve"))
+    ]
 
 
 @pytest.fixture

@@ -348,19 +348,17 @@ def verify(journey: Journey) -> None:
 def _in_place_of_default(files: TravellingFiles) -> Iterator[None]:
     """Replace the files of the process, because Spark's functions use those."""
     from lastword import files as storage
-    from lastword.spark import bootstrap, splits, stream
+    from lastword.spark import bootstrap, bucket
 
-    modules: list[Any] = [storage, bootstrap, splits, stream]
-    before = [module.DEFAULT for module in modules], splits.choose.__defaults__
+    modules: list[Any] = [storage, bootstrap, bucket]
+    before = [module.DEFAULT for module in modules]
     try:
         for module in modules:
             module.DEFAULT = files
-        splits.choose.__defaults__ = (files,)
         yield
     finally:
-        for module, real in zip(modules, before[0], strict=True):
+        for module, real in zip(modules, before, strict=True):
             module.DEFAULT = real
-        splits.choose.__defaults__ = before[1]
 
 
 def _spark(journey: Journey, view: str, **more: str) -> tuple[Any, Any, tuple[str, ...]]:
@@ -522,12 +520,14 @@ def _settings_read_once() -> Iterator[None]:
     """Read the settings once: they do not change here, and reading them takes a tenth of the time."""
     real, known = Settings.load, {}
 
-    def load(paths: Any = (), config: Any = None, env: Any = None, arguments: Any = None) -> Settings:
+    def load(
+        paths: Any = (), config: Any = None, env: Any = None, arguments: Any = None, *, files: Any = None
+    ) -> Settings:
         if config is not None or env is not None:
-            return real(paths, config, env, arguments)
+            return real(paths, config, env, arguments, files=files)
         key = str(paths), str(arguments)
         if key not in known:
-            known[key] = real(paths, arguments=arguments)
+            known[key] = real(paths, arguments=arguments, files=files)
         return known[key]
 
     Settings.load = load  # type: ignore[method-assign, assignment]
