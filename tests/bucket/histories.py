@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lastword.bucket import commit
-from lastword.bucket import files as bucket_files
 from lastword.bucket.collect import collect
 from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles, new_number
@@ -43,7 +42,6 @@ from lastword.bucket.merge import ChangedMeanwhile
 from lastword.bucket.reading import ObjectReads
 from lastword.errors import (
     BusyError,
-    FileTakenError,
     FileVanishedError,
     LastwordError,
     TruncatedObjectError,
@@ -51,7 +49,6 @@ from lastword.errors import (
     UncertainRequestError,
     UploadsGoneError,
 )
-from lastword.files import FileFacts
 from lastword.segment import names
 from tests.bucket.turns import Process, Turns, patched
 from tests.fakes import objects
@@ -76,63 +73,7 @@ class Violation(AssertionError):
         self.rule = rule
 
 
-# ---------------------------------------------------------------- a scratch directory in memory
-
-
-class _Scratch:
-    """The few calls that a private copy and a commit make on local files, in memory."""
-
-    def __init__(self) -> None:
-        self.contents: dict[str, bytearray] = {}
-        self.count = 0
-
-    @contextlib.contextmanager
-    def directory(self, **_: object) -> Iterator[str]:
-        self.count += 1
-        yield f"scratch-{self.count}"
-
-    def open_read(self, path: str) -> _ScratchHandle:
-        return _ScratchHandle(path, self.contents[path])
-
-    def open_append(self, path: str, *, create: bool = False, exclusive: bool = False) -> _ScratchHandle:
-        if exclusive and path in self.contents:
-            raise FileTakenError(path, remedy="", file=path)
-        return _ScratchHandle(path, self.contents.setdefault(path, bytearray()))
-
-    def stat(self, path: str) -> FileFacts:
-        return FileFacts(len(self.contents[path]), 0, 0)
-
-    def read_bytes(self, path: str) -> bytes:
-        return bytes(self.contents[path])
-
-    def unlink(self, path: str, missing_ok: bool = False) -> None:
-        self.contents.pop(path, None)
-
-
-class _ScratchHandle:
-    def __init__(self, path: str, content: bytearray) -> None:
-        self.path = path
-        self.content = content
-
-    def __enter__(self) -> _ScratchHandle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def append(self, data: bytes) -> int:
-        position = len(self.content)
-        self.content += data
-        return position
-
-    def pread(self, n: int, position: int) -> bytes:
-        return bytes(self.content[position : position + n])
-
-    def stat(self) -> FileFacts:
-        return FileFacts(len(self.content), 0, 0)
-
-    def close(self) -> None:
-        pass
+# ---------------------------------------------------------------- uploads without threads
 
 
 class _Inline:
@@ -698,7 +639,7 @@ class World(objects.Bucket):
         super().__init__(
             weaknesses=weaknesses if weaknesses is not None else [Weakness.DIGEST_ETAGS] * digests
         )
-        self.store = store or MemoryStore
+        self.store = store or FakeStore
         self.judge = Judge(self)
         self.objects = _Objects(self)
         self.counts: Counter[str] = Counter()
@@ -780,13 +721,6 @@ class World(objects.Bucket):
     def identity(self) -> int:
         """Return a number that two different histories do not share."""
         return hash(tuple([(r.process, r.kind, r.outcome) for r in self.log]))
-
-
-class MemoryStore(FakeStore):
-    """The store of a process, which sends files of scratch directories in memory."""
-
-    def put_file(self, key: str, path: str) -> None:
-        self.put(key, commit.DEFAULT.read_bytes(path))
 
 
 class _Clock:
@@ -1076,7 +1010,7 @@ def start_of_sizes() -> Start:
     sizes = (commit.INLINE_BYTES, commit.BUNDLE_BYTES, commit.CHANGES_BYTES, commit.HISTORY)
     if sizes not in _starts:
         world = World(1, weaknesses=(), empty=True)
-        bucket = Bucket(MemoryStore(world, "start", None, None), rng=world.rng)
+        bucket = Bucket(FakeStore(world, "start", None, None), rng=world.rng)
         for partition, tombstone in ((0, 0), (0, 1), (1, 0), (0, 0), (0, 1)):
             records = [(key, world.number(), tombstone) for key in world.rng.sample(range(KEYS), 2)]
             batch = Batch(f"b{world.number()}", {partition: records})
@@ -1087,9 +1021,8 @@ def start_of_sizes() -> Start:
 
 @contextlib.contextmanager
 def sizes_of(seed: int, world_counts: Callable[[], Counter[str]]) -> Iterator[None]:
-    """Run with limits that a log of a few records reaches, and with scratch directories in memory."""
+    """Run with limits that a log of a few records reaches."""
     rng = random.Random(-seed - 1)
-    scratch = _Scratch()
     merged = commit.merged
     codec = () if seed % 16 == 0 else _without_codec()
 
@@ -1104,8 +1037,6 @@ def sizes_of(seed: int, world_counts: Callable[[], Counter[str]]) -> Iterator[No
 
     inline_bytes, bundle_bytes = rng.choice(((1024, 8 << 20), (24, 8 << 20), (8, 60), (0, 40)))
     with patched(
-        (commit, "DEFAULT", scratch),
-        (commit, "tempfile", _Tempfile(scratch)),
         (commit, "ThreadPoolExecutor", _Inline),
         (commit, "INLINE_BYTES", inline_bytes),
         (commit, "BUNDLE_BYTES", bundle_bytes),
@@ -1113,7 +1044,6 @@ def sizes_of(seed: int, world_counts: Callable[[], Counter[str]]) -> Iterator[No
         (commit, "HISTORY", rng.choice((64, 64, 3))),
         (commit, "SWAP_ATTEMPTS", rng.choice((12, 3))),
         (commit, "merged", counting_merged),
-        (bucket_files, "DEFAULT", scratch),
         *codec,
     ):
         yield
@@ -1150,11 +1080,6 @@ def _without_codec() -> tuple[tuple[object, str, object], ...]:
         (Manifest, "decode", decode_once),
         (commit, "Snapshot", snapshot_once),
     )
-
-
-class _Tempfile:
-    def __init__(self, scratch: _Scratch) -> None:
-        self.TemporaryDirectory = scratch.directory
 
 
 def run(seed: int, **given: Any) -> World:

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lastword.bucket import scratch
 from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
+from lastword.clock import ManualClock
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError
 from lastword.files import DEFAULT, Files
 from lastword.objects import open_store
@@ -71,9 +73,17 @@ def without_empty(content: dict[str, bytes | None]) -> dict[str, bytes]:
     return {path: data for path, data in content.items() if data is not None}
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.lists(CALLS, max_size=8), min_size=1, max_size=4), st.integers(0, 1 << 30))
-def test_every_call_does_what_it_does_in_a_directory(tmp_path_factory, transactions, seed) -> None:
+@pytest.mark.parametrize("memory_bytes", [0, 3000, scratch.MEMORY_BYTES])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    transactions=st.lists(st.lists(CALLS, max_size=8), min_size=1, max_size=4),
+    seed=st.integers(0, 1 << 30),
+)
+def test_every_call_does_what_it_does_in_a_directory(
+    tmp_path_factory, monkeypatch, memory_bytes, transactions, seed
+) -> None:
+    """New files are in memory, in the scratch directory, or move there."""
+    monkeypatch.setattr(scratch, "MEMORY_BYTES", memory_bytes)
     local = str(tmp_path_factory.mktemp("local"))
     bucket = Bucket(open_store(f"memory://files-{seed}-{os.path.basename(local)}/x"))
 
@@ -98,6 +108,45 @@ def test_every_call_does_what_it_does_in_a_directory(tmp_path_factory, transacti
         stored = bucket.files(bucket.load().snapshot)
         wanted = without_empty(tree(DEFAULT, local))
         assert (without_empty(tree(stored, bucket.url)) if wanted else {}) == wanted
+
+
+@pytest.mark.parametrize("change", ["append", "pwrite", "truncate"])
+def test_handles_stay_valid_when_a_file_moves_to_the_drive_and_is_removed(tmp_path: Path, change) -> None:
+    with scratch.Scratch(str(tmp_path), ManualClock(1_000)) as room:
+        assert room.take(scratch.MEMORY_BYTES - 3000)
+        file = scratch.LocalFile(room, 7)
+        first, second = file.open("a"), file.open("a")
+        assert (first.append(b"x" * 2000), file.path, list(tmp_path.iterdir())) == (0, None, [])
+        assert second.stat() == (2000, 1_000, 7, "file")
+        if change == "append":
+            assert first.append(b"y" * 1500) == 2000
+            content = b"x" * 2000 + b"y" * 1500
+        elif change == "pwrite":
+            first.pwrite(b"y" * 2500, 1000)
+            content = b"x" * 1000 + b"y" * 2500
+        else:
+            first.truncate(3500)
+            content = b"x" * 2000 + bytes(1500)
+        assert file.path is not None and room.take(3000), "its memory was given back"
+        for handle in (first, second, file.open("a")):
+            assert handle.pread(5000, 0) == content
+            assert handle.stat()[::2] == (3500, 7)
+        assert file.content() == content
+        file.set_mtime(5)
+        assert file.facts() == (3500, 5, 7, "file")
+        file.remove()
+        assert second.pread(10, 995) == content[995:1005]
+        assert first.append(b"z") == 3500
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_small_files_do_not_use_more_memory_than_they_may(tmp_path: Path) -> None:
+    with scratch.Scratch(str(tmp_path), ManualClock(1_000)) as room:
+        assert room.take(scratch.MEMORY_BYTES - 10 * scratch.LEAST_BYTES)
+        files = [scratch.LocalFile(room, number) for number in range(12)]
+        assert [file.path is None for file in files] == [True] * 10 + [False] * 2
+        files[0].remove()
+        assert scratch.LocalFile(room, 13).path is None
 
 
 def test_a_patch_of_a_large_file_is_stored_without_its_bytes(tmp_path: Path) -> None:

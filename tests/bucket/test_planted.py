@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lastword.bucket import collect, commit, merge
+from lastword.bucket import files as bucket_files
 from lastword.bucket.commit import Bucket, Loaded
 from lastword.bucket.manifest import MANIFEST, Entry, Manifest
 from lastword.bucket.merge import ChangedMeanwhile
@@ -17,8 +18,8 @@ from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedEr
 from lastword.objects import Stored, Version
 from lastword.segment import names
 from tests.bucket import histories
-from tests.bucket.histories import HOUR_MS, MemoryStore, Violation, World
-from tests.fakes.objects import Fault, Weakness
+from tests.bucket.histories import HOUR_MS, Violation, World
+from tests.fakes.objects import FakeStore, Fault, Weakness
 
 Patch = pytest.MonkeyPatch
 
@@ -42,7 +43,7 @@ def caught(*rules: str, first: int = 0, seeds: int = 1500, **given: Any) -> None
 # ---------------------------------------------------------------- the swap
 
 
-class Numbered(MemoryStore):
+class Numbered(FakeStore):
     """A store in which each version has a number, and old numbers are removed."""
 
     def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
@@ -131,7 +132,7 @@ def test_versions_with_the_same_bytes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Manifest, "decode", decoded)
     monkeypatch.setattr(Bucket, "following", following)
     monkeypatch.setattr(commit, "_follows", lambda current, base: True)
-    monkeypatch.setattr(histories.bucket_files, "new_number", lambda rng: 1)
+    monkeypatch.setattr(bucket_files, "new_number", lambda rng: 1)
     caught(
         "twice",
         "refused record",

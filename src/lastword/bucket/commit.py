@@ -22,15 +22,13 @@ higher number than the one under which it uploaded sends its objects again, unde
 from __future__ import annotations
 
 import random
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
-from lastword.bucket.files import BucketFiles, LocalFile, Node, PatchedFile
+from lastword.bucket.files import BucketFiles, Node, PatchedFile
 from lastword.bucket.manifest import (
     CHANGES_BYTES,
     HISTORY,
@@ -55,6 +53,7 @@ from lastword.bucket.manifest import (
 )
 from lastword.bucket.merge import ChangedMeanwhile, merged
 from lastword.bucket.reading import ObjectReads
+from lastword.bucket.scratch import LocalFile, Scratch
 from lastword.clock import Clock, SystemClock
 from lastword.errors import (
     BusyError,
@@ -67,7 +66,7 @@ from lastword.errors import (
     UncertainRequestError,
     UploadsGoneError,
 )
-from lastword.files import DEFAULT
+from lastword.files.interface import Buffer
 from lastword.objects.interface import ObjectStore, Version
 
 T = TypeVar("T")
@@ -218,7 +217,7 @@ class Bucket:
         """
         for attempt in range(RUN_ATTEMPTS):
             loaded, vanished = self.load(), self.reads.vanished
-            with tempfile.TemporaryDirectory(prefix="lastword-", dir=self._scratch) as scratch:
+            with Scratch(self._scratch, self.clock) as scratch:
                 files = BucketFiles(self.url, loaded.snapshot, self.reads, scratch=scratch, rng=self.rng)
                 try:
                     result = work(files)
@@ -388,13 +387,11 @@ class Bucket:
                 facts = node.facts()
                 entry = Entry(node.number, facts.size, facts.mtime_ms)
                 if facts.size <= INLINE_BYTES:
-                    entries[path] = entry._replace(data=DEFAULT.read_bytes(node.path))
+                    entries[path] = entry._replace(data=bytes(node.content()))
                 elif facts.size >= BUNDLE_BYTES:
-                    work.append(self._single(entries, path, node.path, entry))
+                    work.append(self._single(entries, path, node, entry))
                 else:
-                    bundle.add(
-                        facts.size, partial(DEFAULT.read_bytes, node.path), _placed(entries, path, entry)
-                    )
+                    bundle.add(facts.size, node.content, _placed(entries, path, entry))
             if bundle.size >= BUNDLE_BYTES:
                 work.append(bundle.upload)
                 bundle = _Bundle(self)
@@ -409,11 +406,14 @@ class Bucket:
         return entries
 
     def _single(
-        self, entries: dict[str, Entry | None], path: str, local: str, entry: Entry
+        self, entries: dict[str, Entry | None], path: str, local: LocalFile, entry: Entry
     ) -> Callable[[], None]:
         def upload() -> None:
             key = self.new_key()
-            self.store.put_file(key, local)
+            if local.path is None:
+                self.store.put(key, local.content())
+            else:
+                self.store.put_file(key, local.path)
             entries[path] = entry._replace(object=key)
 
         return upload
@@ -425,9 +425,9 @@ class _Bundle:
     def __init__(self, bucket: Bucket) -> None:
         self.size = 0
         self._bucket = bucket
-        self._pieces: list[tuple[Callable[[], bytes], Callable[[str, int], None], int]] = []
+        self._pieces: list[tuple[Callable[[], Buffer], Callable[[str, int], None], int]] = []
 
-    def add(self, size: int, read: Callable[[], bytes], place: Callable[[str, int], None]) -> None:
+    def add(self, size: int, read: Callable[[], Buffer], place: Callable[[str, int], None]) -> None:
         """Add a piece: `read` returns its bytes, `place` is called with its object and position."""
         self._pieces.append((read, place, self.size))
         self.size += size
@@ -508,7 +508,7 @@ class _Commit:
                 and before is not None
                 and before.object is None
                 and node.facts().size == before.size
-                and DEFAULT.read_bytes(node.path) == before.data
+                and node.content() == before.data
             ):
                 continue
             changes[path] = node

@@ -1,7 +1,7 @@
 """`BucketFiles`: the files of one version of a log in a bucket, as a `Files`.
 
-Reading gets ranges of immutable objects. Changing happens in private: new files are in a local scratch
-directory, and renames and removals are entries of a dict. The stored log stays as it is until a commit
+Reading gets ranges of immutable objects. Changing happens in private: new files are in memory or in a local
+scratch directory (scratch.py), and renames and removals are entries of a dict. The stored log stays as it is until a commit
 (`lastword.bucket.commit`) uploads the new files and swaps the manifest. So the log directory, the recovery,
 the cleaner and every verb run over a bucket as they run over a directory, and a process that dies in the
 middle of them leaves nothing behind but its scratch directory.
@@ -15,13 +15,13 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword.bucket.manifest import Entry, Patch, Snapshot
+from lastword.bucket.scratch import LocalFile, Scratch
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
-from lastword.files import DEFAULT, FileFacts, Files, Handle
+from lastword.files import FileFacts, Files, Handle
 from lastword.files.interface import Buffer, Path
 from lastword.segment import names
 
@@ -34,20 +34,6 @@ REQUEST_BYTES = 3_000_000
 """The cost of a request, in bytes that a connection reads meanwhile: 30 ms at 100 MB/s."""
 REQUESTS_OF_A_SEGMENT = 2
 """A reader of a segment gets its log, and its indexes, which a commit puts into one object."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalFile:
-    """A file that was written since the version, in the scratch directory."""
-
-    path: str
-    number: int
-
-    def facts(self) -> FileFacts:
-        """Return the facts of the file."""
-        facts = DEFAULT.stat(self.path)
-        assert facts is not None, self.path
-        return FileFacts(facts.size, facts.mtime_ms, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +57,7 @@ class BucketFiles(Files):
         root: URL of the log: the path of its root directory.
         snapshot: The version.
         reads: Reads objects.
-        scratch: Directory on a local drive for new files. None: nothing can be changed.
+        scratch: The room of new files. None: nothing can be changed.
         rng: Source of the numbers of new files.
     """
 
@@ -83,7 +69,7 @@ class BucketFiles(Files):
         snapshot: Snapshot,
         reads: ObjectReads,
         *,
-        scratch: str | None = None,
+        scratch: Scratch | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.root = root
@@ -94,7 +80,6 @@ class BucketFiles(Files):
         self._lock = threading.RLock()
         self._own: dict[str, dict[str, Node]] = {}  # directories with a change: everything in them
         self._touched: dict[str, set[str]] = {}  # names that were changed, by directory
-        self._files_made = 0
         scheme, _, rest = root.partition("://")
         self._prefixes = (root, f"{scheme}:/{rest}")  # the second is what os.path.normpath makes of a URL
 
@@ -176,7 +161,7 @@ class BucketFiles(Files):
             if node is None:
                 raise _vanished(os.fspath(path))
             if isinstance(node, LocalFile):
-                return _LocalHandle(os.fspath(path), node, DEFAULT.open_read(node.path))
+                return node.open(os.fspath(path))
         return self._open_stored(os.fspath(path), node)
 
     def read_bytes(self, path: Path) -> bytes:
@@ -255,7 +240,7 @@ class BucketFiles(Files):
                 self._changing(key.rpartition("/")[0])  # refused if nothing may be changed
                 return _StoredHandle(self, os.fspath(path), key, node)
             local = node if isinstance(node, LocalFile) else self.local_copy(key, node)
-            return _LocalHandle(os.fspath(path), local, DEFAULT.open_append(local.path))
+            return local.open(os.fspath(path))
 
     def local_copy(self, key: str, file: Entry | PatchedFile | None = None) -> LocalFile:
         """Return a new local file with the bytes of a stored one, under its path; an empty one without it."""
@@ -267,14 +252,13 @@ class BucketFiles(Files):
                 f"{self._url(key)} is a directory", remedy="use another name", file=self._url(key)
             )
         self._changing(directory)
-        self._files_made += 1
+        assert self._scratch is not None
         number = new_number(self._rng) if file is None else file.number  # as an inode, which a change keeps
-        local = LocalFile(f"{self._scratch}/{self._files_made}", number)
-        with DEFAULT.open_append(local.path, create=True, exclusive=True) as handle:
-            if file is not None:
-                with self._open_stored(self._url(key), file) as source:
-                    for position in range(0, source.size(), _COPY_BYTES):
-                        handle.append(source.pread(_COPY_BYTES, position))
+        local = LocalFile(self._scratch, number)
+        if file is not None:
+            with local.open(self._url(key)) as handle, self._open_stored(self._url(key), file) as source:
+                for position in range(0, source.size(), _COPY_BYTES):
+                    handle.append(source.pread(_COPY_BYTES, position))
         self._put(key, local)
         return local
 
@@ -365,8 +349,7 @@ class BucketFiles(Files):
 
     def _drop(self, node: Node) -> None:
         if isinstance(node, LocalFile):
-            with suppress(LastwordError):
-                DEFAULT.unlink(node.path, missing_ok=True)
+            node.remove()
 
     def truncate(self, path: Path, size: int) -> None:
         """As `Files.truncate`."""
@@ -381,7 +364,7 @@ class BucketFiles(Files):
             if node is None:
                 raise _vanished(os.fspath(path))
             if isinstance(node, LocalFile):
-                DEFAULT.set_mtime(node.path, ms)
+                node.set_mtime(ms)
             elif isinstance(node, PatchedFile):
                 self._put(key, replace(node, entry=node.entry._replace(mtime_ms=ms)))
             else:
@@ -398,7 +381,7 @@ class BucketFiles(Files):
 
     def free_bytes(self, path: Path) -> int:
         """Return the room on the drive of the scratch directory; a bucket is never full."""
-        return _ENDLESS if self._scratch is None else DEFAULT.free_bytes(self._scratch)
+        return _ENDLESS if self._scratch is None else self._scratch.free_bytes()
 
     def identity(self, path: Path) -> str:
         """As `Files.identity`: two private copies of a partition are different directories."""
@@ -478,7 +461,7 @@ class _StoredHandle(Handle):
         if self._stored is not None:
             local = self._files.local_copy(self._key, self._stored)
             self._handle.close()
-            self._handle = _LocalHandle(self.path, local, DEFAULT.open_append(local.path))
+            self._handle = local.open(self.path)
             self._stored = None
         return self._handle
 
@@ -518,44 +501,3 @@ class _StoredHandle(Handle):
     def stat(self) -> FileFacts:
         """As `Handle.stat`."""
         return self._reading().stat()
-
-
-class _LocalHandle(Handle):
-    """A file of the scratch directory, under its path in the log."""
-
-    def __init__(self, path: str, file: LocalFile, handle: Handle) -> None:
-        self.path = path
-        self._file = file
-        self._handle = handle
-
-    def pread(self, n: int, position: int) -> bytes:
-        """As `Handle.pread`."""
-        return self._handle.pread(n, position)
-
-    def pread_into(self, buffer: Buffer, position: int) -> int:
-        """As `Handle.pread_into`."""
-        return self._handle.pread_into(buffer, position)
-
-    def append(self, data: Buffer) -> int:
-        """As `Handle.append`."""
-        return self._handle.append(data)
-
-    def pwrite(self, data: Buffer, position: int) -> None:
-        """As `Handle.pwrite`."""
-        self._handle.pwrite(data, position)
-
-    def truncate(self, size: int) -> None:
-        """As `Handle.truncate`."""
-        self._handle.truncate(size)
-
-    def close(self) -> None:
-        """As `Handle.close`."""
-        self._handle.close()
-
-    def fsync(self) -> None:
-        """Do nothing: a change is durable when it is committed."""
-
-    def stat(self) -> FileFacts:
-        """As `Handle.stat`."""
-        facts = self._handle.stat()
-        return FileFacts(facts.size, facts.mtime_ms, self._file.number)

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PART_BYTES = 8 * MIB
-"""Objects above this size are sent in parts of this size."""
+SINGLE_BYTES = 2 * PART_BYTES
+"""Larger objects are sent in parts of `PART_BYTES`, with two requests more. A smaller object takes one
+request, and its buffer is not copied."""
 PARTS_TOGETHER = 4
 """Parts of one object that are sent at the same time: 32 MiB of memory."""
 
@@ -450,7 +452,7 @@ class RemoteStore(ObjectStore):
         file = Path(path)
         try:
             size = file.stat().st_size
-            content = file.read_bytes() if size <= PART_BYTES else file
+            content = file.read_bytes() if size <= SINGLE_BYTES else file
         except OSError as error:
             reason = error.strerror or str(error)
             raise StorageError(f"cannot read {path}: {reason}", file=path, errno=error.errno) from error
@@ -464,7 +466,7 @@ class RemoteStore(ObjectStore):
                 store,
                 self._folder + key,
                 content,
-                use_multipart=size > PART_BYTES,
+                use_multipart=size > SINGLE_BYTES,
                 chunk_size=PART_BYTES,
                 max_concurrency=PARTS_TOGETHER,
             ),

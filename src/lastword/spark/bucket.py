@@ -22,13 +22,13 @@ found in the history, and the batch of a named writer is ingested once, as in a 
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from lastword.bucket.files import BucketFiles
+from lastword.bucket.scratch import Scratch
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT, Files
 from lastword.logdir.log_dir import LogDirectory
@@ -155,6 +155,6 @@ _probed: set[Bucket] = set()
 def private_copy(url: str, storage: StorageOptions) -> Iterator[BucketFiles]:
     """Yield a private copy of the newest version, whose changes a task uploads and does not commit."""
     bucket = bucket_at(url, storage)
-    with tempfile.TemporaryDirectory(prefix="lastword-") as scratch:
+    with Scratch(None, bucket.clock) as scratch:
         snapshot = bucket.load().snapshot
         yield BucketFiles(bucket.url, snapshot, bucket.reads, scratch=scratch, rng=bucket.rng)

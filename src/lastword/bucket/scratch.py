@@ -1,0 +1,269 @@
+"""`LocalFile`: a new file of a private copy, in memory while it is small, then in a scratch directory.
+
+Most commits are a few MiB. Their files are never on a drive: the commit gives the buffers to the store. The
+files of a private copy share `MEMORY_BYTES`; one that does not fit moves to a file in the scratch directory,
+which is made then. A handle and the file it was opened for stay valid after the move, and after a removal.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from lastword.errors import LastwordError
+from lastword.files import DEFAULT, FileFacts, Handle
+from lastword.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from lastword.clock import Clock
+    from lastword.files.interface import Buffer
+
+MEMORY_BYTES = 32 * MIB
+"""Bytes in memory of all new files of one private copy."""
+LEAST_BYTES = KIB
+"""A file counts as this many bytes at least."""
+
+
+class Scratch:
+    """The room of the new files of one private copy; a context manager, which removes the directory.
+
+    Args:
+        above: Directory for the scratch directory. None: that of the system for temporary files.
+        clock: Gives the times of the files.
+    """
+
+    def __init__(self, above: str | None, clock: Clock) -> None:
+        self.clock = clock
+        self._above = above or tempfile.gettempdir()
+        self._lock = threading.Lock()
+        self._free_bytes = MEMORY_BYTES
+        self._directory: str | None = None
+        self._files_made = 0
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def take(self, size: int) -> bool:
+        """Take memory, if there is as much."""
+        with self._lock:
+            if size > self._free_bytes:
+                return False
+            self._free_bytes -= size
+            return True
+
+    def give(self, size: int) -> None:
+        """Give memory back."""
+        with self._lock:
+            self._free_bytes += size
+
+    def new_path(self) -> str:
+        """Return the path of a new file in the directory, which is made for the first one."""
+        with self._lock:
+            if self._directory is None:
+                self._directory = tempfile.mkdtemp(prefix="lastword-", dir=self._above)
+            self._files_made += 1
+            return f"{self._directory}/{self._files_made}"
+
+    def free_bytes(self) -> int:
+        """Return the room on the drive of the directory."""
+        return DEFAULT.free_bytes(self._above)
+
+
+class LocalFile:
+    """A file that was written since the version. Safe from any thread.
+
+    Args:
+        scratch: The room of the private copy.
+        number: Its identity, as an inode.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_data",
+        "_handles",
+        "_mtime_ms",
+        "_scratch",
+        "_taken",
+        "lock",
+        "number",
+        "path",
+    )
+
+    def __init__(self, scratch: Scratch, number: int) -> None:
+        self.number = number
+        self.lock = threading.RLock()
+        self.path: str | None = None
+        """Where it is on the drive; None: it is in memory."""
+        self._scratch = scratch
+        self._data = bytearray()
+        self._taken = 0
+        self._mtime_ms = scratch.clock.now_ms()
+        self._handles: WeakSet[LocalHandle] = WeakSet()
+        self._fit(0)
+
+    def open(self, path: str) -> LocalHandle:
+        """Open the file to read and write, under its path in the log."""
+        with self.lock:
+            handle = LocalHandle(path, self)
+            self._handles.add(handle)
+            if self.path is not None:
+                handle.on_drive(self.path)
+            return handle
+
+    def facts(self) -> FileFacts:
+        """Return the facts of the file."""
+        with self.lock:
+            if self.path is None:
+                return FileFacts(len(self._data), self._mtime_ms, self.number)
+            facts = DEFAULT.stat(self.path)
+            assert facts is not None, self.path
+            return FileFacts(facts.size, facts.mtime_ms, self.number)
+
+    def content(self) -> Buffer:
+        """Return all bytes. The file must not be written any more."""
+        with self.lock:
+            return memoryview(self._data) if self.path is None else DEFAULT.read_bytes(self.path)
+
+    def set_mtime(self, ms: int) -> None:
+        """Set the time of the last change."""
+        with self.lock:
+            self._mtime_ms = ms
+            if self.path is not None:
+                DEFAULT.set_mtime(self.path, ms)
+
+    def remove(self) -> None:
+        """Give its room back: the file has no name any more. Handles that are open stay valid."""
+        with self.lock:
+            if self.path is not None:
+                with suppress(LastwordError):
+                    DEFAULT.unlink(self.path, missing_ok=True)
+            self._scratch.give(self._taken)
+            self._taken = 0
+
+    # -------------------------------------------------------------- bytes in memory; the caller has the lock
+
+    def read_into(self, view: memoryview, position: int) -> int:
+        """Fill a buffer from a position on; return the bytes read."""
+        size = max(0, min(len(view), len(self._data) - position))
+        view[:size] = self._data[position : position + size]
+        return size
+
+    def write(self, data: memoryview, position: int) -> bool:
+        """Write at a position. False: the file has moved to the drive, and nothing is written."""
+        if not self._fit(position + len(data)):
+            return False
+        if position > len(self._data):
+            self._data.extend(bytes(position - len(self._data)))
+        self._data[position : position + len(data)] = data
+        self._mtime_ms = self._scratch.clock.now_ms()
+        return True
+
+    def resize(self, size: int) -> bool:
+        """Set the size. False: the file has moved to the drive, and has its size from before."""
+        if not self._fit(size):
+            return False
+        del self._data[size:]
+        self._data.extend(bytes(size - len(self._data)))
+        self._mtime_ms = self._scratch.clock.now_ms()
+        return True
+
+    def _fit(self, size: int) -> bool:
+        """Take memory for a size; move the file to the drive if there is none."""
+        more = max(size, LEAST_BYTES) - self._taken
+        if more <= 0:
+            return True
+        if self._scratch.take(more):
+            self._taken += more
+            return True
+        path = self._scratch.new_path()
+        with DEFAULT.open_append(path, create=True, exclusive=True) as handle:
+            handle.append(self._data)
+        for opened in self._handles:
+            opened.on_drive(path)
+        self.path, self._data = path, bytearray()
+        self._scratch.give(self._taken)
+        self._taken = 0
+        return False
+
+
+class LocalHandle(Handle):
+    """An open local file, under its path in the log."""
+
+    def __init__(self, path: str, file: LocalFile) -> None:
+        self.path = path
+        self._file = file
+        self._handle: Handle | None = None  # on the drive
+
+    def on_drive(self, path: str) -> None:
+        """Open the file on the drive, where it is now."""
+        self._handle = DEFAULT.open_append(path)
+
+    def pread(self, n: int, position: int) -> bytes:
+        """As `Handle.pread`."""
+        with self._file.lock:
+            if self._handle is not None:
+                return self._handle.pread(n, position)
+            data = bytearray(max(0, min(n, self.size() - position)))
+            self._file.read_into(memoryview(data), position)
+            return bytes(data)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """As `Handle.pread_into`."""
+        with self._file.lock:
+            if self._handle is not None:
+                return self._handle.pread_into(buffer, position)
+            return self._file.read_into(memoryview(buffer).cast("B"), position)
+
+    def append(self, data: Buffer) -> int:
+        """As `Handle.append`."""
+        with self._file.lock:
+            if self._handle is None:
+                end = self.size()
+                if self._file.write(memoryview(data).cast("B"), end):
+                    return end
+            assert self._handle is not None
+            return self._handle.append(data)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """As `Handle.pwrite`."""
+        with self._file.lock:
+            if self._handle is None and self._file.write(memoryview(data).cast("B"), position):
+                return
+            assert self._handle is not None
+            self._handle.pwrite(data, position)
+
+    def truncate(self, size: int) -> None:
+        """As `Handle.truncate`."""
+        with self._file.lock:
+            if self._handle is None and self._file.resize(size):
+                return
+            assert self._handle is not None
+            self._handle.truncate(size)
+
+    def fsync(self) -> None:
+        """Do nothing: a change is durable when it is committed."""
+
+    def stat(self) -> FileFacts:
+        """As `Handle.stat`."""
+        with self._file.lock:
+            if self._handle is None:
+                return self._file.facts()
+            facts = self._handle.stat()
+            return FileFacts(facts.size, facts.mtime_ms, self._file.number)
+
+    def close(self) -> None:
+        """As `Handle.close`."""
+        if self._handle is not None:
+            self._handle.close()
