@@ -1,10 +1,10 @@
 """`BucketFiles`: the files of one version of a log in a bucket, as a `Files`.
 
 Reading gets ranges of immutable objects. Changing happens in private: new files are in memory or in a local
-scratch directory (scratch.py), and renames and removals are entries of a dict. The stored log stays as it is until a commit
-(`lastword.bucket.commit`) uploads the new files and swaps the manifest. So the log directory, the recovery,
-the cleaner and every verb run over a bucket as they run over a directory, and a process that dies in the
-middle of them leaves nothing behind but its scratch directory.
+scratch directory (scratch.py), and renames and removals are entries of a dict. The stored log stays as it is
+until a commit (`lastword.bucket.commit`) uploads the new files and swaps the manifest. So the log directory,
+the recovery, the cleaner and every verb run over a bucket as they run over a directory, and a process that
+dies in the middle of them leaves nothing behind but its scratch directory.
 
 A lock, a sync and an owner have no meaning in private: these calls do nothing.
 """
