@@ -22,14 +22,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import obstore  # noqa: F401 -- loaded before processes are forked
 
 import lastword
-from lastword.errors import BusyError, StorageError
+from lastword.errors import BusyError, FileVanishedError, StorageError
 from lastword.kernels.warming import warm
 
 warm()  # in the server of forks, so that a process starts in some milliseconds
@@ -178,6 +178,9 @@ def read(place: Place, name: str, notes: Notes) -> None:
             acked = acknowledged(place)
             try:
                 found = records(logs)
+            except FileVanishedError:  # the machine paused for longer than objects are kept
+                notes.add("too old")
+                continue
             except (BusyError, StorageError) as error:
                 notes.add("error", type(error).__name__, str(error).replace("\n", " "))
                 continue
@@ -316,7 +319,7 @@ class Totals:
     removed: int = 0
     collected: int = 0
     reads: int = 0
-    errors: int = 0
+    errors: list[str] = field(default_factory=list)
 
 
 def run_kills(kills: int, seconds: float, seed: int) -> Totals:
@@ -384,7 +387,8 @@ def totals(place: Place, names: list[str], kills: int) -> Totals:
     result.records = sum(len(batch(n, s)) for n, last in acked.items() for s in range(1, last + 1))
     for name in names:
         for words in place.lines(name):
-            result.errors += words[0] == "error"
+            if words[0] == "error":
+                result.errors.append(f"{name}: {' '.join(words[1:])}")
             result.reads += words[0] == "read"
             if words[0] == "cleaned":
                 result.cleanings += 1
@@ -406,5 +410,5 @@ def main() -> None:
     print(
         f"{total.kills} kills, {total.batches} batches with {total.records} records, none lost, none twice; "
         f"{total.cleanings} cleanings removed {total.removed}, {total.collected} objects were collected, "
-        f"{total.reads} reads, {total.errors} errors; {time.monotonic() - started:.0f} s"
+        f"{total.reads} reads, {len(total.errors)} errors; {time.monotonic() - started:.0f} s"
     )
