@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
     from lastword.retention import Deletion
+    from lastword.server import serve
     from lastword.state.state import Restored, State
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
@@ -71,6 +72,7 @@ __all__ = [
     "errors",
     "metrics",
     "open",
+    "serve",
     "spark",
     "testing",
 ]
@@ -103,6 +105,7 @@ _HOMES = {
     "copy": "api.copying",
     "dump": "tools.dump",
     "open": "api.opening",
+    "serve": "server",
 }
 _MODULES = ("errors", "metrics", "spark", "testing")
 

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lastword.errors import LastwordError
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from lastword.files.lock import FileLock
 
 T = TypeVar("T")
@@ -31,6 +33,8 @@ R = TypeVar("R")
 Path = str | os.PathLike[str]
 Buffer = Any
 """Bytes-like: bytes, bytearray, memoryview or a contiguous NumPy array."""
+SENT_BYTES = 256 << 10
+"""Most bytes that storage without `os.sendfile` reads for one send."""
 
 
 def real_path(path: Path) -> str:
@@ -77,6 +81,13 @@ class Handle(ABC):
     @abstractmethod
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """Fill a writable buffer from `position`; return the bytes read: fewer only at the file's end."""
+
+    def send_to(self, sock: socket, n: int, position: int) -> int:
+        """Send up to `n` bytes from `position` to a socket; return the bytes sent, 0 at the end of the file.
+
+        BlockingIOError: a non-blocking socket takes nothing now. ConnectionError: it is closed.
+        """
+        return sock.send(self.pread(min(n, SENT_BYTES), position))
 
     @abstractmethod
     def append(self, data: Buffer) -> int:

@@ -439,6 +439,10 @@ class LogDirectory:
             log = self._opened.logs.get(tp)
             return self._open_log(tp) if log is None else log
 
+    def is_log_open(self, topic: str, partition: int) -> bool:
+        """Return whether `log` returns immediately, because the partition was used before."""
+        return TopicPartition(topic, partition) in self._opened.logs
+
     def logs(self, partitions: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], PartitionLog]:
         """Return the open logs of partitions, as `log` does; many are recovered at the same time.
 

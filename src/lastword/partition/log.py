@@ -98,6 +98,7 @@ class PartitionLog(Reads):
         self.on_roll: Callable[[], None] | None = None
         """Called after each roll, with the lock held."""
         self.grows = True
+        self._on_append: Callable[[], None] | None = None
         self._local = local
         self._log_start = log_start
         self._epochs = epochs
@@ -139,6 +140,17 @@ class PartitionLog(Reads):
         with self.lock:
             self._lane = None
             self._local.config = config
+
+    @property
+    def on_append(self) -> Callable[[], None] | None:
+        """Called after each append, with the lock held. While it is set, `append_single` does nothing."""
+        return self._on_append
+
+    @on_append.setter
+    def on_append(self, call: Callable[[], None] | None) -> None:
+        with self.lock:
+            self._lane = None
+            self._on_append = call
 
     @property
     def segment_set(self) -> SegmentSet:
@@ -263,6 +275,8 @@ class PartitionLog(Reads):
                 check_checksums(batches)
                 appended = self._append_each(batches, repeated(self._producers, batches, local.log_end))
             local.sync_if_due()
+            if self._on_append is not None:
+                self._on_append()
             return appended
 
     def append_single(
@@ -328,7 +342,7 @@ class PartitionLog(Reads):
     def _new_lane(self) -> Lane | None:
         """Return the lane for `append_single`; None if the next record needs the general way."""
         latest = self._epochs.latest
-        if latest is None or self._recovered_to is not None:
+        if latest is None or self._recovered_to is not None or self._on_append is not None:
             return None  # the first append notes the epoch and the recovery
         if self._producers.first_unstable_offset() is not None:
             return None  # the last stable offset is not the log end
@@ -492,6 +506,8 @@ class PartitionLog(Reads):
             local.ingest_file(file, batches)
             self._update_stable_offset()
             self._rolled()
+            if self._on_append is not None:
+                self._on_append()
             return True
 
     # -------------------------------------------------------------- commits of staged batches

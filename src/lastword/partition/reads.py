@@ -25,6 +25,7 @@ from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 if TYPE_CHECKING:
     from lastword.partition.transactions import Outcomes
     from lastword.records.chunk import Chunk
+    from lastword.records.record import RawRecord
 
 _TRIES = 100
 
@@ -92,8 +93,8 @@ class Reads:
 
     def offset_at(self: Readable, timestamp: int) -> int | None:
         """Return the offset of the first record not older than `timestamp` (ms), or None."""
-        offset = offset_at(self, timestamp)
-        return None if offset is None else max(offset, self.log_start)
+        record = record_at_time(self, timestamp)
+        return None if record is None else max(record.offset, self.log_start)
 
 
 def read_chunks(
@@ -239,8 +240,8 @@ def read_batches(
             _check_ends(log, offset, end, log_start)
 
 
-def offset_at(log: Readable, timestamp: int) -> int | None:
-    """Return the offset of the first record from the log start on that is not older than `timestamp` (ms).
+def record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
+    """Return the first record from the log start on that is not older than `timestamp` (ms).
 
     None if all are older.
     """
@@ -264,7 +265,7 @@ def offset_at(log: Readable, timestamp: int) -> int | None:
                     check_crc(data, header, segment.file, 0)
                     for record in read_records(data, header, segment.file, position=0):
                         if record.timestamp >= timestamp and record.offset >= start:
-                            return record.offset
+                            return record
             break
         except FileVanishedError:
             if tries == _TRIES:

@@ -183,6 +183,10 @@ class OffsetIndex:
         """Return the entry with this number."""
         return OffsetEntry(self.base_offset + self._offsets[number], self._positions[number])
 
+    def number_at(self, position: int) -> int:
+        """Return the number of the last entry whose position is not above `position`; -1 if there is none."""
+        return bisect_right(self._positions, position) - 1
+
     def positions(self) -> list[int]:
         """Return all indexed positions, ascending: where a log may be cut into parts of whole batches."""
         return list(self._positions)

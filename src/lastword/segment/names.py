@@ -7,6 +7,7 @@
 <root>/lastword.toml  lastword.partitions        ours
 <root>/lastword.staged-*  lastword.inbox-*  lastword.applying-*  lastword.committed-*  lastword.refused-*
        lastword.writers                          ours (ingest.staging)
+<root>/lastword.producer-ids                     ours (server.produce)
 <root>/lastword.begun                            ours (partition.staged_batches)
 <root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
@@ -65,6 +66,8 @@ APPLYING = "lastword.applying-"
 COMMITTED = "lastword.committed-"
 REFUSED = "lastword.refused-"
 WRITERS = "lastword.writers"
+PRODUCER_IDS = "lastword.producer-ids"
+"""The producer ids that `lastword serve` has given (server.produce)."""
 ROOT_FILES = (
     META_PROPERTIES,
     CLEAN_SHUTDOWN,

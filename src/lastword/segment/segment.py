@@ -276,6 +276,12 @@ class Segment:
                 return header.position
         return self.size
 
+    def indexed_position(self, position: int) -> int:
+        """Return the position of the last batch at or below `position` that has an index entry; else 0."""
+        index = self.offset_index
+        number = index.number_at(position)
+        return index.at(number).position if number >= 0 and self._end_of_indexed(index, number) else 0
+
     def _end_of_indexed(self, index: OffsetIndex, number: int) -> int:
         """Return the position behind the batch of an index entry.
 

@@ -1,0 +1,23 @@
+"""Kafka's protocol over a log directory: `serve`.
+
+```
+server.py    sockets, one event loop in its own thread, order and backpressure of each connection; `serve`
+broker.py    which API has which handler; topics, partitions, cluster, log directories
+topics.py    the topics by name and by id
+configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults
+produce.py   Produce: a batch is verified and appended as it is; InitProducerId
+fetch.py     Fetch with its sessions and long polls, ListOffsets, OffsetForLeaderEpoch, DeleteRecords
+```
+
+A request becomes a message in `protocol`, a handler of the `Broker` returns the message that answers it, or a
+future of it, and the connection sends the parts of the answer. A connection has one request in work, as in
+Kafka: the order of its appends and of its answers is the order of its requests.
+
+Handlers run in the thread of the event loop. Work that waits for a drive (a sync, a topic that is made, the
+recovery of a partition) or that handles much data runs in a small pool of threads. No handler touches a
+record: batches are verified by their header and checksum, and sent from the file that holds them.
+"""
+
+from lastword.server.server import Server, serve
+
+__all__ = ["Server", "serve"]

@@ -1,0 +1,566 @@
+"""`Broker`: the handler of each API; topics, partitions, cluster and log directories.
+
+A handler takes a request and returns its answer, or a future of it. `Broker.apis` has the APIs that have a
+handler; only they are advertised.
+
+The server is a cluster of one node, which leads every partition: the high watermark is the log end, a leader
+epoch is the newest one of the log, and a replica is always in sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from lastword.api.logs import LogDir
+from lastword.api.topic import create_topic
+from lastword.errors import InvalidTopicError, LastwordError, OfflineError, StorageError
+from lastword.logdir.identity import read_meta_properties
+from lastword.protocol import Request, codes
+from lastword.protocol.codes import APIS, Api
+from lastword.protocol.messages import (
+    ApiVersionsResponse,
+    CreatePartitionsResponse,
+    CreateTopicsResponse,
+    DeleteTopicsResponse,
+    DescribeClusterResponse,
+    DescribeLogDirsResponse,
+    DescribeProducersResponse,
+    DescribeTopicPartitionsResponse,
+    MetadataResponse,
+)
+from lastword.protocol.schemas import ZERO_UUID, Message
+from lastword.segment import names
+from lastword.server.configs import Configs
+from lastword.server.fetch import Fetches
+from lastword.server.produce import Producing
+from lastword.server.topics import Refused, ServedTopic, Topics
+
+NO_OPERATIONS = -(1 << 31)
+TOPIC_OPERATIONS = 3576
+CLUSTER_OPERATIONS = 8096
+"""Bits of all operations on a topic and on a cluster, which Kafka answers without an authorizer."""
+INTERNAL = ("__consumer_offsets", "__transaction_state")
+MOST_PARTITIONS = 10_000
+"""Most partitions that one request may create."""
+
+KEYS = {api.name: key for key, api in APIS.items()}
+Answer = Message | None | asyncio.Future[Any]
+_log = logging.getLogger("lastword.server")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `serve`."""
+
+    advertise: str | None = None
+    insecure: bool = False
+    auto_create_topics: bool = True
+    partitions: int = 1
+
+
+class Broker:
+    """The handlers of all APIs.
+
+    Attributes:
+        apis: The APIs that are served, by key.
+        logs: The log directory.
+        topics: Its topics.
+        node_id: The only node's id.
+    """
+
+    def __init__(
+        self,
+        logs: LogDir,
+        loop: asyncio.AbstractEventLoop,
+        pool: ThreadPoolExecutor,
+        address: tuple[str, int],
+        options: Options,
+    ) -> None:
+        self.logs = logs
+        self.dirs = logs.dirs
+        self.clock = logs.dirs.clock
+        self.loop = loop
+        self.options = options
+        self.topics = Topics(logs)
+        self._pool = pool
+        self._host, self._port = address
+        self.address = f"{self._host}:{self._port}"
+        first = self.dirs.directories[0]
+        path = os.path.join(first.path, names.META_PROPERTIES)
+        properties = read_meta_properties(first.files, path) if first.files.exists(path) else {}
+        self.cluster_id = properties.get("cluster.id", "lastword")
+        self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
+        self._configs = Configs(self)
+        self._producing = Producing(self)
+        self._fetches = Fetches(self)
+        self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
+            KEYS[name]: handler
+            for part in (self, self._configs, self._producing, self._fetches)
+            for name, handler in part.handlers().items()
+        }
+        self.apis: dict[int, Api] = {key: APIS[key] for key in sorted(self._handlers)}
+
+    def handlers(self) -> dict[str, Callable[[Request, Any], Answer]]:
+        """Return the handlers of this class, by the name of the API."""
+        return {
+            "ApiVersions": self._api_versions,
+            "Metadata": self._metadata,
+            "CreateTopics": self._create_topics,
+            "DeleteTopics": self._delete_topics,
+            "CreatePartitions": self._create_partitions,
+            "DescribeCluster": self._describe_cluster,
+            "DescribeLogDirs": self._describe_log_dirs,
+            "DescribeProducers": self._describe_producers,
+            "DescribeTopicPartitions": self._describe_topic_partitions,
+        }
+
+    def handle(self, request: Request, connection: Any) -> Answer:
+        """Return the answer to a request, a future of it, or None if it has none."""
+        return self._handlers[request.api.key](request, connection)
+
+    def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Run work that waits in a thread of the pool; return a future of its result."""
+        return self.loop.run_in_executor(self._pool, work, *arguments)
+
+    def disconnected(self, connection: Any) -> None:
+        """Drop what is kept for a connection."""
+
+    def drain(self) -> None:
+        """Answer the requests that wait."""
+        self._fetches.answer_all()
+
+    # -------------------------------------------------------------- cluster
+
+    def _api_versions(self, request: Request, connection: Any) -> Message:
+        listed = [
+            ApiVersionsResponse.ApiVersion(
+                api_key=api.key,
+                min_version=0 if api.key == 0 else api.first,  # librdkafka compresses only from 0 on
+                max_version=min(api.last, api.stable),
+            )
+            for api in self.apis.values()
+        ]
+        return ApiVersionsResponse(error_code=request.error, api_keys=listed)
+
+    def _describe_cluster(self, request: Request, connection: Any) -> Message:
+        body = request.body
+        if body.endpoint_type != 1:
+            return DescribeClusterResponse(
+                error_code=codes.UNSUPPORTED_ENDPOINT_TYPE
+                if body.endpoint_type != 2
+                else codes.MISMATCHED_ENDPOINT_TYPE,
+                error_message=f"endpoint type {body.endpoint_type} is not served here",
+            )
+        return DescribeClusterResponse(
+            cluster_id=self.cluster_id,
+            controller_id=self.node_id,
+            brokers=[
+                DescribeClusterResponse.DescribeClusterBroker(
+                    broker_id=self.node_id, host=self._host, port=self._port
+                )
+            ],
+            cluster_authorized_operations=CLUSTER_OPERATIONS
+            if body.include_cluster_authorized_operations
+            else NO_OPERATIONS,
+        )
+
+    # -------------------------------------------------------------- metadata
+
+    def _metadata(self, request: Request, connection: Any) -> Answer:
+        body = request.body
+        wanted = body.topics
+        if wanted is None or (not wanted and request.version == 0):
+            return self._metadata_of(request, self.topics.all(), [])
+        served, missing = [], []
+        for topic in wanted:
+            known = self.topics.find(topic.name, topic.topic_id)
+            if known is None:
+                missing.append(topic)
+            else:
+                served.append(known)
+        allowed = self.options.auto_create_topics and (body.allow_auto_topic_creation or request.version < 4)
+        if allowed and any(topic.name for topic in missing):
+            return self.in_pool(self._created_metadata, request, served, missing)
+        return self._metadata_of(
+            request, served, [self._missing(topic, request.version) for topic in missing]
+        )
+
+    def _created_metadata(self, request: Request, served: list[ServedTopic], missing: list[Any]) -> Message:
+        """Create the missing topics, and return their metadata with that of the others."""
+        refused = []
+        for topic in missing:
+            created, error = None, None
+            if topic.name:
+                try:
+                    self._create(topic.name, self.options.partitions, {})
+                except LastwordError as failed:
+                    error = failed
+                created = self.topics.get(topic.name)
+            if created is None:
+                refused.append(self._missing(topic, request.version, error))
+            else:
+                served.append(created)
+        return self._metadata_of(request, served, refused)
+
+    def _missing(self, topic: Any, version: int, error: LastwordError | None = None) -> Message:
+        code = codes.UNKNOWN_TOPIC_OR_PARTITION if topic.name else codes.UNKNOWN_TOPIC_ID
+        if topic.name:
+            try:
+                names.check_topic(topic.name)
+                if error is not None:
+                    code = error.kafka_code
+            except InvalidTopicError as invalid:
+                code = invalid.kafka_code
+        name = topic.name if topic.name or version >= 12 else ""
+        return MetadataResponse.MetadataResponseTopic(error_code=code, name=name, topic_id=topic.topic_id)
+
+    def _metadata_of(self, request: Request, served: list[ServedTopic], refused: list[Any]) -> Message:
+        body = request.body
+        described = [
+            MetadataResponse.MetadataResponseTopic(
+                name=topic.name,
+                topic_id=topic.id,
+                is_internal=topic.name in INTERNAL,
+                partitions=[
+                    self._partition(MetadataResponse.MetadataResponsePartition, topic, number)
+                    for number in topic.directories
+                ],
+                topic_authorized_operations=TOPIC_OPERATIONS
+                if body.include_topic_authorized_operations
+                else NO_OPERATIONS,
+            )
+            for topic in served
+        ]
+        return MetadataResponse(
+            brokers=[
+                MetadataResponse.MetadataResponseBroker(
+                    node_id=self.node_id, host=self._host, port=self._port
+                )
+            ],
+            cluster_id=self.cluster_id,
+            controller_id=self.node_id,
+            topics=described + refused,
+            cluster_authorized_operations=CLUSTER_OPERATIONS
+            if body.include_cluster_authorized_operations
+            else NO_OPERATIONS,
+        )
+
+    def _partition(self, kind: Any, topic: ServedTopic, number: int) -> Any:
+        node = [self.node_id]
+        try:
+            topic.directories[number].check_serves()
+            return kind(
+                partition_index=number,
+                leader_id=self.node_id,
+                leader_epoch=topic.leader_epoch(number),
+                replica_nodes=node,
+                isr_nodes=node,
+            )
+        except (OfflineError, StorageError):
+            return kind(
+                error_code=codes.LEADER_NOT_AVAILABLE,
+                partition_index=number,
+                leader_id=-1,
+                leader_epoch=-1,
+                replica_nodes=node,
+                isr_nodes=[],
+                offline_replicas=node,
+            )
+
+    def _describe_topic_partitions(self, request: Request, connection: Any) -> Message:
+        body = request.body
+        wanted = sorted({topic.name for topic in body.topics})
+        topics: list[Any] = [(name, self.topics.get(name)) for name in wanted]
+        if not wanted:
+            topics = [(topic.name, topic) for topic in self.topics.all()]
+        first = (body.cursor.topic_name, body.cursor.partition_index) if body.cursor is not None else ("", 0)
+        left = max(1, min(body.response_partition_limit, 2000))
+        response = DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
+        for name, topic in topics:
+            if name < first[0]:
+                continue
+            described = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+                name=name, topic_authorized_operations=TOPIC_OPERATIONS
+            )
+            if topic is None:
+                described.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                described.topic_authorized_operations = NO_OPERATIONS
+                response.topics.append(described)
+                continue
+            described.topic_id, described.is_internal = topic.id, name in INTERNAL
+            numbers = [n for n in topic.directories if name > first[0] or n >= first[1]]
+            kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
+            for number in numbers:
+                if left == 0:
+                    response.next_cursor = DescribeTopicPartitionsResponse.Cursor(
+                        topic_name=name, partition_index=number
+                    )
+                    break
+                partition = self._partition(kind, topic, number)
+                partition.eligible_leader_replicas, partition.last_known_elr = [], []
+                described.partitions.append(partition)
+                left -= 1
+            if described.partitions or not numbers:
+                response.topics.append(described)
+            if response.next_cursor is not None:
+                break
+        return response
+
+    # -------------------------------------------------------------- topics
+
+    def _create(self, name: str, partitions: int, settings: dict[str, Any]) -> ServedTopic:
+        """Create a topic as a broker with Kafka's defaults does: without a policy, old segments expire."""
+        dirs = self.dirs
+        if not any(dirs.settings.is_set("cleanup.policy", topic, own=True) for topic in (None, name)):
+            settings = {"cleanup.policy": "delete", **settings}
+        keywords = {setting.replace(".", "_"): value for setting, value in settings.items()}
+        create_topic(dirs, name, partitions, key_serializer=None, value_serializer=None, config=keywords)
+        self.topics.changed()
+        topic = self.topics.get(name)
+        assert topic is not None
+        return topic
+
+    def _create_topics(self, request: Request, connection: Any) -> Answer:
+        return self.in_pool(self._created_topics, request)
+
+    def _created_topics(self, request: Request) -> Message:
+        body = request.body
+        twice = _twice(topic.name for topic in body.topics)
+        results = []
+        for topic in body.topics:
+            result = CreateTopicsResponse.CreatableTopicResult(
+                name=topic.name, topic_id=ZERO_UUID, num_partitions=-1, replication_factor=-1, configs=[]
+            )
+            results.append(result)
+            try:
+                if topic.name in twice:
+                    raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
+                self._create_one(topic, body.validate_only, result)
+            except Refused as refused:
+                result.error_code, result.error_message = refused.code, refused.message
+                result.configs = None
+            except LastwordError as error:
+                result.error_code, result.error_message = error.kafka_code, error.message
+                result.configs = None
+        return CreateTopicsResponse(topics=results)
+
+    def _create_one(self, topic: Any, validate_only: bool, result: Any) -> None:
+        names.check_topic(topic.name)
+        if self.topics.get(topic.name) is not None:
+            raise Refused(codes.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
+        partitions = self._count_of(topic)
+        settings = self._configs.checked({config.name: config.value for config in topic.configs})
+        if not validate_only:
+            result.topic_id = self._create(topic.name, partitions, settings).id
+        result.num_partitions, result.replication_factor = partitions, 1
+        result.configs = [
+            CreateTopicsResponse.CreatableTopicConfigs(
+                name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False
+            )
+            for row in self._configs.topic_rows(topic.name, settings if validate_only else {})
+        ]
+
+    def _count_of(self, topic: Any) -> int:
+        if topic.assignments:
+            if topic.num_partitions != -1 or topic.replication_factor != -1:
+                raise Refused(
+                    codes.INVALID_REQUEST,
+                    "Both numPartitions or replicationFactor and replicasAssignments were set. Both cannot "
+                    "be used at the same time.",
+                )
+            numbers = sorted(assignment.partition_index for assignment in topic.assignments)
+            if numbers != list(range(len(numbers))):
+                raise Refused(
+                    codes.INVALID_REPLICA_ASSIGNMENT,
+                    "partitions should be a consecutive 0-based integer sequence",
+                )
+            if any(assignment.broker_ids != [self.node_id] for assignment in topic.assignments):
+                raise Refused(
+                    codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {self.node_id}, with one replica"
+                )
+            return len(numbers)
+        count = self.options.partitions if topic.num_partitions == -1 else topic.num_partitions
+        if count < 1 or count > MOST_PARTITIONS:
+            raise Refused(
+                codes.INVALID_PARTITIONS,
+                f"Number of partitions must be larger than 0 and at most {MOST_PARTITIONS}.",
+            )
+        if topic.replication_factor not in (-1, 1):
+            raise Refused(
+                codes.INVALID_REPLICATION_FACTOR,
+                f"Unable to replicate the partition {topic.replication_factor} time(s): The target "
+                "replication factor cannot be reached because only 1 broker(s) are registered.",
+            )
+        return int(count)
+
+    def _delete_topics(self, request: Request, connection: Any) -> Answer:
+        return self.in_pool(self._deleted_topics, request)
+
+    def _deleted_topics(self, request: Request) -> Message:
+        body = request.body
+        wanted = (
+            [(topic.name, topic.topic_id) for topic in body.topics]
+            if request.version >= 6
+            else [(name, ZERO_UUID) for name in body.topic_names]
+        )
+        results = []
+        for name, topic_id in wanted:
+            result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
+            results.append(result)
+            topic = self.topics.find(name, topic_id)
+            if topic is None:
+                by_id = name is None
+                result.error_code = codes.UNKNOWN_TOPIC_ID if by_id else codes.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            result.name, result.topic_id = topic.name, topic.id
+            try:
+                self.logs.delete_topic(topic.name)
+            except LastwordError as error:
+                result.error_code, result.error_message = error.kafka_code, error.message
+            self.topics.changed()
+        self.loop.call_soon_threadsafe(self._fetches.topics_changed)
+        return DeleteTopicsResponse(responses=results)
+
+    def _create_partitions(self, request: Request, connection: Any) -> Answer:
+        return self.in_pool(self._created_partitions, request)
+
+    def _created_partitions(self, request: Request) -> Message:
+        twice = _twice(topic.name for topic in request.body.topics)
+        results = []
+        for topic in request.body.topics:
+            result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name, error_message=None)
+            results.append(result)
+            try:
+                if topic.name in twice:
+                    raise Refused(codes.INVALID_REQUEST, "Duplicate topic name.")
+                self._add_partitions(topic, request.body.validate_only)
+            except Refused as refused:
+                result.error_code, result.error_message = refused.code, refused.message
+            except LastwordError as error:
+                result.error_code, result.error_message = error.kafka_code, error.message
+        return CreatePartitionsResponse(results=results)
+
+    def _add_partitions(self, topic: Any, validate_only: bool) -> None:
+        served = self.topics.get(topic.name)
+        if served is None:
+            raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        count = len(served.directories)
+        if topic.count <= count:
+            text = (
+                f"Topic already has {count} partition(s)."
+                if topic.count == count
+                else f"The topic {topic.name} currently has {count} partition(s); {topic.count} would not be "
+                "an increase."
+            )
+            raise Refused(codes.INVALID_PARTITIONS, text)
+        if topic.count > MOST_PARTITIONS:
+            raise Refused(codes.INVALID_PARTITIONS, f"at most {MOST_PARTITIONS} partitions")
+        if topic.assignments is not None:
+            if len(topic.assignments) != topic.count - count:
+                raise Refused(
+                    codes.INVALID_REPLICA_ASSIGNMENT,
+                    f"Attempted to add {topic.count - count} additional partition(s), but only "
+                    f"{len(topic.assignments)} assignment(s) were specified.",
+                )
+            if any(assignment.broker_ids != [self.node_id] for assignment in topic.assignments):
+                raise Refused(
+                    codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {self.node_id}, with one replica"
+                )
+        if validate_only:
+            return
+        topic_id = self.dirs.topic_id(topic.name)
+        numbers = iter(range(count, topic.count))
+        for log_dir, placed in self.dirs.dir_set.assign(topic.count - count).items():
+            log_dir.add_partitions(topic.name, [next(numbers) for _ in placed], topic_id)
+        self.dirs.dir_set.write_list()
+        self.topics.changed()
+
+    # -------------------------------------------------------------- log directories, producers
+
+    def _describe_log_dirs(self, request: Request, connection: Any) -> Answer:
+        return self.in_pool(self._described_log_dirs, request)
+
+    def _described_log_dirs(self, request: Request) -> Message:
+        wanted = request.body.topics
+        asked = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
+        results = []
+        for log_dir in self.dirs.directories:
+            disk = os.statvfs(log_dir.path)
+            result = DescribeLogDirsResponse.DescribeLogDirsResult(
+                log_dir=os.path.abspath(log_dir.path),
+                topics=[],
+                total_bytes=disk.f_blocks * disk.f_frsize,
+                usable_bytes=disk.f_bavail * disk.f_frsize,
+            )
+            results.append(result)
+            try:
+                log_dir.check_serves()
+            except LastwordError:
+                result.error_code = codes.KAFKA_STORAGE_ERROR
+                continue
+            for name, numbers in log_dir.partitions_by_topic().items():
+                partitions = [
+                    DescribeLogDirsResponse.DescribeLogDirsPartition(
+                        partition_index=number, partition_size=log_dir.log(name, number).segment_set.size
+                    )
+                    for number in numbers
+                    if asked is None or (name, number) in asked
+                ]
+                if partitions:
+                    result.topics.append(
+                        DescribeLogDirsResponse.DescribeLogDirsTopic(name=name, partitions=partitions)
+                    )
+        for path in self.dirs.offline:
+            if path not in {log_dir.path for log_dir in self.dirs.directories}:
+                results.append(
+                    DescribeLogDirsResponse.DescribeLogDirsResult(
+                        error_code=codes.KAFKA_STORAGE_ERROR, log_dir=os.path.abspath(path)
+                    )
+                )
+        return DescribeLogDirsResponse(results=results)
+
+    def _describe_producers(self, request: Request, connection: Any) -> Message:
+        topics = []
+        for topic in request.body.topics:
+            served = self.topics.get(topic.name)
+            described = DescribeProducersResponse.TopicResponse(name=topic.name, partitions=[])
+            topics.append(described)
+            for number in topic.partition_indexes:
+                partition = DescribeProducersResponse.PartitionResponse(
+                    partition_index=number, active_producers=[]
+                )
+                described.partitions.append(partition)
+                if served is None:
+                    partition.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                    continue
+                try:
+                    producers = served.log(number).producers
+                    partition.active_producers = [_producer_state(producer) for producer in producers]
+                except Refused as refused:
+                    partition.error_code, partition.error_message = refused.code, refused.message
+                except LastwordError as error:
+                    partition.error_code, partition.error_message = error.kafka_code, error.message
+        return DescribeProducersResponse(topics=topics)
+
+
+def _producer_state(producer: Any) -> Any:
+    start = producer.transaction_start
+    return DescribeProducersResponse.ProducerState(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp=producer.last_timestamp,
+        coordinator_epoch=producer.coordinator_epoch,
+        current_txn_start_offset=-1 if start is None else start,
+    )
+
+
+def _twice(values: Iterable[str]) -> set[str]:
+    seen: set[str] = set()
+    return {value for value in values if value in seen or seen.add(value)}  # type: ignore[func-returns-value]

@@ -1,0 +1,570 @@
+"""Fetch with sessions and long polls; ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
+
+A read of a partition (`read_log`) finds the batch that contains the offset, and as many whole batches behind it
+as the limits allow, in one segment. The answer has them as ranges of the segment's open file: a segment that a
+cleaning replaces meanwhile stays readable. The first batch of an answer is sent even if it is above the limits,
+or a client could never pass it.
+
+Long polls. A fetch without enough bytes waits for an append to one of its partitions, or for its time. Only
+the partitions that were appended to are read again. `PartitionLog.on_append` is set while a fetch waits.
+
+Sessions. A client names a session instead of its unchanged partitions, and its answer has the partitions that
+changed. Sessions are kept in memory, the least recently used is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lastword.errors import FileVanishedError, LastwordError, OffsetOutOfRangeError
+from lastword.partition.reads import record_at_time
+from lastword.protocol import FileRange, Request, codes
+from lastword.protocol.messages import (
+    DeleteRecordsResponse,
+    FetchResponse,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochResponse,
+)
+from lastword.protocol.schemas import ZERO_UUID, Message
+from lastword.segment import names
+from lastword.segment.indexes import AbortedTransaction, decode_aborted
+from lastword.server.topics import Refused
+
+if TYPE_CHECKING:
+    from lastword.partition.log import PartitionLog
+    from lastword.segment.segment import Segment
+    from lastword.server.broker import Broker
+
+MOST_BYTES = 55 << 20
+"""Most bytes of one answer, whatever the client asks: Kafka's `fetch.max.bytes` of a broker."""
+MOST_SESSIONS = 1000
+TRIES = 20
+READ_COMMITTED = 1
+EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -3, -4, -5, -6
+
+
+class Read(NamedTuple):
+    """The batches of one partition that answer a fetch.
+
+    Attributes:
+        records: Ranges of files.
+        size: Their bytes.
+    """
+
+    records: list[FileRange]
+    size: int
+
+
+NOTHING = Read([], 0)
+
+
+def read_log(log: PartitionLog, offset: int, limit: int, most_bytes: int, *, first: bool) -> Read:
+    """Return whole batches from the batch that contains `offset` on, below `limit`.
+
+    Args:
+        log: The log.
+        offset: The first offset, not below the log start.
+        limit: Batches that begin at or above this offset are left out.
+        most_bytes: The most bytes.
+        first: The first batch may be larger.
+    """
+    for tries in range(TRIES):
+        try:
+            return _read(log, offset, limit, most_bytes, first)
+        except FileVanishedError:
+            if tries + 1 == TRIES:
+                raise
+            log.refresh()
+    raise AssertionError
+
+
+def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bool) -> Read:
+    if offset >= limit:
+        return NOTHING
+    for segment in log.segment_set.starting_at(offset):
+        if segment.base_offset >= limit:
+            break
+        start = segment.position_of(offset) if offset > segment.base_offset else 0
+        end = segment.size if segment.next_offset <= limit else segment.end_position_of(limit)
+        if start >= end:
+            continue
+        end = _whole_batches(segment, start, end, most_bytes, first)
+        if start >= end:
+            return NOTHING
+        return Read([FileRange(segment.handle, start, end - start)], end - start)
+    return NOTHING
+
+
+def _whole_batches(segment: Segment, start: int, end: int, most_bytes: int, first: bool) -> int:
+    """Return the end of the last whole batch that fits; with `first`, of the first batch at least."""
+    if end - start <= most_bytes:
+        return end
+    position = max(start, segment.indexed_position(start + most_bytes))
+    for header in segment.headers(position, end):
+        if header.end - start > most_bytes:
+            return header.end if position == start and first else position
+        position = header.end
+    return position
+
+
+@dataclass
+class Asked:
+    """One partition of a fetch: what the client asks, and what it was last answered (in a session)."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    offset: int
+    most_bytes: int
+    leader_epoch: int
+    high_watermark: int = -1
+    log_start: int = -1
+    has_error: bool = False
+
+    @property
+    def key(self) -> tuple[str | bytes, int]:
+        """Return topic and partition, by id if the request has ids."""
+        return self.topic or self.topic_id, self.partition
+
+
+class Session:
+    """A fetch session: the partitions of a client, in order."""
+
+    def __init__(self, number: int, partitions: OrderedDict[Any, Asked]) -> None:
+        self.id = number
+        self.epoch = 1
+        self.partitions = partitions
+
+
+class Waiting:
+    """A fetch that waits for bytes."""
+
+    def __init__(self, request: Request, session: Session | None, asked: list[Asked], *, full: bool) -> None:
+        self.request = request
+        self.session = session
+        self.asked = asked
+        self.full = full
+        """The answer has all partitions, not only those that changed."""
+        self.answers: list[Any] = []
+        self.logs: list[PartitionLog] = []
+        self.future: asyncio.Future[Any] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Fetches:
+    """The handlers of Fetch and of the other APIs that read offsets."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._rng = random.Random()
+        self._waiting: dict[PartitionLog, set[Waiting]] = {}
+        self._woken: set[PartitionLog] = set()
+        self._woken_lock = threading.Lock()
+        self._aborted: dict[tuple[Any, ...], list[AbortedTransaction]] = {}
+
+    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+        """Return the handlers by the name of the API."""
+        return {
+            "Fetch": self._fetch,
+            "ListOffsets": self._list_offsets,
+            "OffsetForLeaderEpoch": self._offset_for_leader_epoch,
+            "DeleteRecords": self._delete_records,
+        }
+
+    # -------------------------------------------------------------- sessions
+
+    def _fetch(self, request: Request, connection: Any) -> Any:
+        body = request.body
+        session: Session | None = None
+        named = OrderedDict(
+            (asked.key, asked)
+            for topic in body.topics
+            for asked in (
+                Asked(
+                    topic.topic,
+                    topic.topic_id,
+                    partition.partition,
+                    partition.fetch_offset,
+                    partition.partition_max_bytes,
+                    partition.current_leader_epoch,
+                )
+                for partition in topic.partitions
+            )
+        )
+        if body.session_epoch in (-1, 0):
+            if body.session_id:
+                self._sessions.pop(body.session_id, None)
+            if body.session_epoch == 0 and named:
+                session = self._new_session(named)
+            return self._first_answer(request, session, list(named.values()), full=True)
+        session = self._sessions.get(body.session_id)
+        if session is None:
+            return FetchResponse(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != body.session_epoch:
+            return FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH, session_id=body.session_id)
+        self._sessions.move_to_end(session.id)
+        session.epoch = session.epoch % 0x7FFFFFFF + 1
+        for topic in body.forgotten_topics_data:
+            for number in topic.partitions:
+                session.partitions.pop((topic.topic or topic.topic_id, number), None)
+        for key, asked in named.items():
+            known = session.partitions.get(key)
+            if known is not None:
+                known.offset, known.most_bytes = asked.offset, asked.most_bytes
+                known.leader_epoch = asked.leader_epoch
+            else:
+                session.partitions[key] = asked
+        return self._first_answer(request, session, list(session.partitions.values()), full=False)
+
+    def _new_session(self, partitions: OrderedDict[Any, Asked]) -> Session:
+        number = 0
+        while not number or number in self._sessions:
+            number = self._rng.randrange(1, 1 << 31)
+        session = self._sessions[number] = Session(number, partitions)
+        while len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return session
+
+    # -------------------------------------------------------------- answers
+
+    def _first_answer(self, request: Request, session: Session | None, asked: list[Asked], full: bool) -> Any:
+        body = request.body
+        waiting = Waiting(request, session, asked, full=full)
+        left = min(body.max_bytes, MOST_BYTES)
+        size, has_error = 0, False
+        for partition in asked:
+            answer, read = self._read(request, partition, left - size, first=not size)
+            waiting.answers.append(answer)
+            size += read
+            has_error = has_error or answer.error_code != 0
+        changed = full or any(self._changed(p, a) for p, a in zip(asked, waiting.answers, strict=True))
+        if (
+            size >= body.min_bytes
+            or has_error
+            or body.max_wait_ms <= 0
+            or not asked
+            or (session is not None and changed and not full)
+        ):
+            return self._response(waiting)
+        return self._wait(waiting)
+
+    def _changed(self, asked: Asked, answer: Any) -> bool:
+        """Return whether an incremental answer has to have the partition, besides its records."""
+        return (
+            answer.error_code != 0
+            or asked.high_watermark != answer.high_watermark
+            or asked.log_start != answer.log_start_offset
+            or asked.has_error
+        )
+
+    def _response(self, waiting: Waiting) -> Message:
+        responses: list[Any] = []
+        at: dict[Any, Any] = {}
+        for asked, answer in zip(waiting.asked, waiting.answers, strict=True):
+            if not waiting.full and not answer.records and not self._changed(asked, answer):
+                continue
+            asked.high_watermark, asked.log_start = answer.high_watermark, answer.log_start_offset
+            asked.has_error = answer.error_code != 0
+            key = asked.key[0]
+            topic = at.get(key)
+            if topic is None:
+                topic = at[key] = FetchResponse.FetchableTopicResponse(
+                    topic=asked.topic, topic_id=asked.topic_id, partitions=[]
+                )
+                responses.append(topic)
+            topic.partitions.append(answer)
+        session = waiting.session
+        return FetchResponse(session_id=0 if session is None else session.id, responses=responses)
+
+    def _read(self, request: Request, asked: Asked, most_bytes: int, *, first: bool) -> tuple[Any, int]:
+        """Return the answer for one partition, and its bytes of records."""
+        answer = FetchResponse.PartitionData(
+            partition_index=asked.partition,
+            high_watermark=-1,
+            last_stable_offset=-1,
+            log_start_offset=-1,
+            aborted_transactions=None,
+            records=[],
+        )
+        try:
+            log = self._log(asked.topic, asked.topic_id, asked.partition, asked.leader_epoch)
+            committed = request.body.isolation_level == READ_COMMITTED
+            end, stable = log.log_end, log.stable_offset
+            answer.high_watermark = end
+            answer.last_stable_offset = stable
+            answer.log_start_offset = log.log_start
+            if not log.log_start <= asked.offset <= end:
+                raise Refused(codes.OFFSET_OUT_OF_RANGE, "")
+            limit = stable if committed else end
+            read = read_log(log, asked.offset, limit, min(most_bytes, asked.most_bytes), first=first)
+            answer.records = read.records
+            if committed:
+                answer.aborted_transactions = self._aborted_of(log, asked.offset, limit) if read.size else []
+            return answer, read.size
+        except Refused as refused:
+            answer.error_code = refused.code
+        except LastwordError as error:
+            answer.error_code = error.kafka_code
+        if answer.error_code != codes.OFFSET_OUT_OF_RANGE:
+            answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
+        return answer, 0
+
+    def _aborted_of(self, log: PartitionLog, start: int, end: int) -> list[Any]:
+        """Return the aborted transactions that overlap [start, end)."""
+        entries: dict[tuple[int, int], None] = {}
+        for segment in log.segment_set.starting_at(start):
+            for entry in self._entries(segment):
+                if entry.last_offset >= start and entry.first_offset < end:
+                    entries[entry.producer_id, entry.first_offset] = None
+        return [
+            FetchResponse.AbortedTransaction(producer_id=producer_id, first_offset=first)
+            for producer_id, first in entries
+        ]
+
+    def _entries(self, segment: Segment) -> list[AbortedTransaction]:
+        key = (segment.file, segment.id)
+        entries = self._aborted.get(key)
+        if entries is None:
+            data = segment.stored.read(names.TXN_INDEX) or b""
+            entries = decode_aborted(data, segment.stored.path(names.TXN_INDEX))
+            if not segment.active:
+                if len(self._aborted) > 10_000:
+                    self._aborted.clear()
+                self._aborted[key] = entries
+        return entries
+
+    def _log(self, name: str, topic_id: bytes, partition: int, leader_epoch: int = -1) -> PartitionLog:
+        """Return the log of a partition; Refused if there is none, or its leader epoch is another one."""
+        topic = self._broker.topics.find(name, topic_id)
+        if topic is None:
+            unknown = codes.UNKNOWN_TOPIC_OR_PARTITION if name else codes.UNKNOWN_TOPIC_ID
+            raise Refused(unknown, "This server does not host this topic-partition.")
+        log = topic.log(partition)
+        if leader_epoch >= 0:
+            current = log.epochs.latest or 0
+            if leader_epoch < current:
+                raise Refused(codes.FENCED_LEADER_EPOCH, f"the leader epoch is {current}")
+            if leader_epoch > current:
+                raise Refused(codes.UNKNOWN_LEADER_EPOCH, f"the leader epoch is {current}")
+        return log
+
+    # -------------------------------------------------------------- long polls
+
+    def _wait(self, waiting: Waiting) -> asyncio.Future[Any]:
+        waiting.future = self._broker.loop.create_future()
+        waiting.timer = self._broker.loop.call_later(
+            waiting.request.body.max_wait_ms / 1000, self._answer, waiting
+        )
+        appended = False
+        for asked, answer in zip(waiting.asked, waiting.answers, strict=True):
+            log = self._log(asked.topic, asked.topic_id, asked.partition)
+            waiting.logs.append(log)
+            others = self._waiting.get(log)
+            if others is None:
+                others = self._waiting[log] = set()
+                log.on_append = lambda log=log: self._appended(log)
+            others.add(waiting)
+            appended = appended or log.log_end != answer.high_watermark
+        if appended:  # between the read and the registration
+            for log in waiting.logs:
+                self._appended(log)
+        return waiting.future
+
+    def _appended(self, log: PartitionLog) -> None:
+        """Note that a log has grown. Called with its lock held, in any thread."""
+        with self._woken_lock:
+            first = not self._woken
+            self._woken.add(log)
+        if first:
+            self._broker.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        with self._woken_lock:
+            woken, self._woken = self._woken, set()
+        concerned: dict[Waiting, None] = {}
+        for log in woken:
+            concerned.update(dict.fromkeys(self._waiting.get(log, ())))
+        for waiting in concerned:
+            self._read_again(waiting, woken)
+
+    def _read_again(self, waiting: Waiting, woken: set[PartitionLog]) -> None:
+        request = waiting.request
+        body = request.body
+        size = sum(sum(map(len, answer.records)) for answer in waiting.answers)
+        has_error = False
+        left = min(body.max_bytes, MOST_BYTES)
+        for number, log in enumerate(waiting.logs):
+            if log in woken:
+                size -= sum(map(len, waiting.answers[number].records))
+                answer, read = self._read(request, waiting.asked[number], left - size, first=not size)
+                waiting.answers[number] = answer
+                size += read
+                has_error = has_error or answer.error_code != 0
+        if size >= body.min_bytes or has_error:
+            self._answer(waiting)
+
+    def _answer(self, waiting: Waiting) -> None:
+        for log in waiting.logs:
+            others = self._waiting.get(log)
+            if others is not None:
+                others.discard(waiting)
+                if not others:
+                    del self._waiting[log]
+                    log.on_append = None
+        waiting.logs = []
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        if waiting.future is not None and not waiting.future.done():
+            waiting.future.set_result(self._response(waiting))
+
+    def answer_all(self) -> None:
+        """Answer every fetch that waits."""
+        for waiting in {waiting for others in self._waiting.values() for waiting in others}:
+            self._answer(waiting)
+
+    def topics_changed(self) -> None:
+        """Answer the fetches that wait: a topic of theirs may be gone."""
+        self.answer_all()
+
+    # -------------------------------------------------------------- offsets
+
+    def _list_offsets(self, request: Request, connection: Any) -> Any:
+        special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
+        if special:
+            return self._listed_offsets(request)
+        return self._broker.in_pool(self._listed_offsets, request)
+
+    def _listed_offsets(self, request: Request) -> Message:
+        body = request.body
+        topics = []
+        for topic in body.topics:
+            partitions: list[Any] = []
+            topics.append(
+                ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=partitions)
+            )
+            for asked in topic.partitions:
+                answer = ListOffsetsResponse.ListOffsetsPartitionResponse(
+                    partition_index=asked.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
+                )
+                partitions.append(answer)
+                try:
+                    log = self._log(topic.name, ZERO_UUID, asked.partition_index, asked.current_leader_epoch)
+                    committed = body.isolation_level == READ_COMMITTED
+                    self._find_offset(log, asked.timestamp, committed, request.version, answer)
+                except Refused as refused:
+                    answer.error_code = refused.code
+                except LastwordError as error:
+                    answer.error_code = error.kafka_code
+        return ListOffsetsResponse(topics=topics)
+
+    def _find_offset(
+        self, log: PartitionLog, timestamp: int, committed: bool, version: int, answer: Any
+    ) -> None:
+        end = log.stable_offset if committed else log.log_end
+        oldest = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING: 11}
+        if timestamp < 0 and version < oldest.get(timestamp, 0):
+            raise Refused(codes.UNSUPPORTED_VERSION, "")
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            answer.offset = log.log_start
+            entries = log.epochs.entries
+            if entries and entries[0].start_offset <= answer.offset:
+                answer.leader_epoch = log.epochs.at(answer.offset + 1)
+        elif timestamp == LATEST:
+            answer.offset, answer.leader_epoch = end, log.epochs.latest or 0
+        elif timestamp in (LATEST_TIERED, EARLIEST_PENDING):
+            pass  # there are no other tiers
+        elif timestamp == MAX_TIMESTAMP:
+            largest = max((segment.largest_timestamp for segment in log.segments), default=-1)
+            self._at_time(log, largest, log.log_end, answer) if largest >= 0 else None
+        elif timestamp >= 0:
+            self._at_time(log, timestamp, end, answer)
+        else:
+            raise Refused(codes.UNSUPPORTED_VERSION, f"timestamp {timestamp}")
+
+    def _at_time(self, log: PartitionLog, timestamp: int, end: int, answer: Any) -> None:
+        record = record_at_time(log, timestamp)
+        if record is not None and record.offset < end:
+            answer.offset, answer.timestamp = record.offset, record.timestamp
+            answer.leader_epoch = log.epochs.at(record.offset + 1)
+
+    def _offset_for_leader_epoch(self, request: Request, connection: Any) -> Message:
+        topics = []
+        for topic in request.body.topics:
+            partitions: list[Any] = []
+            topics.append(
+                OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
+                    topic=topic.topic, partitions=partitions
+                )
+            )
+            for asked in topic.partitions:
+                answer = OffsetForLeaderEpochResponse.EpochEndOffset(
+                    partition=asked.partition, leader_epoch=-1, end_offset=-1
+                )
+                partitions.append(answer)
+                try:
+                    log = self._log(topic.topic, ZERO_UUID, asked.partition, asked.current_leader_epoch)
+                    answer.leader_epoch, answer.end_offset = _end_of_epoch(log, asked.leader_epoch)
+                except Refused as refused:
+                    answer.error_code = refused.code
+                except LastwordError as error:
+                    answer.error_code = error.kafka_code
+        return OffsetForLeaderEpochResponse(topics=topics)
+
+    # -------------------------------------------------------------- DeleteRecords
+
+    def _delete_records(self, request: Request, connection: Any) -> Any:
+        return self._broker.in_pool(self._deleted_records, request)
+
+    def _deleted_records(self, request: Request) -> Message:
+        topics = []
+        for topic in request.body.topics:
+            partitions: list[Any] = []
+            topics.append(
+                DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=partitions)
+            )
+            for asked in topic.partitions:
+                answer = DeleteRecordsResponse.DeleteRecordsPartitionResult(
+                    partition_index=asked.partition_index, low_watermark=-1
+                )
+                partitions.append(answer)
+                try:
+                    answer.low_watermark = self._raise_start(topic.name, asked.partition_index, asked.offset)
+                except Refused as refused:
+                    answer.error_code = refused.code
+                except LastwordError as error:
+                    answer.error_code = error.kafka_code
+        return DeleteRecordsResponse(topics=topics)
+
+    def _raise_start(self, name: str, partition: int, offset: int) -> int:
+        from lastword.api.cleaning import trim
+
+        log = self._log(name, ZERO_UUID, partition)
+        if not log.config.deletes:
+            raise Refused(codes.POLICY_VIOLATION, "the configured policy does not delete records")
+        if offset == -1:
+            offset = log.high_watermark
+        if not 0 <= offset <= log.high_watermark:
+            raise OffsetOutOfRangeError.above(log.name, offset, log.high_watermark)
+        if offset > log.log_start:
+            trim(self._broker.dirs, name, partition, offset)
+        return log.log_start
+
+
+def _end_of_epoch(log: PartitionLog, epoch: int) -> tuple[int, int]:
+    """Return the largest epoch that is not above `epoch`, and the offset at which it ends; -1 if unknown."""
+    entries = log.epochs.entries
+    latest = log.epochs.latest or 0
+    if epoch < 0 or epoch > latest:
+        return -1, -1
+    if epoch == latest:
+        return epoch, log.log_end
+    above = next(entry for entry in entries if entry.epoch > epoch)
+    below = [entry for entry in entries if entry.epoch <= epoch]
+    return (below[-1].epoch if below else epoch), above.start_offset

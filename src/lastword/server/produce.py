@@ -1,0 +1,356 @@
+"""Produce and InitProducerId.
+
+A partition of a request has one batch. Its header, its checksum and its producer decide whether the batch is
+appended; its records are not decoded, with two exceptions. A compacted topic refuses a record without a key,
+and a topic with a codec of its own compresses the records again.
+
+An append runs in the thread of the event loop if it is small and its log is free. It runs in the pool if a
+sync follows, if it is large, or if another thread holds the log.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from google_crc32c import value as crc32c
+
+from lastword.errors import CorruptBatchError, LastwordError
+from lastword.files.framed import Framed
+from lastword.protocol import Request, codes
+from lastword.protocol.messages import InitProducerIdResponse, ProduceResponse
+from lastword.protocol.schemas import Message
+from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header, read_records
+from lastword.records.compression import compress, decompress
+from lastword.segment import names
+from lastword.server.topics import Refused, ServedTopic
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    GZIP,
+    HEADER_BYTES,
+    LZ4,
+    OVERHEAD_BYTES,
+    SNAPPY,
+    UNCOMPRESSED,
+    ZSTD,
+)
+
+if TYPE_CHECKING:
+    from lastword.config import TopicConfig
+    from lastword.partition.appending import AppendedBatch
+    from lastword.partition.log import PartitionLog
+    from lastword.server.broker import Broker
+
+LARGE_BYTES = 256 << 10
+"""An append of more bytes runs in the pool."""
+CODECS = {
+    "uncompressed": UNCOMPRESSED,
+    "gzip": GZIP,
+    "snappy": SNAPPY,
+    "lz4": LZ4,
+    "zstd": ZSTD,
+}
+FIRST_PRODUCER_ID = 1 << 60
+"""Ids that this server gives begin here, above those of a broker whose directory this may have been."""
+IDS_RESERVED = 1000
+PRODUCER_IDS = Framed(
+    "producer-ids", 1, "bad-producer-ids", "remove the file: ids are given from a random number on"
+)
+
+
+class Producing:
+    """The handlers of Produce and InitProducerId."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._ids = ProducerIds(broker)
+
+    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+        """Return the handlers by the name of the API."""
+        return {"Produce": self._produce, "InitProducerId": self._init_producer_id}
+
+    # -------------------------------------------------------------- Produce
+
+    def _produce(self, request: Request, connection: Any) -> Any:
+        body = request.body
+        if body.acks not in (0, 1, -1):
+            return self._refuse_all(body, codes.INVALID_REQUIRED_ACKS)
+        if request.size <= LARGE_BYTES:
+            answer, syncs = self._append_all(request, waits=False)
+            if answer is not None:
+                if syncs:
+                    return self._broker.in_pool(self._synced, request, answer, syncs)
+                return self._acknowledged(request, answer)
+        return self._broker.in_pool(self._append_and_sync, request)
+
+    def _append_and_sync(self, request: Request) -> Message | None:
+        answer, syncs = self._append_all(request, waits=True)
+        assert answer is not None
+        return self._synced(request, answer, syncs)
+
+    def _synced(self, request: Request, answer: Any, syncs: list[tuple[PartitionLog, Any]]) -> Message | None:
+        for log, partition in syncs:
+            try:
+                log.sync()
+            except LastwordError as error:
+                _refuse(partition, error.kafka_code, error.message)
+        return self._acknowledged(request, answer)
+
+    def _acknowledged(self, request: Request, answer: Any) -> Message | None:
+        """Return the answer; None for acks 0, whose connection is closed if a batch was refused."""
+        if request.body.acks != 0:
+            return answer  # type: ignore[no-any-return]
+        for topic in answer.responses:
+            for partition in topic.partition_responses:
+                if partition.error_code:
+                    raise Refused(partition.error_code, partition.error_message or "refused")
+        return None
+
+    def _append_all(self, request: Request, *, waits: bool) -> tuple[Any, list[tuple[PartitionLog, Any]]]:
+        """Append the batches of a request.
+
+        Returns:
+            The answer, and the logs to sync before it is sent, each with its partition of the answer. No
+            answer, and nothing was appended: a log is not free, and `waits` is false.
+        """
+        body = request.body
+        logs: list[tuple[Any, Any, ServedTopic | None]] = []
+        responses = []
+        for topic in body.topic_data:
+            served = self._broker.topics.find(topic.name, topic.topic_id)
+            partitions: list[Any] = []
+            responses.append(
+                ProduceResponse.TopicProduceResponse(
+                    name=topic.name, topic_id=topic.topic_id, partition_responses=partitions
+                )
+            )
+            for data in topic.partition_data:
+                partition = ProduceResponse.PartitionProduceResponse(
+                    index=data.index,
+                    base_offset=-1,
+                    log_append_time_ms=-1,
+                    log_start_offset=-1,
+                    record_errors=[],
+                    error_message=None,
+                )
+                partitions.append(partition)
+                logs.append((data, partition, served))
+        missing = codes.UNKNOWN_TOPIC_OR_PARTITION if request.version < 13 else codes.UNKNOWN_TOPIC_ID
+        answer = ProduceResponse(responses=responses)
+        syncs: list[tuple[PartitionLog, Any]] = []
+        if not waits and not (len(logs) == 1 and logs[0][2] is not None and self._is_free(*logs[0])):
+            return None, syncs
+        for data, partition, served in logs:
+            if served is None:
+                _refuse(partition, missing, "This server does not host this topic-partition.")
+                continue
+            try:
+                log = served.log(data.index)
+                self._append(log, request, data.records, partition)
+                if body.acks == -1 and log.config.lastword_ack == "disk":
+                    syncs.append((log, partition))
+            except Refused as refused:
+                _refuse(partition, refused.code, refused.message)
+            except LastwordError as error:
+                _refuse(partition, error.kafka_code, error.message)
+        return answer, syncs
+
+    def _is_free(self, data: Any, partition: Any, served: ServedTopic) -> bool:
+        """Return whether the log is open, and no other thread holds it."""
+        directory = served.directories.get(data.index)
+        if directory is None or not directory.is_log_open(served.name, data.index):
+            return False
+        lock = directory.log(served.name, data.index).lock
+        if not lock.acquire(blocking=False):
+            return False
+        lock.release()
+        return True
+
+    def _append(self, log: PartitionLog, request: Request, records: Any, partition: Any) -> None:
+        config = log.config
+        header = checked_batch(records, request.version, self._broker.clock.now_ms(), config)
+        if header.transactional:
+            raise Refused(codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
+        batch = records
+        codec = CODECS.get(config.compression_type, header.codec)
+        if codec != header.codec:
+            batch = recompressed(records, header, codec, config)
+        appended: AppendedBatch = log.append_batch(batch)
+        partition.base_offset = appended.base_offset
+        partition.log_start_offset = log.log_start
+        if config.message_timestamp_type == "LogAppendTime":
+            partition.log_append_time_ms = appended.timestamp
+
+    def _refuse_all(self, body: Any, code: int) -> Message:
+        return ProduceResponse(
+            responses=[
+                ProduceResponse.TopicProduceResponse(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partition_responses=[
+                        ProduceResponse.PartitionProduceResponse(
+                            index=data.index, error_code=code, base_offset=-1, log_append_time_ms=-1
+                        )
+                        for data in topic.partition_data
+                    ],
+                )
+                for topic in body.topic_data
+            ]
+        )
+
+    # -------------------------------------------------------------- InitProducerId
+
+    def _init_producer_id(self, request: Request, connection: Any) -> Any:
+        body = request.body
+        if body.transactional_id is not None:
+            return InitProducerIdResponse(
+                error_code=codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_id=-1, producer_epoch=-1
+            )
+        producer_id = self._ids.next_reserved()
+        if producer_id is not None:
+            return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+        return self._broker.in_pool(self._given)
+
+    def _given(self) -> Message:
+        try:
+            return InitProducerIdResponse(producer_id=self._ids.next(), producer_epoch=0)
+        except LastwordError as error:
+            return InitProducerIdResponse(error_code=error.kafka_code, producer_id=-1, producer_epoch=-1)
+
+
+def _refuse(partition: Any, code: int, message: str) -> None:
+    partition.error_code, partition.error_message = code, message
+    partition.base_offset = partition.log_append_time_ms = partition.log_start_offset = -1
+
+
+def checked_batch(records: Any, version: int, now_ms: int, config: TopicConfig) -> BatchHeader:
+    """Return the header of the batch of a partition, if it may be appended. The log verifies the checksum.
+
+    Raises:
+        Refused: There is not exactly one batch of magic 2, or the batch contradicts itself or its topic.
+        CorruptBatchError: The length or the checksum is wrong.
+    """
+    if records is None or len(records) == 0:
+        raise Refused(
+            codes.INVALID_RECORD,
+            f"Produce requests with version {version} must have at least one record batch per partition",
+        )
+    size = len(records)
+    if size < HEADER_BYTES:
+        raise Refused(codes.CORRUPT_MESSAGE, f"{size} bytes are no record batch")
+    if records[16] != 2:
+        raise Refused(
+            codes.INVALID_RECORD,
+            f"Produce requests with version {version} are only allowed to contain record batches with magic "
+            "version 2",
+        )
+    header = read_header(records, 0, size, "<produce>")
+    try:
+        _check_header(header, size, version, now_ms, config)
+    except Refused:
+        _check_checksum(records, header)  # a damaged batch is reported as damaged
+        raise
+    if config.compacts:
+        _check_checksum(records, header)
+        _check_keys(records, header)
+    return header
+
+
+def _check_header(header: BatchHeader, size: int, version: int, now_ms: int, config: TopicConfig) -> None:
+    if header.size != size:
+        raise Refused(
+            codes.INVALID_RECORD,
+            f"Produce requests with version {version} are only allowed to contain exactly one record batch "
+            "per partition",
+        )
+    if header.codec == ZSTD and version < 7:
+        raise Refused(
+            codes.UNSUPPORTED_COMPRESSION_TYPE,
+            "Produce requests with version 6 or below are not allowed to use ZStandard compression",
+        )
+    if header.codec > ZSTD:
+        raise Refused(codes.UNSUPPORTED_COMPRESSION_TYPE, f"Unknown compression type id: {header.codec}")
+    if header.base_offset != 0:
+        raise Refused(
+            codes.INVALID_RECORD,
+            f"The baseOffset of the record batch should be 0, but it is {header.base_offset}",
+        )
+    if header.control:
+        raise Refused(codes.INVALID_RECORD, "Clients are not allowed to write control records.")
+    if header.count == 0 or header.count != header.last_offset + 1:
+        raise Refused(
+            codes.INVALID_RECORD,
+            f"Inconsistent batch offset range: base offset 0, last offset {header.last_offset}, count "
+            f"{header.count}",
+        )
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise Refused(codes.INVALID_RECORD, "Invalid sequence number in record batch with producerId")
+    if config.message_timestamp_type == "CreateTime" and not (
+        -config.message_timestamp_before_max_ms <= header.max_timestamp - now_ms
+        and header.max_timestamp - now_ms <= config.message_timestamp_after_max_ms
+    ):
+        raise Refused(codes.INVALID_TIMESTAMP, f"Timestamp {header.max_timestamp} of message is out of range")
+
+
+def _check_checksum(records: Any, header: BatchHeader) -> None:
+    if crc32c(bytes(records[ATTRIBUTES_AT : header.size])) != header.crc:
+        raise CorruptBatchError(f"Record is corrupt: its checksum is not {header.crc}")
+
+
+def _check_keys(records: Any, header: BatchHeader) -> None:
+    """Raise Refused if a record has no key: a compacted topic would keep it for ever."""
+    for record in read_records(records, header, "<produce>", position=0):
+        if record.key is None:
+            raise Refused(codes.INVALID_RECORD, "Compacted topic cannot accept message without key")
+
+
+def recompressed(records: Any, header: BatchHeader, codec: int, config: TopicConfig) -> bytes:
+    """Return a batch with its records in another codec."""
+    payload: Any = records[HEADER_BYTES:]
+    if header.codec:
+        payload = decompress(header.codec, payload, 256 << 20)
+    if codec:
+        payload = compress(codec, payload, config.compression_level)
+    fields = list(CHECKED.unpack_from(records, ATTRIBUTES_AT))
+    fields[0] = (fields[0] & ~CODEC_MASK) | codec
+    checked = CHECKED.pack(*fields) + bytes(payload)
+    length = len(checked) + ATTRIBUTES_AT - OVERHEAD_BYTES
+    return HEAD.pack(0, length, header.leader_epoch, 2, crc32c(checked)) + checked
+
+
+class ProducerIds:
+    """Producer ids that are never given twice: blocks of them are reserved in a file before the first is given.
+
+    The file is `lastword.producer-ids` in the first directory.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        directory = broker.dirs.directories[0]
+        self._files = directory.files
+        self._path = os.path.join(directory.path, names.PRODUCER_IDS)
+        self._next = self._end = 0
+        self._lock = threading.Lock()
+
+    def next_reserved(self) -> int | None:
+        """Return a new id; None if a block has to be reserved first."""
+        with self._lock:
+            return self._take() if self._next < self._end else None
+
+    def next(self) -> int:
+        """Return a new id; reserves a block, durably, if there is none."""
+        with self._lock:
+            if self._next >= self._end:
+                first = FIRST_PRODUCER_ID
+                if self._files.exists(self._path):
+                    first = PRODUCER_IDS.decode(self._files.read_bytes(self._path), self._path)["next"]
+                data = PRODUCER_IDS.encode({"next": first + IDS_RESERVED})
+                self._files.write_atomic(self._path, data)
+                self._next, self._end = first, first + IDS_RESERVED
+            return self._take()
+
+    def _take(self) -> int:
+        self._next += 1
+        return self._next - 1

@@ -1,0 +1,405 @@
+"""`serve`: sockets and the event loop. Bytes in, requests to the broker, parts of answers out.
+
+The sockets are non-blocking and used without a transport, so that the batches of a fetch go from a file to the
+socket (`Handle.send_to`) as far as the client takes them, with nothing copied and no descriptor held meanwhile.
+
+Bounds. A connection is not read while a request of it is in work or an answer waits for the client. So a
+connection holds at most one frame that is incomplete, one that is in work, and one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
+from lastword.protocol import FileRange, Request, ServerConnection
+from lastword.protocol.codecs import Part
+from lastword.server.broker import Broker, Options
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+
+RECEIVE_BYTES = 128 << 10
+"""Most bytes of one receive."""
+COPIED_BYTES = 16 << 10
+"""A range of a file up to this size is read and sent with the bytes before it, in one call."""
+MOST_BUFFERS = 64
+DRAIN_SECONDS = 5.0
+THREADS = 4
+
+_log = logging.getLogger("lastword.server")
+
+
+class Connection:
+    """One client: reads requests, hands them to the broker one at a time, sends the answers in order."""
+
+    def __init__(self, server: Server, sock: socket.socket, peer: str) -> None:
+        self.peer = peer
+        self._server = server
+        self._loop = server.loop
+        self._socket = sock
+        self._protocol = ServerConnection(apis=server.broker.apis)
+        self._requests: Iterator[Request] = iter(())
+        self._in_work: Request | None = None
+        self._parts: deque[Part] = deque()
+        self._is_reading = self._is_writing = self._is_closed = False
+        self._is_draining = False
+        self._read(True)
+
+    def __repr__(self) -> str:
+        return f"Connection({self.peer})"
+
+    # -------------------------------------------------------------- in
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        try:
+            self._requests = self._protocol.receive_data(data)
+        except (MalformedMessageError, UnsupportedVersionError):
+            self.close()
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Handle the requests that were received, until one of them or a slow client has to be waited for."""
+        try:
+            for request in self._requests:
+                self._handle(request)
+                if self._in_work is not None or self._parts or self._is_closed:
+                    break
+            else:
+                self._read(True)
+                if self._is_draining:
+                    self.close()
+                return
+        except (MalformedMessageError, UnsupportedVersionError) as error:
+            _log.info("%s: closed: %s", self.peer, error.message)
+            self.close()
+        except Exception:
+            _log.exception("%s: closed", self.peer)
+            self.close()
+        self._read(False)
+
+    def _handle(self, request: Request) -> None:
+        answer = self._server.broker.handle(request, self)
+        if isinstance(answer, asyncio.Future):
+            self._in_work = request
+            answer.add_done_callback(self._answered)
+        else:
+            self._send(request, answer)
+
+    def _answered(self, answer: asyncio.Future[Any]) -> None:
+        request, self._in_work = self._in_work, None
+        if self._is_closed or request is None:
+            if not answer.cancelled():
+                answer.exception()
+            return
+        try:
+            self._send(request, answer.result())
+        except Exception:
+            _log.exception("%s: closed", self.peer)
+            self.close()
+            return
+        if not self._parts and not self._is_closed:
+            self._go_on()
+
+    # -------------------------------------------------------------- out
+
+    def _send(self, request: Request, body: Any) -> None:
+        if body is None:  # a Produce without acknowledgement
+            return
+        for part in self._protocol.response(request, body):
+            if isinstance(part, FileRange) and part.length <= COPIED_BYTES:
+                part = part.file.pread(part.length, part.position)
+            self._parts.append(part)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send as much as the client takes."""
+        parts = self._parts
+        try:
+            while parts:
+                first = parts[0]
+                if isinstance(first, FileRange):
+                    sent = first.file.send_to(self._socket, first.length, first.position)
+                    if sent == first.length:
+                        parts.popleft()
+                    elif sent == 0:
+                        raise OSError("the file is shorter than it was")
+                    else:
+                        parts[0] = FileRange(first.file, first.position + sent, first.length - sent)
+                else:
+                    self._drop(self._socket.sendmsg(self._buffers()))
+        except (BlockingIOError, InterruptedError):
+            self._write(True)
+            return
+        except (OSError, LastwordError) as error:
+            _log.info("%s: closed: %s", self.peer, error)
+            self.close()
+            return
+        self._write(False)
+
+    def _buffers(self) -> list[Any]:
+        buffers: list[Any] = []
+        for part in self._parts:
+            if isinstance(part, FileRange) or len(buffers) == MOST_BUFFERS:
+                break
+            buffers.append(part)
+        return buffers
+
+    def _drop(self, sent: int) -> None:
+        parts = self._parts
+        while parts:
+            part: Any = parts[0]
+            if sent < len(part):
+                if sent:
+                    parts[0] = memoryview(part)[sent:]
+                return
+            sent -= len(part)
+            parts.popleft()
+            if not sent:
+                return
+
+    def _writable(self) -> None:
+        self._flush()
+        if not self._parts and not self._is_closed and self._in_work is None:
+            self._go_on()
+
+    # -------------------------------------------------------------- readiness, end
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._is_reading and not self._is_closed:
+            self._is_reading = wanted
+            if wanted:
+                self._loop.add_reader(self._socket, self._receive)
+            else:
+                self._loop.remove_reader(self._socket)
+
+    def _write(self, wanted: bool) -> None:
+        if wanted != self._is_writing and not self._is_closed:
+            self._is_writing = wanted
+            if wanted:
+                self._loop.add_writer(self._socket, self._writable)
+            else:
+                self._loop.remove_writer(self._socket)
+
+    def drain(self) -> None:
+        """Finish the requests that were received, then close."""
+        self._is_draining = True
+        if self._in_work is None and not self._parts:
+            self.close()
+
+    def close(self) -> None:
+        """Close the socket; a request in work goes on without its answer."""
+        if not self._is_closed:
+            self._read(False)
+            self._write(False)
+            self._is_closed = True
+            self._parts.clear()
+            self._socket.close()
+            self._server.closed(self)
+
+
+class Server:
+    """A running server: a context manager.
+
+    Attributes:
+        bootstrap_servers: Host and port for clients, as in "127.0.0.1:41233".
+        host: The host that clients are told to connect to.
+        port: Its port.
+    """
+
+    def __init__(self, logs: LogDir, listen: str, options: Options, *, owns_logs: bool) -> None:
+        self._logs = logs
+        self._owns_logs = owns_logs
+        host, port = _address(listen)
+        self._listener = _listening(host, port, options.insecure)
+        self.host, self.port = host, self._listener.getsockname()[1]
+        if options.advertise is not None:
+            self.host, self.port = _address(options.advertise)
+        self.loop = asyncio.SelectorEventLoop()
+        self.loop.set_exception_handler(_log_exception)
+        self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
+        self._connections: set[Connection] = set()
+        self._is_closed = False
+        self._drained = asyncio.Event()
+        self.broker = Broker(logs, self.loop, self._pool, (self.host, self.port), options)
+        self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
+        self._thread.start()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return host and port for clients."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Server({self.bootstrap_servers!r}{', closed' if self._is_closed else ''})"
+
+    def close(self) -> None:
+        """Finish the requests that were received, refuse others, sync, and end. A second close does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(DRAIN_SECONDS + 5)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self._pool.shutdown()
+        if self._owns_logs:
+            self._logs.close()
+        else:
+            self._logs.sync()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.add_reader(self._listener, self._accept)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def _accept(self) -> None:
+        for _ in range(100):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.warning("no connection was accepted: %s", error)
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._connections.add(Connection(self, sock, f"{address[0]}:{address[1]}"))
+
+    def closed(self, connection: Connection) -> None:
+        """Drop a connection that was closed."""
+        self._connections.discard(connection)
+        self.broker.disconnected(connection)
+        if not self._connections:
+            self._drained.set()
+
+    async def _drain(self) -> None:
+        self.loop.remove_reader(self._listener)
+        self._listener.close()
+        self.broker.drain()
+        self._drained.clear()
+        for connection in list(self._connections):
+            connection.drain()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), DRAIN_SECONDS)
+        for connection in list(self._connections):
+            connection.close()
+
+
+def serve(
+    directory: str | os.PathLike[str] | LogDir,
+    listen: str = "127.0.0.1:9092",
+    *,
+    advertise: str | None = None,
+    insecure: bool = False,
+    auto_create_topics: bool = True,
+    partitions: int = 1,
+) -> Server:
+    """Serve a log directory to Kafka's clients. Return when the server accepts connections.
+
+    Args:
+        directory: A path, which is opened to append and closed with the server; or a `LogDir` of mode "a",
+            which stays open, so that Python and clients work on one log.
+        listen: Host and port. Port 0: the system chooses one.
+        advertise: Host and port that clients are told to connect to; None: those of `listen`.
+        insecure: Serve another interface than loopback, without authentication.
+        auto_create_topics: Create a topic when a client that allows it asks for the topic's metadata.
+        partitions: Number of partitions of a topic whose creator gives none.
+
+    Raises:
+        UsageError: The address is not a loopback address, or the `LogDir` cannot be changed.
+    """
+    from lastword.api.logs import LogDir
+
+    options = Options(
+        advertise=advertise, insecure=insecure, auto_create_topics=auto_create_topics, partitions=partitions
+    )
+    if isinstance(directory, LogDir):
+        directory.dirs.require_writable()
+        _check_directory(directory)
+        return Server(directory, listen, options, owns_logs=False)
+    from lastword.api.opening import open
+
+    logs = open(directory, "a")
+    try:
+        _check_directory(logs)
+        return Server(logs, listen, options, owns_logs=True)
+    except BaseException:
+        logs.close()
+        raise
+
+
+def _check_directory(logs: LogDir) -> None:
+    if not logs.dirs.holds_logs:
+        raise UsageError(
+            f"{logs.paths[0]} is a log in a bucket, which cannot be served", remedy="serve a directory"
+        )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r} is not an address", remedy='give host and port, as "127.0.0.1:9092"')
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _listening(host: str, port: int, insecure: bool) -> socket.socket:
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise UsageError(f"{host}: {error.strerror}", remedy="give an address of this machine") from error
+    if not insecure and not ipaddress.ip_address(address[0]).is_loopback:
+        raise UsageError(
+            f"{host} is not a loopback address: everyone who reaches it could read and change the log",
+            remedy="insecure=True serves it without authentication",
+        )
+    listener = socket.socket(family, kind, number)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror}", remedy="choose another port; 0: any"
+        ) from error
+    return listener
+
+
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    _log.error("%s", context.get("message"), exc_info=context.get("exception"))
