@@ -1,0 +1,155 @@
+"""A client that sends one request at a time, in any version, also wrong ones; and batches for it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from lastword.protocol import ClientConnection
+from lastword.protocol.codes import APIS
+from lastword.protocol.messages import FetchRequest, ListOffsetsRequest, ProduceRequest
+from lastword.protocol.schemas import Message
+from lastword.records.batch import write_batch
+from lastword.records.compression import compress
+from lastword.records.record import encode_varint
+from lastword.server import Server
+
+NEWEST = {api.name: api.stable for api in APIS.values()}
+
+
+class Client:
+    """One connection. `with Client(server) as client: client.ask(body)`."""
+
+    def __init__(self, server: Server, *, timeout: float = 10) -> None:
+        self.socket = socket.create_connection((server.host, server.port), timeout)
+        self._protocol = ClientConnection("tests")
+        self._answers: list[Any] = []
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.socket.close()
+
+    def send(self, body: Message, version: int | None = None) -> None:
+        if version is None:
+            version = NEWEST[type(body).__name__.removesuffix("Request")]
+        for part in self._protocol.request(body, version):
+            assert isinstance(part, bytes | bytearray | memoryview)
+            self.socket.sendall(part)
+
+    def receive(self) -> Any:
+        while not self._answers:
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            self._answers += self._protocol.receive_data(data)
+        return self._answers.pop(0).body
+
+    def ask(self, body: Message, version: int | None = None) -> Any:
+        self.send(body, version)
+        return self.receive()
+
+    # -------------------------------------------------------------- shortcuts
+
+    def produce(
+        self, topic: str, records: Any, *, acks: int = -1, version: int = 12, partition: int = 0
+    ) -> Any:
+        """Return the answer for the partition."""
+        self.send(produce_request(topic, records, acks=acks, partition=partition), version)
+        return self.receive().responses[0].partition_responses[0] if acks else None
+
+    def fetch(self, topic: str, offset: int, *, partition: int = 0, version: int = 12, **fields: Any) -> Any:
+        """Return the answer for the partition."""
+        response = self.ask(fetch_request([(topic, partition, offset)], **fields), version)
+        return response.responses[0].partitions[0]
+
+    def offset(self, topic: str, timestamp: int, *, isolation_level: int = 0, version: int = 9) -> Any:
+        """Return the answer of ListOffsets for partition 0."""
+        asked = ListOffsetsRequest.ListOffsetsPartition(
+            partition_index=0, current_leader_epoch=-1, timestamp=timestamp
+        )
+        body = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=isolation_level,
+            topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[asked])],
+        )
+        return self.ask(body, version).topics[0].partitions[0]
+
+
+def produce_request(topic: str, records: Any, *, acks: int = -1, partition: int = 0) -> Message:
+    data = ProduceRequest.PartitionProduceData(index=partition, records=records)
+    return ProduceRequest(
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=1000,
+        topic_data=[ProduceRequest.TopicProduceData(name=topic, partition_data=[data])],
+    )
+
+
+def fetch_request(asked: list[tuple[str, int, int]], **fields: Any) -> Message:
+    """`asked`: topic, partition, offset."""
+    partition_bytes = fields.pop("partition_max_bytes", 1 << 20)
+    epoch = fields.pop("current_leader_epoch", -1)
+    topics = [
+        FetchRequest.FetchTopic(
+            topic=topic,
+            partitions=[
+                FetchRequest.FetchPartition(
+                    partition=partition,
+                    current_leader_epoch=epoch,
+                    fetch_offset=offset,
+                    last_fetched_epoch=-1,
+                    log_start_offset=-1,
+                    partition_max_bytes=partition_bytes,
+                )
+            ],
+        )
+        for topic, partition, offset in asked
+    ]
+    return FetchRequest(
+        **{
+            "max_wait_ms": 0,
+            "min_bytes": 1,
+            "max_bytes": 50 << 20,
+            "isolation_level": 0,
+            "session_id": 0,
+            "session_epoch": -1,
+            "topics": topics,
+            "forgotten_topics_data": [],
+        }
+        | fields
+    )
+
+
+def batch(
+    *records: tuple[bytes | None, bytes | None],
+    codec: int = 0,
+    timestamp: int | None = None,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    **fields: Any,
+) -> bytes:
+    """Return a batch as a producer makes it; `fields` replace those of `write_batch`."""
+    at = int(time.time() * 1000) if timestamp is None else timestamp
+    payload = b"".join(_record(number, *record) for number, record in enumerate(records))
+    given = {
+        "base_offset": 0,
+        "leader_epoch": -1,
+        "attributes": codec,
+        "last_offset_delta": len(records) - 1,
+        "base_timestamp": at,
+        "max_timestamp": at,
+        "producer": producer,
+        "count": len(records),
+        "payload": compress(codec, payload) if codec else payload,
+    }
+    return write_batch(**(given | fields))  # type: ignore[arg-type]
+
+
+def _record(number: int, key: bytes | None, value: bytes | None) -> bytes:
+    body = b"\0\0" + encode_varint(number)
+    for data in (key, value):
+        body += encode_varint(-1) if data is None else encode_varint(len(data)) + data
+    body += b"\0"
+    return encode_varint(len(body)) + body

@@ -1,0 +1,154 @@
+"""librdkafka's producer, consumer and admin client against the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.server import Server
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+admin = pytest.importorskip("confluent_kafka.admin")
+
+ALL = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def producer(server: Server, **config: Any) -> Any:
+    return confluent_kafka.Producer(
+        {"bootstrap.servers": server.bootstrap_servers, "linger.ms": 1}
+        | {key.replace("_", "."): value for key, value in config.items()}
+    )
+
+
+def read(
+    server: Server, topic: str, offset: int = 0, *, count: int, partition: int = 0, **config: Any
+) -> list[Any]:
+    """Read `count` messages of a partition from an offset on."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": server.bootstrap_servers, "group.id": "tests", "enable.auto.commit": False}
+        | {key.replace("_", "."): value for key, value in config.items()}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, partition, offset)])
+    messages: list[Any] = []
+    end = time.monotonic() + 10
+    while len(messages) < count and time.monotonic() < end:
+        for message in consumer.consume(count - len(messages), 0.2):
+            assert message.error() is None, message.error()
+            messages.append(message)
+    consumer.close()
+    assert len(messages) == count
+    return messages
+
+
+@pytest.fixture
+def admin_client(server: Server) -> Iterator[Any]:
+    yield admin.AdminClient({"bootstrap.servers": server.bootstrap_servers})
+
+
+@pytest.mark.parametrize("codec", ALL)
+def test_records_come_back_as_they_were_produced(server: Server, codec: str) -> None:
+    sender = producer(server, compression_type=codec, enable_idempotence=codec == "lz4")
+    sent = [(b"key-%d" % n, b"value " * 50 + b"%d" % n if n % 7 else None) for n in range(500)]
+    offsets: list[int] = []
+    for key, value in sent:
+        sender.produce(
+            "users",
+            key=key,
+            value=value,
+            headers=[("h", key)],
+            callback=lambda error, message: offsets.append(message.offset()) if error is None else None,
+        )
+    assert sender.flush(10) == 0
+    assert offsets == list(range(500))
+    messages = read(server, "users", count=500)
+    assert [(m.key(), m.value(), m.offset()) for m in messages] == [
+        (key, value, n) for n, (key, value) in enumerate(sent)
+    ]
+    assert messages[3].headers() == [("h", b"key-3")]
+
+
+def test_python_and_a_client_work_on_one_log(server: Server, logs: lastword.LogDir) -> None:
+    topic = logs.create_topic("users", key_serializer="str", value_serializer="str")
+    topic.append("ada", "1")
+    assert read(server, "users", count=1)[0].value() == b"1"
+    sender = producer(server)
+    sender.produce("users", key=b"bob", value=b"2")
+    assert sender.flush(10) == 0
+    assert [(record.key, record.value) for record in topic.read()] == [("ada", "1"), ("bob", "2")]
+
+
+def test_an_append_by_python_wakes_a_waiting_consumer(server: Server, logs: lastword.LogDir) -> None:
+    topic = logs.create_topic("users")
+    topic.append(b"a", b"1")
+
+    def later() -> None:
+        time.sleep(0.3)
+        topic.append(b"b", b"2")
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    began = time.monotonic()
+    messages = read(server, "users", count=2, fetch_wait_max_ms=5000)
+    thread.join()
+    assert [message.value() for message in messages] == [b"1", b"2"]
+    assert time.monotonic() - began < 3
+
+
+def test_a_consumer_passes_gaps(server: Server, logs: lastword.LogDir) -> None:
+    topic = logs.create_topic("users", cleanup_policy="compact", segment_bytes="1KiB")
+    for number in range(100):
+        topic.append(b"key" if number % 10 else b"k%d" % number, b"%d" % number)
+    logs.clean("users")
+    kept = [record.offset for record in topic.read()]
+    assert 0 < len(kept) < 20
+    messages = read(server, "users", 0, count=len(kept))
+    assert [message.offset() for message in messages] == kept
+    assert [m.offset() for m in read(server, "users", kept[3] + 1, count=len(kept) - 4)] == kept[4:]
+
+
+def test_topics_are_managed(server: Server, admin_client: Any, logs: lastword.LogDir) -> None:
+    new = admin.NewTopic(
+        "users", num_partitions=3, config={"cleanup.policy": "compact", "segment.bytes": "65536"}
+    )
+    for future in admin_client.create_topics([new]).values():
+        future.result(10)
+    assert logs["users"].partitions == 3
+    assert logs["users"].config.segment_bytes == 65536
+    assert len(admin_client.list_topics(timeout=5).topics["users"].partitions) == 3
+    more = admin.NewPartitions("users", 5)
+    for future in admin_client.create_partitions([more]).values():
+        future.result(10)
+    assert logs["users"].partitions == 5
+    resource = admin.ConfigResource("topic", "users")
+    described = admin_client.describe_configs([resource])[resource].result(10)
+    assert described["cleanup.policy"].value == "compact"
+    assert described["cleanup.policy"].source == 1
+    assert described["max.message.bytes"].is_default
+    entry = admin.ConfigEntry("retention.ms", "1000", incremental_operation=admin.AlterConfigOpType.SET)
+    change = admin.ConfigResource("topic", "users", incremental_configs=[entry])
+    admin_client.incremental_alter_configs([change])[change].result(10)
+    assert logs["users"].config.retention_ms == 1000
+    for future in admin_client.delete_topics(["users"]).values():
+        future.result(10)
+    assert "users" not in logs
+
+
+def test_records_are_deleted(server: Server, admin_client: Any, logs: lastword.LogDir) -> None:
+    topic = logs.create_topic("users", cleanup_policy="delete")
+    for number in range(10):
+        topic.append(None, b"%d" % number)
+    partition = confluent_kafka.TopicPartition("users", 0, 6)
+    deleted = admin_client.delete_records([partition])[partition].result(10)
+    assert deleted.low_watermark == 6
+    assert [message.offset() for message in read(server, "users", 6, count=4)] == [6, 7, 8, 9]
+
+
+def test_the_cluster_is_described(server: Server, admin_client: Any) -> None:
+    cluster = admin_client.describe_cluster().result(10)
+    assert [(node.host, node.port) for node in cluster.nodes] == [(server.host, server.port)]
+    assert cluster.cluster_id == server.broker.cluster_id

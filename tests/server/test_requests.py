@@ -1,0 +1,350 @@
+"""Requests that no client library makes: limits, wrong batches, sessions, special offsets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.errors import UsageError
+from lastword.protocol import codes
+from lastword.protocol.codes import APIS
+from lastword.protocol.messages import (
+    ApiVersionsRequest,
+    InitProducerIdRequest,
+    MetadataRequest,
+    OffsetForLeaderEpochRequest,
+)
+from lastword.records.batch import read_header
+from lastword.server import Server
+from tests.server.client import Client, batch, fetch_request, produce_request
+
+ONE = batch((b"k", b"v"))
+
+
+def bases(answer: object) -> list[int]:
+    """Return the base offsets of the batches of a fetch."""
+    data, position, found = bytes(answer.records), 0, []  # type: ignore[attr-defined]
+    while position < len(data):
+        header = read_header(data, position, len(data), "<answer>")
+        found.append(header.base_offset)
+        position = header.end
+    return found
+
+
+@pytest.fixture
+def users(logs: lastword.LogDir) -> lastword.Topic:
+    return logs.create_topic("users", cleanup_policy="delete")
+
+
+def initialised(client: Client) -> tuple[int, int]:
+    answer = client.ask(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0))
+    return answer.producer_id, answer.producer_epoch
+
+
+# ------------------------------------------------------------------ ApiVersions, Metadata
+
+
+def test_every_served_api_is_listed_and_a_newer_version_is_answered_in_version_0(client: Client) -> None:
+    listed = {api.api_key: api for api in client.ask(ApiVersionsRequest()).api_keys}
+    assert listed[0].min_version == 0  # librdkafka compresses only then
+    assert listed[1].max_version == APIS[1].stable
+    frame = b"\0\0\0\x0c" + b"\0\x12" + b"\0\x63" + b"\0\0\0\x07" + b"\xff\xff" + b"\0\0"
+    client.socket.sendall(frame)
+    answer = client.socket.recv(1000)
+    assert answer[4:10] == b"\0\0\0\x07" + b"\0\x23"
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_creates_topics_only_when_allowed(client: Client, version: int) -> None:
+    def ask(name: str, allow: bool) -> object:
+        body = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)])
+        if version >= 4:
+            body.allow_auto_topic_creation = allow
+        return client.ask(body, version).topics[0]
+
+    if version >= 4:
+        assert ask("new", False).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION  # type: ignore[attr-defined]
+    topic = ask("new", True)
+    assert (topic.error_code, len(topic.partitions)) == (0, 1)  # type: ignore[attr-defined]
+    assert ask("no/name", True).error_code == codes.INVALID_TOPIC_EXCEPTION  # type: ignore[attr-defined]
+
+
+def test_a_topic_is_found_by_its_id(client: Client, users: lastword.Topic) -> None:
+    by_name = client.ask(MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="users")])).topics[
+        0
+    ]
+    wanted = MetadataRequest.MetadataRequestTopic(name=None, topic_id=by_name.topic_id)
+    assert client.ask(MetadataRequest(topics=[wanted])).topics[0].name == "users"
+    unknown = MetadataRequest.MetadataRequestTopic(name=None, topic_id=b"x" * 16)
+    assert client.ask(MetadataRequest(topics=[unknown])).topics[0].error_code == codes.UNKNOWN_TOPIC_ID
+
+
+# ------------------------------------------------------------------ Produce
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+def test_a_batch_is_stored_as_it_is(client: Client, users: lastword.Topic, version: int) -> None:
+    answer = client.produce("users", ONE, version=version)
+    assert (answer.error_code, answer.base_offset) == (0, 0)
+    stored = bytes(client.fetch("users", 0).records)
+    assert stored[16:] == ONE[16:]  # besides offset and leader epoch
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (None, codes.INVALID_RECORD),
+        (b"", codes.INVALID_RECORD),
+        (ONE + ONE, codes.INVALID_RECORD),
+        (ONE[:-1] + b"x", codes.CORRUPT_MESSAGE),
+        (ONE[:-1], codes.CORRUPT_MESSAGE),
+        (ONE[:30], codes.CORRUPT_MESSAGE),
+        (ONE[:16] + b"\x01" + ONE[17:], codes.INVALID_RECORD),
+        (batch((b"k", b"v"), codec=0, attributes=5), codes.UNSUPPORTED_COMPRESSION_TYPE),
+        (batch((b"k", b"v"), base_offset=7), codes.INVALID_RECORD),
+        (batch((b"k", b"v"), attributes=0x20), codes.INVALID_RECORD),
+        (batch((b"k", b"v"), count=2), codes.INVALID_RECORD),
+        (batch((b"k", b"v"), last_offset_delta=3), codes.INVALID_RECORD),
+        (batch((b"k", b"v"), producer=(5, 0, -1)), codes.INVALID_RECORD),
+        (batch((b"k", b"v" * 2_000_000)), codes.MESSAGE_TOO_LARGE),
+    ],
+)
+def test_a_wrong_batch_is_refused(
+    client: Client, users: lastword.Topic, records: bytes | None, code: int
+) -> None:
+    assert client.produce("users", records).error_code == code
+    assert client.produce("users", ONE).base_offset == 0
+
+
+def test_an_unknown_partition_is_refused(client: Client, users: lastword.Topic) -> None:
+    assert client.produce("users", ONE, partition=9).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.produce("others", ONE).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.produce("../users", ONE).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.produce("users", ONE, acks=3).error_code == codes.INVALID_REQUIRED_ACKS
+
+
+def test_a_compacted_topic_needs_keys(client: Client, logs: lastword.LogDir) -> None:
+    logs.create_topic("users", cleanup_policy="compact")
+    for codec in range(5):
+        refused = client.produce("users", batch((b"k", b"v"), (None, b"v"), codec=codec))
+        assert refused.error_code == codes.INVALID_RECORD
+        assert client.produce("users", batch((b"k", b"v"), codec=codec)).error_code == 0
+
+
+def test_without_acks_there_is_no_answer_and_a_refusal_closes_the_connection(
+    server: Server, client: Client, users: lastword.Topic
+) -> None:
+    client.produce("users", ONE, acks=0)
+    assert client.offset("users", -1).offset == 1
+    client.produce("users", b"", acks=0)
+    with pytest.raises(ConnectionError):
+        client.receive()
+
+
+def test_a_repeated_batch_has_the_offset_of_the_first(client: Client, users: lastword.Topic) -> None:
+    producer_id, epoch = initialised(client)
+    sent = [batch((b"k", b"v"), producer=(producer_id, epoch, number)) for number in range(8)]
+    assert [client.produce("users", data).base_offset for data in sent] == list(range(8))
+    assert [client.produce("users", data).base_offset for data in sent[3:]] == list(range(3, 8))
+    assert client.produce("users", sent[2]).error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    gap = batch((b"k", b"v"), producer=(producer_id, epoch, 9))
+    assert client.produce("users", gap).error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    newer = batch((b"k", b"v"), producer=(producer_id, epoch + 1, 0))
+    assert client.produce("users", newer).base_offset == 8
+    assert client.produce("users", gap).error_code == codes.INVALID_PRODUCER_EPOCH
+
+
+def test_a_producer_id_is_never_given_twice(tmp_path: Path) -> None:
+    given = []
+    for _ in range(3):
+        with lastword.serve(tmp_path, "127.0.0.1:0") as server, Client(server) as client:
+            given += [initialised(client)[0] for _ in range(4)]
+    assert len(set(given)) == len(given)
+
+
+def test_the_time_of_the_append_is_answered(client: Client, logs: lastword.LogDir) -> None:
+    logs.create_topic("users", message_timestamp_type="LogAppendTime")
+    before = int(time.time() * 1000)
+    answer = client.produce("users", batch((b"k", b"v"), timestamp=5))
+    assert answer.log_append_time_ms >= before
+    header = read_header(bytes(client.fetch("users", 0).records), 0, 1 << 20, "")
+    assert (header.log_append, header.max_timestamp) == (True, answer.log_append_time_ms)
+
+
+def test_a_topic_with_a_codec_stores_that_codec(client: Client, logs: lastword.LogDir) -> None:
+    topic = logs.create_topic("users", compression_type="zstd")
+    for codec in range(5):
+        assert client.produce("users", batch((b"k", b"v" * 100), codec=codec)).error_code == 0
+        header = read_header(bytes(client.fetch("users", codec).records), 0, 1 << 20, "")
+        assert header.codec == 4
+    assert [record.value for record in topic.read()] == [b"v" * 100] * 5
+
+
+def test_requests_of_one_connection_are_answered_in_order(client: Client, users: lastword.Topic) -> None:
+    for _ in range(200):
+        client.send(produce_request("users", ONE), 12)
+    offsets = [client.receive().responses[0].partition_responses[0].base_offset for _ in range(200)]
+    assert offsets == list(range(200))
+
+
+# ------------------------------------------------------------------ Fetch
+
+
+def test_the_batch_that_contains_the_offset_comes_first(client: Client, users: lastword.Topic) -> None:
+    for _ in range(5):
+        client.produce("users", batch(*[(b"k", b"v" * 100)] * 10))
+    assert bases(client.fetch("users", 0)) == [0, 10, 20, 30, 40]
+    assert bases(client.fetch("users", 27)) == [20, 30, 40]
+    assert bases(client.fetch("users", 50)) == []
+    assert client.fetch("users", 51).error_code == codes.OFFSET_OUT_OF_RANGE
+    assert client.fetch("users", -1).error_code == codes.OFFSET_OUT_OF_RANGE
+
+
+def test_one_batch_is_sent_even_if_it_is_too_large(client: Client, users: lastword.Topic) -> None:
+    for _ in range(3):
+        client.produce("users", batch(*[(b"k", b"v" * 100)] * 10))
+    assert bases(client.fetch("users", 0, partition_max_bytes=10)) == [0]
+    assert bases(client.fetch("users", 15, max_bytes=1)) == [10]
+    assert bases(client.fetch("users", 0, partition_max_bytes=2500)) == [0, 10]
+
+
+def test_limits_end_at_whole_batches(client: Client, users: lastword.Topic) -> None:
+    for _ in range(300):
+        client.produce("users", batch((b"k", b"v" * 100)))
+    size = len(batch((b"k", b"v" * 100)))
+    for count in (1, 2, 25, 26, 60, 299, 300):
+        for slack in (0, size - 1):
+            answer = client.fetch("users", 0, partition_max_bytes=count * size + slack)
+            assert bases(answer) == list(range(min(count, 300)))
+
+
+def test_only_the_first_partition_exceeds_the_limit(client: Client, logs: lastword.LogDir) -> None:
+    for name in ("a", "b"):
+        logs.create_topic(name)
+        client.produce(name, batch((b"k", b"v" * 1000)))
+    response = client.ask(fetch_request([("a", 0, 0), ("b", 0, 0)], max_bytes=10), 12)
+    assert [len(topic.partitions[0].records) > 0 for topic in response.responses] == [True, False]
+
+
+def test_a_fetch_waits_for_bytes(server: Server, client: Client, users: lastword.Topic) -> None:
+    began = time.monotonic()
+    client.fetch("users", 0, max_wait_ms=200)
+    assert 0.19 < time.monotonic() - began < 1
+    size = len(batch((b"k", b"v")))
+
+    def later() -> None:
+        with Client(server) as other:
+            for _ in range(3):
+                time.sleep(0.05)
+                other.produce("users", ONE)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    began = time.monotonic()
+    answer = client.fetch("users", 0, max_wait_ms=5000, min_bytes=3 * size)
+    assert bases(answer) == [0, 1, 2]
+    assert time.monotonic() - began < 3
+    thread.join()
+
+
+def test_an_answer_larger_than_the_buffers_of_a_socket(client: Client, users: lastword.Topic) -> None:
+    data = batch((b"k", b"v" * 900_000))
+    for _ in range(8):
+        client.produce("users", data)
+    answer = client.fetch("users", 0, partition_max_bytes=50 << 20)
+    assert bases(answer) == list(range(8))
+    assert bytes(answer.records)[16 : len(data)] == data[16:]
+
+
+def test_a_leader_epoch_is_compared(client: Client, users: lastword.Topic) -> None:
+    client.produce("users", ONE)
+    assert client.fetch("users", 0, current_leader_epoch=0).error_code == 0
+    assert client.fetch("users", 0, current_leader_epoch=1).error_code == codes.UNKNOWN_LEADER_EPOCH
+
+
+def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogDir) -> None:
+    for name in ("a", "b"):
+        logs.create_topic(name)
+        client.produce(name, ONE)
+    opened = client.ask(fetch_request([("a", 0, 0), ("b", 0, 0)], session_epoch=0), 12)
+    assert opened.session_id > 0
+    assert [topic.topic for topic in opened.responses] == ["a", "b"]
+    session = {"session_id": opened.session_id}
+    moved = client.ask(fetch_request([("a", 0, 1), ("b", 0, 1)], session_epoch=1, **session), 12)
+    assert moved.responses == []
+    client.produce("b", ONE)
+    more = client.ask(fetch_request([], session_epoch=2, **session), 12)
+    assert [(topic.topic, bases(topic.partitions[0])) for topic in more.responses] == [("b", [1])]
+    stale = client.ask(fetch_request([], session_epoch=9, **session), 12)
+    assert stale.error_code == codes.INVALID_FETCH_SESSION_EPOCH
+    client.ask(fetch_request([], session_epoch=-1, **session), 12)
+    gone = client.ask(fetch_request([], session_epoch=3, **session), 12)
+    assert gone.error_code == codes.FETCH_SESSION_ID_NOT_FOUND
+
+
+# ------------------------------------------------------------------ offsets
+
+
+def test_offsets_by_time_and_special_values(client: Client, users: lastword.Topic) -> None:
+    for timestamp in (1000, 5000, 3000):
+        client.produce("users", batch((b"k", b"v"), (b"k", b"v"), timestamp=timestamp))
+    found = [(at, client.offset("users", at)) for at in (-2, -1, -3, 0, 1001, 5001, -4, -5)]
+    assert [(at, answer.offset, answer.timestamp) for at, answer in found] == [
+        (-2, 0, -1),
+        (-1, 6, -1),
+        (-3, 2, 5000),
+        (0, 0, 1000),
+        (1001, 2, 5000),
+        (5001, -1, -1),
+        (-4, 0, -1),
+        (-5, -1, -1),
+    ]
+    assert client.offset("users", -9).error_code == codes.UNSUPPORTED_VERSION
+    assert client.offset("users", -3, version=6).error_code == codes.UNSUPPORTED_VERSION
+
+
+def test_the_end_of_a_leader_epoch(client: Client, users: lastword.Topic) -> None:
+    client.produce("users", ONE)
+
+    def ask(epoch: int) -> tuple[int, int]:
+        partition = OffsetForLeaderEpochRequest.OffsetForLeaderPartition(
+            partition=0, current_leader_epoch=-1, leader_epoch=epoch
+        )
+        topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic="users", partitions=[partition])
+        answer = client.ask(OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic]))
+        return answer.topics[0].partitions[0].leader_epoch, answer.topics[0].partitions[0].end_offset
+
+    assert ask(0) == (0, 1)
+    assert ask(1) == (-1, -1)
+
+
+# ------------------------------------------------------------------ the server itself
+
+
+def test_only_loopback_is_served_unless_insecure(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="loopback"):
+        lastword.serve(tmp_path, "0.0.0.0:0")
+    with lastword.serve(tmp_path, "0.0.0.0:0", insecure=True, advertise="127.0.0.1:1") as server:
+        assert server.bootstrap_servers == "127.0.0.1:1"
+
+
+def test_closing_answers_what_waits(logs: lastword.LogDir, users: lastword.Topic) -> None:
+    server = lastword.serve(logs, "127.0.0.1:0")
+    with Client(server) as client:
+        client.send(fetch_request([("users", 0, 0)], max_wait_ms=60_000), 12)
+        time.sleep(0.1)
+        began = time.monotonic()
+        server.close()
+        assert client.receive().responses[0].partitions[0].error_code == 0
+        assert time.monotonic() - began < 2
+
+
+def test_bytes_that_are_no_request_close_the_connection(server: Server, client: Client) -> None:
+    client.socket.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+    assert client.socket.recv(100) == b""
+    with Client(server) as other:
+        assert other.ask(ApiVersionsRequest()).error_code == 0
