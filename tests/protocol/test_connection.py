@@ -190,6 +190,15 @@ def test_tagged_fields_of_a_header_are_skipped() -> None:
     assert request.body == MetadataRequest()
 
 
+def test_bytes_behind_a_request_are_ignored_as_in_kafka() -> None:
+    """librdkafka 2.16 asks for all topics with an array count of 4 bytes, where one byte is meant."""
+    sent = bytes.fromhex("0003000d00000003000772646b61666b6100 00000000 010000")
+    server = ServerConnection()
+    (request,) = server.receive_data(struct.pack(">i", len(sent)) + sent)
+    assert request.api.name == "Metadata" and request.body.topics is None
+    assert server.waiting == 0
+
+
 def test_a_response_must_be_that_of_the_oldest_request() -> None:
     client = ClientConnection()
     client.request(MetadataRequest(), 9)

@@ -23,6 +23,7 @@ class Client:
 
     def __init__(self, server: Server, *, timeout: float = 10) -> None:
         self.socket = socket.create_connection((server.host, server.port), timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._protocol = ClientConnection("tests")
         self._answers: list[Any] = []
 

@@ -101,10 +101,15 @@ class Codec:
         self._decode, self._read_labels = reader.compiled("decode", f"<{name} v{version} reader>")
         self._encode, self._write_labels = writer.compiled("encode", f"<{name} v{version} writer>")
 
-    def decode(self, data: Buffer, position: int = 0) -> Any:
+    def decode(self, data: Buffer, position: int = 0, *, whole: bool = True) -> Any:
         """Return the message of `data` from `position` to the end.
 
         `records` of the result are slices of `data`, which must not change while they are used.
+
+        Args:
+            data: The bytes.
+            position: The first byte of the message.
+            whole: False: bytes behind the message are ignored.
 
         Raises:
             MalformedMessageError: The bytes are not this message; has the position and names the field.
@@ -115,7 +120,7 @@ class Codec:
         elif type(data) is not bytes:
             data = bytes(data)
         try:
-            return self._decode(data, position, len(data))
+            return self._decode(data, position, len(data), whole)
         except READ_FAULTS as fault:
             self._raise_malformed(fault, data)
 
@@ -413,16 +418,16 @@ class _Source:
 
 
 class _Reader(_Source):
-    """The source of a reader: `decode(data, p, end)`."""
+    """The source of a reader: `decode(data, p, end, whole)`."""
 
     def __init__(self, schema: Schema, version: int, has_records: bool) -> None:
         super().__init__(schema, version, has_records)
-        self.lines.append("def decode(data, p, end):")
+        self.lines.append("def decode(data, p, end, whole):")
         self.labels.append("")
         self.emit(f"left = {MOST_ELEMENTS}", f"o1 = new(C_{schema.name})")
         self.body(schema.fields, 1, "")
         self.label = "the message"
-        self.emit("if p != end: bad_rest(p, end)", "return o1")
+        self.emit("if p != end and (whole or p > end): bad_rest(p, end)", "return o1")
 
     def body(self, fields: list[Field], depth: int, path: str) -> None:
         """Read the fields of a struct into `o{depth}`."""

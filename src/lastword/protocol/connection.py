@@ -215,7 +215,8 @@ class ServerConnection:
             raise _unsupported(key, version, api)
         if version >= api.flexible:
             position = _skip_tags(frame, position)
-        body = codec(f"{api.name}Request", version).decode(frame, position)
+        # Kafka ignores bytes behind a request. librdkafka sends 3 of them when it asks for all topics.
+        body = codec(f"{api.name}Request", version).decode(frame, position, whole=False)
         return Request(api, version, correlation_id, client_id, body, size)
 
     def response(self, request: Request, body: Message) -> list[Part]:
