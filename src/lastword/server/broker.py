@@ -37,7 +37,9 @@ from lastword.protocol.messages import (
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
 from lastword.server.configs import Configs
+from lastword.server.coordinator import Timers
 from lastword.server.fetch import Fetches
+from lastword.server.groups import Groups
 from lastword.server.produce import Producing
 from lastword.server.topics import Refused, ServedTopic, Topics
 
@@ -62,6 +64,8 @@ class Options:
     insecure: bool = False
     auto_create_topics: bool = True
     partitions: int = 1
+    offsets_partitions: int = 1
+    rebalance_delay_ms: int = 0
 
 
 class Broker:
@@ -89,8 +93,8 @@ class Broker:
         self.options = options
         self.topics = Topics(logs)
         self._pool = pool
-        self._host, self._port = address
-        self.address = f"{self._host}:{self._port}"
+        self.host, self.port = address
+        self.address = f"{self.host}:{self.port}"
         first = self.dirs.directories[0]
         path = os.path.join(first.path, names.META_PROPERTIES)
         properties = read_meta_properties(first.files, path) if first.files.exists(path) else {}
@@ -99,9 +103,11 @@ class Broker:
         self._configs = Configs(self)
         self._producing = Producing(self)
         self._fetches = Fetches(self)
+        self.timers = Timers(loop, self.clock)
+        self._groups = Groups(self)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
             KEYS[name]: handler
-            for part in (self, self._configs, self._producing, self._fetches)
+            for part in (self, self._configs, self._producing, self._fetches, self._groups)
             for name, handler in part.handlers().items()
         }
         self.apis: dict[int, Api] = {key: APIS[key] for key in sorted(self._handlers)}
@@ -134,6 +140,7 @@ class Broker:
     def drain(self) -> None:
         """Answer the requests that wait."""
         self._fetches.answer_all()
+        self._groups.answer_all()
 
     # -------------------------------------------------------------- cluster
 
@@ -162,7 +169,7 @@ class Broker:
             controller_id=self.node_id,
             brokers=[
                 DescribeClusterResponse.DescribeClusterBroker(
-                    broker_id=self.node_id, host=self._host, port=self._port
+                    broker_id=self.node_id, host=self.host, port=self.port
                 )
             ],
             cluster_authorized_operations=CLUSTER_OPERATIONS
@@ -198,7 +205,7 @@ class Broker:
             created, error = None, None
             if topic.name:
                 try:
-                    self._create(topic.name, self.options.partitions, {})
+                    self.create(topic.name, self.options.partitions, {})
                 except LastwordError as failed:
                     error = failed
                 created = self.topics.get(topic.name)
@@ -239,9 +246,7 @@ class Broker:
         ]
         return MetadataResponse(
             brokers=[
-                MetadataResponse.MetadataResponseBroker(
-                    node_id=self.node_id, host=self._host, port=self._port
-                )
+                MetadataResponse.MetadataResponseBroker(node_id=self.node_id, host=self.host, port=self.port)
             ],
             cluster_id=self.cluster_id,
             controller_id=self.node_id,
@@ -314,7 +319,7 @@ class Broker:
 
     # -------------------------------------------------------------- topics
 
-    def _create(self, name: str, partitions: int, settings: dict[str, Any]) -> ServedTopic:
+    def create(self, name: str, partitions: int, settings: dict[str, Any]) -> ServedTopic:
         """Create a topic as a broker with Kafka's defaults does: without a policy, old segments expire."""
         dirs = self.dirs
         if not any(dirs.settings.is_set("cleanup.policy", topic, own=True) for topic in (None, name)):
@@ -357,7 +362,7 @@ class Broker:
         partitions = self._count_of(topic)
         settings = self._configs.checked({config.name: config.value for config in topic.configs})
         if not validate_only:
-            result.topic_id = self._create(topic.name, partitions, settings).id
+            result.topic_id = self.create(topic.name, partitions, settings).id
         result.num_partitions, result.replication_factor = partitions, 1
         result.configs = [
             CreateTopicsResponse.CreatableTopicConfigs(
