@@ -152,3 +152,29 @@ def test_the_cluster_is_described(server: Server, admin_client: Any) -> None:
     cluster = admin_client.describe_cluster().result(10)
     assert [(node.host, node.port) for node in cluster.nodes] == [(server.host, server.port)]
     assert cluster.cluster_id == server.broker.cluster_id
+
+
+def test_a_group_of_consumers_goes_on_where_it_was(server: Server) -> None:
+    sender = producer(server)
+    for number in range(20):
+        sender.produce("users", key=b"k", value=b"%d" % number)
+    assert sender.flush(10) == 0
+    values: list[bytes] = []
+    for _ in range(2):
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": server.bootstrap_servers,
+                "group.id": "readers",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.subscribe(["users"])
+        end = time.monotonic() + 10
+        messages: list[Any] = []
+        while len(messages) < 10 and time.monotonic() < end:
+            messages += consumer.consume(10 - len(messages), 0.5)
+        consumer.commit(message=messages[-1], asynchronous=False)
+        consumer.close()
+        values += [message.value() for message in messages]
+    assert values == [b"%d" % number for number in range(20)]

@@ -41,13 +41,12 @@ from lastword.server.coordinator import Timers
 from lastword.server.fetch import Fetches
 from lastword.server.groups import Groups
 from lastword.server.produce import Producing
-from lastword.server.topics import Refused, ServedTopic, Topics
+from lastword.server.topics import INTERNAL, Refused, ServedTopic, Topics
 
 NO_OPERATIONS = -(1 << 31)
 TOPIC_OPERATIONS = 3576
 CLUSTER_OPERATIONS = 8096
 """Bits of all operations on a topic and on a cluster, which Kafka answers without an authorizer."""
-INTERNAL = ("__consumer_offsets", "__transaction_state")
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create."""
 
@@ -205,7 +204,10 @@ class Broker:
             created, error = None, None
             if topic.name:
                 try:
-                    self.create(topic.name, self.options.partitions, {})
+                    if topic.name == self._groups.topic.name:
+                        self._groups.topic.open()
+                    else:
+                        self.create(topic.name, self.options.partitions, {})
                 except LastwordError as failed:
                     error = failed
                 created = self.topics.get(topic.name)

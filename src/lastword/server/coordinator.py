@@ -37,34 +37,34 @@ class CoordinatorTopic:
 
     def __init__(self, broker: Broker, name: str, partitions: int) -> None:
         self._broker = broker
-        self._name = name
+        self.name = name
         self._partitions = partitions
 
     def open(self) -> int:
         """Create the topic if there is none, recover its logs, and return the number of partitions."""
-        topic = self._broker.topics.get(self._name)
+        topic = self._broker.topics.get(self.name)
         if topic is None:
             settings = {"cleanup.policy": "compact", "segment.bytes": "104857600"}
-            topic = self._broker.create(self._name, self._partitions, settings)
+            topic = self._broker.create(self.name, self._partitions, settings)
         for number in topic.directories:
             topic.log(number)
         return len(topic.directories)
 
     def partition_of(self, key: str) -> int:
         """Return the partition of a group or of a transactional id, as Kafka does."""
-        topic = self._broker.topics.get(self._name)
+        topic = self._broker.topics.get(self.name)
         count = self._partitions if topic is None else len(topic.directories)
         return java_hash(key) % count
 
     def log(self, partition: int) -> PartitionLog:
         """Return the open log of a partition."""
-        topic = self._broker.topics.get(self._name)
+        topic = self._broker.topics.get(self.name)
         assert topic is not None
         return topic.log(partition)
 
     def newest(self) -> Iterator[tuple[int, bytes, bytes]]:
         """Yield partition, key and value of the newest record of each key that has a value."""
-        topic = self._broker.topics.get(self._name)
+        topic = self._broker.topics.get(self.name)
         for number in () if topic is None else topic.directories:
             log = self.log(number)
             values: dict[bytes, bytes | None] = {}

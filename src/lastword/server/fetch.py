@@ -244,14 +244,7 @@ class Fetches:
             waiting.answers.append(answer)
             size += read
             has_error = has_error or answer.error_code != 0
-        changed = full or any(self._changed(p, a) for p, a in zip(asked, waiting.answers, strict=True))
-        if (
-            size >= body.min_bytes
-            or has_error
-            or body.max_wait_ms <= 0
-            or not asked
-            or (session is not None and changed and not full)
-        ):
+        if size >= body.min_bytes or has_error or body.max_wait_ms <= 0 or not asked:
             return self._response(waiting)
         return self._wait(waiting)
 
@@ -312,8 +305,7 @@ class Fetches:
             answer.error_code = refused.code
         except LastwordError as error:
             answer.error_code = error.kafka_code
-        if answer.error_code != codes.OFFSET_OUT_OF_RANGE:
-            answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
+        answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
         return answer, 0
 
     def _aborted_of(self, log: PartitionLog, start: int, end: int) -> list[Any]:

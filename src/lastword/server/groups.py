@@ -153,7 +153,7 @@ class Groups:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._topic = CoordinatorTopic(broker, TOPIC, broker.options.offsets_partitions)
+        self.topic = CoordinatorTopic(broker, TOPIC, broker.options.offsets_partitions)
         self._groups: dict[str, Group] = {}
         self._loading: asyncio.Future[Any] | None = None
         self._is_loaded = False
@@ -207,8 +207,8 @@ class Groups:
         return handle
 
     def _read_topic(self) -> list[tuple[bytes, bytes]]:
-        self._topic.open()
-        return [(key, value) for _, key, value in self._topic.newest()]
+        self.topic.open()
+        return [(key, value) for _, key, value in self.topic.newest()]
 
     def _take(self, records: list[tuple[bytes, bytes]]) -> None:
         self._is_loaded = True
@@ -242,7 +242,7 @@ class Groups:
                 saved.rebalance_timeout if saved.rebalance_timeout >= 0 else saved.session_timeout,
                 stored.protocol_type,
                 [(stored.protocol or "", bytes(saved.subscription))],
-                bytes(saved.assignment),
+                assignment=bytes(saved.assignment),
             )
             group.members[member.id] = member
             if member.instance_id is not None:
@@ -258,7 +258,7 @@ class Groups:
 
     def _store(self, group_id: str, records: list[tuple[bytes, bytes | None]]) -> asyncio.Future[Any] | None:
         """Append records; return a future to wait for before the answer, or None."""
-        log = self._topic.append(self._topic.partition_of(group_id), records)
+        log = self.topic.append(self.topic.partition_of(group_id), records)
         return None if log is None else self._broker.in_pool(log.sync)
 
     def _store_group(self, group: Group) -> asyncio.Future[Any] | None:

@@ -25,7 +25,7 @@ from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header, read_records
 from lastword.records.compression import compress, decompress
 from lastword.segment import names
-from lastword.server.topics import Refused, ServedTopic
+from lastword.server.topics import INTERNAL, Refused, ServedTopic
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 256 << 10
 """An append of more bytes runs in the pool."""
+ADMIN_CLIENT = "__admin_client"
+"""The only client id that may produce to an internal topic, as in Kafka."""
 CODECS = {
     "uncompressed": UNCOMPRESSED,
     "gzip": GZIP,
@@ -148,6 +150,11 @@ class Producing:
                 _refuse(partition, missing, "This server does not host this topic-partition.")
                 continue
             try:
+                if served.name in INTERNAL and request.client_id != ADMIN_CLIENT:
+                    raise Refused(
+                        codes.INVALID_TOPIC_EXCEPTION,
+                        "The request attempted to produce to an internal topic.",
+                    )
                 log = served.log(data.index)
                 self._append(log, request, data.records, partition)
                 if body.acks == -1 and log.config.lastword_ack == "disk":

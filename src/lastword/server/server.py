@@ -26,6 +26,7 @@ from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVer
 from lastword.protocol import FileRange, Request, ServerConnection
 from lastword.protocol.codecs import Part
 from lastword.server.broker import Broker, Options
+from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -94,6 +95,9 @@ class Connection:
         except (MalformedMessageError, UnsupportedVersionError) as error:
             _log.info("%s: closed: %s", self.peer, error.message)
             self.close()
+        except Refused as refused:  # a Produce without acknowledgement
+            _log.info("%s: closed: %s", self.peer, refused.message)
+            self.close()
         except Exception:
             _log.exception("%s: closed", self.peer)
             self.close()
@@ -115,6 +119,10 @@ class Connection:
             return
         try:
             self._send(request, answer.result())
+        except Refused as refused:
+            _log.info("%s: closed: %s", self.peer, refused.message)
+            self.close()
+            return
         except Exception:
             _log.exception("%s: closed", self.peer)
             self.close()

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
 
 
+INTERNAL = ("__consumer_offsets", "__transaction_state")
+"""Topics of coordinators."""
+
+
 class Refused(Exception):
     """A request, or a part of it, that is answered with an error code and Kafka's sentence for it."""
 

@@ -1,0 +1,347 @@
+"""Groups of the classic protocol: joins, rebalances, sessions by the clock, committed offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.protocol import codes, decode_stored
+from lastword.protocol.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+from lastword.server import Server
+from lastword.server.coordinator import java_hash
+from tests.partition.nosync import UNSYNCED
+from tests.server.client import Client
+
+SESSION_MS, REBALANCE_MS = 10_000, 60_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
+    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock) as logs:
+        logs.create_topic("users", 3)
+        yield logs
+
+
+class Consumer:
+    """A member of a group, by requests."""
+
+    def __init__(
+        self, server: Server, group: str = "g", *, instance: str | None = None, version: int = 9
+    ) -> None:
+        self.client = Client(server)
+        self.group = group
+        self.instance = instance
+        self.version = version
+        self.id = ""
+        self.generation = -1
+        self.joined: Any = None
+
+    def send_join(
+        self, metadata: bytes = b"m", protocols: tuple[str, ...] = ("range",), **fields: Any
+    ) -> None:
+        body = JoinGroupRequest(
+            **{
+                "group_id": self.group,
+                "session_timeout_ms": SESSION_MS,
+                "rebalance_timeout_ms": REBALANCE_MS,
+                "member_id": self.id,
+                "group_instance_id": self.instance,
+                "protocol_type": "consumer",
+                "protocols": [
+                    JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata)
+                    for name in protocols
+                ],
+            }
+            | fields
+        )
+        self.client.send(body, self.version)
+
+    def receive_join(self) -> Any:
+        self.joined = self.client.receive()
+        self.id, self.generation = self.joined.member_id, self.joined.generation_id
+        return self.joined
+
+    def join(self, **fields: Any) -> Any:
+        """Join, with the id of the first answer if it has one."""
+        self.send_join(**fields)
+        if self.receive_join().error_code == codes.MEMBER_ID_REQUIRED:
+            self.send_join(**fields)
+            self.receive_join()
+        return self.joined
+
+    def send_sync(self, assignments: dict[str, bytes] | None = None) -> None:
+        given = [
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member, assignment=data)
+            for member, data in (assignments or {}).items()
+        ]
+        self.client.send(
+            SyncGroupRequest(
+                group_id=self.group,
+                generation_id=self.generation,
+                member_id=self.id,
+                group_instance_id=self.instance,
+                protocol_type="consumer",
+                protocol_name="range",
+                assignments=given,
+            )
+        )
+
+    def sync(self, assignments: dict[str, bytes] | None = None) -> Any:
+        self.send_sync(assignments)
+        return self.client.receive()
+
+    def heartbeat(self) -> int:
+        body = HeartbeatRequest(
+            group_id=self.group,
+            generation_id=self.generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+        )
+        return self.client.ask(body).error_code
+
+    def leave(self) -> Any:
+        member = LeaveGroupRequest.MemberIdentity(member_id=self.id, group_instance_id=self.instance)
+        return self.client.ask(LeaveGroupRequest(group_id=self.group, members=[member])).members[0].error_code
+
+    def commit(self, offset: int, metadata: str | None = "", *, topic: str = "users") -> int:
+        partition = OffsetCommitRequest.OffsetCommitRequestPartition(
+            partition_index=1, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
+        )
+        body = OffsetCommitRequest(
+            group_id=self.group,
+            generation_id_or_member_epoch=self.generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+            topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[partition])],
+        )
+        return self.client.ask(body, 9).topics[0].partitions[0].error_code
+
+    def committed(self) -> tuple[int, str]:
+        topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name="users", partition_indexes=[1])]
+        answer = self.client.ask(OffsetFetchRequest(group_id=self.group, topics=topics), 7)
+        partition = answer.topics[0].partitions[0]
+        return partition.committed_offset, partition.metadata
+
+
+@pytest.fixture
+def two(server: Server) -> tuple[Consumer, Consumer]:
+    """Two members of a stable group; the first leads."""
+    first, second = Consumer(server), Consumer(server)
+    first.join()
+    assert first.sync({first.id: b"all"}).assignment == b"all"
+    return first, joined(first, second)
+
+
+def joined(leader: Consumer, other: Consumer) -> Consumer:
+    """Let a second consumer join the group of a stable leader, and sync both."""
+    other.send_join()
+    if other.id == "" and other.instance is None:
+        assert other.receive_join().error_code == codes.MEMBER_ID_REQUIRED
+        other.send_join()
+    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    leader.send_join()
+    leader.receive_join()
+    other.receive_join()
+    assert leader.generation == other.generation
+    assert {member.member_id for member in leader.joined.members} == {leader.id, other.id}
+    other.send_sync()
+    assert leader.sync({leader.id: b"one", other.id: b"two"}).assignment == b"one"
+    assert other.client.receive().assignment == b"two"
+    return other
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def state(client: Client, group: str = "g") -> tuple[str, int]:
+    described = client.ask(DescribeGroupsRequest(groups=[group])).groups[0]
+    return described.group_state, len(described.members)
+
+
+def test_two_members_share_a_group(two: tuple[Consumer, Consumer], client: Client) -> None:
+    first, second = two
+    assert first.heartbeat() == second.heartbeat() == 0
+    assert state(client) == ("Stable", 2)
+    assert second.leave() == 0
+    assert first.heartbeat() == codes.REBALANCE_IN_PROGRESS
+    first.join()
+    assert first.sync({first.id: b"all"}).assignment == b"all"
+    assert first.leave() == 0
+    assert state(client) == ("Empty", 0)
+
+
+def test_requests_of_another_generation_or_member_are_refused(two: tuple[Consumer, Consumer]) -> None:
+    first, second = two
+    second.generation -= 1
+    assert second.heartbeat() == second.sync().error_code == second.commit(5) == codes.ILLEGAL_GENERATION
+    second.generation, second.id = first.generation, "nobody"
+    assert second.heartbeat() == second.sync().error_code == second.commit(5) == codes.UNKNOWN_MEMBER_ID
+    assert second.leave() == codes.UNKNOWN_MEMBER_ID
+    assert second.join().error_code == codes.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"group_id": ""}, codes.INVALID_GROUP_ID),
+        ({"session_timeout_ms": 1}, codes.INVALID_SESSION_TIMEOUT),
+        ({"protocols": []}, codes.INCONSISTENT_GROUP_PROTOCOL),
+        ({"protocol_type": "connect"}, codes.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+@pytest.mark.parametrize("version", [5, 9])
+def test_a_wrong_join_is_refused(server: Server, version: int, fields: dict[str, Any], code: int) -> None:
+    Consumer(server).join()
+    assert Consumer(server, version=version).join(**fields).error_code == code
+
+
+def test_a_silent_member_leaves_when_its_session_ends(
+    two: tuple[Consumer, Consumer], clock: ManualClock, client: Client
+) -> None:
+    first, second = two
+    clock.advance(SESSION_MS - 1000)
+    assert first.heartbeat() == 0
+    clock.advance(1001)
+    until(lambda: state(client)[1] == 1)
+    assert first.heartbeat() == codes.REBALANCE_IN_PROGRESS
+    assert second.heartbeat() == codes.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_does_not_join_again_is_removed(
+    two: tuple[Consumer, Consumer], clock: ManualClock, server: Server
+) -> None:
+    first, second = two
+    third = Consumer(server)
+    third.send_join()
+    third.receive_join()
+    third.send_join()
+    until(lambda: first.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    first.send_join()
+    for _ in range(REBALANCE_MS // 5000 + 1):  # the second member is alive, but does not join
+        clock.advance(5000)
+        second.heartbeat()
+    assert first.receive_join().error_code == third.receive_join().error_code == 0
+    assert {member.member_id for member in first.joined.members} == {first.id, third.id}
+
+
+def test_a_static_member_returns_without_a_rebalance(server: Server, client: Client) -> None:
+    leader, static = Consumer(server), Consumer(server, instance="one")
+    leader.join()
+    leader.sync({leader.id: b"all"})
+    joined(leader, static)
+    again = Consumer(server, instance="one")
+    assert again.join().error_code == 0
+    assert again.generation == static.generation and again.id != static.id
+    assert again.sync().assignment == b"two"
+    assert leader.heartbeat() == 0
+    assert static.heartbeat() == codes.FENCED_INSTANCE_ID
+    assert static.commit(3) == codes.FENCED_INSTANCE_ID
+
+
+def test_the_protocol_that_all_members_have_is_chosen(server: Server) -> None:
+    first, second = Consumer(server), Consumer(server)
+    first.join(protocols=("range", "sticky"))
+    first.sync({})
+    second.send_join(protocols=("sticky",))
+    second.receive_join()
+    second.send_join(protocols=("sticky",))
+    until(lambda: first.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    first.send_join(protocols=("range", "sticky"))
+    assert first.receive_join().protocol_name == second.receive_join().protocol_name == "sticky"
+
+
+def test_committed_offsets_and_members_survive_a_restart(logs: lastword.LogDir) -> None:
+    with lastword.serve(logs, "127.0.0.1:0") as server:
+        member = Consumer(server)
+        member.join()
+        member.sync({member.id: b"all"})
+        assert member.commit(42, "note") == 0
+        assert member.commit(7, "x" * 5000) == codes.OFFSET_METADATA_TOO_LARGE
+        assert member.commit(7, topic="others") == codes.UNKNOWN_TOPIC_OR_PARTITION
+    with lastword.serve(logs, "127.0.0.1:0") as server:
+        member.client = Client(server)
+        assert member.committed() == (42, "note")
+        assert member.heartbeat() == 0
+        synced = member.sync()
+        assert (synced.error_code, synced.assignment) == (0, b"all")
+        assert Consumer(server, "others").committed() == (-1, "")
+
+
+def test_offsets_are_committed_without_members(server: Server, client: Client) -> None:
+    simple = Consumer(server)
+    assert simple.commit(5) == 0
+    assert simple.committed() == (5, "")
+    listed = client.ask(ListGroupsRequest()).groups
+    assert [(group.group_id, group.group_state) for group in listed] == [("g", "Empty")]
+
+
+def test_the_records_are_kafkas(server: Server, logs: lastword.LogDir) -> None:
+    Consumer(server).commit(5, "note")
+    (record,) = logs["__consumer_offsets"].read()
+    key, value = (
+        decode_stored("OffsetCommitKey", record.key),
+        decode_stored("OffsetCommitValue", record.value),
+    )
+    assert (key.group, key.topic, key.partition) == ("g", "users", 1)
+    assert (value.offset, value.leader_epoch, value.metadata) == (5, -1, "note")
+    assert logs["__consumer_offsets"].config.cleanup_policy == frozenset({"compact"})
+
+
+def test_groups_and_offsets_are_deleted(server: Server, client: Client, logs: lastword.LogDir) -> None:
+    member = Consumer(server)
+    member.join()
+    member.sync({})
+    member.commit(5)
+    assert client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == codes.NON_EMPTY_GROUP
+    member.leave()
+    partition = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=1)
+    topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(name="users", partitions=[partition])
+    assert client.ask(OffsetDeleteRequest(group_id="g", topics=[topic])).error_code == 0
+    assert member.committed() == (-1, "")
+    assert client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == 0
+    assert (
+        client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == codes.GROUP_ID_NOT_FOUND
+    )
+    assert state(client) == ("Dead", 0)
+    newest = {record.key: record.value for record in logs["__consumer_offsets"].read()}
+    assert set(newest.values()) == {None}
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_the_coordinator_is_this_server(server: Server, client: Client, version: int) -> None:
+    keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
+    answer = client.ask(FindCoordinatorRequest(key_type=0, **keys), version)
+    found = answer if version < 4 else answer.coordinators[0]
+    assert (found.error_code, found.host, found.port) == (0, server.host, server.port)
+
+
+def test_the_hash_is_javas() -> None:
+    texts = ("", "g", "hello", "Aa", "BB", "polygenelubricants")  # the last has the hash -2^31
+    assert [java_hash(text) for text in texts] == [0, 103, 99_162_322, 2112, 2112, 0]
