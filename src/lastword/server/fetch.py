@@ -454,6 +454,8 @@ class Fetches:
                     answer.error_code = refused.code
                 except LastwordError as error:
                     answer.error_code = error.kafka_code
+                if request.version < 4:
+                    answer.leader_epoch = -1  # these versions have no field for it
         return ListOffsetsResponse(topics=topics)
 
     def _find_offset(

@@ -1,0 +1,256 @@
+"""Every API that is served answers every version that it advertises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.protocol import codes, messages
+from lastword.protocol.codes import APIS
+from lastword.protocol.schemas import Message
+from lastword.server import Server
+from tests.server.client import Client, batch
+
+TIMES_OUT = {"timeout_ms": 1000}
+
+
+def named(version: int, first_with_id: int, topic_id: bytes, field: str = "name") -> dict[str, Any]:
+    """Return the field that names the topic in this version."""
+    return {"topic_id": topic_id} if version >= first_with_id else {field: "users"}
+
+
+def produce(version: int, topic_id: bytes) -> Any:
+    kind = messages.ProduceRequest
+    data = kind.PartitionProduceData(index=0, records=batch((b"k", b"v")))
+    topic = kind.TopicProduceData(partition_data=[data], **named(version, 13, topic_id))
+    return kind(transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[topic])
+
+
+def fetch(version: int, topic_id: bytes) -> Any:
+    kind = messages.FetchRequest
+    partition = kind.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    topic = kind.FetchTopic(partitions=[partition], **named(version, 13, topic_id, "topic"))
+    more = {} if version < 7 else {"session_id": 0, "session_epoch": 0}
+    return kind(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=1, topics=[topic], **more)
+
+
+def list_offsets(version: int, topic_id: bytes) -> Any:
+    kind = messages.ListOffsetsRequest
+    partition = kind.ListOffsetsPartition(partition_index=0, timestamp=-1)
+    return kind(replica_id=-1, topics=[kind.ListOffsetsTopic(name="users", partitions=[partition])])
+
+
+def metadata(version: int, topic_id: bytes) -> Any:
+    kind = messages.MetadataRequest
+    return kind(topics=[kind.MetadataRequestTopic(name="users")])
+
+
+def offset_commit(version: int, topic_id: bytes) -> Any:
+    kind = messages.OffsetCommitRequest
+    partition = kind.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=5, committed_metadata=""
+    )
+    topic = kind.OffsetCommitRequestTopic(partitions=[partition], **named(version, 10, topic_id))
+    return kind(group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=[topic])
+
+
+def offset_fetch(version: int, topic_id: bytes) -> Any:
+    kind = messages.OffsetFetchRequest
+    if version < 8:
+        topic = kind.OffsetFetchRequestTopic(name="users", partition_indexes=[0])
+        return kind(group_id="g", topics=[topic])
+    topics = kind.OffsetFetchRequestTopics(partition_indexes=[0], **named(version, 10, topic_id))
+    return kind(groups=[kind.OffsetFetchRequestGroup(group_id="g", topics=[topics])])
+
+
+def all_offsets(version: int, topic_id: bytes) -> Any:
+    kind = messages.OffsetFetchRequest
+    if version < 8:
+        return kind(group_id="g", topics=None if version >= 2 else [])
+    return kind(groups=[kind.OffsetFetchRequestGroup(group_id="g", topics=None)])
+
+
+def find_coordinator(version: int, topic_id: bytes) -> Any:
+    return messages.FindCoordinatorRequest(**({"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}))
+
+
+def join_group(version: int, topic_id: bytes) -> Any:
+    kind = messages.JoinGroupRequest
+    protocol = kind.JoinGroupRequestProtocol(name="range", metadata=b"")
+    fields = {"rebalance_timeout_ms": 10_000} if version >= 1 else {}
+    return kind(
+        group_id="h", session_timeout_ms=10_000, protocol_type="consumer", protocols=[protocol], **fields
+    )
+
+
+def sync_group(version: int, topic_id: bytes) -> Any:
+    return messages.SyncGroupRequest(group_id="g", generation_id=1, member_id="x", assignments=[])
+
+
+def heartbeat(version: int, topic_id: bytes) -> Any:
+    return messages.HeartbeatRequest(group_id="g", generation_id=1, member_id="x")
+
+
+def leave_group(version: int, topic_id: bytes) -> Any:
+    kind = messages.LeaveGroupRequest
+    fields = {"member_id": "x"} if version < 3 else {"members": [kind.MemberIdentity(member_id="x")]}
+    return kind(group_id="g", **fields)
+
+
+def create_topics(version: int, topic_id: bytes) -> Any:
+    kind = messages.CreateTopicsRequest
+    topic = kind.CreatableTopic(name="new", num_partitions=1, replication_factor=1)
+    return kind(topics=[topic], **TIMES_OUT)
+
+
+def delete_topics(version: int, topic_id: bytes) -> Any:
+    kind = messages.DeleteTopicsRequest
+    fields = {"topics": [kind.DeleteTopicState(name="users")]} if version >= 6 else {"topic_names": ["users"]}
+    return kind(**fields, **TIMES_OUT)
+
+
+def delete_records(version: int, topic_id: bytes) -> Any:
+    kind = messages.DeleteRecordsRequest
+    partition = kind.DeleteRecordsPartition(partition_index=0, offset=0)
+    return kind(topics=[kind.DeleteRecordsTopic(name="users", partitions=[partition])], **TIMES_OUT)
+
+
+def offset_for_leader_epoch(version: int, topic_id: bytes) -> Any:
+    kind = messages.OffsetForLeaderEpochRequest
+    partition = kind.OffsetForLeaderPartition(partition=0, leader_epoch=0)
+    return kind(topics=[kind.OffsetForLeaderTopic(topic="users", partitions=[partition])])
+
+
+def describe_configs(version: int, topic_id: bytes) -> Any:
+    kind = messages.DescribeConfigsRequest
+    resources = [
+        kind.DescribeConfigsResource(resource_type=number, resource_name=name, configuration_keys=None)
+        for number, name in ((2, "users"), (4, "1"))
+    ]
+    return kind(resources=resources)
+
+
+def alter_configs(version: int, topic_id: bytes) -> Any:
+    kind = messages.AlterConfigsRequest
+    config = kind.AlterableConfig(name="retention.ms", value="5000")
+    resource = kind.AlterConfigsResource(resource_type=2, resource_name="users", configs=[config])
+    return kind(resources=[resource], validate_only=False)
+
+
+def incremental_alter_configs(version: int, topic_id: bytes) -> Any:
+    kind = messages.IncrementalAlterConfigsRequest
+    config = kind.AlterableConfig(name="cleanup.policy", config_operation=2, value="compact")
+    resource = kind.AlterConfigsResource(resource_type=2, resource_name="users", configs=[config])
+    return kind(resources=[resource], validate_only=False)
+
+
+def create_partitions(version: int, topic_id: bytes) -> Any:
+    kind = messages.CreatePartitionsRequest
+    return kind(topics=[kind.CreatePartitionsTopic(name="users", count=2, assignments=None)], **TIMES_OUT)
+
+
+def describe_producers(version: int, topic_id: bytes) -> Any:
+    kind = messages.DescribeProducersRequest
+    return kind(topics=[kind.TopicRequest(name="users", partition_indexes=[0])])
+
+
+def describe_topic_partitions(version: int, topic_id: bytes) -> Any:
+    kind = messages.DescribeTopicPartitionsRequest
+    return kind(topics=[kind.TopicRequest(name="users")], cursor=None)
+
+
+def offset_delete(version: int, topic_id: bytes) -> Any:
+    kind = messages.OffsetDeleteRequest
+    partition = kind.OffsetDeleteRequestPartition(partition_index=0)
+    return kind(group_id="g", topics=[kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])])
+
+
+REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
+    "Produce": produce,
+    "Fetch": fetch,
+    "ListOffsets": list_offsets,
+    "Metadata": metadata,
+    "OffsetCommit": offset_commit,
+    "OffsetFetch": offset_fetch,
+    "FindCoordinator": find_coordinator,
+    "JoinGroup": join_group,
+    "SyncGroup": sync_group,
+    "Heartbeat": heartbeat,
+    "LeaveGroup": leave_group,
+    "DescribeGroups": lambda version, topic_id: messages.DescribeGroupsRequest(groups=["g", "none"]),
+    "ListGroups": lambda version, topic_id: messages.ListGroupsRequest(),
+    "ApiVersions": lambda version, topic_id: messages.ApiVersionsRequest(
+        **({"client_software_name": "t", "client_software_version": "1"} if version >= 3 else {})
+    ),
+    "CreateTopics": create_topics,
+    "DeleteTopics": delete_topics,
+    "DeleteRecords": delete_records,
+    "InitProducerId": lambda version, topic_id: messages.InitProducerIdRequest(
+        transactional_id=None, transaction_timeout_ms=1000
+    ),
+    "OffsetForLeaderEpoch": offset_for_leader_epoch,
+    "DescribeConfigs": describe_configs,
+    "AlterConfigs": alter_configs,
+    "DescribeLogDirs": lambda version, topic_id: messages.DescribeLogDirsRequest(topics=None),
+    "CreatePartitions": create_partitions,
+    "DeleteGroups": lambda version, topic_id: messages.DeleteGroupsRequest(groups_names=["none"]),
+    "IncrementalAlterConfigs": incremental_alter_configs,
+    "OffsetDelete": offset_delete,
+    "DescribeCluster": lambda version, topic_id: messages.DescribeClusterRequest(),
+    "DescribeProducers": describe_producers,
+    "DescribeTopicPartitions": describe_topic_partitions,
+}
+EXPECTED = {
+    "SyncGroup": {codes.UNKNOWN_MEMBER_ID},
+    "Heartbeat": {codes.UNKNOWN_MEMBER_ID},
+    "LeaveGroup": {codes.UNKNOWN_MEMBER_ID},
+    "JoinGroup": {codes.MEMBER_ID_REQUIRED},
+    "DeleteGroups": {codes.GROUP_ID_NOT_FOUND},
+    "DescribeGroups": {codes.GROUP_ID_NOT_FOUND},
+}
+"""Error codes that the request above has as its answer."""
+
+
+def error_codes(message: Any) -> set[int]:
+    """Return the error codes of a message and of its structs, without 0."""
+    found: set[int] = set()
+    for name in message.__slots__:
+        value = getattr(message, name)
+        if name == "error_code" and value:
+            found.add(value)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Message):
+                found |= error_codes(part)
+    return found
+
+
+def test_there_is_a_request_for_every_api(server: Server) -> None:
+    assert {api.name for api in server.broker.apis.values()} == set(REQUESTS)
+
+
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_every_version_is_answered(name: str, server: Server, client: Client, logs: lastword.LogDir) -> None:
+    api = next(api for api in APIS.values() if api.name == name)
+    for version in range(api.first, api.stable + 1):
+        topic = logs.create_topic("users", cleanup_policy="delete")
+        client.produce("users", batch((b"k", b"v")))
+        topic_id = client.ask(metadata(12, b"")).topics[0].topic_id
+        client.ask(offset_commit(9, b""), 9)
+        answer = client.ask(REQUESTS[name](version, topic_id), version)
+        assert error_codes(answer) <= EXPECTED.get(name, set()), (version, answer)
+        for created in {"users", "new"} & set(logs):
+            logs.delete_topic(created)
+        assert topic.name not in logs
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+def test_all_offsets_of_a_group(client: Client, logs: lastword.LogDir, version: int) -> None:
+    logs.create_topic("users")
+    client.ask(offset_commit(9, b""), 9)
+    answer = client.ask(all_offsets(version, b""), version)
+    topics = answer.topics if version < 8 else answer.groups[0].topics
+    expected = [] if version < 2 else [(0, 5)]
+    assert [(p.partition_index, p.committed_offset) for t in topics for p in t.partitions] == expected
