@@ -14,6 +14,7 @@ from lastword.protocol import codes
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     ApiVersionsRequest,
+    DeleteTopicsRequest,
     InitProducerIdRequest,
     MetadataRequest,
     OffsetForLeaderEpochRequest,
@@ -21,6 +22,7 @@ from lastword.protocol.messages import (
 from lastword.records.batch import read_header
 from lastword.server import Server
 from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.transactions import end_transaction
 
 ONE = batch((b"k", b"v"))
 
@@ -284,6 +286,93 @@ def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogD
     client.ask(fetch_request([], session_epoch=-1, **session), 12)
     gone = client.ask(fetch_request([], session_epoch=3, **session), 12)
     assert gone.error_code == codes.FETCH_SESSION_ID_NOT_FOUND
+
+
+def transactional(number: int, producer_id: int = 5, sequence: int = 0) -> bytes:
+    return batch((b"t%d" % number, b"v"), producer=(producer_id, 0, sequence), attributes=0x10)
+
+
+def test_a_committed_read_ends_at_the_last_stable_offset(
+    client: Client, logs: lastword.LogDir, users: lastword.Topic
+) -> None:
+    log = logs.dirs.log("users", 0)
+    client.produce("users", ONE)
+    log.append_batch(transactional(1))
+    client.produce("users", ONE)
+    committed = {"isolation_level": 1}
+    answer = client.fetch("users", 0, **committed)
+    assert (answer.last_stable_offset, answer.high_watermark) == (1, 3)
+    assert (bases(answer), answer.aborted_transactions) == ([0], [])
+    assert bases(client.fetch("users", 0)) == [0, 1, 2]
+    assert client.fetch("users", 0).aborted_transactions is None
+    assert client.offset("users", -1, isolation_level=1).offset == 1
+    end_transaction(log, 5, 0, commit=False)
+    answer = client.fetch("users", 0, **committed)
+    assert bases(answer) == [0, 1, 2, 3]
+    assert [(a.producer_id, a.first_offset) for a in answer.aborted_transactions] == [(5, 1)]
+    assert client.fetch("users", 4, **committed).aborted_transactions == []
+    log.append_batch(transactional(2, sequence=1))
+    log.roll()
+    end_transaction(log, 5, 0, commit=False)  # in the next segment
+    answer = client.fetch("users", 4, **committed)
+    assert [(a.producer_id, a.first_offset) for a in answer.aborted_transactions] == [(5, 4)]
+
+
+def test_a_committed_read_waits_for_the_decision(
+    server: Server, client: Client, logs: lastword.LogDir, users: lastword.Topic
+) -> None:
+    log = logs.dirs.log("users", 0)
+    log.append_batch(transactional(1))
+    client.send(fetch_request([("users", 0, 0)], isolation_level=1, max_wait_ms=5000), 12)
+    time.sleep(0.05)
+    log.append_batch(ONE)  # wakes the fetch, which is not answered
+    time.sleep(0.05)
+    began = time.monotonic()
+    end_transaction(log, 5, 0, commit=True)
+    assert bases(client.receive().responses[0].partitions[0]) == [0, 1, 2]
+    assert time.monotonic() - began < 2
+
+
+def test_a_topic_that_is_made_again_has_another_id(client: Client, logs: lastword.LogDir) -> None:
+    def topic_id() -> bytes:
+        wanted = MetadataRequest.MetadataRequestTopic(name="users")
+        return client.ask(MetadataRequest(topics=[wanted])).topics[0].topic_id
+
+    logs.create_topic("users")
+    first = topic_id()
+    logs.delete_topic("users")
+    logs.create_topic("users")
+    assert topic_id() != first
+
+
+def test_a_waiting_fetch_is_answered_when_its_topic_goes(
+    server: Server, client: Client, users: lastword.Topic
+) -> None:
+    client.send(fetch_request([("users", 0, 0)], max_wait_ms=60_000), 12)
+    with Client(server) as other:
+        other.ask(DeleteTopicsRequest(topic_names=["users"], timeout_ms=1000), 5)
+    began = time.monotonic()
+    client.receive()
+    assert time.monotonic() - began < 2
+    assert client.fetch("users", 0).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_fetch_goes_on_while_its_segment_is_replaced(client: Client, logs: lastword.LogDir) -> None:
+    """The answer is larger than the socket takes, and the cleaner replaces its segment meanwhile."""
+    topic = logs.create_topic("users", cleanup_policy="compact", segment_bytes="8MiB")
+    data = batch((b"k", b"v" * 900_000))
+    for _ in range(8):
+        client.produce("users", data)
+    client.send(fetch_request([("users", 0, 0)], partition_max_bytes=50 << 20), 12)
+    time.sleep(0.1)
+    log = logs.dirs.log("users", 0)
+    log.roll()
+    log.raise_log_start(8)
+    log.remove_prefix()
+    log.remove_deferred()
+    answer = client.receive().responses[0].partitions[0]
+    assert bases(answer) == list(range(8))
+    assert topic.partitions == 1
 
 
 # ------------------------------------------------------------------ offsets

@@ -96,8 +96,8 @@ class Topics:
         return list(self._by_name.values())
 
     def _list(self) -> None:
+        before = {} if self._is_stale else self._by_name  # a topic of the same name may have another id
         self._is_stale = False
-        before = self._by_name
         topics: dict[str, ServedTopic] = {}
         for name, directories in self._dirs.topics().items():
             known = before.get(name)
