@@ -11,6 +11,8 @@ import pytest
 
 import lastword
 from lastword.server import Server
+from tests.server.client import batch
+from tests.transactions import end_transaction
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 admin = pytest.importorskip("confluent_kafka.admin")
@@ -109,6 +111,32 @@ def test_a_consumer_passes_gaps(server: Server, logs: lastword.LogDir) -> None:
     messages = read(server, "users", 0, count=len(kept))
     assert [message.offset() for message in messages] == kept
     assert [m.offset() for m in read(server, "users", kept[3] + 1, count=len(kept) - 4)] == kept[4:]
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_a_committed_read_leaves_out_aborted_records(
+    server: Server, logs: lastword.LogDir, codec: int
+) -> None:
+    logs.create_topic("users")
+    log = logs.dirs.log("users", 0)
+    for number in range(6):
+        records = [(b"k", b"%d" % number)] * 3
+        log.append_batch(batch(*records, codec=codec, producer=(7, 0, 3 * number), attributes=0x10 | codec))
+        end_transaction(log, 7, 0, commit=number % 2 == 0)
+    committed = read(server, "users", count=9, isolation_level="read_committed")
+    assert [message.value() for message in committed] == [b"0"] * 3 + [b"2"] * 3 + [b"4"] * 3
+    everything = read(server, "users", count=18, isolation_level="read_uncommitted")
+    assert [message.offset() for message in everything] == [4 * n + i for n in range(6) for i in range(3)]
+
+
+def test_a_gap_of_2_31_offsets_is_passed(server: Server, logs: lastword.LogDir) -> None:
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    topic.append(b"a", b"1")
+    logs.dirs.log("users", 0).truncate_fully_and_start_at(1 << 31)
+    topic.append(b"b", b"2")
+    assert [m.offset() for m in read(server, "users", 1 << 31, count=1)] == [1 << 31]
+    found = read(server, "users", 5, count=1, auto_offset_reset="earliest")
+    assert [message.offset() for message in found] == [1 << 31]
 
 
 def test_topics_are_managed(server: Server, admin_client: Any, logs: lastword.LogDir) -> None:
