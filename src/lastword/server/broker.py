@@ -500,7 +500,7 @@ class Broker:
         for log_dir in self.dirs.directories:
             disk = os.statvfs(log_dir.path)
             result = DescribeLogDirsResponse.DescribeLogDirsResult(
-                log_dir=os.path.abspath(log_dir.path),
+                log_dir=os.path.realpath(log_dir.path),
                 topics=[],
                 total_bytes=disk.f_blocks * disk.f_frsize,
                 usable_bytes=disk.f_bavail * disk.f_frsize,
@@ -527,7 +527,7 @@ class Broker:
             if path not in {log_dir.path for log_dir in self.dirs.directories}:
                 results.append(
                     DescribeLogDirsResponse.DescribeLogDirsResult(
-                        error_code=codes.KAFKA_STORAGE_ERROR, log_dir=os.path.abspath(path)
+                        error_code=codes.KAFKA_STORAGE_ERROR, log_dir=os.path.realpath(path)
                     )
                 )
         return DescribeLogDirsResponse(results=results)

@@ -1,8 +1,8 @@
-"""Settings under Kafka's names: DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, and those of a new topic.
+"""Settings under Kafka's names: described, changed, and checked for a new topic.
 
-A setting that has an effect here is one of `TOPIC_SETTINGS`, and is saved in lastword.toml. A setting of Kafka's
-that has none (`WITHOUT_EFFECT`) is described with its default, and may be given only that value: a client that
-asks for another one would rely on what does not happen.
+A setting that has an effect here is one of `TOPIC_SETTINGS`, and is saved in lastword.toml. A setting of
+Kafka's that has none (`WITHOUT_EFFECT`) is described with its default, and may be given only that value: a
+client that asks for another value would rely on something that does not happen.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ class Configs:
             if name not in ("", str(self._broker.node_id)):
                 raise Refused(
                     codes.INVALID_REQUEST,
-                    f"Unexpected broker id, expected {self._broker.node_id} or empty string, but received {name}",
+                    f"Unexpected broker id, expected {self._broker.node_id} or empty string, but received "
+                    f"{name}",
                 )
             return (self.broker_rows() if name else []), True
         if kind in (BROKER_LOGGER, CLIENT_METRICS, GROUP):

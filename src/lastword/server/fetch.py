@@ -1,9 +1,9 @@
 """Fetch with sessions and long polls; ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
 
-A read of a partition (`read_log`) finds the batch that contains the offset, and as many whole batches behind it
-as the limits allow, in one segment. The answer has them as ranges of the segment's open file: a segment that a
-cleaning replaces meanwhile stays readable. The first batch of an answer is sent even if it is above the limits,
-or a client could never pass it.
+A read of a partition (`read_log`) finds the batch that contains the offset, and as many whole batches behind
+it as the limits allow, in one segment. The answer has them as ranges of the segment's open file: a segment
+that a cleaning replaces meanwhile stays readable. The first batch of an answer is sent even if it is above
+the limits, or a client could never pass it.
 
 Long polls. A fetch without enough bytes waits for an append to one of its partitions, or for its time. Only
 the partitions that were appended to are read again. `PartitionLog.on_append` is set while a fetch waits.

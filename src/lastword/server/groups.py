@@ -578,9 +578,6 @@ class Groups:
             group.state = STABLE
             group.changed_ms = self._broker.clock.now_ms()
             group.cancel_timer()
-            group.timer = self._broker.timers.after(
-                max(other.rebalance_ms for other in group.members.values()), lambda: None
-            )
             stored = self._store_group(group)
             generation = group.generation
 

@@ -329,9 +329,9 @@ def recompressed(records: Any, header: BatchHeader, codec: int, config: TopicCon
 
 
 class ProducerIds:
-    """Producer ids that are never given twice: blocks of them are reserved in a file before the first is given.
+    """Producer ids that are never given twice.
 
-    The file is `lastword.producer-ids` in the first directory.
+    A block of ids is reserved in `lastword.producer-ids` of the first directory before the first is given.
     """
 
     def __init__(self, broker: Broker) -> None:
