@@ -82,7 +82,11 @@ def join_group(version: int, topic_id: bytes) -> Any:
     protocol = kind.JoinGroupRequestProtocol(name="range", metadata=b"")
     fields = {"rebalance_timeout_ms": 10_000} if version >= 1 else {}
     return kind(
-        group_id="h", session_timeout_ms=10_000, protocol_type="consumer", protocols=[protocol], **fields
+        group_id=f"h{version}",
+        session_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[protocol],
+        **fields,
     )
 
 

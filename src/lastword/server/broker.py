@@ -10,6 +10,7 @@ epoch is the newest one of the log, and a replica is always in sync.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -132,6 +133,36 @@ class Broker:
     def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run work that waits in a thread of the pool; return a future of its result."""
         return self.loop.run_in_executor(self._pool, work, *arguments)
+
+    def then(self, before: asyncio.Future[Any], call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Return a future of the answer of `call`, which is called when `before` is done."""
+        answer: asyncio.Future[Any] = self.loop.create_future()
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            try:
+                answer.set_result(done.result())
+            except Exception as error:
+                answer.set_exception(error)
+
+        def go_on(done: asyncio.Future[Any]) -> None:
+            try:
+                done.result()
+                result = call()
+            except Exception as error:
+                answer.set_exception(error)
+                return
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(finish)
+            else:
+                answer.set_result(result)
+
+        before.add_done_callback(go_on)
+        return answer
+
+    def with_logs(self, asked: Iterable[tuple[ServedTopic | None, int]], call: Callable[[], Any]) -> Any:
+        """Return the answer of `call`, which needs these logs open. A recovery runs in the pool."""
+        closed = [(topic, number) for topic, number in asked if topic and not topic.is_open(number)]
+        return self.then(self.in_pool(_open_logs, closed), call) if closed else call()
 
     def disconnected(self, connection: Any) -> None:
         """Drop what is kept for a connection."""
@@ -532,7 +563,11 @@ class Broker:
                 )
         return DescribeLogDirsResponse(results=results)
 
-    def _describe_producers(self, request: Request, connection: Any) -> Message:
+    def _describe_producers(self, request: Request, connection: Any) -> Any:
+        asked = [(self.topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
+        return self.with_logs(asked, lambda: self._described_producers(request))
+
+    def _described_producers(self, request: Request) -> Message:
         topics = []
         for topic in request.body.topics:
             served = self.topics.get(topic.name)
@@ -554,6 +589,12 @@ class Broker:
                 except LastwordError as error:
                     partition.error_code, partition.error_message = error.kafka_code, error.message
         return DescribeProducersResponse(topics=topics)
+
+
+def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:
+    for topic, number in closed:
+        with contextlib.suppress(LastwordError):  # raised again when the log is used
+            topic.log(number)
 
 
 def _producer_state(producer: Any) -> Any:

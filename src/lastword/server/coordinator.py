@@ -1,8 +1,8 @@
 """The parts that coordinators share: the topic that holds their state, and timers by the clock of the log.
 
-A coordinator's state is a compacted topic in Kafka's own record formats. Every change is appended before
-the client gets its answer, and the topic is read when the coordinator is first needed. So a broker that takes over
-the directory has the groups, and gives them back.
+A coordinator's state is a compacted topic in Kafka's own record formats. Every change is appended before the
+client gets its answer, and the topic is read when the coordinator is first needed. So a broker that takes
+over the directory has the groups, and gives them back.
 """
 
 from __future__ import annotations

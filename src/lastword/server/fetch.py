@@ -181,6 +181,11 @@ class Fetches:
     # -------------------------------------------------------------- sessions
 
     def _fetch(self, request: Request, connection: Any) -> Any:
+        find = self._broker.topics.find
+        asked = [(find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions]
+        return self._broker.with_logs(asked, lambda: self._fetched(request))
+
+    def _fetched(self, request: Request) -> Any:
         body = request.body
         session: Session | None = None
         named = OrderedDict(
@@ -430,7 +435,9 @@ class Fetches:
     def _list_offsets(self, request: Request, connection: Any) -> Any:
         special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
         if special:
-            return self._listed_offsets(request)
+            get = self._broker.topics.get
+            asked = [(get(t.name), p.partition_index) for t in request.body.topics for p in t.partitions]
+            return self._broker.with_logs(asked, lambda: self._listed_offsets(request))
         return self._broker.in_pool(self._listed_offsets, request)
 
     def _listed_offsets(self, request: Request) -> Message:
@@ -488,7 +495,12 @@ class Fetches:
             answer.offset, answer.timestamp = record.offset, record.timestamp
             answer.leader_epoch = log.epochs.at(record.offset + 1)
 
-    def _offset_for_leader_epoch(self, request: Request, connection: Any) -> Message:
+    def _offset_for_leader_epoch(self, request: Request, connection: Any) -> Any:
+        get = self._broker.topics.get
+        asked = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
+        return self._broker.with_logs(asked, lambda: self._ends_of_epochs(request))
+
+    def _ends_of_epochs(self, request: Request) -> Message:
         topics = []
         for topic in request.body.topics:
             partitions: list[Any] = []

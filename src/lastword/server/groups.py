@@ -183,26 +183,15 @@ class Groups:
         def handle(request: Request, connection: Any) -> Any:
             if self._is_loaded:
                 return handler(request, connection)
-            if self._loading is None:
+            if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
                 self._loading = self._broker.in_pool(self._read_topic)
-            answer: asyncio.Future[Any] = self._broker.loop.create_future()
+            return self._broker.then(self._loading, lambda: loaded(request, connection))
 
-            def loaded(loading: asyncio.Future[Any]) -> None:
-                try:
-                    if not self._is_loaded:
-                        self._take(loading.result())
-                    result = handler(request, connection)
-                except Exception as error:
-                    self._loading = None
-                    answer.set_exception(error)
-                    return
-                if isinstance(result, asyncio.Future):
-                    result.add_done_callback(lambda done: _copy(done, answer))
-                else:
-                    answer.set_result(result)
-
-            self._loading.add_done_callback(loaded)
-            return answer
+        def loaded(request: Request, connection: Any) -> Any:
+            loading = self._loading
+            if not self._is_loaded and loading is not None:
+                self._take(loading.result())
+            return handler(request, connection)
 
         return handle
 
@@ -289,17 +278,7 @@ class Groups:
         """Return the answer, or a future of it when the change is durable."""
         if stored is None:
             return answer
-        result: asyncio.Future[Any] = self._broker.loop.create_future()
-
-        def synced(done: asyncio.Future[Any]) -> None:
-            error = done.exception()
-            if error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(answer)
-
-        stored.add_done_callback(synced)
-        return result
+        return self._broker.then(stored, lambda: answer)
 
     # -------------------------------------------------------------- coordinator
 
@@ -1017,13 +996,3 @@ def _join_error(code: int, member_id: str, version: int) -> Any:
         member_id=member_id,
         members=[],
     )
-
-
-def _copy(done: asyncio.Future[Any], to: asyncio.Future[Any]) -> None:
-    if to.done():
-        return
-    error = done.exception()
-    if error is not None:
-        to.set_exception(error)
-    else:
-        to.set_result(done.result())

@@ -143,7 +143,7 @@ class Producing:
         missing = codes.UNKNOWN_TOPIC_OR_PARTITION if request.version < 13 else codes.UNKNOWN_TOPIC_ID
         answer = ProduceResponse(responses=responses)
         syncs: list[tuple[PartitionLog, Any]] = []
-        if not waits and not (len(logs) == 1 and logs[0][2] is not None and self._is_free(*logs[0])):
+        if not waits and not all(served is None or _is_free(served, data.index) for data, _, served in logs):
             return None, syncs
         for data, partition, served in logs:
             if served is None:
@@ -164,17 +164,6 @@ class Producing:
             except LastwordError as error:
                 _refuse(partition, error.kafka_code, error.message)
         return answer, syncs
-
-    def _is_free(self, data: Any, partition: Any, served: ServedTopic) -> bool:
-        """Return whether the log is open, and no other thread holds it."""
-        directory = served.directories.get(data.index)
-        if directory is None or not directory.is_log_open(served.name, data.index):
-            return False
-        lock = directory.log(served.name, data.index).lock
-        if not lock.acquire(blocking=False):
-            return False
-        lock.release()
-        return True
 
     def _append(self, log: PartitionLog, request: Request, records: Any, partition: Any) -> None:
         config = log.config
@@ -226,6 +215,19 @@ class Producing:
             return InitProducerIdResponse(producer_id=self._ids.next(), producer_epoch=0)
         except LastwordError as error:
             return InitProducerIdResponse(error_code=error.kafka_code, producer_id=-1, producer_epoch=-1)
+
+
+def _is_free(topic: ServedTopic, partition: int) -> bool:
+    """Return whether the log is open, and no other thread holds it."""
+    if partition not in topic.directories:
+        return True
+    if not topic.is_open(partition):
+        return False
+    lock = topic.log(partition).lock
+    if not lock.acquire(blocking=False):
+        return False
+    lock.release()
+    return True
 
 
 def _refuse(partition: Any, code: int, message: str) -> None:

@@ -1,8 +1,8 @@
 """`serve`: sockets and the event loop. Bytes in, requests to the broker, parts of answers out.
 
 The sockets are non-blocking and used without a transport. So the batches of a fetch go from a file to the
-socket (`Handle.send_to`) as far as the client takes them, with nothing copied. No descriptor is held while the
-client takes nothing.
+socket (`Handle.send_to`) as far as the client takes them, with nothing copied. No descriptor is held while
+the client takes nothing.
 
 Bounds. A connection is not read while a request of it is in work or an answer waits for the client. So a
 connection holds at most one frame that is incomplete, one that is in work, and one answer.

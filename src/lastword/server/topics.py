@@ -50,6 +50,11 @@ class ServedTopic:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has no partition {partition}")
         return directory.log(self.name, partition)
 
+    def is_open(self, partition: int) -> bool:
+        """Return whether `log` returns immediately: the log was used before, or there is none."""
+        directory = self.directories.get(partition)
+        return directory is None or directory.is_log_open(self.name, partition)
+
     def leader_epoch(self, partition: int) -> int:
         """Return the newest leader epoch of a partition. Does not open its log."""
         epoch = self.epochs.get(partition)
