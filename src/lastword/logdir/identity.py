@@ -5,6 +5,7 @@ meta.properties          version=1, cluster.id, node.id, directory.id (Java prop
 partition.metadata       version: 0\ntopic_id: <22 characters>, no newline at the end
 .kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; only its existence counts
 lastword/moved-from      in a partition: the directory it was copied from, and the log end then (framed JSON)
+lastword.producer-ids    the first producer id that is not reserved yet (framed JSON)
 ```
 
 An id is 16 random bytes as URL-safe base64 without padding. A broker sets a partition aside (`-stray`) if its
@@ -33,6 +34,9 @@ from lastword.files.framed import Framed
 from lastword.segment import names
 
 CLEAN_SHUTDOWN_TEXT = b'{"version":0,"brokerEpoch":-1}'
+PRODUCER_IDS = Framed(
+    "producer-ids", 1, "bad-producer-ids", "remove the file: new ids begin at another random number"
+)
 _ID = re.compile(r"[A-Za-z0-9_-]{22}")
 _META = ("version", "cluster.id", "node.id", "broker.id", "directory.id")
 

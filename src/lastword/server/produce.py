@@ -11,6 +11,7 @@ sync follows, if it is large, or if another thread holds the log.
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from google_crc32c import value as crc32c
 
 from lastword.errors import CorruptBatchError, LastwordError
-from lastword.files.framed import Framed
+from lastword.logdir.identity import PRODUCER_IDS
 from lastword.protocol import Request, codes
 from lastword.protocol.messages import InitProducerIdResponse, ProduceResponse
 from lastword.protocol.schemas import Message
@@ -56,11 +57,8 @@ CODECS = {
     "zstd": ZSTD,
 }
 FIRST_PRODUCER_ID = 1 << 60
-"""Ids that this server gives begin here, above those of a broker whose directory this may have been."""
+"""The ids of a directory begin at a random number above, where no broker's ids are."""
 IDS_RESERVED = 1000
-PRODUCER_IDS = Framed(
-    "producer-ids", 1, "bad-producer-ids", "remove the file: ids are given from a random number on"
-)
 
 
 class Producing:
@@ -340,6 +338,7 @@ class ProducerIds:
         directory = broker.dirs.directories[0]
         self._files = directory.files
         self._path = os.path.join(directory.path, names.PRODUCER_IDS)
+        self._rng = random.SystemRandom()
         self._next = self._end = 0
         self._lock = threading.Lock()
 
@@ -352,11 +351,12 @@ class ProducerIds:
         """Return a new id; reserves a block, durably, if there is none."""
         with self._lock:
             if self._next >= self._end:
-                first = FIRST_PRODUCER_ID
-                if self._files.exists(self._path):
-                    first = PRODUCER_IDS.decode(self._files.read_bytes(self._path), self._path)["next"]
-                data = PRODUCER_IDS.encode({"next": first + IDS_RESERVED})
-                self._files.write_atomic(self._path, data)
+                fields = PRODUCER_IDS.load(self._files, self._path)
+                if fields is None:
+                    fields = {"next": FIRST_PRODUCER_ID + self._rng.getrandbits(59)}
+                with PRODUCER_IDS.reading(self._path):
+                    first = int(fields["next"])
+                PRODUCER_IDS.save(self._files, self._path, {"next": first + IDS_RESERVED})
                 self._next, self._end = first, first + IDS_RESERVED
             return self._take()
 

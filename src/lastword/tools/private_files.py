@@ -21,7 +21,7 @@ from lastword.files import Files, real_path
 from lastword.files.framed import Framed
 from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, Manifest
 from lastword.logdir.copies import COPIED
-from lastword.logdir.identity import MOVE_NOTE
+from lastword.logdir.identity import MOVE_NOTE, PRODUCER_IDS
 from lastword.logdir.log_dir_set import read_partition_list
 from lastword.partition import cut, leases, removal_log, staged_batches
 from lastword.partition.durability import decode_mark
@@ -266,6 +266,7 @@ _ROOT_NAMES: dict[str, Reader] = {
     names.SETTINGS: _settings,
     names.PARTITION_LIST: _partition_list,
     names.WRITERS: _framed(WRITERS_FORM),
+    names.PRODUCER_IDS: _framed(PRODUCER_IDS),
     names.BEGUN: _log_ends,
 }
 _ROOT_PREFIXES: dict[str, Reader] = {
