@@ -314,6 +314,19 @@ def test_the_records_are_kafkas(server: Server, logs: lastword.LogDir) -> None:
     assert logs["__consumer_offsets"].config.cleanup_policy == frozenset({"compact"})
 
 
+def test_a_commit_waits_for_the_drive_if_the_settings_say_so(
+    server: Server, logs: lastword.LogDir, two: tuple[Consumer, Consumer]
+) -> None:
+    logs.set_config(lastword_ack="disk")
+    assert two[0].commit(5) == 0
+    log = logs.dirs.log("__consumer_offsets", 0)
+    assert log.synced_to == log.log_end
+    assert two[0].leave() == 0
+    two[1].join()
+    assert two[1].sync({two[1].id: b"all"}).assignment == b"all"
+    assert log.synced_to == log.log_end
+
+
 def test_groups_and_offsets_are_deleted(server: Server, client: Client, logs: lastword.LogDir) -> None:
     member = Consumer(server)
     member.join()

@@ -186,6 +186,30 @@ def test_a_topic_with_a_codec_stores_that_codec(client: Client, logs: lastword.L
     assert [record.value for record in topic.read()] == [b"v" * 100] * 5
 
 
+def test_acks_all_waits_for_the_drive_if_the_topic_says_so(client: Client, logs: lastword.LogDir) -> None:
+    logs.create_topic("users", lastword_ack="disk")
+    log = logs.dirs.log("users", 0)
+    assert client.produce("users", ONE, acks=1).base_offset == 0
+    assert log.synced_to == 0
+    assert client.produce("users", ONE, acks=-1).base_offset == 1
+    assert log.synced_to == 2
+
+
+def test_several_partitions_are_appended_by_one_request(client: Client, logs: lastword.LogDir) -> None:
+    logs.create_topic("users", 3)
+    body = produce_request("users", ONE)
+    kind = type(body.topic_data[0].partition_data[0])  # type: ignore[attr-defined]
+    body.topic_data[0].partition_data = [kind(index=n, records=ONE) for n in (0, 2, 7)]  # type: ignore[attr-defined]
+    for offset in (0, 1):
+        answers = client.ask(body, 12).responses[0].partition_responses
+        unknown = (7, codes.UNKNOWN_TOPIC_OR_PARTITION, -1)
+        assert [(a.index, a.error_code, a.base_offset) for a in answers] == [
+            (0, 0, offset),
+            (2, 0, offset),
+            unknown,
+        ]
+
+
 def test_requests_of_one_connection_are_answered_in_order(client: Client, users: lastword.Topic) -> None:
     for _ in range(200):
         client.send(produce_request("users", ONE), 12)

@@ -52,6 +52,7 @@ from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
 from lastword.records.batch import HEAD, checked_part
+from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.segment import Segment
 from lastword.wire import ATTRIBUTES_AT, OVERHEAD_BYTES
 
@@ -228,6 +229,13 @@ class PartitionLog(Reads):
         The high watermark, or the beginning of an incomplete commit, if that is lower.
         """
         return staged_batches.below(self.high_watermark, self._incomplete_commit_offset)
+
+    def aborted_of(self, segment: Segment) -> list[AbortedTransaction]:
+        """Return the aborted transactions whose markers are in a segment of this log."""
+        appender = self._local.appender
+        if appender.segment.base_offset == segment.base_offset:
+            return list(appender.aborted.entries)
+        return TransactionIndex(segment.stored).entries
 
     def producer(self, producer_id: int) -> Producer | None:
         """Return the state of a producer id: its epoch, its last sequence, its open transaction."""

@@ -32,18 +32,19 @@ from lastword.protocol.messages import (
     OffsetForLeaderEpochResponse,
 )
 from lastword.protocol.schemas import ZERO_UUID, Message
-from lastword.segment import names
-from lastword.segment.indexes import AbortedTransaction, decode_aborted
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
+    from lastword.segment.indexes import AbortedTransaction
     from lastword.segment.segment import Segment
     from lastword.server.broker import Broker
 
 MOST_BYTES = 55 << 20
 """Most bytes of one answer, whatever the client asks: Kafka's `fetch.max.bytes` of a broker."""
 MOST_SESSIONS = 1000
+MOST_INDEXES = 10_000
+"""Most closed segments whose aborted transactions are kept in memory."""
 TRIES = 20
 READ_COMMITTED = 1
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -3, -4, -5, -6
@@ -317,7 +318,7 @@ class Fetches:
         """Return the aborted transactions that overlap [start, end)."""
         entries: dict[tuple[int, int], None] = {}
         for segment in log.segment_set.starting_at(start):
-            for entry in self._entries(segment):
+            for entry in self._entries(log, segment):
                 if entry.last_offset >= start and entry.first_offset < end:
                     entries[entry.producer_id, entry.first_offset] = None
         return [
@@ -325,14 +326,14 @@ class Fetches:
             for producer_id, first in entries
         ]
 
-    def _entries(self, segment: Segment) -> list[AbortedTransaction]:
+    def _entries(self, log: PartitionLog, segment: Segment) -> list[AbortedTransaction]:
+        """Return the aborted transactions of a segment; those of closed segments are kept in memory."""
         key = (segment.file, segment.id)
         entries = self._aborted.get(key)
         if entries is None:
-            data = segment.stored.read(names.TXN_INDEX) or b""
-            entries = decode_aborted(data, segment.stored.path(names.TXN_INDEX))
+            entries = log.aborted_of(segment)
             if not segment.active:
-                if len(self._aborted) > 10_000:
+                if len(self._aborted) > MOST_INDEXES:
                     self._aborted.clear()
                 self._aborted[key] = entries
         return entries
