@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
     from lastword.retention import Deletion
-    from lastword.server import serve
+    from lastword.server import Server, serve
     from lastword.state.state import Restored, State
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
@@ -62,6 +62,7 @@ __all__ = [
     "Record",
     "Restored",
     "SegmentInfo",
+    "Server",
     "Simulation",
     "State",
     "Topic",
@@ -97,6 +98,7 @@ _HOMES = {
     "Record": "api.record",
     "Restored": "state.state",
     "SegmentInfo": "api.inspections",
+    "Server": "server",
     "Simulation": "tools.simulate",
     "State": "state.state",
     "Topic": "api.topic",

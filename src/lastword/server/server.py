@@ -229,12 +229,13 @@ class Connection:
 
 
 class Server:
-    """A running server: a context manager.
+    """A running server: a context manager. Get it from `lastword.serve`.
 
     Attributes:
-        bootstrap_servers: Host and port for clients, as in "127.0.0.1:41233".
-        host: The host that clients are told to connect to.
-        port: Its port.
+        host: The host that clients connect to.
+        port: The port.
+        broker: The handlers of requests. For tools; it may change.
+        loop: The event loop. For tools; it may change.
     """
 
     def __init__(self, logs: LogDir, listen: str, options: Options, *, owns_logs: bool) -> None:
