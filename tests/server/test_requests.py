@@ -14,6 +14,7 @@ from lastword.protocol import codes
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     ApiVersionsRequest,
+    CreateTopicsRequest,
     DeleteTopicsRequest,
     InitProducerIdRequest,
     MetadataRequest,
@@ -83,6 +84,28 @@ def test_a_topic_is_found_by_its_id(client: Client, users: lastword.Topic) -> No
     assert client.ask(MetadataRequest(topics=[wanted])).topics[0].name == "users"
     unknown = MetadataRequest.MetadataRequestTopic(name=None, topic_id=b"x" * 16)
     assert client.ask(MetadataRequest(topics=[unknown])).topics[0].error_code == codes.UNKNOWN_TOPIC_ID
+
+
+def test_topics_that_are_created_at_the_same_time_all_have_their_settings(
+    server: Server, logs: lastword.LogDir
+) -> None:
+    kind = CreateTopicsRequest
+
+    def create(number: int) -> None:
+        config = kind.CreatableTopicConfig(name="retention.ms", value=str(1000 + number))
+        topic = kind.CreatableTopic(
+            name=f"t{number}", num_partitions=1, replication_factor=1, configs=[config]
+        )
+        with Client(server) as client:
+            assert client.ask(kind(topics=[topic], timeout_ms=1000)).topics[0].error_code == 0
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = {topic.name: topic.config.retention_ms for topic in logs.topics()}
+    assert kept == {f"t{number}": 1000 + number for number in range(8)}
 
 
 # ------------------------------------------------------------------ Produce

@@ -82,7 +82,7 @@ class Broker:
         self,
         logs: LogDir,
         loop: asyncio.AbstractEventLoop,
-        pool: ThreadPoolExecutor,
+        pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
         address: tuple[str, int],
         options: Options,
     ) -> None:
@@ -92,7 +92,7 @@ class Broker:
         self.loop = loop
         self.options = options
         self.topics = Topics(logs)
-        self._pool = pool
+        self._pool, self._changes = pools
         self.host, self.port = address
         self.address = f"{self.host}:{self.port}"
         first = self.dirs.directories[0]
@@ -133,6 +133,10 @@ class Broker:
     def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run work that waits in a thread of the pool; return a future of its result."""
         return self.loop.run_in_executor(self._pool, work, *arguments)
+
+    def in_turn(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Run a change of topics or settings in a thread, one after the other: they share lastword.toml."""
+        return self.loop.run_in_executor(self._changes, work, *arguments)
 
     def then(self, before: asyncio.Future[Any], call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Return a future of the answer of `call`, which is called when `before` is done."""
@@ -223,7 +227,7 @@ class Broker:
                 served.append(known)
         allowed = self.options.auto_create_topics and (body.allow_auto_topic_creation or request.version < 4)
         if allowed and any(topic.name for topic in missing):
-            return self.in_pool(self._created_metadata, request, served, missing)
+            return self.in_turn(self._created_metadata, request, served, missing)
         return self._metadata_of(
             request, served, [self._missing(topic, request.version) for topic in missing]
         )
@@ -365,7 +369,7 @@ class Broker:
         return topic
 
     def _create_topics(self, request: Request, connection: Any) -> Answer:
-        return self.in_pool(self._created_topics, request)
+        return self.in_turn(self._created_topics, request)
 
     def _created_topics(self, request: Request) -> Message:
         body = request.body
@@ -438,7 +442,7 @@ class Broker:
         return int(count)
 
     def _delete_topics(self, request: Request, connection: Any) -> Answer:
-        return self.in_pool(self._deleted_topics, request)
+        return self.in_turn(self._deleted_topics, request)
 
     def _deleted_topics(self, request: Request) -> Message:
         body = request.body
@@ -466,7 +470,7 @@ class Broker:
         return DeleteTopicsResponse(responses=results)
 
     def _create_partitions(self, request: Request, connection: Any) -> Answer:
-        return self.in_pool(self._created_partitions, request)
+        return self.in_turn(self._created_partitions, request)
 
     def _created_partitions(self, request: Request) -> Message:
         twice = _twice(topic.name for topic in request.body.topics)

@@ -227,7 +227,7 @@ class Configs:
         )
 
     def _alter(self, request: Request, connection: Any) -> Any:
-        return self._broker.in_pool(self._altered, request, AlterConfigsResponse, self._whole)
+        return self._broker.in_turn(self._altered, request, AlterConfigsResponse, self._whole)
 
     def _altered(self, request: Request, kind: Any, changes_of: Callable[[Any], dict[str, Any]]) -> Message:
         responses = []

@@ -184,7 +184,7 @@ class Groups:
             if self._is_loaded:
                 return handler(request, connection)
             if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
-                self._loading = self._broker.in_pool(self._read_topic)
+                self._loading = self._broker.in_turn(self._read_topic)
             return self._broker.then(self._loading, lambda: loaded(request, connection))
 
         def loaded(request: Request, connection: Any) -> Any:

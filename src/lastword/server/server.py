@@ -249,10 +249,12 @@ class Server:
         self.loop = asyncio.SelectorEventLoop()
         self.loop.set_exception_handler(_log_exception)
         self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
+        self._changes = ThreadPoolExecutor(1, "lastword-serve-changes")
         self._connections: set[Connection] = set()
         self._is_closed = False
         self._drained = asyncio.Event()
-        self.broker = Broker(logs, self.loop, self._pool, (self.host, self.port), options)
+        pools = self._pool, self._changes
+        self.broker = Broker(logs, self.loop, pools, (self.host, self.port), options)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
 
@@ -284,6 +286,7 @@ class Server:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self._pool.shutdown()
+        self._changes.shutdown()
         if self._owns_logs:
             self._logs.close()
         else:
