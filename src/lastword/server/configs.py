@@ -222,7 +222,7 @@ class Configs:
         return setting.show(parsed)
 
     def _alter_incrementally(self, request: Request, connection: Any) -> Any:
-        return self._broker.in_pool(
+        return self._broker.in_turn(
             self._altered, request, IncrementalAlterConfigsResponse, self._incremental
         )
 
