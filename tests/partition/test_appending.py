@@ -355,6 +355,22 @@ def test_a_single_record_outside_of_the_limits_is_left_to_the_general_way(tmp_pa
     log.close()
 
 
+def test_every_append_is_notified_while_a_reader_waits(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path))
+    log.append_batch(batch((b"k", b"v")))
+    assert log.append_single(b"k", b"v", NOW, 1 << 20) == (1, 70)
+    ends: list[int] = []
+    log.on_append = lambda: ends.append(log.log_end)
+    assert log.append_single(b"k", b"v", NOW, 1 << 20) is None  # it would not notify
+    log.append_batch(batch((b"k", b"v")))
+    log.append_batches([batch((b"k", b"v"))] * 9)
+    assert ends == [3, 12]
+    log.on_append = None
+    assert log.append_single(b"k", b"v", NOW, 1 << 20) == (12, 70)
+    assert ends == [3, 12]
+    log.close()
+
+
 def test_a_short_way_that_misses_index_entries_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check of the test: the comparison of both ways can fail."""
     monkeypatch.setattr(SegmentAppender, "last_unindexed_position", 1 << 40)

@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 from collections import OrderedDict
@@ -56,6 +57,32 @@ def test_append_says_where_and_takes_any_buffer(files: OsFiles, tmp_path: Path) 
         handle.pwrite(b"J", 0)
         handle.fsync()
     assert (tmp_path / "a").read_bytes() == b"Jelloworld\0\0\0\0\0\0\0\1"
+
+
+@pytest.mark.parametrize("method", [OsFiles, None])
+def test_bytes_are_sent_to_a_socket_as_far_as_it_takes_them(method: type | None, tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    (tmp_path / "a").write_bytes(data)
+    handle = OsFiles().open_read(tmp_path / "a")
+    send = handle.send_to if method else lambda *given: interface.Handle.send_to(handle, *given)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        position, received = 5, bytearray()
+        while position < len(data):
+            try:
+                position += send(ours, len(data) - position, position)
+            except BlockingIOError:
+                received += theirs.recv(1 << 20)
+        assert send(ours, 10, len(data)) == 0
+        ours.shutdown(socket.SHUT_WR)
+        while piece := theirs.recv(1 << 20):
+            received += piece
+        assert bytes(received) == data[5:]
+        theirs.close()
+        with pytest.raises(ConnectionError):
+            for _ in range(2):
+                send(ours, 100, 0)
 
 
 def test_reads_end_at_the_end(files: OsFiles, tmp_path: Path) -> None:
