@@ -3,6 +3,8 @@
 ```
 server.py    sockets, one event loop in its own thread, order and backpressure of each connection; `serve`
 broker.py    which API has which handler; topics, partitions, cluster, log directories
+groups.py    groups of the classic protocol, and committed offsets
+coordinator.py  the topic that holds a coordinator's state; timers by the clock of the log
 topics.py    the topics by name and by id
 configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults
 produce.py   Produce: a batch is verified and appended as it is; InitProducerId
