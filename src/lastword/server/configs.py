@@ -253,7 +253,7 @@ class Configs:
                 response.error_code, response.error_message = codes.INVALID_CONFIG, error.message
             except LastwordError as error:
                 response.error_code, response.error_message = error.kafka_code, error.message
-        return kind(responses=responses)  # type: ignore[no-any-return]
+        return kind(responses=responses)
 
     def _whole(self, resource: Any) -> dict[str, Any]:
         """Return the changes of AlterConfigs: what it does not name is reset."""

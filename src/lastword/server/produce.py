@@ -102,7 +102,7 @@ class Producing:
     def _acknowledged(self, request: Request, answer: Any) -> Message | None:
         """Return the answer; None for acks 0, whose connection is closed if a batch was refused."""
         if request.body.acks != 0:
-            return answer  # type: ignore[no-any-return]
+            return answer
         for topic in answer.responses:
             for partition in topic.partition_responses:
                 if partition.error_code:
