@@ -124,20 +124,22 @@ def test_a_batch_is_stored_as_it_is(client: Client, users: lastword.Topic, versi
 @pytest.mark.parametrize(
     ("records", "code"),
     [
-        (None, codes.INVALID_RECORD),
-        (b"", codes.INVALID_RECORD),
-        (ONE + ONE, codes.INVALID_RECORD),
-        (ONE[:-1] + b"x", codes.CORRUPT_MESSAGE),
-        (ONE[:-1], codes.CORRUPT_MESSAGE),
-        (ONE[:30], codes.CORRUPT_MESSAGE),
-        (ONE[:16] + b"\x01" + ONE[17:], codes.INVALID_RECORD),
-        (batch((b"k", b"v"), codec=0, attributes=5), codes.UNSUPPORTED_COMPRESSION_TYPE),
-        (batch((b"k", b"v"), base_offset=7), codes.INVALID_RECORD),
-        (batch((b"k", b"v"), attributes=0x20), codes.INVALID_RECORD),
-        (batch((b"k", b"v"), count=2), codes.INVALID_RECORD),
-        (batch((b"k", b"v"), last_offset_delta=3), codes.INVALID_RECORD),
-        (batch((b"k", b"v"), producer=(5, 0, -1)), codes.INVALID_RECORD),
-        (batch((b"k", b"v" * 2_000_000)), codes.MESSAGE_TOO_LARGE),
+        pytest.param(None, codes.INVALID_RECORD, id="no batch"),
+        pytest.param(b"", codes.INVALID_RECORD, id="empty"),
+        pytest.param(ONE + ONE, codes.INVALID_RECORD, id="two batches"),
+        pytest.param(ONE[:-1] + b"x", codes.CORRUPT_MESSAGE, id="changed byte"),
+        pytest.param(ONE[:-1], codes.CORRUPT_MESSAGE, id="cut record"),
+        pytest.param(ONE[:30], codes.CORRUPT_MESSAGE, id="cut header"),
+        pytest.param(ONE[:16] + b"\x01" + ONE[17:], codes.INVALID_RECORD, id="magic 1"),
+        pytest.param(
+            batch((b"k", b"v"), attributes=5), codes.UNSUPPORTED_COMPRESSION_TYPE, id="unknown codec"
+        ),
+        pytest.param(batch((b"k", b"v"), base_offset=7), codes.INVALID_RECORD, id="base offset"),
+        pytest.param(batch((b"k", b"v"), attributes=0x20), codes.INVALID_RECORD, id="control batch"),
+        pytest.param(batch((b"k", b"v"), count=2), codes.INVALID_RECORD, id="count"),
+        pytest.param(batch((b"k", b"v"), last_offset_delta=3), codes.INVALID_RECORD, id="last offset"),
+        pytest.param(batch((b"k", b"v"), producer=(5, 0, -1)), codes.INVALID_RECORD, id="no sequence"),
+        pytest.param(batch((b"k", b"v" * 2_000_000)), codes.MESSAGE_TOO_LARGE, id="too large"),
     ],
 )
 def test_a_wrong_batch_is_refused(
