@@ -90,14 +90,14 @@ def test_the_log_is_read_twice(
     view = PartitionView.load(log.store)
     size = sum(segment.size for segment in view.segments)
     reports: list[tuple[int, int]] = []
-    real = newest._SegmentSlice.chunk_reader
+    real = newest.SegmentSlice.chunk_reader
 
     def reader(self: Any, **how: Any) -> Iterator[Any]:
         for chunk in real(self, **how):
             taken.append(chunk.size_bytes)
             yield chunk
 
-    monkeypatch.setattr(newest._SegmentSlice, "chunk_reader", reader)
+    monkeypatch.setattr(newest.SegmentSlice, "chunk_reader", reader)
     records = newest.newest(
         Range(view, 0, 900),
         tombstones=True,

@@ -246,6 +246,11 @@ class PageStore:
         for name in ("page_ids", "page_slots", "page_segments", "page_bits"):
             setattr(self, name, getattr(self, name)[:size].copy())
 
+    def bitmaps(self) -> DeadBitmaps:
+        """Return the bits without a copy; valid until the next change."""
+        pages = self.pages
+        return DeadBitmaps(self.page_ids[:pages], self.page_slots[:pages], self.page_bits)
+
     def finish(self) -> DeadBitmaps:
         """Return a copy of the bits."""
         return DeadBitmaps(

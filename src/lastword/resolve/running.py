@@ -243,6 +243,11 @@ class RunningResolution:
         keys = 0 if self._scan.map is None else self._scan.map.distinct_keys
         return self._scan.resolution(1, keys, self.seconds)
 
+    @property
+    def dead(self) -> DeadBitmaps:
+        """Return the bits as they are now, without a copy; valid until the next change."""
+        return self._scan.store.bitmaps()
+
     def facts(self, first: int = 0, end: int | None = None) -> tuple[SegmentFacts, ...]:
         """Return the facts of each segment, ascending, or of those from index `first` to before `end`.
 

@@ -66,6 +66,7 @@ class Options:
     partitions: int = 1
     offsets_partitions: int = 1
     rebalance_delay_ms: int = 0
+    latest_memory: int = 128 << 20
 
 
 class Broker:
@@ -318,7 +319,7 @@ class Broker:
     def _describe_topic_partitions(self, request: Request, connection: Any) -> Message:
         body = request.body
         wanted = sorted({topic.name for topic in body.topics})
-        topics: list[Any] = [(name, self.topics.get(name)) for name in wanted]
+        topics: list[Any] = [(name, self.topics.find(name)) for name in wanted]
         if not wanted:
             topics = [(topic.name, topic) for topic in self.topics.all()]
         first = (body.cursor.topic_name, body.cursor.partition_index) if body.cursor is not None else ("", 0)
@@ -456,7 +457,7 @@ class Broker:
             result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
             results.append(result)
             topic = self.topics.find(name, topic_id)
-            if topic is None:
+            if topic is None or topic.is_latest:
                 by_id = name is None
                 result.error_code = codes.UNKNOWN_TOPIC_ID if by_id else codes.UNKNOWN_TOPIC_OR_PARTITION
                 continue

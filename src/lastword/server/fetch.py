@@ -15,6 +15,7 @@ changed. Sessions are kept in memory, the least recently used is dropped.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import threading
 from collections import OrderedDict
@@ -32,6 +33,8 @@ from lastword.protocol.messages import (
     OffsetForLeaderEpochResponse,
 )
 from lastword.protocol.schemas import ZERO_UUID, Message
+from lastword.server.latest import LatestReads
+from lastword.server.topics import LATEST as LATEST_SUFFIX
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ MOST_INDEXES = 10_000
 """Most closed segments whose aborted transactions are kept in memory."""
 TRIES = 20
 READ_COMMITTED = 1
+_log = logging.getLogger("lastword.server")
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -3, -4, -5, -6
 
 
@@ -124,6 +128,11 @@ class Asked:
     offset: int
     most_bytes: int
     leader_epoch: int
+    is_latest: bool = False
+    batches: bytes | LastwordError | None = None
+    """The batches of the next answer for a topic of newest records, which are read in the pool."""
+    stable: int = -1
+    """The last stable offset before they were read."""
     high_watermark: int = -1
     log_start: int = -1
     has_error: bool = False
@@ -169,6 +178,7 @@ class Fetches:
         self._woken: set[PartitionLog] = set()
         self._woken_lock = threading.Lock()
         self._aborted: dict[tuple[Any, ...], list[AbortedTransaction]] = {}
+        self._latest = LatestReads(broker.options.latest_memory)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -200,6 +210,7 @@ class Fetches:
                     partition.fetch_offset,
                     partition.partition_max_bytes,
                     partition.current_leader_epoch,
+                    self._is_latest(topic),
                 )
                 for partition in topic.partitions
             )
@@ -229,6 +240,10 @@ class Fetches:
                 session.partitions[key] = asked
         return self._first_answer(request, session, list(session.partitions.values()), full=False)
 
+    def _is_latest(self, asked: Any) -> bool:
+        topic = self._broker.topics.find(asked.topic, asked.topic_id)
+        return topic is not None and topic.is_latest
+
     def _new_session(self, partitions: OrderedDict[Any, Asked]) -> Session:
         number = 0
         while not number or number in self._sessions:
@@ -241,8 +256,36 @@ class Fetches:
     # -------------------------------------------------------------- answers
 
     def _first_answer(self, request: Request, session: Session | None, asked: list[Asked], full: bool) -> Any:
-        body = request.body
         waiting = Waiting(request, session, asked, full=full)
+        latest = [partition for partition in asked if partition.is_latest]
+        if latest:
+            read = self._broker.in_pool(self._read_latest, request, latest)
+            return self._broker.then(read, lambda: self._answer_or_wait(waiting))
+        return self._answer_or_wait(waiting)
+
+    def _read_latest(self, request: Request, latest: list[Asked]) -> None:
+        """Read the newest records of these partitions, in a thread of the pool."""
+        left = min(request.body.max_bytes, MOST_BYTES)
+        size = 0
+        for asked in latest:
+            asked.batches = b""
+            try:
+                log = self._log(asked.topic, asked.topic_id, asked.partition, asked.leader_epoch)
+                asked.stable = log.stable_offset
+                if asked.offset >= log.log_start:
+                    most_bytes = max(min(left - size, asked.most_bytes), 0)
+                    asked.batches = self._latest.read(log, asked.offset, most_bytes, first=not size)
+            except Refused:  # again when it is answered
+                continue
+            except LastwordError as error:
+                _log.warning("%s-%d: %s", asked.topic or asked.topic_id.hex(), asked.partition, error)
+                asked.batches = error
+                continue
+            size += len(asked.batches)
+
+    def _answer_or_wait(self, waiting: Waiting) -> Any:
+        request, asked = waiting.request, waiting.asked
+        body = request.body
         left = min(body.max_bytes, MOST_BYTES)
         size, has_error = 0, False
         for partition in asked:
@@ -295,12 +338,20 @@ class Fetches:
         try:
             log = self._log(asked.topic, asked.topic_id, asked.partition, asked.leader_epoch)
             committed = request.body.isolation_level == READ_COMMITTED
-            end, stable = log.log_end, log.stable_offset
+            stable = asked.stable if asked.is_latest else log.stable_offset
+            end = stable if asked.is_latest else log.log_end
             answer.high_watermark = end
             answer.last_stable_offset = stable
             answer.log_start_offset = log.log_start
             if not log.log_start <= asked.offset <= end:
                 raise Refused(codes.OFFSET_OUT_OF_RANGE, "")
+            if asked.is_latest:
+                batches, asked.batches = asked.batches, None
+                if isinstance(batches, LastwordError):
+                    raise batches
+                answer.records = [batches] if batches else []
+                answer.aborted_transactions = [] if committed else None
+                return answer, len(batches or b"")
             limit = stable if committed else end
             read = read_log(log, asked.offset, limit, min(most_bytes, asked.most_bytes), first=first)
             answer.records = read.records
@@ -369,7 +420,8 @@ class Fetches:
                 others = self._waiting[log] = set()
                 log.on_append = lambda log=log: self._appended(log)
             others.add(waiting)
-            appended = appended or log.log_end != answer.high_watermark
+            end = log.stable_offset if asked.is_latest else log.log_end
+            appended = appended or end != answer.high_watermark
         if appended:  # between the read and the registration
             for log in waiting.logs:
                 self._appended(log)
@@ -390,7 +442,10 @@ class Fetches:
         for log in woken:
             concerned.update(dict.fromkeys(self._waiting.get(log, ())))
         for waiting in concerned:
-            self._read_again(waiting, woken)
+            if any(asked.is_latest for asked in waiting.asked):
+                self._answer(waiting)  # newest records are read in the pool, by the next fetch
+            else:
+                self._read_again(waiting, woken)
 
     def _read_again(self, waiting: Waiting, woken: set[PartitionLog]) -> None:
         request = waiting.request
@@ -436,7 +491,7 @@ class Fetches:
     def _list_offsets(self, request: Request, connection: Any) -> Any:
         special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
         if special:
-            get = self._broker.topics.get
+            get = self._broker.topics.find
             asked = [(get(t.name), p.partition_index) for t in request.body.topics for p in t.partitions]
             return self._broker.with_logs(asked, lambda: self._listed_offsets(request))
         return self._broker.in_pool(self._listed_offsets, request)
@@ -456,7 +511,7 @@ class Fetches:
                 partitions.append(answer)
                 try:
                     log = self._log(topic.name, ZERO_UUID, asked.partition_index, asked.current_leader_epoch)
-                    committed = body.isolation_level == READ_COMMITTED
+                    committed = body.isolation_level == READ_COMMITTED or topic.name.endswith(LATEST_SUFFIX)
                     self._find_offset(log, asked.timestamp, committed, request.version, answer)
                 except Refused as refused:
                     answer.error_code = refused.code
@@ -497,7 +552,7 @@ class Fetches:
             answer.leader_epoch = log.epochs.at(record.offset + 1)
 
     def _offset_for_leader_epoch(self, request: Request, connection: Any) -> Any:
-        get = self._broker.topics.get
+        get = self._broker.topics.find
         asked = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
         return self._broker.with_logs(asked, lambda: self._ends_of_epochs(request))
 
@@ -552,6 +607,8 @@ class Fetches:
     def _raise_start(self, name: str, partition: int, offset: int) -> int:
         from lastword.api.cleaning import trim
 
+        if name.endswith(LATEST_SUFFIX):
+            raise Refused(codes.INVALID_TOPIC_EXCEPTION, "")
         log = self._log(name, ZERO_UUID, partition)
         if not log.config.deletes:
             raise Refused(codes.POLICY_VIOLATION, "the configured policy does not delete records")

@@ -148,6 +148,10 @@ class Producing:
                 _refuse(partition, missing, "This server does not host this topic-partition.")
                 continue
             try:
+                if served.is_latest:
+                    raise Refused(
+                        codes.INVALID_TOPIC_EXCEPTION, f"{served.name} is a view of {served.stored}"
+                    )
                 if served.name in INTERNAL and request.client_id != ADMIN_CLIENT:
                     raise Refused(
                         codes.INVALID_TOPIC_EXCEPTION,

@@ -342,6 +342,7 @@ def serve(
     insecure: bool = False,
     auto_create_topics: bool = True,
     partitions: int = 1,
+    latest_memory: int = 128 << 20,
 ) -> Server:
     """Serve a log directory to Kafka's clients. Return when the server accepts connections.
 
@@ -353,6 +354,7 @@ def serve(
         insecure: Serve another interface than loopback, without authentication.
         auto_create_topics: Create a topic when a client that allows it asks for the topic's metadata.
         partitions: Number of partitions of a topic whose creator gives none.
+        latest_memory: Bytes for the keys of the topics that are read as `<topic>@latest`.
 
     Raises:
         UsageError: The address is not a loopback address, or the `LogDir` cannot be changed.
@@ -360,7 +362,11 @@ def serve(
     from lastword.api.logs import LogDir
 
     options = Options(
-        advertise=advertise, insecure=insecure, auto_create_topics=auto_create_topics, partitions=partitions
+        advertise=advertise,
+        insecure=insecure,
+        auto_create_topics=auto_create_topics,
+        partitions=partitions,
+        latest_memory=latest_memory,
     )
     if isinstance(directory, LogDir):
         directory.dirs.require_writable()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.protocol import codes
+from lastword.protocol.schemas import ZERO_UUID
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 """Topics of coordinators."""
+LATEST = "@latest"
+"""The end of the name of a read-only topic with the newest record of each key of another topic."""
 
 
 class Refused(Exception):
@@ -29,15 +32,28 @@ class Refused(Exception):
 
 
 class ServedTopic:
-    """A topic with its id and the directory of each partition."""
+    """A topic with its id and the directory of each partition.
 
-    __slots__ = ("directories", "epochs", "id", "name")
+    Attributes:
+        name: The name for clients.
+        stored: The name of the topic in the log directory.
+        id: The id.
+        directories: The directory of each partition.
+    """
+
+    __slots__ = ("directories", "epochs", "id", "name", "stored")
 
     def __init__(self, name: str, topic_id: bytes, directories: dict[int, LogDirectory]) -> None:
         self.name = name
+        self.stored = name.removesuffix(LATEST)
         self.id = topic_id
         self.directories = directories
         self.epochs: dict[int, int] = {}
+
+    @property
+    def is_latest(self) -> bool:
+        """Return whether the topic has the newest record of each key of another topic."""
+        return self.stored != self.name
 
     def log(self, partition: int) -> PartitionLog:
         """Return the open log of a partition, which is recovered at its first use.
@@ -48,19 +64,19 @@ class ServedTopic:
         directory = self.directories.get(partition)
         if directory is None:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has no partition {partition}")
-        return directory.log(self.name, partition)
+        return directory.log(self.stored, partition)
 
     def is_open(self, partition: int) -> bool:
         """Return whether `log` returns immediately: the log was used before, or there is none."""
         directory = self.directories.get(partition)
-        return directory is None or directory.is_log_open(self.name, partition)
+        return directory is None or directory.is_log_open(self.stored, partition)
 
     def leader_epoch(self, partition: int) -> int:
         """Return the newest leader epoch of a partition. Does not open its log."""
         epoch = self.epochs.get(partition)
         if epoch is None:
             directory = self.directories[partition]
-            path = directory.directory(self.name, partition)
+            path = directory.directory(self.stored, partition)
             epoch = self.epochs[partition] = LeaderEpochs.load(directory.files, path).latest or 0
         return epoch
 
@@ -72,6 +88,7 @@ class Topics:
         self._dirs = logs.dirs
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[bytes, ServedTopic] = {}
+        self._latest: dict[str | bytes, ServedTopic] = {}
         self._is_stale = True
         self._dirs.on_settings_changed(self.changed)
 
@@ -91,9 +108,20 @@ class Topics:
             self._list()
         return self._by_id.get(topic_id)
 
-    def find(self, name: str | None, topic_id: bytes) -> ServedTopic | None:
-        """Return a topic by the name or, without one, by the id that a request has."""
-        return self.get(name) if name else self.with_id(topic_id)
+    def find(self, name: str | None, topic_id: bytes = ZERO_UUID) -> ServedTopic | None:
+        """Return a topic, also a read-only one, by the name or, without one, by the id that a request has."""
+        topic = self.get(name) if name else self.with_id(topic_id)
+        if topic is None and (not name or name.endswith(LATEST)):
+            return self._find_latest(name or topic_id)
+        return topic
+
+    def _find_latest(self, key: str | bytes) -> ServedTopic | None:
+        if not self._latest:
+            for topic in self._by_name.values():
+                if topic.name not in INTERNAL:
+                    latest = ServedTopic(topic.name + LATEST, _derived_id(topic.id), topic.directories)
+                    self._latest[latest.name] = self._latest[latest.id] = latest
+        return self._latest.get(key)
 
     def all(self) -> list[ServedTopic]:
         """Return all topics, by name."""
@@ -113,10 +141,15 @@ class Topics:
             )
         self._by_name = topics
         self._by_id = {topic.id: topic for topic in topics.values()}
+        self._latest = {}
 
     def _id(self, name: str) -> bytes:
         """Return the id of a topic; in a directory without ids, one that is derived from the name."""
         topic_id = self._dirs.dir_set.topic_id(name)
         if topic_id is None:
-            return hashlib.sha256(b"lastword topic " + name.encode()).digest()[:16]
+            return _derived_id(name.encode())
         return base64.urlsafe_b64decode(topic_id + "==")
+
+
+def _derived_id(source: bytes) -> bytes:
+    return hashlib.sha256(b"lastword topic " + source).digest()[:16]

@@ -375,8 +375,16 @@ def _replayed(
 
 
 @dataclass(frozen=True, slots=True)
-class _SegmentSlice:
-    """The whole batches of a segment in a range: a source of `resolve`."""
+class SegmentSlice:
+    """The whole batches of a segment in a range: a source of `resolve`.
+
+    Attributes:
+        segment: The segment.
+        base_offset: The first offset of the range in the segment.
+        next_offset: The offset after the slice.
+        first: Position of the first batch, which may begin below `base_offset`.
+        last: Position after the last batch.
+    """
 
     segment: Segment
     base_offset: int
@@ -386,13 +394,16 @@ class _SegmentSlice:
 
     @property
     def size(self) -> int:
+        """Return the bytes of the slice."""
         return self.last - self.first
 
     @property
     def file(self) -> str:
+        """Return the path of the segment's .log file."""
         return self.segment.file
 
     def chunk_reader(self, *, chunk_bytes: int = 1 << 20, verify: bool = True) -> Iterator[Chunk]:
+        """Read the slice in chunks of whole batches."""
         return self.segment.chunk_reader(self.first, self.last, chunk_bytes=chunk_bytes, verify=verify)
 
 
@@ -414,7 +425,7 @@ def _resolved(
     from lastword.records.columns import decode_columns, raw_records
     from lastword.resolve import ScratchPlace, resolve
 
-    parts, cut = _parts(view, start, end)
+    parts, cut = slices_of(view, start, end)
     total = 2 * sum(part.size for part in parts)
 
     def report_scan(done: int, _: int) -> None:
@@ -453,7 +464,7 @@ def _resolved(
     yield convert(None, None, [record for record in tail.values() if tombstones or record.value is not None])
 
 
-def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_SegmentSlice], int]:
+def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSlice], int]:
     """Return the slices to resolve, and the offset from which the range must be replayed.
 
     That offset is `end` if no batch is cut.
@@ -472,7 +483,8 @@ def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_SegmentSlic
                     break
         following = max(cut, segment.base_offset) if final else segments[number + 1].base_offset
         if first < last:
-            parts.append(_SegmentSlice(segment, segment.base_offset, following, first, last))
+            base_offset = max(start, segment.base_offset)
+            parts.append(SegmentSlice(segment, base_offset, following, first, last))
     return parts, cut
 
 
