@@ -86,10 +86,27 @@ class Tools:
             raise RuntimeError(answer["error"])
         return answer["ok"]
 
+    def run(self, tool: str, *arguments: str, stdin: str = "") -> str:
+        """Return what a command of Kafka prints to stdout and stderr.
+
+        Args:
+            tool: Its class; `org.apache.kafka.tools.` may be left out.
+            arguments: Its arguments.
+            stdin: The text that it reads.
+
+        Raises:
+            RuntimeError: The exit code of the command is not 0.
+        """
+        name = tool if tool.startswith(("kafka.", "org.")) else f"org.apache.kafka.tools.{tool}"
+        answer = self.ask("run", tool=name, arguments=arguments, stdin=stdin)
+        if answer["code"]:
+            raise RuntimeError(f"{tool} ended with {answer['code']}: {answer['printed']}")
+        return answer["printed"]
+
     def dump_log(self, files: Iterable[Path], *options: str) -> str:
         """Return the output of DumpLogSegments; by default --deep-iteration, which reads every record."""
         names = ",".join(str(path) for path in files)
-        return self.ask("dump", arguments=[*(options or ("--deep-iteration",)), "--files", names])
+        return self.run("DumpLogSegments", *(options or ("--deep-iteration",)), "--files", names)
 
     def close(self) -> None:
         if self._process.stdin is not None:
@@ -134,23 +151,93 @@ def complaints(printed: str, *, emptied: bool = False) -> list[str]:
 
 
 @dataclass
-class Broker:
-    """A single-node Kafka on `directory`; `with` starts it and stops it cleanly."""
+class Clients:
+    """Kafka's clients and tools for the cluster that `bootstrap` names."""
 
     tools: Tools
+    bootstrap: str
+
+    def run(self, tool: str, *arguments: str, stdin: str = "") -> str:
+        """Return what a command of Kafka prints; see `Tools.run`."""
+        return self.tools.run(tool, "--bootstrap-server", self.bootstrap, *arguments, stdin=stdin)
+
+    def create_topic(self, name: str, partitions: int = 1, **config: str) -> None:
+        """Create a topic; `config` is in Python's spelling: cleanup_policy="compact"."""
+        self.create_topics({name: {"partitions": partitions, **config}})
+
+    def create_topics(self, topics: dict[str, dict[str, Any]]) -> None:
+        wanted = []
+        for name, settings in topics.items():
+            config = {k.replace("_", "."): str(v) for k, v in settings.items() if k != "partitions"}
+            wanted.append({"name": name, "partitions": settings.get("partitions", 1), "config": config})
+        self.tools.ask("create", bootstrap=self.bootstrap, topics=wanted)
+
+    def alter(self, kind: str, name: str, **config: str | None) -> None:
+        """Set or (None) remove settings of a resource: kind "TOPIC" or "BROKER" (name "": all brokers)."""
+        settings = {k.replace("_", "."): v for k, v in config.items()}
+        self.tools.ask("alter", bootstrap=self.bootstrap, kind=kind, name=name, config=settings)
+
+    def settings_of(self, topic: str) -> dict[str, str]:
+        """Return the settings of a topic that come from the cluster's metadata."""
+        return self.tools.ask("describe", bootstrap=self.bootstrap, kind="TOPIC", name=topic)
+
+    def commit(self, group: str, topic: str, offsets: dict[int, int]) -> None:
+        """Commit offsets of a consumer group."""
+        self.tools.ask("commit", bootstrap=self.bootstrap, group=group, topic=topic, offsets=offsets)
+
+    def produce(self, topic: str, batches: Sequence[Sequence[KafkaRecord]], **config: str) -> list[int]:
+        """Send each inner list as one batch, by a producer with `config`; return the offsets."""
+        lines = [[_to_json(record) for record in batch] for batch in batches]
+        settings = {k.replace("_", "."): str(v) for k, v in config.items()}
+        return self.tools.ask(
+            "produce", bootstrap=self.bootstrap, topic=topic, batches=lines, config=settings
+        )
+
+    def keep_producer(self, name: str, **config: str) -> None:
+        """Create a producer that keeps its id and sequences when the broker restarts."""
+        settings = {k.replace("_", "."): str(v) for k, v in config.items()}
+        self.tools.ask("keep", bootstrap=self.bootstrap, name=name, config=settings)
+
+    def send(self, topic: str, *steps: tuple[str, str | Sequence[KafkaRecord]]) -> list[int]:
+        """Run steps of kept producers; return the offsets.
+
+        A step is `("name", step)`: begin, commit, abort, close, or the records of one batch.
+        """
+        lines = [[name, s if isinstance(s, str) else [_to_json(r) for r in s]] for name, s in steps]
+        return self.tools.ask("send", topic=topic, steps=lines)
+
+    def producers(self, topic: str, partition: int = 0) -> list[dict[str, int]]:
+        """Return the broker's state of a partition's producers, in order of id.
+
+        Fields: id, epoch, sequence, timestamp, coordinator, start (first offset of the open transaction).
+        """
+        producers = self.tools.ask("producers", bootstrap=self.bootstrap, topic=topic, partition=partition)
+        return sorted(producers, key=lambda producer: producer["id"])
+
+    def consume(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, Consumed]:
+        """Read every partition of the topics, from its first record to its current end."""
+        answer = self.tools.ask("consume", bootstrap=self.bootstrap, topics=topics, isolation=isolation)
+        return {
+            name: Consumed(
+                content["start"], content["end"], tuple(_from_json(line, name) for line in content["records"])
+            )
+            for name, content in answer.items()
+        }
+
+
+@dataclass
+class Broker(Clients):
+    """A single-node Kafka on `directory`; `with` starts it and stops it cleanly."""
+
+    bootstrap: str = field(init=False, default="")
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
     java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # fast start
     keeps_port: bool = False  # so that kept producers can reconnect
     uid: int | None = None  # of the user that runs the broker; needs root
     _process: subprocess.Popen[bytes] | None = None
-    _port: int = 0
     _controller: int = 0
     _new_archive: Path | None = None
-
-    @property
-    def bootstrap(self) -> str:
-        return f"127.0.0.1:{self._port}"
 
     @property
     def home(self) -> Path:
@@ -167,8 +254,9 @@ class Broker:
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
-        if not (self._port and self.keeps_port):
-            self._port, self._controller = _free_ports(2)
+        if not (self.bootstrap and self.keeps_port):
+            port, self._controller = _free_ports(2)
+            self.bootstrap = f"127.0.0.1:{port}"
         config = self.home / "server.properties"
         config.write_text("".join(f"{k}={v}\n" for k, v in self._properties(self._controller).items()))
         if not (self.home / "metadata" / "meta.properties").exists():
@@ -243,69 +331,6 @@ class Broker:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    def create_topic(self, name: str, partitions: int = 1, **config: str) -> None:
-        """Create a topic; `config` is in Python's spelling: cleanup_policy="compact"."""
-        self.create_topics({name: {"partitions": partitions, **config}})
-
-    def create_topics(self, topics: dict[str, dict[str, Any]]) -> None:
-        wanted = []
-        for name, settings in topics.items():
-            config = {k.replace("_", "."): str(v) for k, v in settings.items() if k != "partitions"}
-            wanted.append({"name": name, "partitions": settings.get("partitions", 1), "config": config})
-        self.tools.ask("create", bootstrap=self.bootstrap, topics=wanted)
-
-    def alter(self, kind: str, name: str, **config: str | None) -> None:
-        """Set or (None) remove settings of a resource: kind "TOPIC" or "BROKER" (name "": all brokers)."""
-        settings = {k.replace("_", "."): v for k, v in config.items()}
-        self.tools.ask("alter", bootstrap=self.bootstrap, kind=kind, name=name, config=settings)
-
-    def settings_of(self, topic: str) -> dict[str, str]:
-        """Return the settings of a topic that come from the cluster's metadata."""
-        return self.tools.ask("describe", bootstrap=self.bootstrap, kind="TOPIC", name=topic)
-
-    def commit(self, group: str, topic: str, offsets: dict[int, int]) -> None:
-        """Commit offsets of a consumer group."""
-        self.tools.ask("commit", bootstrap=self.bootstrap, group=group, topic=topic, offsets=offsets)
-
-    def produce(self, topic: str, batches: Sequence[Sequence[KafkaRecord]], **config: str) -> list[int]:
-        """Send each inner list as one batch, by a producer with `config`; return the offsets."""
-        lines = [[_to_json(record) for record in batch] for batch in batches]
-        settings = {k.replace("_", "."): str(v) for k, v in config.items()}
-        return self.tools.ask(
-            "produce", bootstrap=self.bootstrap, topic=topic, batches=lines, config=settings
-        )
-
-    def keep_producer(self, name: str, **config: str) -> None:
-        """Create a producer that keeps its id and sequences when the broker restarts."""
-        settings = {k.replace("_", "."): str(v) for k, v in config.items()}
-        self.tools.ask("keep", bootstrap=self.bootstrap, name=name, config=settings)
-
-    def send(self, topic: str, *steps: tuple[str, str | Sequence[KafkaRecord]]) -> list[int]:
-        """Run steps of kept producers; return the offsets.
-
-        A step is `("name", step)`: begin, commit, abort, close, or the records of one batch.
-        """
-        lines = [[name, s if isinstance(s, str) else [_to_json(r) for r in s]] for name, s in steps]
-        return self.tools.ask("send", topic=topic, steps=lines)
-
-    def producers(self, topic: str, partition: int = 0) -> list[dict[str, int]]:
-        """Return the broker's state of a partition's producers, in order of id.
-
-        Fields: id, epoch, sequence, timestamp, coordinator, start (first offset of the open transaction).
-        """
-        producers = self.tools.ask("producers", bootstrap=self.bootstrap, topic=topic, partition=partition)
-        return sorted(producers, key=lambda producer: producer["id"])
-
-    def consume(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, Consumed]:
-        """Read every partition of the topics, from its first record to its current end."""
-        answer = self.tools.ask("consume", bootstrap=self.bootstrap, topics=topics, isolation=isolation)
-        return {
-            name: Consumed(
-                content["start"], content["end"], tuple(_from_json(line, name) for line in content["records"])
-            )
-            for name, content in answer.items()
-        }
 
     def _properties(self, controller_port: int) -> dict[str, str]:
         voter = f"127.0.0.1:{controller_port}"

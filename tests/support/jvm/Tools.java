@@ -3,9 +3,11 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.BufferedReader;
+import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.InvocationTargetException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -14,6 +16,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Future;
+import java.util.concurrent.atomic.AtomicReference;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
 import org.apache.kafka.clients.admin.ConfigEntry;
@@ -42,6 +45,11 @@ public class Tools {
     static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false,
             StandardCharsets.UTF_8);
 
+    /** What tools print, on both streams. One stream for ever: scala.Console keeps the first that it sees. */
+    static final ByteArrayOutputStream PRINTED = new ByteArrayOutputStream();
+    static final AtomicReference<Integer> EXIT_CODE = new AtomicReference<>();
+    static volatile String atExit; // many tools catch Exited, and print it
+
     static class Exited extends RuntimeException {
         Exited(int code, String message) {
             super("exit " + code + (message == null ? "" : ": " + message));
@@ -49,7 +57,16 @@ public class Tools {
     }
 
     public static void main(String[] arguments) throws Exception {
-        Exit.setExitProcedure((code, message) -> { throw new Exited(code, message); });
+        PrintStream printed = new PrintStream(PRINTED, true, StandardCharsets.UTF_8);
+        System.setOut(printed);
+        System.setErr(printed);
+        Exit.setExitProcedure((code, message) -> {
+            if (EXIT_CODE.compareAndSet(null, code)) {
+                if (message != null) printed.println(message);
+                atExit = PRINTED.toString(StandardCharsets.UTF_8);
+            }
+            throw new Exited(code, message);
+        });
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line; (line = in.readLine()) != null; ) {
             ObjectNode answer = JSON.createObjectNode();
@@ -78,7 +95,7 @@ public class Tools {
             case "send" -> send(request);
             case "producers" -> producers(request);
             case "consume" -> consume(request);
-            case "dump" -> dump(request);
+            case "run" -> run(request);
             default -> throw new IllegalArgumentException("no such request: " + request);
         };
     }
@@ -265,23 +282,25 @@ public class Tools {
         return answer;
     }
 
-    /** DumpLogSegments with these arguments; answers with what it prints on both its streams. */
-    static JsonNode dump(JsonNode request) throws Exception {
+    /** The main method of a class; answers with its exit code and with what it prints on both its streams. */
+    static JsonNode run(JsonNode request) throws Exception {
         List<String> arguments = new ArrayList<>();
         for (JsonNode argument : request.get("arguments")) arguments.add(argument.asText());
-        PrintStream out = System.out;
-        PrintStream err = System.err;
-        ByteArrayOutputStream printed = new ByteArrayOutputStream();
-        PrintStream both = new PrintStream(printed, true, StandardCharsets.UTF_8);
-        System.setOut(both);
-        System.setErr(both);
+        System.setIn(new ByteArrayInputStream(request.get("stdin").asText().getBytes(StandardCharsets.UTF_8)));
+        PRINTED.reset();
+        EXIT_CODE.set(null);
+        atExit = null;
         try {
-            org.apache.kafka.tools.DumpLogSegments.main(arguments.toArray(new String[0]));
-        } finally {
-            System.setOut(out);
-            System.setErr(err);
+            Class.forName(request.get("tool").asText()).getMethod("main", String[].class)
+                    .invoke(null, (Object) arguments.toArray(new String[0]));
+        } catch (InvocationTargetException thrown) {
+            if (EXIT_CODE.get() == null) {
+                thrown.getCause().printStackTrace();
+                EXIT_CODE.set(1);
+            }
         }
-        return JSON.getNodeFactory().textNode(printed.toString(StandardCharsets.UTF_8));
+        return JSON.createObjectNode().put("code", EXIT_CODE.get() == null ? 0 : EXIT_CODE.get())
+                .put("printed", atExit == null ? PRINTED.toString(StandardCharsets.UTF_8) : atExit);
     }
 
     static Map<String, Object> client(JsonNode request) {

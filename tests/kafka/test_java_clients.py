@@ -1,0 +1,254 @@
+"""Kafka's Java clients and its command-line tools against the server; one JVM, one server for all."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lastword
+from tests.partition.logs import at_offset
+from tests.partition.nosync import UNSYNCED
+from tests.server.client import batch
+from tests.support.jars import KafkaJars
+from tests.support.kafka import Clients, KafkaRecord, Tools
+from tests.transactions import end_transaction
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+FAR = (1 << 31) + 5
+GROUPS = "consumer.group.ConsumerGroupCommand"
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lastword.LogDir]:
+    directory = tmp_path_factory.mktemp("served") / "data"
+    with lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+        logs.create_topic("gaps", len(CODECS), cleanup_policy="compact")
+        for codec in range(len(CODECS)):
+            _write_gaps(logs, codec)
+    (directory / ".kafka_cleanshutdown").unlink()  # a segment was added
+    cleaning = {"log_cleaner_backoff_ms": 200, "segment_bytes": "64KiB", "min_cleanable_dirty_ratio": 0.1}
+    with lastword.open(directory, "a", files=UNSYNCED, **cleaning) as logs:  # type: ignore[arg-type]
+        yield logs
+
+
+def _write_gaps(logs: lastword.LogDir, codec: int) -> None:
+    """Write a partition with gaps at its start, in the middle, at its end, and of 2^31 offsets."""
+    log = logs.dirs.log("gaps", codec)
+    for number in range(9):
+        records = [(b"k%d" % (number * (n % 2)), b"%d" % number) for n in range(4)]
+        data = batch(*records, codec=codec, producer=(7, 0, 4 * number), attributes=0x10 | codec)
+        log.append_batch(data)
+        end_transaction(log, 7, 0, commit=number % 3 != 1)
+        log.roll()
+    log.raise_log_start(7)
+    logs.clean("gaps")
+    last = at_offset(batch((b"far", b"x"), (b"far", b"y"), codec=codec), FAR)
+    (Path(log.directory) / f"{FAR:020}.log").write_bytes(last)
+
+
+@pytest.fixture(scope="module")
+def java(tools: Tools, logs: lastword.LogDir) -> Iterator[Clients]:
+    with lastword.serve(logs, "127.0.0.1:0") as server:
+        yield Clients(tools, server.bootstrap_servers)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compaction_tester(
+    java: Clients, logs: lastword.LogDir, kafka_jars: KafkaJars
+) -> Iterator[subprocess.Popen[str]]:
+    """Start LogCompactionTester beside the other tests: its consumer waits 20 s for a last record."""
+    command = [kafka_jars.java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", kafka_jars.classpath]
+    command += ["org.apache.kafka.tools.LogCompactionTester", "--bootstrap-server", java.bootstrap]
+    command += ["--messages", "20000", "--duplicates", "20", "--percent-deletes", "20", "--sleep", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# ------------------------------------------------------------------ clients
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_producer_and_the_consumer(java: Clients, logs: lastword.LogDir, codec: str) -> None:
+    java.create_topic(codec)
+    sent = [
+        KafkaRecord(b"k%d" % n, b"v" * n if n % 5 else None, 1000 + n, (("h", b"x"), ("none", None)))
+        for n in range(50)
+    ]
+    offsets = java.produce(codec, [sent[:30], sent[30:]], compression_type=codec)
+    assert offsets == list(range(50))
+    for isolation in ("read_committed", "read_uncommitted"):
+        found = java.consume(codec, isolation=isolation)[f"{codec}-0"]
+        assert (found.start, found.end) == (0, 50)
+        assert [(r.key, r.value, r.timestamp, r.headers) for r in found.records] == [
+            (r.key, r.value, r.timestamp, r.headers) for r in sent
+        ]
+    assert [record.key for record in logs[codec].read()] == [record.key for record in sent]
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_the_consumer_passes_gaps(java: Clients, logs: lastword.LogDir, isolation: str) -> None:
+    found = java.consume("gaps", isolation=isolation)
+    for number, codec in enumerate(CODECS):
+        partition = found[f"gaps-{number}"]
+        assert (partition.start, partition.end) == (7, FAR + 2)
+        expected = list(logs["gaps"].read(partition=number, isolation=isolation))  # type: ignore[arg-type]
+        assert [(r.offset, r.key, r.value) for r in partition.records] == [
+            (r.offset, r.key, r.value) for r in expected
+        ], codec
+        offsets = [record.offset for record in partition.records]
+        assert offsets[0] > 7 and offsets[-2:] == [FAR, FAR + 1]
+        assert len(offsets) < 20
+
+
+# ------------------------------------------------------------------ tools
+
+
+def test_topics_are_created_described_changed_and_deleted(java: Clients) -> None:
+    create = ("TopicCommand", "--create", "--topic", "made", "--partitions", "2")
+    assert "Created topic made." in java.run(*create, "--config", "cleanup.policy=compact")
+    assert java.run(*create, "--if-not-exists") == ""
+    with pytest.raises(RuntimeError, match="Topic 'made' already exists"):
+        java.run(*create)
+    described = java.run("TopicCommand", "--describe", "--topic", "made")
+    assert "PartitionCount: 2\tReplicationFactor: 1\tConfigs: cleanup.policy=compact," in described
+    assert "Partition: 1\tLeader: 1\tReplicas: 1\tIsr: 1" in described
+    java.run("TopicCommand", "--alter", "--topic", "made", "--partitions", "3")
+    assert "Partition: 2\t" in java.run("TopicCommand", "--describe", "--topic", "made")
+    assert "made" in java.run("TopicCommand", "--list").split()
+    java.run("TopicCommand", "--delete", "--topic", "made")
+    assert "made" not in java.run("TopicCommand", "--list").split()
+    with pytest.raises(RuntimeError, match="'made' does not exist"):
+        java.run("TopicCommand", "--describe", "--topic", "made")
+    with pytest.raises(RuntimeError, match="Not a number of type LONG"):
+        java.run("TopicCommand", "--create", "--topic", "made", "--config", "retention.ms=x")
+
+
+def test_settings_are_described_and_changed(java: Clients) -> None:
+    java.create_topic("configured")
+    topic = ("--entity-type", "topics", "--entity-name", "configured")
+
+    def change(*arguments: str) -> str:
+        return java.run("kafka.admin.ConfigCommand", "--alter", *arguments)
+
+    change(*topic, "--add-config", "retention.ms=1000,cleanup.policy=[compact,delete]")
+    described = java.run("kafka.admin.ConfigCommand", "--describe", *topic)
+    assert "  retention.ms=1000 " in described and "  cleanup.policy=compact,delete " in described
+    change(*topic, "--delete-config", "retention.ms")
+    assert "retention.ms" not in java.run("kafka.admin.ConfigCommand", "--describe", *topic)
+    with pytest.raises(RuntimeError, match="Unknown topic config name: nonsense"):
+        change(*topic, "--add-config", "nonsense=1")
+    with pytest.raises(RuntimeError, match="InvalidRequestException"):
+        change("--entity-type", "brokers", "--entity-name", "1", "--add-config", "log.cleaner.threads=2")
+    brokers = java.run("kafka.admin.ConfigCommand", "--describe", "--all", "--entity-type", "brokers")
+    assert "node.id=1 " in brokers
+
+
+def test_console_producer_consumer_and_groups(java: Clients) -> None:
+    java.create_topic("lines", 2)
+    properties = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=:")
+    java.run("ConsoleProducer", "--topic", "lines", *properties, stdin="ada:1\nbob:2\ncy:3\ndi:4\n")
+    consume = ("consumer.ConsoleConsumer", "--topic", "lines", "--timeout-ms", "9000")
+    first = java.run(*consume, "--max-messages", "4", "--from-beginning", "--group", "readers")
+    assert sorted(line for line in first.splitlines() if len(line) == 1) == ["1", "2", "3", "4"]
+    keys = ("--formatter-property", "print.key=true", "--isolation-level", "read_committed")
+    second = java.run(*consume, "--max-messages", "2", "--partition", "0", "--offset", "earliest", *keys)
+    assert "bob\t2\n" in second
+
+    assert "readers" in java.run(GROUPS, "--list").split()
+    group = ("--group", "readers")
+    lags = [line.split()[1:6] for line in java.run(GROUPS, "--describe", *group).splitlines()[-2:]]
+    assert [lag[0] for lag in lags] == ["lines", "lines"]
+    assert sum(int(lag[2]) for lag in lags) == 4 and {lag[4] for lag in lags} == {"0"}
+    assert "Empty" in java.run(GROUPS, "--describe", *group, "--state")
+    java.run(GROUPS, "--reset-offsets", *group, "--topic", "lines", "--to-earliest", "--execute")
+    lags = [line.split()[1:6] for line in java.run(GROUPS, "--describe", *group).splitlines()[-2:]]
+    assert sum(int(lag[4]) for lag in lags) == 4
+    assert "Successful" in java.run(GROUPS, "--delete-offsets", *group, "--topic", "lines")
+    assert "was successful" in java.run(GROUPS, "--delete", *group)
+    assert "readers" not in java.run("GroupsCommand", "--list").split()
+
+
+def test_offsets_sizes_and_deleted_records(java: Clients, tmp_path: Path) -> None:
+    java.create_topic("sized", 2)
+    java.produce("sized", [[KafkaRecord(b"k", b"v", 1000 * n)] for n in (1, 3, 2)])
+
+    def offsets(at: str) -> list[str]:
+        return java.run("GetOffsetShell", "--topic", "sized", "--time", at).split()
+
+    assert offsets("-1") == ["sized:0:3", "sized:1:0"]
+    assert offsets("-2") == ["sized:0:0", "sized:1:0"]
+    assert offsets("-3") == ["sized:0:1"]
+    assert offsets("1500") == ["sized:0:1"]
+    found = json.loads(java.run("LogDirsCommand", "--describe", "--topic-list", "sized").splitlines()[-1])
+    sizes = {p["partition"]: p["size"] for p in found["brokers"][0]["logDirs"][0]["partitions"]}
+    assert sizes["sized-0"] > 3 * 61 and sizes["sized-1"] == 0
+
+    request = tmp_path / "records.json"
+    wanted = [("sized", 0, 2), ("sized", 1, -1), ("gaps", 0, 9)]
+    partitions = [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset in wanted]
+    request.write_text(json.dumps({"partitions": partitions, "version": 1}))
+    deleted = java.run("DeleteRecordsCommand", "--offset-json-file", str(request))
+    assert "partition: sized-0\tlow_watermark: 2" in deleted
+    assert "partition: sized-1\tlow_watermark: 0" in deleted
+    assert "partition: gaps-0\terror: org.apache.kafka.common.errors.PolicyViolationException" in deleted
+    assert offsets("-2") == ["sized:0:2", "sized:1:0"]
+
+
+def test_tools_that_measure(java: Clients) -> None:
+    properties = (f"bootstrap.servers={java.bootstrap}", "acks=all", "compression.type=lz4")
+    load = ("--num-records", "20000", "--record-size", "100", "--throughput", "-1")
+    sent = java.tools.run("ProducerPerformance", "--topic", "load", *load, "--command-property", *properties)
+    assert "20000 records sent" in sent
+    read = java.run("ConsumerPerformance", "--topic", "load", "--num-records", "20000", "--timeout", "9000")
+    assert ", 20000, " in read
+    options = ("--num-records", "50", "--producer-acks", "all", "--record-size", "20")
+    assert "Avg latency" in java.run("EndToEndLatency", "--topic", "latency", *options)
+
+
+def test_tools_that_verify(java: Clients) -> None:
+    java.run("VerifiableProducer", "--topic", "verified", "--max-messages", "100", "--acks", "-1")
+    options = ("--topic", "verified", "--group-id", "verifiers", "--max-messages", "100")
+    events = [json.loads(line) for line in java.run("VerifiableConsumer", *options).splitlines() if line]
+    assert sum(event["count"] for event in events if event["name"] == "records_consumed") == 100
+    assert any(event["name"] == "offsets_committed" and event["success"] for event in events)
+
+
+def test_the_cluster_is_described(java: Clients) -> None:
+    assert java.bootstrap in java.run("BrokerApiVersionsCommand")
+    at = ("--bootstrap-server", java.bootstrap)
+    assert "Cluster ID: " in java.tools.run("ClusterTool", "cluster-id", *at)
+    assert "unfenced" in java.tools.run("ClusterTool", "list-endpoints", *at)
+    leaders = ("LeaderElectionCommand", "--election-type", "preferred", "--all-topic-partitions")
+    for command in (("AclCommand", "--list"), leaders):  # not served: the client refuses, without a wait
+        with pytest.raises(RuntimeError, match="The node does not support"):
+            java.run(*command)
+
+
+def test_the_client_compatibility_test(java: Clients) -> None:
+    java.create_topic("compatible")
+    supported = (
+        "offsets-for-times",
+        "cluster-id",
+        "create-topics",
+        "describe-configs",
+        "idempotent-producer",
+    )
+    options = [text for name in supported for text in (f"--{name}-supported", "true")]
+    options += ["--describe-acls-supported", "false", "--expect-record-too-large-exception", "false"]
+    java.run("ClientCompatibilityTest", "--topic", "compatible", "--num-cluster-nodes", "1", *options)
+
+
+def test_the_log_compaction_tester(compaction_tester: subprocess.Popen[str]) -> None:
+    printed, _ = compaction_tester.communicate(timeout=60)
+    assert compaction_tester.returncode == 0, printed
+    assert "0 mismatches" in printed
+    rows = re.search(r"20000 rows of data produced, (\d+) rows of data consumed", printed)
+    assert rows is not None and int(rows[1]) < 15_000, printed
