@@ -1,0 +1,721 @@
+"""Groups of the classic protocol: members share a topic by the plan of the member that leads.
+
+```
+Empty ──join──> PreparingRebalance ──all joined, or time is up──> CompletingRebalance ──leader syncs──> Stable
+  ^                  ^  │ the last member leaves                        │ join, leave, expiry            │
+  └──────────────────┼──┘                                               │                                │
+                     └──────────────────────────────────────────────────┴────────────────────────────────┘
+```
+
+A member that is silent for its session timeout leaves the group. A dynamic member gets its id in a first
+answer and joins with it, so that a client that gives up leaves nothing behind. A static member (with an
+instance id) takes the place of the member that had its instance id. The members of a stable group are one
+record of `__consumer_offsets`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import MalformedMessageError, UnsupportedVersionError
+from lastword.protocol import Request, codes, decode_stored, encode_stored
+from lastword.protocol.messages import (
+    DescribeGroupsResponse,
+    GroupMetadataKey,
+    GroupMetadataValue,
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupResponse,
+    SyncGroupResponse,
+)
+from lastword.protocol.schemas import Message
+from lastword.server.coordinator import Timer
+from lastword.server.offsets import Committed, Group
+from lastword.server.topics import Refused
+
+if TYPE_CHECKING:
+    from lastword.server.groups import Groups
+
+EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
+    "Empty",
+    "PreparingRebalance",
+    "CompletingRebalance",
+    "Stable",
+    "Dead",
+)
+SESSION_MS = (6_000, 1_800_000)
+"""Least and largest session timeout, Kafka's defaults."""
+GROUP_OPERATIONS = 3400
+"""Bits of all operations on a group."""
+GROUP_VERSION = 3
+"""Version of the value that is written, which every Kafka since 2.3 reads."""
+MOST_MEMBERS = 10_000
+
+
+@dataclass(eq=False)
+class Member:
+    """A member of a group; `joining` and `syncing` are the futures of its unanswered requests."""
+
+    id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_ms: int
+    rebalance_ms: int
+    protocol_type: str
+    protocols: list[tuple[str, bytes]]
+    join_version: int = 0
+    assignment: bytes = b""
+    joining: asyncio.Future[Any] | None = None
+    syncing: asyncio.Future[Any] | None = None
+    session: Timer | None = None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """Return the member's metadata for a protocol."""
+        return next((data for name, data in self.protocols if name == protocol), b"")
+
+
+@dataclass(eq=False)
+class ClassicGroup(Group):
+    """A group of the classic protocol. `pending` has the ids that were given and have not joined yet."""
+
+    state: str = EMPTY
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str | None = None
+    generation: int = 0
+    changed_ms: int = -1
+    members: dict[str, Member] = field(default_factory=dict)
+    instances: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, Timer] = field(default_factory=dict)
+    timer: Timer | None = None
+
+    kind = "classic"
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the group has no member."""
+        return self.state == EMPTY
+
+    def subscribed(self) -> set[str] | None:
+        """Return the topics that the members subscribe to; None if they are not known."""
+        if self.protocol_type != "consumer":
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            try:
+                topics.update(
+                    decode_stored("ConsumerProtocolSubscription", member.metadata(self.protocol)).topics
+                )
+            except (MalformedMessageError, UnsupportedVersionError):
+                return None
+        return topics
+
+    def retained_from(self, committed: Committed) -> int | None:
+        """Return the time from which the retention of an offset counts; None: it does not expire now."""
+        if self.protocol_type is None:  # offsets without members
+            return committed.committed_ms
+        if self.state == EMPTY:
+            return committed.committed_ms if self.changed_ms < 0 else self.changed_ms
+        if self.state == STABLE and self.subscribed() is not None:
+            return committed.committed_ms
+        return None
+
+    def tombstones(self) -> list[tuple[bytes, bytes | None]]:
+        """Return the records that delete the group without its offsets."""
+        return [(encode_stored(GroupMetadataKey(group=self.id)), None)]
+
+    def supports(self, protocol_type: str, protocols: list[tuple[str, bytes]]) -> bool:
+        """Return whether a member with these protocols can be in the group."""
+        if not self.members:
+            return bool(protocol_type and protocols)
+        names = {name for name, _ in protocols}
+        return protocol_type == self.protocol_type and any(
+            all(name in {known for known, _ in member.protocols} for member in self.members.values())
+            for name in names
+        )
+
+    def chosen_protocol(self) -> str:
+        """Return the protocol that all members have and most of them prefer."""
+        members = list(self.members.values())
+        common = [
+            name
+            for name, _ in members[0].protocols
+            if all(name in {known for known, _ in member.protocols} for member in members)
+        ]
+        votes = dict.fromkeys(common, 0)
+        for member in members:
+            first = next(name for name, _ in member.protocols if name in votes)
+            votes[first] += 1
+        return max(votes, key=lambda name: votes[name])
+
+    def cancel_timer(self) -> None:
+        """Stop the timer of the rebalance."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class ClassicGroups:
+    """The handlers of the APIs of classic groups."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._broker = groups.broker
+
+    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+        """Return the handlers by the name of the API."""
+        return {
+            "JoinGroup": self._join,
+            "SyncGroup": self._sync,
+            "Heartbeat": self._heartbeat,
+            "LeaveGroup": self._leave,
+            "DescribeGroups": self._describe,
+        }
+
+    # -------------------------------------------------------------- load and store
+
+    def take(self, key: bytes, value: bytes) -> None:
+        """Take a group that was read from the topic."""
+        stored = decode_stored("GroupMetadataValue", value)
+        group = self._group(decode_stored("GroupMetadataKey", key).group)
+        group.protocol_type, group.generation = stored.protocol_type, stored.generation
+        group.protocol, group.leader = stored.protocol, stored.leader
+        group.changed_ms = stored.current_state_timestamp
+        for saved in stored.members:
+            member = Member(
+                saved.member_id,
+                saved.group_instance_id,
+                saved.client_id,
+                saved.client_host,
+                saved.session_timeout,
+                saved.rebalance_timeout if saved.rebalance_timeout >= 0 else saved.session_timeout,
+                stored.protocol_type,
+                [(stored.protocol or "", bytes(saved.subscription))],
+                assignment=bytes(saved.assignment),
+            )
+            group.members[member.id] = member
+            if member.instance_id is not None:
+                group.instances[member.instance_id] = member.id
+            self._keep_alive(group, member)
+        group.state = STABLE if group.members else EMPTY
+
+    def _group(self, group_id: str) -> ClassicGroup:
+        """Return a classic group, which is new if there is none.
+
+        Raises:
+            Refused: The group is of another protocol.
+        """
+        group = self._groups.get(group_id)
+        if group is None:
+            group = self._groups.add(ClassicGroup(group_id))
+        if not isinstance(group, ClassicGroup):
+            raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+        return group
+
+    def _known(self, group_id: str) -> ClassicGroup | None:
+        group = self._groups.get(group_id)
+        return group if isinstance(group, ClassicGroup) else None
+
+    def _store_group(self, group: ClassicGroup) -> asyncio.Future[Any] | None:
+        value = GroupMetadataValue(
+            protocol_type=group.protocol_type or "",
+            generation=group.generation,
+            protocol=group.protocol,
+            leader=group.leader,
+            current_state_timestamp=group.changed_ms,
+            members=[
+                GroupMetadataValue.MemberMetadata(
+                    member_id=member.id,
+                    group_instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    rebalance_timeout=member.rebalance_ms,
+                    session_timeout=member.session_ms,
+                    subscription=member.metadata(group.protocol),
+                    assignment=member.assignment,
+                )
+                for member in group.members.values()
+            ],
+        )
+        key = encode_stored(GroupMetadataKey(group=group.id))
+        return self._groups.store(group.id, [(key, encode_stored(value, GROUP_VERSION))])
+
+    # -------------------------------------------------------------- join
+
+    def _join(self, request: Request, connection: Any) -> Any:
+        body = request.body
+        answer: asyncio.Future[Any] = self._broker.loop.create_future()
+        try:
+            self._join_group(request, connection, answer)
+        except Refused as refused:
+            return _join_error(refused.code, refused.message or body.member_id, request.version)
+        return answer.result() if answer.done() else answer
+
+    def _join_group(self, request: Request, connection: Any, answer: asyncio.Future[Any]) -> None:
+        body = request.body
+        if not body.group_id:
+            raise Refused(codes.INVALID_GROUP_ID, "")
+        if not SESSION_MS[0] <= body.session_timeout_ms <= SESSION_MS[1]:
+            raise Refused(codes.INVALID_SESSION_TIMEOUT, "")
+        known = self._known(body.group_id)
+        if known is None and body.member_id:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        protocols = [(protocol.name, bytes(protocol.metadata)) for protocol in body.protocols]
+        group = self._group(body.group_id)
+        others = known is not None and any(m.id != body.member_id for m in group.members.values())
+        if (not known or others or not group.members) and not group.supports(body.protocol_type, protocols):
+            raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+        if len(group.members) >= MOST_MEMBERS and body.member_id not in group.members:
+            raise Refused(codes.GROUP_MAX_SIZE_REACHED, "")
+        rebalance_ms = body.rebalance_timeout_ms if request.version >= 1 else body.session_timeout_ms
+        member = Member(
+            body.member_id,
+            body.group_instance_id,
+            request.client_id or "",
+            "/" + connection.peer.rpartition(":")[0],
+            body.session_timeout_ms,
+            rebalance_ms,
+            body.protocol_type,
+            protocols,
+            request.version,
+        )
+        if not body.member_id:
+            self._join_new(group, member, request, answer)
+        else:
+            self._join_known(group, member, answer)
+
+    def _join_new(
+        self, group: ClassicGroup, member: Member, request: Request, answer: asyncio.Future[Any]
+    ) -> None:
+        member.id = f"{member.instance_id or member.client_id}-{uuid.uuid4()}"
+        if member.instance_id is not None:
+            replaced = group.instances.get(member.instance_id)
+            if replaced is not None:
+                self._replace_static(group, group.members[replaced], member, request, answer)
+            else:
+                self._add(group, member, answer)
+        elif request.version >= 4:  # the member joins with the id that it gets here
+            group.pending[member.id] = self._broker.timers.after(
+                member.session_ms, lambda: self._pending_expired(group, member.id)
+            )
+            raise Refused(codes.MEMBER_ID_REQUIRED, member.id)
+        else:
+            self._add(group, member, answer)
+
+    def _join_known(self, group: ClassicGroup, member: Member, answer: asyncio.Future[Any]) -> None:
+        pending = group.pending.pop(member.id, None)
+        if pending is not None:
+            pending.cancel()
+            self._add(group, member, answer)
+            return
+        known = self._member(group, member.id, member.instance_id)
+        changed = known.protocols != member.protocols
+        if group.state == STABLE and not changed and known.id != group.leader:
+            self._keep_alive(group, known)
+            answer.set_result(self._joined(group, known))
+            return
+        if group.state == COMPLETING and not changed:
+            self._keep_alive(group, known)
+            answer.set_result(self._joined(group, known))
+            return
+        known.protocols, known.session_ms = member.protocols, member.session_ms
+        known.rebalance_ms, known.join_version = member.rebalance_ms, member.join_version
+        self._await_join(group, known, answer)
+        self._rebalance(group)
+
+    def _replace_static(
+        self, group: ClassicGroup, old: Member, member: Member, request: Request, answer: asyncio.Future[Any]
+    ) -> None:
+        """Let a static member that was started again take the place of its former self."""
+        self._fence(old)
+        if old.session is not None:
+            old.session.cancel()
+        same = old.metadata(group.protocol) == member.metadata(group.protocol)
+        group.members = {
+            (member.id if key == old.id else key): (member if key == old.id else value)
+            for key, value in group.members.items()
+        }
+        group.instances[member.instance_id or ""] = member.id
+        leads = group.leader == old.id
+        if leads:
+            group.leader = member.id
+        member.assignment = old.assignment
+        if group.state == STABLE and same:
+            self._keep_alive(group, member)
+            self._store_group(group)
+            response = self._joined(group, member)
+            if (
+                leads and request.version < 9
+            ):  # it must not compute an assignment: it is not told that it leads
+                response.leader, response.members = old.id, []
+            response.skip_assignment = leads and request.version >= 9
+            answer.set_result(response)
+            return
+        self._await_join(group, member, answer)
+        self._rebalance(group)
+
+    def _add(self, group: ClassicGroup, member: Member, answer: asyncio.Future[Any]) -> None:
+        if not group.members:
+            group.protocol_type = member.protocol_type
+        group.members[member.id] = member
+        if member.instance_id is not None:
+            group.instances[member.instance_id] = member.id
+        if group.leader is None:
+            group.leader = member.id
+        self._await_join(group, member, answer)
+        self._rebalance(group)
+
+    def _await_join(self, group: ClassicGroup, member: Member, answer: asyncio.Future[Any]) -> None:
+        if member.joining is not None and not member.joining.done():
+            member.joining.set_result(_join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
+        member.joining = answer
+        if member.session is not None:
+            member.session.cancel()
+            member.session = None
+
+    def _rebalance(self, group: ClassicGroup) -> None:
+        """Begin a rebalance, or see whether the one that is under way is complete."""
+        if group.state != PREPARING:
+            if group.state == COMPLETING:
+                self._fail_syncs(group, codes.REBALANCE_IN_PROGRESS)
+            was_empty = group.state == EMPTY
+            group.state = PREPARING
+            group.cancel_timer()
+            delay = self._broker.options.rebalance_delay_ms
+            if was_empty and delay:
+                group.timer = self._broker.timers.after(delay, lambda: self._delay_over(group))
+                return
+            self._start_rebalance_timer(group)
+        elif self._broker.options.rebalance_delay_ms and group.generation == 0:
+            return
+        self._complete_if_joined(group)
+
+    def _delay_over(self, group: ClassicGroup) -> None:
+        self._start_rebalance_timer(group)
+        self._complete_if_joined(group)
+
+    def _start_rebalance_timer(self, group: ClassicGroup) -> None:
+        most = max((member.rebalance_ms for member in group.members.values()), default=0)
+        group.timer = self._broker.timers.after(most, lambda: self._complete_join(group))
+
+    def _complete_if_joined(self, group: ClassicGroup) -> None:
+        if not group.pending and all(member.joining is not None for member in group.members.values()):
+            self._complete_join(group)
+
+    def _complete_join(self, group: ClassicGroup) -> None:
+        """End the first half of a rebalance: answer the joins of those who came, remove the others."""
+        if group.state != PREPARING:
+            return
+        group.cancel_timer()
+        for member in list(group.members.values()):
+            if member.joining is None and member.instance_id is None:
+                self._drop(group, member)
+        for member_id, timer in list(group.pending.items()):
+            timer.cancel()
+            del group.pending[member_id]
+        joined = [member for member in group.members.values() if member.joining is not None]
+        if group.members and not joined:  # static members only, all of them away
+            self._start_rebalance_timer(group)
+            return
+        group.generation += 1
+        group.changed_ms = self._broker.clock.now_ms()
+        if not group.members:
+            self._emptied(group)
+            return
+        if group.leader not in group.members or group.members[group.leader].joining is None:
+            group.leader = joined[0].id
+        group.protocol = group.chosen_protocol()
+        group.state = COMPLETING
+        for member in group.members.values():
+            member.assignment = b""
+            answer, member.joining = member.joining, None
+            self._keep_alive(group, member)
+            if answer is not None and not answer.done():
+                answer.set_result(self._joined(group, member))
+        most = max(member.rebalance_ms for member in group.members.values())
+        group.timer = self._broker.timers.after(most, lambda: self._sync_expired(group))
+
+    def _emptied(self, group: ClassicGroup) -> None:
+        group.state, group.protocol, group.leader = EMPTY, None, None
+        self._store_group(group)
+
+    def _sync_expired(self, group: ClassicGroup) -> None:
+        """Remove the members that did not sync in time."""
+        if group.state == COMPLETING:
+            for member in list(group.members.values()):
+                if member.syncing is None:
+                    self._drop(group, member)
+            self._rebalance(group)
+
+    def _joined(self, group: ClassicGroup, member: Member) -> Any:
+        leads = member.id == group.leader
+        return JoinGroupResponse(
+            generation_id=group.generation,
+            protocol_type=group.protocol_type,
+            protocol_name=group.protocol,
+            leader=group.leader or "",
+            member_id=member.id,
+            members=[
+                JoinGroupResponse.JoinGroupResponseMember(
+                    member_id=other.id,
+                    group_instance_id=other.instance_id,
+                    metadata=other.metadata(group.protocol),
+                )
+                for other in group.members.values()
+            ]
+            if leads
+            else [],
+        )
+
+    # -------------------------------------------------------------- sync, heartbeat, leave
+
+    def _sync(self, request: Request, connection: Any) -> Any:
+        body = request.body
+        try:
+            group, member = self._current(body)
+            if request.version >= 5 and (
+                body.protocol_type not in (None, group.protocol_type)
+                or body.protocol_name not in (None, group.protocol)
+            ):
+                raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+            if group.state == PREPARING:
+                raise Refused(codes.REBALANCE_IN_PROGRESS, "")
+        except Refused as refused:
+            return SyncGroupResponse(error_code=refused.code)
+        if group.state == STABLE:
+            self._keep_alive(group, member)
+            return self._synced(group, member)
+        if member.syncing is not None and not member.syncing.done():
+            member.syncing.set_result(SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
+        member.syncing = self._broker.loop.create_future()
+        answer = member.syncing
+        if member.id == group.leader:
+            assigned = {given.member_id: bytes(given.assignment) for given in body.assignments}
+            for other in group.members.values():
+                other.assignment = assigned.get(other.id, b"")
+            group.state = STABLE
+            group.changed_ms = self._broker.clock.now_ms()
+            group.cancel_timer()
+            stored = self._store_group(group)
+            generation = group.generation
+
+            def stable(done: asyncio.Future[Any] | None = None) -> None:
+                if done is not None and done.exception() is not None:
+                    self._fail_syncs(group, codes.UNKNOWN_SERVER_ERROR)
+                elif group.generation == generation:
+                    for other in group.members.values():
+                        waiting, other.syncing = other.syncing, None
+                        self._keep_alive(group, other)
+                        if waiting is not None and not waiting.done():
+                            waiting.set_result(self._synced(group, other))
+
+            if stored is None:
+                stable()
+            else:
+                stored.add_done_callback(stable)
+        return answer.result() if answer.done() else answer
+
+    def _synced(self, group: ClassicGroup, member: Member) -> Message:
+        return SyncGroupResponse(
+            protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=member.assignment
+        )
+
+    def _fail_syncs(self, group: ClassicGroup, code: int) -> None:
+        for member in group.members.values():
+            answer, member.syncing = member.syncing, None
+            if answer is not None and not answer.done():
+                answer.set_result(SyncGroupResponse(error_code=code))
+                self._keep_alive(group, member)
+
+    def _heartbeat(self, request: Request, connection: Any) -> Message:
+        try:
+            group, member = self._current(request.body)
+            self._keep_alive(group, member)
+            if group.state == PREPARING:
+                raise Refused(codes.REBALANCE_IN_PROGRESS, "")
+        except Refused as refused:
+            return HeartbeatResponse(error_code=refused.code)
+        return HeartbeatResponse()
+
+    def _leave(self, request: Request, connection: Any) -> Message:
+        body = request.body
+        leaving = (
+            [(member.member_id, member.group_instance_id) for member in body.members]
+            if request.version >= 3
+            else [(body.member_id, None)]
+        )
+        results = []
+        group = self._known(body.group_id)
+        changed = False
+        for member_id, instance_id in leaving:
+            result = LeaveGroupResponse.MemberResponse(member_id=member_id, group_instance_id=instance_id)
+            results.append(result)
+            try:
+                if group is None:
+                    raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+                pending = group.pending.pop(member_id, None)
+                if pending is not None:
+                    pending.cancel()
+                else:
+                    if instance_id is not None and not member_id:
+                        member_id = group.instances.get(instance_id, "")
+                    self._drop(group, self._member(group, member_id, instance_id))
+                changed = True
+            except Refused as refused:
+                result.error_code = refused.code
+        if changed and group is not None:
+            self._after_loss(group)
+        if request.version < 3:
+            return LeaveGroupResponse(error_code=results[0].error_code if results else 0)
+        return LeaveGroupResponse(members=results)
+
+    def _current(self, body: Any) -> tuple[ClassicGroup, Member]:
+        """Return the group and the member of a request of a generation."""
+        if not body.group_id:
+            raise Refused(codes.INVALID_GROUP_ID, "")
+        group = self._known(body.group_id)
+        if group is None:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        member = self._member(group, body.member_id, body.group_instance_id)
+        if body.generation_id != group.generation:
+            raise Refused(codes.ILLEGAL_GENERATION, "")
+        return group, member
+
+    def _member(self, group: ClassicGroup, member_id: str, instance_id: str | None) -> Member:
+        if instance_id is not None:
+            known = group.instances.get(instance_id)
+            if known is None:
+                raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+            if known != member_id:
+                raise Refused(codes.FENCED_INSTANCE_ID, "")
+        member = group.members.get(member_id)
+        if member is None:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        return member
+
+    # -------------------------------------------------------------- members that go
+
+    def _keep_alive(self, group: ClassicGroup, member: Member) -> None:
+        if member.session is not None:
+            member.session.cancel()
+            member.session = None
+        if member.joining is None and member.id in group.members:
+            member.session = self._broker.timers.after(
+                member.session_ms, lambda: self._session_expired(group, member)
+            )
+
+    def _session_expired(self, group: ClassicGroup, member: Member) -> None:
+        if group.members.get(member.id) is member:
+            self._drop(group, member)
+            self._after_loss(group)
+
+    def _pending_expired(self, group: ClassicGroup, member_id: str) -> None:
+        if group.pending.pop(member_id, None) is not None:
+            self._after_loss(group)
+
+    def _after_loss(self, group: ClassicGroup) -> None:
+        if group.state in (STABLE, COMPLETING):
+            self._rebalance(group)
+        elif group.state == PREPARING:
+            self._complete_if_joined(group)
+
+    def _drop(self, group: ClassicGroup, member: Member) -> None:
+        """Remove a member; its unanswered requests are answered."""
+        del group.members[member.id]
+        if member.instance_id is not None and group.instances.get(member.instance_id) == member.id:
+            del group.instances[member.instance_id]
+        if group.leader == member.id:
+            group.leader = next(iter(group.members), None)
+        if member.session is not None:
+            member.session.cancel()
+        if member.joining is not None and not member.joining.done():
+            member.joining.set_result(_join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
+        if member.syncing is not None and not member.syncing.done():
+            member.syncing.set_result(SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
+
+    def _fence(self, member: Member) -> None:
+        if member.joining is not None and not member.joining.done():
+            member.joining.set_result(_join_error(codes.FENCED_INSTANCE_ID, member.id, member.join_version))
+        if member.syncing is not None and not member.syncing.done():
+            member.syncing.set_result(SyncGroupResponse(error_code=codes.FENCED_INSTANCE_ID))
+
+    def answer_all(self) -> None:
+        """Answer every request that waits: the server closes."""
+        for group in self._groups.all():
+            if not isinstance(group, ClassicGroup):
+                continue
+            for member in group.members.values():
+                if member.joining is not None and not member.joining.done():
+                    member.joining.set_result(
+                        _join_error(codes.NOT_COORDINATOR, member.id, member.join_version)
+                    )
+                if member.syncing is not None and not member.syncing.done():
+                    member.syncing.set_result(SyncGroupResponse(error_code=codes.NOT_COORDINATOR))
+
+    # -------------------------------------------------------------- describe
+
+    def _describe(self, request: Request, connection: Any) -> Message:
+        body = request.body
+        groups = []
+        for group_id in body.groups:
+            group = self._known(group_id)
+            described = DescribeGroupsResponse.DescribedGroup(
+                group_id=group_id, error_message=None, members=[]
+            )
+            groups.append(described)
+            if body.include_authorized_operations:
+                described.authorized_operations = GROUP_OPERATIONS
+            if group is None:
+                described.group_state = DEAD
+                if request.version >= 6:
+                    described.error_code = codes.GROUP_ID_NOT_FOUND
+                    described.error_message = f"Group {group_id} not found."
+                continue
+            is_stable = group.state == STABLE
+            described.group_state, described.protocol_type = group.state, group.protocol_type or ""
+            described.protocol_data = (group.protocol or "") if is_stable else ""
+            described.members = [
+                DescribeGroupsResponse.DescribedGroupMember(
+                    member_id=member.id,
+                    group_instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    member_metadata=member.metadata(group.protocol) if is_stable else b"",
+                    member_assignment=member.assignment if is_stable else b"",
+                )
+                for member in group.members.values()
+            ]
+        return DescribeGroupsResponse(groups=groups)
+
+    # -------------------------------------------------------------- offsets
+
+    def check_commit(self, group: ClassicGroup, body: Any) -> None:
+        """Refuse the commit of a member of another generation; else count it as a sign of life."""
+        generation = body.generation_id_or_member_epoch
+        if generation < 0 and group.state == EMPTY:
+            return
+        if generation < 0 and not body.member_id and body.group_instance_id is None:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        member = self._member(group, body.member_id, body.group_instance_id)
+        if generation != group.generation:
+            raise Refused(codes.ILLEGAL_GENERATION, "")
+        if group.state == COMPLETING:
+            raise Refused(codes.REBALANCE_IN_PROGRESS, "")
+        self._keep_alive(group, member)
+
+
+def _join_error(code: int, member_id: str, version: int) -> Any:
+    return JoinGroupResponse(
+        error_code=code,
+        generation_id=-1,
+        protocol_type=None,
+        protocol_name=None if version >= 7 else "",
+        leader="",
+        member_id=member_id,
+        members=[],
+    )
