@@ -24,8 +24,8 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.logdir import TopicPartition
+from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.api.conftest import BEGIN_MS
-from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
 HOUR = 3_600_000
 USERS = TopicPartition("users", 0)

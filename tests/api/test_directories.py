@@ -25,8 +25,8 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.metrics import DIR_OFFLINE
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.failing import FailingFiles
-from tests.partition.nosync import UNSYNCED
 
 HOUR = 3_600_000
 

@@ -19,9 +19,9 @@ from lastword.errors import DataError, DiskFullError, LastwordError, RecordTooLa
 from lastword.files import DEFAULT
 from lastword.partition.producer_state import FIRST_NAMED_ID
 from lastword.partition.snapshots import Snapshots
+from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
-from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 from tests.support.exhaustive import stride
 
 PARTITIONS = 3

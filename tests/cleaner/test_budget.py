@@ -13,9 +13,9 @@ from lastword.cleaner.engine.throttle import CREDIT_SECONDS, DriveBudget, Drives
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.segment.segment import Segment
+from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.fakes.drives import MB, MIB, WINDOW_SECONDS, Usage, simulate
 from tests.fakes.simulated import SimulatedClock
-from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
 
 def round_of(

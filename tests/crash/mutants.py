@@ -28,7 +28,7 @@ from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import read_header
-from tests.partition.nosync import UnsyncedFiles
+from lastword.testing.unsynced import UnsyncedFiles
 from tests.transactions import end_transaction
 
 NOW = 1_795_168_800_000

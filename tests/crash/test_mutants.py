@@ -14,8 +14,8 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, DataError, SerializerError, UsageError
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.crash import mutants
-from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 from tests.support.exhaustive import stride
 
 SEEDS_PER_TEST = 10

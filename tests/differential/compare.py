@@ -35,12 +35,12 @@ from lastword.partition.view import PartitionView
 from lastword.records.formats import read_records
 from lastword.records.record import RawRecord
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from lastword.tools.kafka_model import KafkaCleaner as ModelCleaner
 from lastword.tools.kafka_model import read_model
 from tests.differential.kafka_cleaner import OLD_EMPTY_BATCH, Cleaned, KafkaCleaner, Refused
 from tests.differential.logs import TOPIC, RandomLog, random_log
 from tests.naive import cleaner as naive
-from tests.partition.nosync import UNSYNCED
 from tests.support.cleaning import clean
 from tests.support.jars import KafkaJars
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import at_offset
-from tests.partition.nosync import UNSYNCED
 from tests.server.client import batch
 from tests.support.jars import KafkaJars
 from tests.support.kafka import Clients, KafkaRecord, Tools

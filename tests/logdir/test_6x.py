@@ -20,8 +20,8 @@ from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint
 from lastword.logdir.identity import check_topic_id, format_partition_metadata
 from lastword.partition.checkpoint_file import EpochEntry, LeaderEpochs
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import NOW, build_batch
-from tests.partition.nosync import UNSYNCED
 
 ID, OTHER = "Tz1YQeE9QeWVYn2ySRjWHg", "Uz1YQeE9QeWVYn2ySRjWHg"
 

@@ -29,10 +29,10 @@ from lastword.errors import (
 from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import NOW, build_batch, pair, records
-from tests.partition.nosync import UNSYNCED
 
 CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY, names.HIGH_WATERMARKS)
 

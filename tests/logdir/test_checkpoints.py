@@ -10,8 +10,8 @@ from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint, TopicPartition, read_offsets
 from lastword.logdir.identity import format_partition_metadata, new_id, read_topic_id
 from lastword.partition.checkpoint_file import EpochEntry, LeaderEpochs
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
-from tests.partition.nosync import UNSYNCED
 
 
 def test_golden(tmp_path: Path) -> None:

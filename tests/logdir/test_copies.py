@@ -14,10 +14,10 @@ from lastword.errors import DiskFullError, LastwordError
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.copies import Brought, SourceLog, bring
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import NOW, indexes_fit, records
-from tests.partition.nosync import UNSYNCED
 from tests.support.exhaustive import stride
 
 USERS = TopicPartition("users", 0)

@@ -27,11 +27,11 @@ from lastword.errors import (
 from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes import ForgetfulFiles
 from tests.fakes.forgetful import keep_all
 from tests.golden.loader import case, value_matches
 from tests.partition.logs import NOW, batch, build_batch, indexes_fit, pair, records
-from tests.partition.nosync import UNSYNCED
 from tests.support.settings import set_topic_config
 
 

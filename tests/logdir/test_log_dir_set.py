@@ -21,8 +21,8 @@ from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.log_dir_set import LogDirSet, read_partition_list
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import NOW, build_batch, pair, records
-from tests.partition.nosync import UNSYNCED
 
 
 def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:

@@ -15,10 +15,10 @@ from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.identity import directory_name, write_move_note
 from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import NOW, build_batch, indexes_fit, pair, records
-from tests.partition.nosync import UNSYNCED
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 

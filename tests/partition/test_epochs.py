@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import at_offset, build_batch, make, opened
-from tests.partition.nosync import UNSYNCED
 
 
 def epochs(tmp_path: Path, *entries: tuple[int, int]) -> LeaderEpochs:

@@ -15,6 +15,7 @@ from lastword.files import DEFAULT, Files
 from lastword.ingest import apply, staging
 from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.fakes.recording import RecordingFiles
 from tests.partition.logs import (
@@ -30,7 +31,6 @@ from tests.partition.logs import (
     pair,
     records,
 )
-from tests.partition.nosync import UNSYNCED
 
 LARGE = replace(SMALL, segment_bytes=4000)
 

@@ -19,6 +19,7 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.batch import crc_ok, read_header
 from lastword.segment import names
 from lastword.segment.recover import inspect
+from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.fakes import RecordingFiles
 from tests.partition.logs import (
     NOW,
@@ -32,7 +33,6 @@ from tests.partition.logs import (
     pair,
     records,
 )
-from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
 
 class SlowFiles(UnsyncedFiles):

@@ -14,10 +14,10 @@ from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes import ForgetfulFiles, Image, RecordingFiles, Stopped
 from tests.fakes.forgetful import keep_all
 from tests.partition.logs import fill, indexes_fit, leftovers, make, opened, pair, records
-from tests.partition.nosync import UNSYNCED
 from tests.support.exhaustive import stride
 
 

@@ -28,9 +28,9 @@ from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchBuilder
 from lastword.segment import indexes, names
 from lastword.segment.indexes import AbortedTransaction
+from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.golden import loader
 from tests.partition.logs import NOW, SMALL, fill, make, opened, records
-from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 from tests.transactions import end_transaction
 
 DAY_MS = 86_400_000

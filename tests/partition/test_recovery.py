@@ -15,6 +15,7 @@ from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots
 from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import (
     at_offset,
     batch,
@@ -29,7 +30,6 @@ from tests.partition.logs import (
     pair,
     records,
 )
-from tests.partition.nosync import UNSYNCED
 
 
 def filled(path: Path, count: int, *, sync: bool = False) -> str:

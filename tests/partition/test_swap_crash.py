@@ -11,9 +11,9 @@ import pytest
 from lastword.files import DEFAULT
 from lastword.partition import PartitionLog, PartitionView
 from lastword.partition.directory_segments import DirectorySegments
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import compacted, fill, indexes_fit, leftovers, make, newest, opened, records
-from tests.partition.nosync import UNSYNCED
 
 
 @pytest.fixture(scope="module")

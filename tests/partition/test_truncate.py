@@ -16,9 +16,9 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.durability import read_synced
 from lastword.partition.snapshots import Snapshots
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.fakes import ForgetfulFiles
 from tests.partition.logs import batch, build_batch, fill, indexes_fit, make, opened, pair, records
-from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 from tests.partition.test_producers import aborted, encode_producers, of, open_again
 from tests.transactions import end_transaction
 

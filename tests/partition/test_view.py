@@ -11,8 +11,8 @@ from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import build_batch, fill, make, opened, pair, records
-from tests.partition.nosync import UNSYNCED
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:

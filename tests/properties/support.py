@@ -18,7 +18,7 @@ from lastword.records.record import RawRecord, encode_varint
 from lastword.segment import Segment, names
 from lastword.segment.recover import recover_segment
 from lastword.segment.stored import SegmentFiles
-from tests.partition.nosync import UNSYNCED
+from lastword.testing.unsynced import UNSYNCED
 
 T = 1_700_000_000_000
 CONFIG = TopicConfig(index_interval_bytes=0)

@@ -18,9 +18,9 @@ from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
-from tests.partition.nosync import UNSYNCED
 from tests.properties.strategies import by_strategy
 
 CODECS = pytest.mark.parametrize("codec", range(5))

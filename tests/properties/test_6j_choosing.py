@@ -11,10 +11,10 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.logdir import LogDirectory
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.partition.logs import batch
-from tests.partition.nosync import UNSYNCED
 from tests.properties.strategies import by_strategy
 from tests.retention.support import Log
 from tests.support.cleaning import clean

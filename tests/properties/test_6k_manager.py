@@ -17,9 +17,9 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError, StorageError
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.log_dir_set import move
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import LogBuilder
 from tests.fakes.recording import Call, RecordingFiles
-from tests.partition.nosync import UNSYNCED
 from tests.properties.support import T, batch
 from tests.retention.support import HOUR, Log
 

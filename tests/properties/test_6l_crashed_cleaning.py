@@ -13,8 +13,8 @@ from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 from lastword.segment.names import MAX_RELATIVE_OFFSET
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import compacted, fill, indexes_fit, leftovers, make, opened, records
-from tests.partition.nosync import UNSYNCED
 
 FIRST, LAST = 7, 21
 EXTENSIONS = (names.LOG, names.INDEX, names.TIME_INDEX)

@@ -15,8 +15,8 @@ from lastword.records.record import RawRecord
 from lastword.segment import Segment
 from lastword.segment.indexes import TimeEntry
 from lastword.segment.scan import headers
+from lastword.testing.unsynced import UNSYNCED
 from tests.cleaner.support import plan, rewrite_all, write_segment
-from tests.partition.nosync import UNSYNCED
 from tests.properties.support import FORMS, T, batch, entry, header_of, records_of
 
 

@@ -20,8 +20,8 @@ from lastword.segment.recover import inspect
 from lastword.segment.scan import headers
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.recording import RecordingFiles
-from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (
     CONFIG,
     FORMS,

@@ -20,7 +20,7 @@ from lastword.segment import Segment, build_indexes, names
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex
 from lastword.segment.recover import inspect
 from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts
-from tests.partition.nosync import UNSYNCED
+from lastword.testing.unsynced import UNSYNCED
 from tests.properties.support import (
     CONFIG,
     T,

@@ -23,11 +23,11 @@ from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, encode_aborted
 from lastword.segment.recover import inspect
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles
 from tests.fakes.recording import Call, RecordingFiles, Stopped
 from tests.partition.logs import fill, indexes_fit, pair, records
-from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (
     CONFIG,
     T,

@@ -17,8 +17,8 @@ from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.segment import names
 from lastword.segment.names import PartitionDir, SegmentFile
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import fill
-from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (
     CONFIG,
     T,

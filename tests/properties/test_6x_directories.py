@@ -15,7 +15,7 @@ from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.checkpoints import OffsetCheckpoint
 from lastword.logdir.identity import check_topic_id, format_partition_metadata
 from lastword.segment import names
-from tests.partition.nosync import UNSYNCED
+from lastword.testing.unsynced import UNSYNCED
 from tests.properties.support import T, batch, records_of
 
 ID, OTHER = "Tz1YQeE9QeWVYn2ySRjWHg", "Az1YQeE9QeWVYn2ySRjWHg"

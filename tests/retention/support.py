@@ -14,8 +14,8 @@ from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import LogStart, TopicPartition
 from lastword.retention import Deletion, decide, expire, trim
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import batch
-from tests.partition.nosync import UNSYNCED
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000

@@ -13,8 +13,8 @@ from lastword.partition.cut import read_note
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.golden.loader import case
-from tests.partition.nosync import UNSYNCED
 from tests.retention.support import DAY, DELETED, HOUR, NOW, Log, decided, expire_partition, fakes, policy
 from tests.support.settings import set_topic_config
 

@@ -21,11 +21,11 @@ from lastword.clock import ManualClock
 from lastword.errors import DiskFullError, LastwordError, StorageError
 from lastword.logdir.checkpoints import PartitionCheckpoints, TopicPartition
 from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import indexes_fit, records
-from tests.partition.nosync import UNSYNCED
 from tests.retention.support import DELETED, HOUR, NOW, Log
 from tests.support.exhaustive import stride
 

@@ -18,7 +18,7 @@ import lastword
 from lastword.logdir import LogDirectory
 from lastword.clock import ManualClock
 from tests.partition.logs import batch, build_batch
-from tests.partition.nosync import UNSYNCED
+from lastword.testing.unsynced import UNSYNCED
 from tests.support.settings import set_topic_config
 
 root = Path({root!r})

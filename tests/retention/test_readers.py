@@ -9,7 +9,7 @@ import pytest
 from lastword.errors import OffsetOutOfRangeError
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
-from tests.partition.nosync import UNSYNCED
+from lastword.testing.unsynced import UNSYNCED
 from tests.retention.support import Log
 
 SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "file.delete.delay.ms": "1m"}

@@ -11,7 +11,7 @@ from lastword.errors import FileVanishedError
 from lastword.files import Handle
 from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
-from tests.partition.nosync import UnsyncedFiles
+from lastword.testing.unsynced import UnsyncedFiles
 
 NAME = "00000000000000000000.log"
 

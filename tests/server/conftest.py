@@ -7,7 +7,7 @@ import pytest
 
 import lastword
 from lastword.server import Server
-from tests.partition.nosync import UNSYNCED
+from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 
 

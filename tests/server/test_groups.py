@@ -27,7 +27,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import Server
 from lastword.server.coordinator import java_hash
-from tests.partition.nosync import UNSYNCED
+from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 
 SESSION_MS, REBALANCE_MS = 10_000, 60_000

@@ -1,1 +1,2 @@
-from lastword.testing.pytest_plugin import logs  # noqa: F401  as a user's conftest would load the plugin
+# An installed lastword brings these fixtures. In a checkout, the metadata of the installation may be older.
+from lastword.testing.pytest_plugin import kafka_broker, logs  # noqa: F401

@@ -77,6 +77,8 @@ class Broker:
         logs: The log directory.
         topics: Its topics.
         node_id: The only node's id.
+        refuse: None, or the function of a test. It is called for each topic and partition of a Produce or
+            Fetch with the request and the topic, and raises Refused.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Broker:
         properties = read_meta_properties(first.files, path) if first.files.exists(path) else {}
         self.cluster_id = properties.get("cluster.id", "lastword")
         self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
+        self.refuse: Callable[[Request, ServedTopic], None] | None = None
         self._configs = Configs(self)
         self._producing = Producing(self)
         self._fetches = Fetches(self)

@@ -137,10 +137,10 @@ class Timers:
             heapq.heappop(self._heap)
         if self._heap:
             seconds = max(0.0, self._heap[0][0] - self._clock.monotonic()) if self._runs else POLL_SECONDS
-            self._next = self._loop.call_later(seconds, self._run)
+            self._next = self._loop.call_later(seconds, self.run)
 
-    def _run(self) -> None:
-        self._next = None
+    def run(self) -> None:
+        """Make the calls that are due. A clock that jumped calls this in the thread of the event loop."""
         now = self._clock.monotonic()
         while self._heap and self._heap[0][0] <= now:
             timer = heapq.heappop(self._heap)[2]

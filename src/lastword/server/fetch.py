@@ -337,6 +337,10 @@ class Fetches:
         )
         try:
             log = self._log(asked.topic, asked.topic_id, asked.partition, asked.leader_epoch)
+            if self._broker.refuse is not None:
+                topic = self._broker.topics.find(asked.topic, asked.topic_id)
+                assert topic is not None
+                self._broker.refuse(request, topic)
             committed = request.body.isolation_level == READ_COMMITTED
             stable = asked.stable if asked.is_latest else log.stable_offset
             end = stable if asked.is_latest else log.log_end

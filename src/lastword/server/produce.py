@@ -158,6 +158,8 @@ class Producing:
                         "The request attempted to produce to an internal topic.",
                     )
                 log = served.log(data.index)
+                if self._broker.refuse is not None:
+                    self._broker.refuse(request, served)
                 self._append(log, request, data.records, partition)
                 if body.acks == -1 and log.config.lastword_ack == "disk":
                     syncs.append((log, partition))

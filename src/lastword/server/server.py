@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
 from lastword.protocol import FileRange, Request, ServerConnection
 from lastword.protocol.codecs import Part
-from lastword.server.broker import Broker, Options
+from lastword.server.broker import Answer, Broker, Options
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Connection:
         self._read(False)
 
     def _handle(self, request: Request) -> None:
-        answer = self._server.broker.handle(request, self)
+        answer = self._server.handle(request, self)
         if isinstance(answer, asyncio.Future):
             self._in_work = request
             answer.add_done_callback(self._answered)
@@ -234,8 +234,10 @@ class Server:
     Attributes:
         host: The host that clients connect to.
         port: The port.
-        broker: The handlers of requests. For tools; it may change.
-        loop: The event loop. For tools; it may change.
+        broker: The handlers of requests. For tools, as all below; it may change.
+        handle: Answers a request of a connection: `Broker.handle`, or the function of a test in front of it.
+        connections: The open connections. Used in the thread of the event loop.
+        loop: The event loop.
     """
 
     def __init__(self, logs: LogDir, listen: str, options: Options, *, owns_logs: bool) -> None:
@@ -250,11 +252,12 @@ class Server:
         self.loop.set_exception_handler(_log_exception)
         self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
         self._changes = ThreadPoolExecutor(1, "lastword-serve-changes")
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._is_closed = False
         self._drained = asyncio.Event()
         pools = self._pool, self._changes
         self.broker = Broker(logs, self.loop, pools, (self.host, self.port), options)
+        self.handle: Callable[[Request, Connection], Answer] = self.broker.handle
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
 
@@ -311,13 +314,13 @@ class Server:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections.add(Connection(self, sock, f"{address[0]}:{address[1]}"))
+            self.connections.add(Connection(self, sock, f"{address[0]}:{address[1]}"))
 
     def closed(self, connection: Connection) -> None:
         """Drop a connection that was closed."""
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         self.broker.disconnected(connection)
-        if not self._connections:
+        if not self.connections:
             self._drained.set()
 
     async def _drain(self) -> None:
@@ -325,12 +328,12 @@ class Server:
         self._listener.close()
         self.broker.drain()
         self._drained.clear()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.drain()
-        if self._connections:
+        if self.connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), DRAIN_SECONDS)
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close()
 
 

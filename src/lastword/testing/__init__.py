@@ -1,13 +1,17 @@
-"""Tools for tests of programs that use lastword: a log builder, a manual clock, a pytest fixture.
+"""Tools for the tests of other programs: a broker for Kafka's clients, a log builder, a manual clock.
 
-    from lastword.testing import Clock, LogBuilder
+    from lastword.testing import Broker, Clock, LogBuilder
+
+    with Broker() as broker:
+        producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
+        ...
 
     clock = Clock()
     with LogBuilder(tmp_path, clock).topic("users").put("a", 1).roll().delete("a").open() as logs:
         ...
 
-The fixture `logs` is an open, empty log directory: put `pytest_plugins =
-["lastword.testing.pytest_plugin"]` into the conftest.py of your tests.
+pytest has the fixtures `kafka_broker`, a broker for one test, and `logs`, an open, empty log directory. They
+are installed with the package.
 """
 
 from __future__ import annotations
@@ -20,8 +24,19 @@ from lastword.clock import ManualClock as Clock
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.api.topic import Topic
+    from lastword.testing.broker import Broker
 
-__all__ = ["Clock", "LogBuilder"]
+__all__ = ["Broker", "Clock", "LogBuilder"]
+
+if not TYPE_CHECKING:  # pytest imports this package in each run
+
+    def __getattr__(name: str) -> Any:
+        if name != "Broker":
+            raise AttributeError(f"module 'lastword.testing' has no attribute {name!r}")
+        from lastword.testing.broker import Broker
+
+        globals()[name] = Broker
+        return Broker
 
 
 class LogBuilder:

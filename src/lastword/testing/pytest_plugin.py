@@ -1,4 +1,4 @@
-"""The pytest fixture `logs`: an empty log directory, open to append, closed after the test."""
+"""The pytest fixtures `kafka_broker` and `logs`. pytest loads this module in each run: it imports little."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ import pytest
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+    from lastword.testing.broker import Broker
+
+
+@pytest.fixture
+def kafka_broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker for one test, with a log, a port and a cluster id of its own: `lastword.testing.Broker`."""
+    from lastword.testing.broker import Broker
+
+    with Broker(tmp_path / "kafka") as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -1,0 +1,298 @@
+"""`Broker`: Kafka's protocol over a log in this process, for the tests of a program with a Kafka client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from lastword.api.cleaning import expire
+from lastword.api.logs import LogDir
+from lastword.api.opening import open
+from lastword.api.topic import Topic
+from lastword.cleaner import CleanRound
+from lastword.clock import SystemClock
+from lastword.errors import UsageError
+from lastword.parse import parse_duration_ms
+from lastword.protocol import Request
+from lastword.server import serve
+from lastword.testing.interceptor import Interceptor
+from lastword.testing.unsynced import UNSYNCED
+
+T = TypeVar("T")
+WAIT_SECONDS = 30.0
+MOST_RESERVED = 100
+RESERVED: deque[int] = deque()
+"""Sockets at the ports of the last brokers that were closed: the system gives no other broker these ports."""
+
+
+class BrokerClock(SystemClock):
+    """The clock of the operating system, which `advance` moves ahead."""
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+        self._advance: Callable[[int, bool], None] = lambda ms, heartbeats: self.move(ms)
+
+    def now_ms(self) -> int:
+        """Return milliseconds since 1970, UTC, with the time that was added."""
+        return super().now_ms() + self._ahead_ms
+
+    def monotonic(self) -> float:
+        """Return seconds from an arbitrary start, with the time that was added."""
+        return super().monotonic() + self._ahead_ms / 1000
+
+    def move(self, ms: int) -> None:
+        """Add time. Calls that are due by it are not made."""
+        self._ahead_ms += ms
+
+    def advance(self, time: str | int | timedelta, *, heartbeats: bool = True) -> None:
+        """Let time pass for the broker, and return when all that is due has happened.
+
+        Sessions of group members, transactions and committed offsets expire in this call; `Broker.clean`
+        then removes tombstones and expired segments.
+
+        Args:
+            time: "2d", "90 s", "250ms", a `timedelta`, or a number of milliseconds.
+            heartbeats: A member of a group whose client is connected stays, as if the client had sent its
+                heartbeats during this time. False: the sessions of all members pass.
+        """
+        ms = time // timedelta(milliseconds=1) if isinstance(time, timedelta) else parse_duration_ms(time)
+        if ms < 0:
+            raise UsageError(f"{time!r} is in the past", remedy="time passes forward")
+        self._advance(ms, heartbeats)
+
+
+class Broker:
+    """A broker for tests: Kafka's protocol over a log directory, in threads of this process.
+
+        with Broker() as broker:
+            producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
+
+    The log is empty at the start, waits for no drive, and is removed at the end. A client creates a topic
+    when it uses the topic, as with a broker that has Kafka's defaults. A group does not wait for more members
+    before it assigns partitions. Nothing cleans in the background: `clean` does it.
+
+    Args:
+        directory: An empty or new directory, which stays; None: a temporary one.
+        port: 0: the system chooses the port.
+        partitions: Number of partitions of a topic whose creator gives none.
+        auto_create_topics: Create a topic when a client that allows it asks for the topic's metadata.
+
+    Attributes:
+        directory: The log directory.
+        clock: The broker's time: the real time plus what `clock.advance` added.
+        logs: The log, as `lastword.open` returns it.
+        server: The server, as `lastword.serve` returns it.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        port: int = 0,
+        partitions: int = 1,
+        auto_create_topics: bool = True,
+    ) -> None:
+        self._is_temporary = directory is None
+        self._port, self._partitions, self._auto_create = port, partitions, auto_create_topics
+        self._is_closed = False
+        path = Path(tempfile.mkdtemp(prefix="lastword-") if directory is None else directory)
+        self.directory = str(path)
+        if path.is_dir() and any(path.iterdir()):
+            raise UsageError(f"{self.directory} is not empty", remedy="give an empty or a new directory")
+        try:
+            self._start(port)
+        except BaseException:
+            self._remove()
+            raise
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Broker({self.bootstrap_servers!r}{', closed' if self._is_closed else ''})"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Host and port for clients."""
+        return self.server.bootstrap_servers
+
+    # -------------------------------------------------------------- the log
+
+    def topic(self, name: str, **options: Any) -> Topic[Any, Any]:
+        """Return a topic of the log that clients work on; the options are those of `LogDir.topic`.
+
+        Raises:
+            UnknownTopicError: There is no such topic.
+        """
+        return self.logs.topic(name, **options)
+
+    def create_topic(self, name: str, partitions: int | None = None, **options: Any) -> Topic[Any, Any]:
+        """Create a topic; the options are those of `LogDir.create_topic`, as `cleanup_policy="compact"`.
+
+        Without a policy, it is "delete", as for a topic that a client creates.
+        """
+        count = self._partitions if partitions is None else partitions
+        options = {"cleanup_policy": "delete", **options}
+        self._in_loop(lambda: self._in_turn(lambda: self.logs.create_topic(name, count, **options)))
+        self.server.broker.topics.changed()
+        return self.logs.topic(name)
+
+    def clean(self, topic: str | None = None) -> list[CleanRound]:
+        """Do now what a broker does in the background: remove expired segments, then superseded records.
+
+        Args:
+            topic: None: every topic.
+
+        Returns:
+            One report for each partition that is compacted.
+        """
+        expire(self.logs.dirs, topic, None)
+        if topic is not None and not self.logs.dirs.config(topic).compacts:
+            return []
+        return self.logs.clean(topic)
+
+    # -------------------------------------------------------------- clients
+
+    def fail(self, api: str, error: str, *, times: int | None = 1, topic: str | None = None) -> None:
+        """Answer the next requests of an API with an error. They change nothing.
+
+        Produce and Fetch have the error in each partition, as from a real broker; other APIs where their
+        answers have an error. Metadata has it in each topic.
+
+        Args:
+            api: Kafka's name: "Produce", "Fetch", "OffsetCommit", "JoinGroup".
+            error: Kafka's name: "NOT_LEADER_OR_FOLLOWER", "UNKNOWN_MEMBER_ID".
+            times: How many requests; None: all until `reset`.
+            topic: Of Produce and Fetch: only the partitions of this topic have the error.
+
+        Raises:
+            UsageError: There is no such API or error.
+        """
+        self._interceptor.fail(api, error, times, topic)
+
+    def delay(self, api: str, seconds: float) -> None:
+        """Handle each request of an API this much later, in real time; 0: no delay any more."""
+        self._interceptor.delay(api, seconds)
+
+    def drop_connections(self) -> int:
+        """Close the connections of all clients, without the answers that are due. Return their number."""
+
+        async def drop() -> int:
+            connections = list(self.server.connections)
+            for connection in connections:
+                connection.close()
+            return len(connections)
+
+        return self._in_loop(drop)
+
+    def requests(self, api: str | None = None) -> list[Request]:
+        """Return the requests that clients sent since the start, decoded: `requests("Fetch")[0].body.topics`.
+
+        The last 100,000 requests, or 64 MiB of them, are kept.
+        """
+        return self._interceptor.requests(api)
+
+    def reset(self) -> None:
+        """Begin again at the same port: no topics, groups, faults, delays, requests or added time.
+
+        Connections are dropped. Clients that connect again find a new, empty cluster.
+        """
+        port = self.server.port
+        self._stop()
+        self._empty()
+        self._start(port)
+
+    def close(self) -> None:
+        """Drop the connections, end the server, and remove a temporary directory.
+
+        A second close does nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._stop()
+        if not self._port:
+            self._reserve()
+        self._remove()
+
+    # -------------------------------------------------------------- parts
+
+    def _start(self, port: int) -> None:
+        self.clock = BrokerClock()
+        self.logs: LogDir = open(
+            self.directory, "a", clock=self.clock, files=UNSYNCED, log_cleaner_enable=False
+        )
+        try:
+            self.server = serve(
+                self.logs,
+                f"127.0.0.1:{port}",
+                partitions=self._partitions,
+                auto_create_topics=self._auto_create,
+            )
+        except BaseException:
+            self.logs.close()
+            raise
+        self._interceptor = Interceptor(self.server)
+        self.clock._advance = self._advance
+
+    def _stop(self) -> None:
+        self.drop_connections()
+        self.server.close()
+        self.logs.close()
+
+    def _advance(self, ms: int, heartbeats: bool) -> None:
+        async def advance() -> None:
+            self.clock.move(ms)
+            if heartbeats:
+                self._interceptor.send_heartbeats()
+            self.server.broker.timers.run()
+
+        self._in_loop(advance)
+
+    async def _in_turn(self, call: Callable[[], T]) -> T:
+        result: T = await self.server.broker.in_turn(call)
+        return result
+
+    def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a call in the thread of the server."""
+
+        async def run() -> T:
+            return await call()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.server.loop).result(WAIT_SECONDS)
+
+    def _reserve(self) -> None:
+        """Bind the port, so that a client that is left over finds no broker of another test there."""
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            reserved.bind((self.server.host, self.server.port))
+        RESERVED.append(reserved.detach())
+        if len(RESERVED) > MOST_RESERVED:
+            os.close(RESERVED.popleft())
+
+    def _empty(self) -> None:
+        for path in Path(self.directory).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _remove(self) -> None:
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)

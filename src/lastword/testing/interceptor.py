@@ -1,0 +1,265 @@
+"""`Interceptor`: stands in front of a server's handlers: faults, delays, the requests that came in."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+import threading
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from lastword.errors import UsageError
+from lastword.protocol import Message, Request, codes
+from lastword.protocol.codes import APIS
+from lastword.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest
+from lastword.protocol.schemas import Field, schema_of, within
+from lastword.server import Server
+from lastword.server.topics import Refused, ServedTopic
+
+MOST_REQUESTS = 100_000
+MOST_BYTES = 64 << 20
+"""Bounds of the requests that are kept; the oldest are dropped first."""
+BY_TOPIC = ("Produce", "Fetch")
+"""APIs that refuse each partition by itself."""
+OF_SESSIONS = (
+    codes.FETCH_SESSION_ID_NOT_FOUND,
+    codes.INVALID_FETCH_SESSION_EPOCH,
+    codes.FETCH_SESSION_TOPIC_ID_ERROR,
+)
+"""Errors of a whole Fetch."""
+NAMES = {api.name: api for api in APIS.values()}
+CODES = {name: code for code, name in codes.ERROR_NAMES.items() if code != codes.NONE}
+
+
+@dataclasses.dataclass(eq=False)
+class Fault:
+    """An error code that answers the next requests of an API.
+
+    Attributes:
+        topic: The only topic that is refused, or None.
+        left: How many requests are still refused; None: all.
+        by_topic: Each partition of a request has the error, not the request as a whole.
+        refused: The last requests that were refused: each partition of a request has the same answer.
+    """
+
+    api: str
+    error: str
+    code: int
+    topic: str | None
+    left: int | None
+    by_topic: bool
+    refused: deque[Request] = dataclasses.field(default_factory=lambda: deque(maxlen=64))
+
+    def applies(self, request: Request, topic: str | None) -> bool:
+        """Return whether a request, or its partitions of a topic, are refused; count each request once."""
+        if self.api != request.api.name or self.by_topic != (topic is not None):
+            return False
+        if self.topic is not None and topic != self.topic:
+            return False
+        if any(request is refused for refused in self.refused):
+            return True
+        if self.left == 0:
+            return False
+        if self.left is not None:
+            self.left -= 1
+        self.refused.append(request)
+        return True
+
+
+class Interceptor:
+    """Records the requests of a server's clients, and delays or refuses some of them."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._requests: deque[Request] = deque()
+        self._bytes = 0
+        self._faults: list[Fault] = []
+        self._delays: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._members: WeakKeyDictionary[Any, dict[tuple[str, str], Request]] = WeakKeyDictionary()
+        """For each connection, the heartbeat of each member of a group that used the connection."""
+        server.handle = self.handle
+        server.broker.refuse = self.refuse
+
+    # -------------------------------------------------------------- for the test
+
+    def fail(self, api: str, error: str, times: int | None, topic: str | None) -> None:
+        """Refuse the next requests of an API; see `Broker.fail`."""
+        check_api(api)
+        if error not in CODES:
+            raise UsageError(f"{error!r} is not an error of Kafka", remedy=_nearest(error, CODES))
+        by_topic = api in BY_TOPIC and CODES[error] not in OF_SESSIONS
+        if topic is not None and not by_topic:
+            raise UsageError(
+                f"{api} has no {error} of one topic",
+                remedy=f"leave topic= out; it is for errors of partitions in {' and '.join(BY_TOPIC)}",
+            )
+        with self._lock:
+            self._faults.append(Fault(api, error, CODES[error], topic, times, by_topic))
+
+    def delay(self, api: str, seconds: float) -> None:
+        """Answer an API later; see `Broker.delay`."""
+        check_api(api)
+        self._delays[api] = seconds
+
+    def requests(self, api: str | None) -> list[Request]:
+        """Return the requests of an API, or all of them, the oldest first."""
+        if api is not None:
+            check_api(api)
+        with self._lock:
+            requests = list(self._requests)
+        return requests if api is None else [request for request in requests if request.api.name == api]
+
+    # -------------------------------------------------------------- for the server
+
+    def handle(self, request: Request, connection: Any) -> Any:
+        """Return the answer to a request, a future of it, or None if it has none."""
+        api = request.api.name
+        with self._lock:
+            self._requests.append(request)
+            self._bytes += request.size
+            while self._bytes > MOST_BYTES or len(self._requests) > MOST_REQUESTS:
+                self._bytes -= self._requests.popleft().size
+        seconds = self._delays.get(api, 0)
+        if seconds > 0:
+            loop = self._server.loop
+            passed = loop.create_future()
+            loop.call_later(seconds, passed.set_result, None)
+            return self._server.broker.then(passed, lambda: self._answer(request, connection))
+        return self._answer(request, connection)
+
+    def refuse(self, request: Request, topic: ServedTopic) -> None:
+        """Refuse one partition of a Produce or Fetch, if a fault applies."""
+        fault = self._fault(request, topic.name)
+        if fault is not None:
+            raise Refused(fault.code, f"{fault.error}, by the test")
+
+    def _fault(self, request: Request, topic: str | None) -> Fault | None:
+        if not self._faults:
+            return None
+        with self._lock:
+            return next((fault for fault in self._faults if fault.applies(request, topic)), None)
+
+    def _answer(self, request: Request, connection: Any) -> Any:
+        api, broker = request.api.name, self._server.broker
+        fault = self._fault(request, None)
+        if fault is not None and api != "Metadata":
+            return error_answer(request, fault.code)
+        answer = broker.handle(request, connection)
+        if fault is not None:
+            return self._changed(answer, lambda metadata: _refuse_topics(metadata, fault.code))
+        if api in ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat"):
+            return self._changed(answer, lambda done: self._heard(request, connection, done))
+        return answer
+
+    def _changed(self, answer: Any, change: Any) -> Any:
+        """Return the answer after `change` was called with it."""
+        if isinstance(answer, asyncio.Future):
+            return self._server.broker.then(answer, lambda: change(answer.result()))
+        return change(answer)
+
+    # -------------------------------------------------------------- members that are alive
+
+    def _heard(self, request: Request, connection: Any, answer: Any) -> Any:
+        """Keep the heartbeat of the member that sent a request."""
+        body = request.body
+        if answer.error_code in (codes.NONE, codes.REBALANCE_IN_PROGRESS):
+            if request.api.name == "ConsumerGroupHeartbeat":
+                api = NAMES["ConsumerGroupHeartbeat"]
+                heartbeat: Any = ConsumerGroupHeartbeatRequest(
+                    group_id=body.group_id, member_id=answer.member_id, member_epoch=answer.member_epoch
+                )
+                member_id = answer.member_id
+            else:
+                api = NAMES["Heartbeat"]
+                joined = request.api.name == "JoinGroup"
+                member_id = answer.member_id if joined else body.member_id
+                heartbeat = HeartbeatRequest(
+                    group_id=body.group_id,
+                    generation_id=answer.generation_id if joined else body.generation_id,
+                    member_id=member_id,
+                    group_instance_id=body.group_instance_id,
+                )
+            members = self._members.setdefault(connection, {})
+            members[body.group_id, member_id] = Request(api, api.stable, 0, request.client_id, heartbeat, 0)
+        return answer
+
+    def send_heartbeats(self) -> None:
+        """Handle a heartbeat of each member whose connection is open. In the thread of the event loop."""
+        for connection, members in list(self._members.items()):
+            if connection in self._server.connections:
+                for heartbeat in members.values():
+                    self._server.broker.handle(heartbeat, connection)
+
+
+def check_api(name: str) -> None:
+    """Check the name of an API."""
+    if name not in NAMES:
+        raise UsageError(f"{name!r} is not an API of Kafka that is served", remedy=_nearest(name, NAMES))
+
+
+def _nearest(name: str, names: Any) -> str:
+    near = difflib.get_close_matches(name.lower(), [known.lower() for known in names], 1, 0.4)
+    by_lower = {known.lower(): known for known in names}
+    return f"did you mean {by_lower[near[0]]!r}?" if near else f"one of them: {min(names)!r}"
+
+
+# -------------------------------------------------------------- answers with an error
+
+
+def error_answer(request: Request, code: int) -> Message:
+    """Return the answer that refuses a request, with an error for each of its parts."""
+    name, version = request.api.name, request.version
+    response = schema_of(f"{name}Response").structs[f"{name}Response"]
+    asked = schema_of(f"{name}Request").fields
+    return _refusal(response[1], response[0], request.body, asked, version, code)
+
+
+def _refusal(
+    kind: type[Message], fields: list[Field], body: Any, asked: list[Field], version: int, code: int
+) -> Message:
+    """Return a struct with the error, or with rows for those of the request if only its rows have errors."""
+    fields = [field for field in fields if within(field.versions, version)]
+    asked = [field for field in asked if within(field.versions, version)]
+    values: dict[str, Any] = {}
+    errors = [field for field in fields if field.name.endswith("error_code") and not field.is_array]
+    names = {field.name for field in asked}
+    for field in fields:
+        name = field.name
+        if field in errors:
+            values[name] = code
+        elif name == "error_message":
+            values[name] = f"{codes.ERROR_NAMES[code]}, by the test"
+        elif name in names and not field.is_array and getattr(body, name) is not None:
+            values[name] = getattr(body, name)
+        elif field.is_array and field.struct is not None and not errors and _has_error(field, version):
+            rows = next((field for field in asked if field.is_array), None)
+            if rows is not None:
+                values[name] = [
+                    _row(field, row, rows, version, code) for row in getattr(body, rows.name) or ()
+                ]
+    return kind(**values)
+
+
+def _row(response: Field, row: Any, asked: Field, version: int, code: int) -> Message:
+    assert response.struct is not None
+    answer: Any = _refusal(response.struct, response.fields, row, asked.fields, version, code)
+    if asked.struct is None:  # a list of names
+        key = next(f for f in response.fields if f.kind == asked.kind and f.name != "error_message")
+        setattr(answer, key.name, row)
+    return answer
+
+
+def _has_error(field: Field, version: int) -> bool:
+    return any(
+        within(inner.versions, version) and (inner.name.endswith("error_code") or _has_error(inner, version))
+        for inner in field.fields
+    )
+
+
+def _refuse_topics(metadata: Any, code: int) -> Any:
+    for topic in metadata.topics:
+        topic.error_code, topic.partitions = code, []
+    return metadata

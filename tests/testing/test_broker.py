@@ -1,0 +1,351 @@
+"""The broker for tests of other programs: faults, delays, lost connections, the clock, requests, reset."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.errors import UnknownTopicError, UsageError
+from lastword.protocol import Request, codec, codes
+from lastword.protocol.codes import APIS
+from lastword.protocol.messages import (
+    DescribeGroupsRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    ListGroupsRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+)
+from lastword.testing import Broker
+from lastword.testing import interceptor as intercepted
+from tests.protocol.random_messages import random_message
+from tests.server.client import Client, batch, fetch_request
+
+SESSION_MS = 10_000
+NOT_LEADER = codes.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.fixture
+def client(kafka_broker: Broker) -> Any:
+    with Client(kafka_broker.server) as client:
+        yield client
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert condition()
+
+
+# -------------------------------------------------------------- the log
+
+
+def test_python_and_a_client_work_on_one_log(kafka_broker: Broker, client: Client) -> None:
+    with pytest.raises(UnknownTopicError):
+        kafka_broker.topic("users")
+    kafka_broker.create_topic("users", 2, key_serializer="str", value_serializer="json")
+    assert client.produce("users", batch((b"ada", b"1")), partition=1).error_code == 0
+    topic = kafka_broker.topic("users")
+    assert topic.partitions == 2 and topic.config.cleanup_policy == {"delete"}
+    assert [(r.key, r.value, r.partition) for r in topic.read()] == [("ada", 1, 1)]
+    topic.append("bob", 2, partition=0)
+    assert client.fetch("users", 0, partition=0).high_watermark == 1
+
+
+def test_a_topic_is_cleaned_and_its_tombstones_go_with_time(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.create_topic("users", cleanup_policy="compact")
+    client.produce("users", batch((b"a", b"1"), (b"a", b"2"), (b"b", b"1"), (b"b", None)))
+    (cleaned,) = kafka_broker.clean("users")
+    assert (cleaned.records_kept, cleaned.removed.superseded) == (2, 2)
+    kafka_broker.clock.advance("23h")
+    kafka_broker.clean()
+    assert [(r.offset, r.value) for r in kafka_broker.topic("users").read()] == [(1, b"2"), (3, None)]
+    kafka_broker.clock.advance(timedelta(hours=2))
+    kafka_broker.clean()
+    assert [(r.offset, r.value) for r in kafka_broker.topic("users").read()] == [(1, b"2")]
+
+
+def test_segments_expire_with_time(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.create_topic("users", retention_ms="7d")
+    client.produce("users", batch((b"a", b"1")))
+    kafka_broker.clock.advance("6d")
+    assert kafka_broker.clean("users") == []
+    assert client.fetch("users", 0).error_code == 0
+    kafka_broker.clock.advance("2d")
+    kafka_broker.clean("users")
+    assert client.fetch("users", 0).error_code == codes.OFFSET_OUT_OF_RANGE
+    assert client.fetch("users", 1).log_start_offset == 1
+
+
+def test_the_clock_starts_at_the_real_time_and_runs(kafka_broker: Broker) -> None:
+    clock = kafka_broker.clock
+    assert abs(clock.now_ms() - time.time() * 1000) < 1000
+    before = clock.now_ms(), clock.monotonic()
+    clock.advance("1h")
+    assert 0 <= clock.now_ms() - before[0] - 3_600_000 < 60_000
+    assert 0 <= clock.monotonic() - before[1] - 3600 < 60
+    eventually(lambda: clock.now_ms() > before[0] + 3_600_000)
+    with pytest.raises(UsageError):
+        clock.advance(-1)
+
+
+# -------------------------------------------------------------- groups and the clock
+
+
+def join(client: Client, group: str, *, instance: str | None = None) -> HeartbeatRequest:
+    """Make the client the only member of a group. Return its heartbeat."""
+    asked = JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=SESSION_MS,
+        rebalance_timeout_ms=SESSION_MS,
+        member_id="",
+        group_instance_id=instance,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")],
+    )
+    joined = client.ask(asked)
+    if joined.error_code == codes.MEMBER_ID_REQUIRED:
+        asked.member_id = joined.member_id
+        joined = client.ask(asked)
+    member = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}
+    member["group_instance_id"] = instance
+    assert client.ask(SyncGroupRequest(**member, assignments=[])).error_code == 0
+    return HeartbeatRequest(**member)
+
+
+def members(broker: Broker, group: str) -> int:
+    with Client(broker.server) as client:
+        return len(client.ask(DescribeGroupsRequest(groups=[group])).groups[0].members)
+
+
+def test_connected_members_stay_and_others_expire(kafka_broker: Broker, client: Client) -> None:
+    with Client(kafka_broker.server) as gone:
+        join(gone, "dead")
+    heartbeat = join(client, "live")
+    eventually(lambda: len(kafka_broker.server.connections) == 1)
+    assert (members(kafka_broker, "dead"), members(kafka_broker, "live")) == (1, 1)
+    kafka_broker.clock.advance("2d")
+    assert (members(kafka_broker, "dead"), members(kafka_broker, "live")) == (0, 1)
+    assert client.ask(heartbeat).error_code == 0
+    kafka_broker.clock.advance("9s", heartbeats=False)
+    assert members(kafka_broker, "live") == 1
+    kafka_broker.clock.advance("2s", heartbeats=False)
+    assert members(kafka_broker, "live") == 0
+    assert client.ask(heartbeat).error_code == codes.UNKNOWN_MEMBER_ID
+
+
+# -------------------------------------------------------------- faults
+
+
+def test_a_produce_that_fails_appends_nothing(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.create_topic("users")
+    kafka_broker.fail("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)
+    answers = [client.produce("users", batch((b"a", b"1"))) for _ in range(3)]
+    assert [answer.error_code for answer in answers] == [NOT_LEADER, NOT_LEADER, 0]
+    assert [answer.base_offset for answer in answers] == [-1, -1, 0]
+    assert answers[0].error_message == "NOT_LEADER_OR_FOLLOWER, by the test"
+    assert len(list(kafka_broker.topic("users").read())) == 1
+
+
+def test_one_topic_fails_and_a_request_counts_once(kafka_broker: Broker, client: Client) -> None:
+    for name in ("users", "orders"):
+        kafka_broker.create_topic(name, 2).append(b"a", b"1", partition=0)
+    kafka_broker.fail("Fetch", "KAFKA_STORAGE_ERROR", topic="users")
+    asked = fetch_request([("users", 0, 0), ("users", 1, 0), ("orders", 0, 0)])
+    for expected in ([codes.KAFKA_STORAGE_ERROR] * 2 + [0], [0, 0, 0]):
+        answer = client.ask(asked, 12)
+        assert [p.error_code for topic in answer.responses for p in topic.partitions] == expected
+        assert answer.error_code == 0
+    assert len(kafka_broker.requests("Fetch")) == 2
+
+
+def test_a_session_of_fetches_fails_by_partition_or_as_a_whole(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.create_topic("users").append(b"a", b"1")
+    session = client.ask(fetch_request([("users", 0, 0)], session_epoch=0), 12).session_id
+    kafka_broker.fail("Fetch", "NOT_LEADER_OR_FOLLOWER")
+    answer = client.ask(fetch_request([], session_id=session, session_epoch=1), 12)
+    assert [p.error_code for t in answer.responses for p in t.partitions] == [NOT_LEADER]
+    answer = client.ask(fetch_request([], session_id=session, session_epoch=2), 12)
+    assert [p.error_code for t in answer.responses for p in t.partitions] == [0]
+    kafka_broker.fail("Fetch", "FETCH_SESSION_ID_NOT_FOUND")
+    answer = client.ask(fetch_request([], session_id=session, session_epoch=3), 12)
+    assert (answer.error_code, answer.responses) == (codes.FETCH_SESSION_ID_NOT_FOUND, [])
+
+
+def test_an_acks_0_producer_that_fails_loses_its_connection(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.create_topic("users")
+    kafka_broker.fail("Produce", "MESSAGE_TOO_LARGE")
+    client.produce("users", batch((b"a", b"1")), acks=0)
+    with pytest.raises(ConnectionError):
+        client.receive()
+
+
+def test_other_apis_fail_where_their_answers_have_an_error(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.create_topic("users")
+    kafka_broker.fail("ListOffsets", "LEADER_NOT_AVAILABLE")
+    kafka_broker.fail("FindCoordinator", "COORDINATOR_NOT_AVAILABLE", times=None)
+    kafka_broker.fail("Metadata", "LEADER_NOT_AVAILABLE")
+    kafka_broker.fail("OffsetCommit", "GROUP_AUTHORIZATION_FAILED")
+    asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=7, current_leader_epoch=-1, timestamp=-1)
+    topic = ListOffsetsRequest.ListOffsetsTopic(name="users", partitions=[asked])
+    answer = client.ask(ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic])).topics[0]
+    assert (answer.name, answer.partitions[0].partition_index) == ("users", 7)
+    assert answer.partitions[0].error_code == codes.LEADER_NOT_AVAILABLE
+    for version, asked_for in ((3, {"key": "g"}), (4, {"coordinator_keys": ["g"]})):
+        found = client.ask(FindCoordinatorRequest(key_type=0, **asked_for), version)
+        answers = found.coordinators or [found]
+        assert [part.error_code for part in answers] == [codes.COORDINATOR_NOT_AVAILABLE]
+    topics = [MetadataRequest.MetadataRequestTopic(name="users")]
+    for code, partitions in ((codes.LEADER_NOT_AVAILABLE, 0), (0, 1)):
+        answer = client.ask(MetadataRequest(topics=topics))
+        assert len(answer.brokers) == 1
+        assert (answer.topics[0].error_code, len(answer.topics[0].partitions)) == (code, partitions)
+    heartbeat = join(client, "g")
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    commit = OffsetCommitRequest(
+        group_id="g",
+        generation_id_or_member_epoch=heartbeat.generation_id,
+        member_id=heartbeat.member_id,
+        topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name="users", partitions=[partition])],
+    )
+    for code in (codes.GROUP_AUTHORIZATION_FAILED, 0):
+        assert client.ask(commit, 9).topics[0].partitions[0].error_code == code
+
+
+def test_every_version_of_every_api_can_be_refused() -> None:
+    rng = random.Random(16)
+    shown = f"error_code={codes.REQUEST_TIMED_OUT}"
+    for api in APIS.values():
+        for version in range(api.first, api.last + 1):
+            text, refused = codec(f"{api.name}Response", version), []
+            for _ in range(8):  # a random request may have no parts
+                body = random_message(f"{api.name}Request", version, rng)
+                request = Request(api, version, 1, None, body, 0)
+                answer = intercepted.error_answer(request, codes.REQUEST_TIMED_OUT)
+                refused.append(shown in repr(text.decode(text.encode(answer))))
+            assert any(refused), (api, version)
+
+
+def test_an_unknown_api_or_error_is_refused(kafka_broker: Broker) -> None:
+    with pytest.raises(UsageError, match="'Produce'"):
+        kafka_broker.fail("produce", "NOT_LEADER_OR_FOLLOWER")
+    with pytest.raises(UsageError, match="'NOT_LEADER_OR_FOLLOWER'"):
+        kafka_broker.fail("Produce", "NOT_LEADER")
+    with pytest.raises(UsageError, match="topic="):
+        kafka_broker.fail("Heartbeat", "UNKNOWN_MEMBER_ID", topic="users")
+    with pytest.raises(UsageError):
+        kafka_broker.requests("Fetches")
+    with pytest.raises(UsageError):
+        kafka_broker.delay("Fetches", 1)
+
+
+def test_an_api_is_delayed(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.delay("Metadata", 0.2)
+    times = []
+    for body in (MetadataRequest(topics=[]), ListGroupsRequest(), MetadataRequest(topics=[])):
+        began = time.monotonic()
+        client.ask(body)
+        times.append(time.monotonic() - began)
+        if len(times) == 2:
+            kafka_broker.delay("Metadata", 0)
+    assert times[0] >= 0.2 and times[2] < 0.2
+
+
+def test_connections_are_dropped(kafka_broker: Broker, client: Client) -> None:
+    kafka_broker.create_topic("users")
+    kafka_broker.delay("ListGroups", 60)
+    client.send(ListGroupsRequest())
+    with Client(kafka_broker.server) as other:
+        other.send(fetch_request([("users", 0, 0)], max_wait_ms=60_000), 12)
+        eventually(lambda: bool(kafka_broker.requests("Fetch") and kafka_broker.requests("ListGroups")))
+        assert kafka_broker.drop_connections() == 2
+        for dropped in (client, other):
+            with pytest.raises(ConnectionError):
+                dropped.receive()
+    with Client(kafka_broker.server) as again:
+        assert again.ask(MetadataRequest(topics=None)).topics[0].name == "users"
+
+
+# -------------------------------------------------------------- requests, reset, end
+
+
+def test_requests_are_recorded(kafka_broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka_broker.create_topic("users")
+    client.produce("users", batch((b"a", b"1")))
+    client.fetch("users", 0)
+    assert [request.api.name for request in kafka_broker.requests()] == ["Produce", "Fetch"]
+    (fetch,) = kafka_broker.requests("Fetch")
+    assert (fetch.version, fetch.client_id) == (12, "tests")
+    assert [(topic.topic, topic.partitions[0].fetch_offset) for topic in fetch.body.topics] == [("users", 0)]
+    monkeypatch.setattr(intercepted, "MOST_REQUESTS", 3)
+    for _ in range(5):
+        client.ask(ListGroupsRequest())
+    assert [request.api.name for request in kafka_broker.requests()] == ["ListGroups"] * 3
+
+
+def test_reset_begins_again_at_the_same_port() -> None:
+    with Broker(partitions=3) as broker:
+        address, cluster = broker.bootstrap_servers, broker.server.broker.cluster_id
+        broker.create_topic("users").append(b"a", b"1")
+        broker.clock.advance("1h")
+        broker.fail("ListGroups", "INVALID_REQUEST", times=None)
+        with Client(broker.server) as client:
+            join(client, "g")
+            broker.reset()
+            with pytest.raises(ConnectionError):
+                client.receive()
+        assert (broker.bootstrap_servers, broker.requests(), list(broker.logs)) == (address, [], [])
+        assert broker.server.broker.cluster_id != cluster
+        assert abs(broker.clock.now_ms() - time.time() * 1000) < 60_000
+        with Client(broker.server) as client:
+            answer = client.ask(ListGroupsRequest())
+            assert (answer.error_code, answer.groups) == (0, [])
+        assert broker.create_topic("users").partitions == 3
+
+
+def test_a_closed_broker_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Broker() as broker:
+        address = broker.server.host, broker.server.port
+        with Client(broker.server) as client:
+            broker.close()
+            with pytest.raises(ConnectionError):
+                client.receive()
+    assert not Path(broker.directory).exists()
+    broker.close()
+    with Broker(tmp_path / "kept") as kept, pytest.raises(ConnectionRefusedError):
+        assert (kept.server.host, kept.server.port) != address
+        Client(broker.server)
+    assert (tmp_path / "kept").is_dir()
+    with pytest.raises(UsageError, match="not empty"):
+        Broker(tmp_path / "kept")
+    with lastword.open(tmp_path / "kept") as logs:
+        assert list(logs) == []
+
+
+def test_the_port_of_a_closed_broker_stays_bound() -> None:
+    ports = []
+    for _ in range(20):
+        with Broker() as broker:
+            ports.append(broker.server.port)
+    assert len(set(ports)) == 20
+
+
+def test_a_broker_at_a_chosen_port() -> None:
+    with Broker() as broker:
+        port = broker.server.port
+        with pytest.raises(UsageError, match="cannot listen"):
+            Broker(port=port)
+    for _ in range(2):
+        with Broker(port=port) as broker, Client(broker.server) as client:
+            assert client.ask(MetadataRequest(topics=None)).topics == []
