@@ -35,6 +35,7 @@ from lastword.files import OsFiles
 from lastword.files.real import OsHandle
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.objects.remote import RemoteStore
+from lastword.segment.names import JOB_PREFIX, PRIVATE
 from lastword.spark.options import StorageOptions
 from tests.spark.conftest import append, create, numbered
 from tests.support import stores
@@ -367,7 +368,7 @@ def newest_values(records: list[tuple[Any, ...]]) -> dict[Any, Any]:
 
 
 def one_clean_kill_in_bucket(
-    home: Path, server: Server, template: Path, expected: Path, kill_at: int, after: bool
+    home: Path, server: Server, template: Path, expected: Path, kill_at: int, after: bool, task_bytes: int
 ) -> bool:
     """As `one_clean_kill`, over a log in a bucket. `after`: the request of the kill takes effect."""
     url, options = f"{server.root}/{home.name}", server.options
@@ -379,9 +380,12 @@ def one_clean_kill_in_bucket(
         assert records(url, options) == records(expected), "not what an undisturbed cleaning leaves"
         with open_bucket(url, server) as logs:
             assert logs.verify().ok
+            version = logs.dirs.newest
+            jobs = [path for path, _ in version.files() if f"/{PRIVATE}/{JOB_PREFIX}" in path]
+            assert not version.manifest.uploads and not jobs, jobs
 
     assert not killed(forked(lambda: lastword.copy(template, url, storage_options=options)))
-    work = partial(clean_here, url, 1 << 30, options)
+    work = partial(clean_here, url, task_bytes, options)
     died = killed(forked(work, kill_at, after, guard_requests))
     for step in (check_newest, work, check):
         assert not killed(forked(step))
@@ -486,10 +490,19 @@ def run_in_bucket(
         assert not killed(forked(make))
         return lambda: drive(f"{server.root}/{place.name}", place / "notes", **store)
 
-    def undisturbed_clean(place: Path) -> Callable[[], None]:
-        url, options = f"{server.root}/{place.name}", server.options
-        assert not killed(forked(lambda: lastword.copy(template, url, storage_options=options)))
-        return lambda: clean_here(url, 1 << 30, options)
+    def clean(task_bytes: int) -> Kind:
+        def undisturbed(place: Path) -> Callable[[], None]:
+            url, options = f"{server.root}/{place.name}", server.options
+            assert not killed(forked(lambda: lastword.copy(template, url, storage_options=options)))
+            return lambda: clean_here(url, task_bytes, options)
+
+        return Kind(
+            undisturbed,
+            lambda place, at, after: one_clean_kill_in_bucket(
+                place, server, template, expected, at, after, task_bytes
+            ),
+            guard_requests,
+        )
 
     kinds = {
         "sink in a bucket": Kind(
@@ -497,11 +510,8 @@ def run_in_bucket(
             lambda place, at, after: one_sink_kill_in_bucket(place, server, at, after),
             guard_requests,
         ),
-        "clean in a bucket": Kind(
-            undisturbed_clean,
-            lambda place, at, after: one_clean_kill_in_bucket(place, server, template, expected, at, after),
-            guard_requests,
-        ),
+        "clean in a bucket": clean(1 << 30),
+        "clean in a bucket, shared out": clean(1),
     }
     return kill_everywhere(home, kinds, kills, random.Random(seed), say)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ import pyarrow as pa
 
 import lastword
 import lastword.spark
+from lastword.bucket.files import BucketFiles
+from lastword.cleaner.distributed import job as jobs
+from lastword.cleaner.distributed import sharded
 from lastword.errors import (
     LastwordError,
+    PartialFailure,
     SparkOptionError,
     UnknownSettingError,
     UnknownTopicError,
@@ -27,7 +32,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.spark import bucket as in_bucket
-from lastword.spark import splits
+from lastword.spark import clean_tasks, schema, splits, tasks
 from lastword.spark.clean_tasks import BucketClean
 from lastword.spark.options import NO_STORAGE, StorageOptions, parse_read, parse_write
 from lastword.spark.schema import full_schema, sink_columns
@@ -35,7 +40,7 @@ from lastword.spark.source import LogReader
 from lastword.spark.splits import choose, plan
 from lastword.spark.stream import LogStreamReader
 from lastword.spark.write import BucketJob, LogWriter, StagedMessage, WriteJob, prepare
-from tests.spark.conftest import descriptions
+from tests.spark.conftest import append, create, descriptions, numbered
 from tests.spark.test_stream_write import undone
 from tests.support.stores import Server
 
@@ -219,6 +224,170 @@ def test_the_writer_of_a_commit_finds_the_uploads_of_the_tasks(url: str) -> None
     assert names[0] == names[1] != in_bucket.begin_uploads(url, NO_STORAGE, "file:/another")
 
 
+# ---------------------------------------------------------------- a giant partition
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run tasks one after the other in this process, and divide a cleaning into several units."""
+
+    def results(spark: Any, function: Any, values: Any) -> Iterator[tuple[int, Any]]:
+        for number, given in enumerate(values):
+            step, value = pickle.loads(pickle.dumps((function, given)))
+            yield number, pickle.loads(pickle.dumps(step(value)))
+
+    monkeypatch.setattr(tasks, "results_as_completed", results)
+    monkeypatch.setattr(tasks, "described", lambda spark, text: nullcontext())
+    monkeypatch.setattr(schema, "frame_of", lambda spark, kind, values: values)
+    monkeypatch.setattr(jobs, "SMALLEST_UNIT_BYTES", 20_000)
+
+
+def giant(url: str, home: Path) -> Path:
+    """Make topic `t` with a partition of 2400 records in 60 segments, in a bucket; return a copy on disk."""
+    root = home / "log"
+    create(root, "t", 1, segment_bytes="8KiB", index_interval_bytes=200)
+    append(root, "t", 0, [numbered(n, 40, 130) for n in range(0, 2400, 40)])
+    lastword.copy(root, url)
+    return root
+
+
+def records_at(log: Any) -> list[tuple[Any, ...]]:
+    with lastword.open(log) as logs:
+        assert logs.verify().ok
+        return [(r.partition, r.offset, r.key, r.value) for r in logs["t"].read()]
+
+
+def left_over(url: str) -> list[str]:
+    """Return the names in the newest version that a divided cleaning must not leave there."""
+    loaded = in_bucket.bucket_at(url, NO_STORAGE).load()
+    paths = [path for path, _ in loaded.snapshot.files()]
+    kinds = ("sharded-", "planned-", "rewrite-")
+    return [*loaded.manifest.uploads, *(path for path in paths if any(kind in path for kind in kinds))]
+
+
+def test_a_giant_partition_is_cleaned_in_steps_as_by_the_library(
+    here: None, url: str, tmp_path: Path
+) -> None:
+    other = f"{url}-by-the-library"
+    lastword.copy(giant(url, tmp_path), other)
+    with lastword.open(other, "a", log_cleaner_enable=False) as logs:
+        (expected,) = logs.clean("t", strategy="kafka")
+    given = {"strategy": "kafka", "task_bytes": 20_000}
+    (planned,) = lastword.spark.plan(None, url, "t", **given)
+    assert not left_over(url)
+    reports: list[Any] = []
+    (cleaned,) = lastword.spark.clean(None, url, "t", progress=reports.append, **given)
+    for name in ("records_read", "records_kept", "removed", "written_bytes", "segments_after", "end"):
+        assert getattr(cleaned, name) == getattr(expected, name), name
+    assert cleaned.certificate.content_digest == expected.certificate.content_digest
+    assert planned.exact and planned.write_bytes == cleaned.written_bytes
+    assert records_at(url) == records_at(other)
+    assert reports[-1].done_bytes == reports[-1].total_bytes
+    assert not left_over(url)
+
+
+def test_a_driver_that_dies_is_gone_on_with(
+    here: None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = giant(url, tmp_path)
+    steps: Counter[str] = Counter()
+
+    def counted(name: str, dies_at: int) -> Callable[..., Any]:
+        step = getattr(sharded, name)
+
+        def call(*arguments: Any) -> Any:
+            steps[name] += 1
+            if steps[name] == dies_at:
+                raise KeyboardInterrupt
+            return step(*arguments)
+
+        return call
+
+    monkeypatch.setattr(clean_tasks, "COMMIT_EVERY_S", -1.0)
+    for dies, calls in {"extract": 2, "resolve_shard": 2, "rewrite_group": 1}.items():
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(sharded, dies, counted(dies, calls))
+            lastword.spark.clean(None, url, "t", task_bytes=20_000)
+        assert any("sharded-" in name for name in left_over(url))
+    steps.clear()
+    for name in ("extract", "resolve_shard", "rewrite_group"):
+        monkeypatch.setattr(sharded, name, counted(name, 0))
+    lastword.spark.clean(None, url, "t", task_bytes=20_000)
+    assert steps == {"rewrite_group": 1}
+    with lastword.open(root, "a") as logs:
+        logs.clean("t")
+    assert records_at(url) == records_at(root)
+    assert not left_over(url)
+
+
+def test_others_change_a_giant_partition_meanwhile(
+    here: None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append is kept. After a cleaning by another process nothing is published, and nothing is lost."""
+    root = giant(url, tmp_path)
+    merge, others = sharded.merge, [lambda topic: topic.append(b"other", b"1"), lambda topic: topic.clean()]
+
+    def meanwhile(files: Any, job: Any) -> None:
+        merge(files, job)
+        if others:
+            with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+                others.pop(0)(logs["t"])
+
+    monkeypatch.setattr(sharded, "merge", meanwhile)
+    (cleaned,) = lastword.spark.clean(None, url, "t", task_bytes=20_000)
+    assert cleaned.complete and cleaned.removed.total
+    with lastword.open(root, "a") as logs:
+        logs.clean("t")
+        logs["t"].append(b"other", b"1")
+    assert records_at(url) == records_at(root)
+    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+        logs["t"].extend((b"key-%d" % (n % 7), b"more") for n in range(700))
+    with pytest.raises(PartialFailure, match="changed while it was cleaned"):
+        lastword.spark.clean(None, url, "t", task_bytes=1)
+    newest = {key: value for _, _, key, value in records_at(root)} | {
+        b"key-%d" % n: b"more" for n in range(7)
+    }
+    assert {key: value for _, _, key, value in records_at(url)} == newest
+    assert not left_over(url)
+
+
+def test_a_topic_that_is_removed_while_its_giant_partition_is_cleaned(
+    here: None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    giant(url, tmp_path)
+    extract = sharded.extract
+
+    def removed(*arguments: Any) -> Any:
+        result = extract(*arguments)
+        with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+            if "t" in logs.dirs.topics():
+                logs.delete_topic("t")
+        return result
+
+    monkeypatch.setattr(sharded, "extract", removed)
+    with pytest.raises(LastwordError):
+        lastword.spark.clean(None, url, "t", task_bytes=20_000)
+    assert not left_over(url)
+    with lastword.open(url) as logs:
+        assert not logs.dirs.topics()
+
+
+def test_damage_in_a_giant_partition_sets_it_aside(here: None, url: str, tmp_path: Path) -> None:
+    giant(url, tmp_path)
+    bucket = in_bucket.bucket_at(url, NO_STORAGE)
+
+    def damage(files: BucketFiles) -> None:
+        with files.open_append(f"{url}/t-0/{0:020d}.log") as handle:
+            handle.pwrite(b"\xff", 200)
+
+    bucket.transaction(damage)
+    with pytest.raises(PartialFailure):
+        lastword.spark.clean(None, url, "t", task_bytes=20_000)
+    assert not left_over(url)
+    with pytest.raises(PartialFailure, match="quarantined"):
+        lastword.spark.clean(None, url, "t", task_bytes=20_000)
+
+
 # ---------------------------------------------------------------- options
 
 
@@ -293,7 +462,7 @@ def test_the_verbs_take_a_url(spark: Any, s3: tuple[str, dict[str, str]]) -> Non
     made(url, 2, 500, **options)
     given = {"storage_options": options}
     assert {row["action"] for row in lastword.spark.plan(spark, url, "t", **given).collect()} == {"clean"}
-    rounds = lastword.spark.clean(spark, url, "t", **given).collect()
+    rounds = lastword.spark.clean(spark, url, "t", task_bytes=3000, **given).collect()
     assert sorted(row["partition"] for row in rounds) == [0, 1]
     assert load(spark, s3).count() == 10
     assert not lastword.spark.verify(spark, url, **given).collect()

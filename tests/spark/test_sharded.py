@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 
 import lastword
 import lastword.spark
+from lastword.files import Files
 from lastword.spark import clean_tasks
 from tests.spark.conftest import append, create, numbered, read_directly
 from tests.spark.test_spark import clean_here
@@ -86,16 +87,16 @@ def test_each_step_dies_once_and_counts_once(
     assert not left_over(root)
 
 
-def extract_dies(directory: str, number: int) -> Any:
-    return once(directory, "extract", EXTRACT(directory, number))
+def extract_dies(files: Files, directory: str, number: int) -> Any:
+    return once(directory, "extract", EXTRACT(files, directory, number))
 
 
-def resolve_dies(directory: str, number: int) -> None:
-    once(directory, "resolve", RESOLVE(directory, number))
+def resolve_dies(files: Files, directory: str, number: int) -> None:
+    once(directory, "resolve", RESOLVE(files, directory, number))
 
 
-def rewrite_dies(now_ms: int, directory: str, number: int) -> None:
-    once(directory, "rewrite", REWRITE(now_ms, directory, number))
+def rewrite_dies(now_ms: int, files: Files, directory: str, number: int) -> None:
+    once(directory, "rewrite", REWRITE(now_ms, files, directory, number))
 
 
 def once(directory: str, step: str, result: Any) -> Any:

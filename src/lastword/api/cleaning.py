@@ -131,7 +131,7 @@ def clean(
     for tp in compacted:
         if dirs.config(tp[0]).lastword_ttl_ms >= 0 and not (stop is not None and stop()):
             try:
-                _expire_values(dirs, *tp)
+                expire_old_values(dirs, *tp)
             except (DataError, CapacityError, StorageError) as error:
                 failed.append(error)
     sizes = _sizes(dirs, compacted)
@@ -145,7 +145,7 @@ def clean(
             with meter.progress_part(sizes[tp]) as part:
                 done = _clean_one(dirs, *tp, due, strategy, part, stop)
             if done is None and topic is not None:
-                _check_quarantine(dirs, *tp)
+                check_quarantine(dirs, *tp)
             return done
         except (DataError, CapacityError, StorageError) as error:
             return error
@@ -158,7 +158,7 @@ def clean(
             results += _clean_due(dirs, accounts, strategy, meter, stop, failed)
             if topic is not None and not failed and not results:
                 for tp in sorted(accounts):
-                    _check_quarantine(dirs, *tp)
+                    check_quarantine(dirs, *tp)
         small = [tp for tp in compacted if sizes[tp] <= SMALL_BYTES]
         if len(small) < OVERLAP_FROM:
             small = []
@@ -178,7 +178,7 @@ def clean(
     return results
 
 
-def _expire_values(dirs: OpenDirs, name: str, number: int) -> None:
+def expire_old_values(dirs: OpenDirs, name: str, number: int) -> None:
     """Append tombstones for values whose time to live has passed, so that the cleaning removes them."""
     from lastword.state.ttl import ExpiryWatch, expire_values
 
@@ -350,7 +350,7 @@ def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> lis
     for name, number in dirs.select(topic, partition):
         if dirs.config(name).compacts and dirs.dir_set.serves(dirs.log_dir(name, number)):
             try:
-                _check_quarantine(dirs, name, number)
+                check_quarantine(dirs, name, number)
             except QuarantinedError as error:
                 why.append(error)
             except StorageError:  # raised by the call that uses the partition
@@ -358,7 +358,8 @@ def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> lis
     return why
 
 
-def _check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
+def check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
+    """Raise QuarantinedError if a partition is in quarantine."""
     from lastword.cleaner.policy import quarantine
 
     directory = dirs.log_dir(name, number).directory(name, number)

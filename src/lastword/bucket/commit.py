@@ -199,7 +199,9 @@ class Bucket:
 
     # -------------------------------------------------------------- change
 
-    def transaction(self, work: Callable[[BucketFiles], T], *, uploads: str | None = None) -> T:
+    def transaction(
+        self, work: Callable[[BucketFiles], T], *, uploads: str | None = None, ends_uploads: bool = True
+    ) -> T:
         """Run `work` on a private copy of the newest version, commit its changes and return its result.
 
         `work` runs again if another commit changed the same thing meanwhile, or if an object was gone that
@@ -208,9 +210,11 @@ class Bucket:
 
         Args:
             work: Changes the copy.
-            uploads: The name of uploads (`begin_uploads`) that `work` adopts; the commit ends them.
+            uploads: The name of uploads (`begin_uploads`) that `work` adopts.
+            ends_uploads: The commit ends the uploads. False: others follow under the same name.
 
         Raises:
+            UploadsGoneError: The uploads lapsed, so their objects may be gone.
             UncertainCommitError: The answers of the store were lost, and so many commits followed that the
                 history does not show whether this one came in.
             BusyError: Others always came first.
@@ -226,7 +230,7 @@ class Bucket:
                         raise
                 if self.reads.vanished == vanished:
                     try:
-                        _Commit(self, loaded, dict(files.changes()), uploads).publish()
+                        _Commit(self, loaded, dict(files.changes()), uploads, ends_uploads).publish()
                         return result
                     except ChangedMeanwhile:
                         pass
@@ -459,11 +463,19 @@ def _patched(
 class _Commit:
     """One commit: the changes of a transaction on their way into the manifest."""
 
-    def __init__(self, bucket: Bucket, base: Loaded, changes: dict[str, Node], uploads: str | None) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        base: Loaded,
+        changes: dict[str, Node],
+        uploads: str | None,
+        ends_uploads: bool,
+    ) -> None:
         self._bucket = bucket
         self._base = base
         self._given = changes
         self._uploads = uploads
+        self._ended_uploads = uploads if ends_uploads else None
 
     def publish(self) -> None:
         """Upload and swap, until the commit is in the log.
@@ -522,7 +534,7 @@ class _Commit:
             replace(
                 before,
                 changes=changes if before.pages else _without_removed(changes),
-                uploads=_without(before.uploads, self._uploads),
+                uploads=_without(before.uploads, self._ended_uploads),
             )
         )
         if _size_of(following.changes) > CHANGES_BYTES:

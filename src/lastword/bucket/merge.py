@@ -7,6 +7,8 @@ rewrite of one partition hold together, because a rewrite decides about records 
 found, and an append changes none of them. Two appends do not: both would begin at the same offset. Two
 rewrites do not: a lease that was taken meanwhile forbids to remove tombstones, for example.
 
+The files of a divided cleaning change nothing of the log: they hold together with every other change.
+
 The checkpoints of the root have a line for each partition, and are merged line by line. A garbage index that
 both wrote is removed: it is derived, and is counted again.
 """
@@ -24,6 +26,8 @@ _CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, 
 _OF_REWRITES = (names.LOG_STARTS, names.FIRST_DIRTY)
 _DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP)
 _OF_APPENDS = (names.PRODUCERS, names.SYNCED)
+_JOBS = (f"{names.PRIVATE}/{names.JOB_PREFIX}", f"{names.PRIVATE}/{names.PLAN_PREFIX}")
+"""The files of a divided cleaning, which are no part of the log."""
 
 
 class ChangedMeanwhile(Exception):
@@ -86,6 +90,8 @@ def _rewritten(base: Snapshot, changes: Changes, read: Read) -> set[str]:
             elif path in _OF_REWRITES:
                 before, after = (set(_lines(path, file, read).items()) for file in (base.entry(path), entry))
                 rewritten.update("-".join(key) for key, _ in before ^ after)
+            continue
+        if name.startswith(_JOBS):
             continue
         if directory not in ends:
             ends[directory] = max((n for n in base.children(directory) if n.endswith(names.LOG)), default="")

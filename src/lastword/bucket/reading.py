@@ -289,6 +289,10 @@ class ObjectReads:
                 self._pool = None
 
 
+def _no_file(path: str) -> None:
+    """Return None: no file follows."""
+
+
 def _patched(data: Buffer, position: int, patch: Patch | None) -> Buffer:
     """Return bytes of a file from a position on with the patch of the file."""
     if patch is None:
@@ -315,6 +319,13 @@ class _ObjectHandle(Handle):
         self._end = 0  # of the last range that was read
         self._window = FIRST_BYTES
         self._stream: _Stream | None = None  # while it has blocks of this file
+        self._range: tuple[int, int] | None = None  # of the only scan (`will_read`)
+
+    def will_read(self, start: int, end: int) -> None:
+        """As `Handle.will_read`."""
+        with self._lock:
+            self._end_stream()
+            self._range = start, min(end, self._entry.size)
 
     def pread(self, n: int, position: int) -> bytes:
         """As `Handle.pread`."""
@@ -356,15 +367,19 @@ class _ObjectHandle(Handle):
             data = block.data.result()
         else:
             self._end_stream()
-            follows = 0 < position == self._end
+            follows, entry, next_file = 0 < position == self._end, self._entry, self._next_file
+            is_in_range = self._range is not None and self._range[0] <= position < self._range[1]
+            if self._range is not None and is_in_range:
+                follows, self._window = True, BLOCK_BYTES
+                entry, next_file = entry._replace(size=self._range[1]), _no_file
             self._window = min(GROWTH * self._window, BLOCK_BYTES) if follows else FIRST_BYTES
-            size = min(max(self._window, min(wanted, BLOCK_BYTES)), self._entry.size - position)
-            if self._is_scan(position, wanted, size):
-                place = _Place(self.path, self._entry, position + size)
-                self._stream = self._reads.begin(self._next_file, place)
+            size = min(max(self._window, min(wanted, BLOCK_BYTES)), entry.size - position)
+            if is_in_range or self._is_scan(position, wanted, size):
+                place = _Place(self.path, entry, position + size)
+                self._stream = self._reads.begin(next_file, place)
             data = self._reads.fetch(self._entry, position, size)
         self._end = position + len(data)
-        if self._end == self._entry.size:
+        if self._end == (self._entry.size if self._range is None else self._range[1]):
             self._stream = None  # its blocks are of the files that follow
         data = _patched(data, position, self._patch)
         self._held = position, data

@@ -112,6 +112,9 @@ class Handle(ABC):
     def start_sync(self, position: int, size: int) -> None:  # noqa: B027 - storage may do nothing here
         """Start to write these bytes to the drive ahead of an `fsync`. Promises nothing, never fails."""
 
+    def will_read(self, start: int, end: int) -> None:  # noqa: B027 - storage may do nothing here
+        """Note that a scan of these bytes follows, and that no other bytes are read ahead. Reads nothing."""
+
     @abstractmethod
     def stat(self) -> FileFacts:
         """Return the facts of the open file."""

@@ -872,6 +872,9 @@ class Scratch:
             raise translate(error, self.path, "read") from error
         return done
 
+    def will_read(self, start: int, end: int) -> None:
+        """As `Handle.will_read`: do nothing."""
+
     def size(self) -> int:
         """Return the size of the file."""
         return os.fstat(self._fd).st_size

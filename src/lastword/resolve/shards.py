@@ -59,6 +59,7 @@ from lastword.wire import INT64_MAX
 
 _VERSION = 2
 _FOOTER_BYTES = 24
+_END_BYTES = 64 << 10  # read together: most indexes are in them
 _COUNT_BYTES = 16  # of a shard: sections, checksum of their part of the index
 
 # Fields of a section's entry.
@@ -67,6 +68,7 @@ ROWS = 1
 SIZE = 2
 CRC = 3
 INDEX_FIELDS = 4
+ENTRY_BYTES = 8 * INDEX_FIELDS
 
 BLOCK_BYTES = 32 << 20  # rows that a task keeps in memory before it writes them
 SECTION_BYTES = 128 << 10  # at most, so that its rows stay in the processor's cache; a longer row has its own
@@ -95,6 +97,10 @@ class SectionFile(Protocol):
 
     def size(self) -> int:
         """Return the size."""
+        ...
+
+    def will_read(self, start: int, end: int) -> None:
+        """Note that a scan of these bytes follows."""
         ...
 
 
@@ -152,10 +158,33 @@ class SectionWriter:
         """Write the rest of all bins, and the index."""
         for shard in np.flatnonzero(self._bins[:, key_batch.BIN_ROWS]).tolist():
             self._write(shard)
-        counts = [(len(entries) // INDEX_FIELDS, crc32c(entries.tobytes())) for entries in self._index]
-        tail = np.array([*counts, (_VERSION, len(counts))], np.int64).tobytes()
-        checksum = np.array([crc32c(tail)], np.int64).tobytes()
-        self._out.append(b"".join(entries.tobytes() for entries in self._index) + tail + checksum)
+        _write_index(self._out, [entries.tobytes() for entries in self._index])
+
+
+def gather(unit: SectionFile, out: SectionFile, shards: int) -> None:
+    """Copy a unit's file with the sections of each shard side by side, for storage that is read by ranges.
+
+    `out` is an empty file. Raises CorruptFileError for a file that was changed.
+    """
+    position, indexes = 0, []
+    for shard in range(shards):
+        entries = read_index(unit, shard, shards).copy()
+        for entry in entries:
+            data = unit.pread(int(entry[SIZE]), int(entry[POSITION]))
+            if crc32c(data) != entry[CRC]:
+                raise damaged(unit, int(entry[POSITION]))
+            entry[POSITION] = position
+            out.append(data)
+            position += len(data)
+        indexes.append(entries.tobytes())
+    _write_index(out, indexes)
+
+
+def _write_index(out: SectionFile, indexes: Sequence[bytes]) -> None:
+    counts = [(len(entries) // ENTRY_BYTES, crc32c(entries)) for entries in indexes]
+    tail = np.array([*counts, (_VERSION, len(counts))], np.int64).tobytes()
+    checksum = np.array([crc32c(tail)], np.int64).tobytes()
+    out.append(b"".join(indexes) + tail + checksum)
 
 
 def read_index(unit: SectionFile, shard: int, shards: int) -> NDArray[np.int64]:
@@ -165,15 +194,23 @@ def read_index(unit: SectionFile, shard: int, shards: int) -> NDArray[np.int64]:
     """
     size = unit.size()
     tail_bytes = _FOOTER_BYTES + _COUNT_BYTES * shards
-    tail = unit.pread(tail_bytes, max(size - tail_bytes, 0))
+    end_start = max(size - max(tail_bytes, _END_BYTES), 0)
+    file_end = unit.pread(size - end_start, end_start)
+    tail = file_end[-tail_bytes:]
     if len(tail) == tail_bytes:
         values = np.frombuffer(tail, np.int64)
         version, stored_shards, crc = values[-3:].tolist()
         if (version, stored_shards) == (_VERSION, shards) and crc == crc32c(tail[:-8]):
             counts = values[:-3].reshape(-1, 2)[shard:]
             count, index_crc = counts[0].tolist()
-            entry_bytes = 8 * INDEX_FIELDS
-            data = unit.pread(entry_bytes * count, size - tail_bytes - entry_bytes * int(counts[:, 0].sum()))
+            start, index_bytes = (
+                size - tail_bytes - ENTRY_BYTES * int(counts[:, 0].sum()),
+                ENTRY_BYTES * count,
+            )
+            if start >= end_start:
+                data = file_end[start - end_start : start - end_start + index_bytes]
+            else:
+                data = unit.pread(index_bytes, start)
             if crc32c(data) == index_crc:
                 return np.frombuffer(data, np.int64).reshape(-1, INDEX_FIELDS)
     raise damaged(unit, 0)
@@ -472,9 +509,12 @@ class _ShardResolver(Resolver):
     def start(self, units: Sequence[SectionFile], shard: int, shards: int) -> None:
         """Set the shard that `run_passes` resolves, from the files of all units, in order."""
         self.hashes = hash_range(shard, shards)
-        self._entries = [
-            (unit, entry) for unit in units for entry in read_index(unit, shard, shards).tolist()
-        ]
+        self._entries = []
+        for unit in units:
+            entries = read_index(unit, shard, shards)
+            if (np.diff(entries[:, POSITION]) == entries[:-1, SIZE]).all() and len(entries):
+                unit.will_read(int(entries[0, POSITION]), int(entries[-1, POSITION] + entries[-1, SIZE]))
+            self._entries += [(unit, entry) for entry in entries.tolist()]
         self.total_bytes = sum(entry[SIZE] for _, entry in self._entries)
 
     def take_all(self, number: int) -> None:

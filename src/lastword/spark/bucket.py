@@ -7,7 +7,9 @@ number of requests for any number of partitions.
 Where it runs. A read is planned beside the driver and runs in tasks, as over a directory (`read`). In a write
 each task stages its rows in a private copy and uploads the staged files; the driver adopts them in one
 transaction, which ingests them as a directory does and swaps the manifest once. A cleaning is a transaction
-of its own for each partition, in a task; the commits of different partitions are merged.
+of its own for each partition, in a task; the commits of different partitions are merged. A giant partition
+is cleaned in many tasks (`JobPlace`): each uploads its files, the driver commits them to the log under the
+name of the job, where later tasks read them, and the last commit swaps the outputs in and removes the job.
 
 What travels. The URL and the options of the store; from each task of a write the entries of its files (names
 of objects, or the bytes of files up to 1 KiB). Credentials travel only if the caller gives them as options;
@@ -23,13 +25,16 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from lastword.bucket.files import BucketFiles
+from lastword.bucket.manifest import Entry
 from lastword.bucket.scratch import Scratch
 from lastword.clock import SystemClock
+from lastword.errors import BusyError, FileVanishedError
 from lastword.files import DEFAULT, Files
 from lastword.logdir.log_dir import LogDirectory
 from lastword.objects import is_url, open_store
@@ -158,3 +163,87 @@ def private_copy(url: str, storage: StorageOptions) -> Iterator[BucketFiles]:
     with Scratch(None, bucket.clock) as scratch:
         snapshot = bucket.load().snapshot
         yield BucketFiles(bucket.url, snapshot, bucket.reads, scratch=scratch, rng=bucket.rng)
+
+
+# ---------------------------------------------------------------- a job of many tasks
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """Where the files of a divided cleaning are: in a directory that all tasks see, or in a bucket.
+
+    In a bucket a task changes a private copy of the newest version and uploads the new files. The driver
+    commits them, so that later tasks, and a driver that continues after a kill, read the newest version.
+
+    Attributes:
+        path: The log.
+        storage: Options of its store.
+        uploads: The name under which uploads of tasks are kept until they are committed.
+    """
+
+    path: str
+    storage: StorageOptions = NO_STORAGE
+    uploads: str = ""
+
+    def files(self) -> Files:
+        """Return the files as they are now."""
+        return files_at(self.path, self.storage)
+
+    def in_task(self, work: Callable[[Files], T]) -> tuple[T, dict[str, Entry]]:
+        """Run a step, which writes new files; return its result, and the new files that are in the store."""
+        if not is_url(self.path):
+            return work(DEFAULT), {}
+        bucket = bucket_at(self.path, self.storage)
+        vanished = bucket.reads.vanished
+        with private_copy(self.path, self.storage) as files:
+            result = work(files)
+            if bucket.reads.vanished != vanished:  # the step may have taken a file as absent
+                raise FileVanishedError(
+                    f"{self.path}: the version that a task read is too old",
+                    remedy="clean again",
+                    file=self.path,
+                )
+            uploaded = bucket.upload(dict(files.changes()))
+        return result, {key: entry for key, entry in uploaded.items() if entry is not None}
+
+    def check(self, files: Files, directory: str) -> None:
+        """Raise BusyError if the job in `directory` is gone: no file may bring back a removed topic."""
+        if not files.is_dir(directory):
+            raise BusyError(
+                f"{directory}: another process removed the files of this cleaning",
+                remedy="clean again",
+                file=directory,
+            )
+
+    def adopt(self, directory: str, entries: Mapping[str, Entry]) -> None:
+        """Commit files that tasks of the job in `directory` uploaded."""
+        if entries:
+            self._commit(directory, lambda files: files.adopt(entries))
+
+    def change(self, directory: str, work: Callable[[Files], object]) -> None:
+        """Change files of the job in `directory`; in a bucket, commit. `work` may run again."""
+        if is_url(self.path):
+            self._commit(directory, work)
+        else:
+            work(DEFAULT)
+
+    def _commit(self, directory: str, work: Callable[[BucketFiles], object]) -> None:
+        def checked(files: BucketFiles) -> None:
+            self.check(files, directory)
+            work(files)
+
+        bucket = bucket_at(self.path, self.storage)
+        bucket.transaction(checked, uploads=self.uploads, ends_uploads=False)
+
+
+@contextmanager
+def job_place(path: str, storage: StorageOptions, directory: str) -> Iterator[JobPlace]:
+    """Yield the place of the job in `directory`, in a bucket, and end its uploads.
+
+    A driver that continues the job of one that was killed continues its uploads.
+    """
+    name = begin_uploads(path, storage, directory)
+    try:
+        yield JobPlace(path, storage, name)
+    finally:
+        bucket_at(path, storage).end_uploads(name)

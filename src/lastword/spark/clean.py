@@ -12,8 +12,9 @@ one task is cleaned in many steps (`clean_tasks.build_sharded`).
 What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error;
 no record. The garbage index is a file of the partition; the task opens and saves it.
 
-A partition of a log in a bucket is cleaned by one task, whatever its size: the task runs the library's
-cleaning as a transaction and commits it (`bucket`).
+A partition of a log in a bucket is cleaned by one task: the task runs the library's cleaning as a transaction
+and commits it (`bucket`). A giant one is divided, as in a directory: the driver commits the job, the files
+that its tasks uploaded, and at the end the outputs.
 
 When tasks fail. Only the driver publishes, so a lost task leaves files that the next cleaning removes. If the
 call itself fails or is interrupted, running tasks are cancelled and their files are removed. Damage in one
@@ -26,23 +27,28 @@ import os
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.cleaner.policy.choose import by_accounts
+from lastword.cleaner.policy.plan import Plan
 from lastword.errors import (
+    BusyError,
     LastwordError,
     NoPolicyError,
+    NotPermittedError,
     PartialFailure,
     QuarantinedError,
     UnknownTopicError,
 )
-from lastword.files import OVERLAP_FROM, OVERLAP_THREADS, overlapped
+from lastword.files import OVERLAP_FROM, OVERLAP_THREADS, Files, overlapped
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.objects import is_url
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.spark import clean_tasks
+from lastword.spark.bucket import JobPlace
 from lastword.spark.clean_tasks import (
     TASK_BYTES,
     BucketClean,
@@ -55,13 +61,14 @@ from lastword.spark.clean_tasks import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner.distributed.job import ShardedJob
     from lastword.cleaner.distributed.remote import RemoteBuild
     from lastword.cleaner.drive import DriveCleaner, Outcome
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.inspection import DrivePartition
     from lastword.cleaner.policy.generational import Choice, SegmentRun
-    from lastword.cleaner.policy.plan import Plan, Request
+    from lastword.cleaner.policy.plan import Request
     from lastword.config import TopicConfig
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
@@ -97,7 +104,8 @@ def clean(
         strategy: Chooses the segments; None: the setting lastword.strategy. `generational` starts from the
             saved garbage index and saves it for the next cleaning, by Spark or by the library.
         scratch: A directory that all executors see, for the files of a divided cleaning; None: the directory
-            of the partition. The files take a third to two thirds of the partition's bytes.
+            of the partition. The files take a third to two thirds of the partition's bytes. Has no effect in
+            a bucket, which has the files.
         task_bytes: A partition with more bytes than this to clean is divided over tasks and cleaned as a
             whole. A partition that is due by its garbage index is never divided.
         progress: Called with a `Progress` as partitions, and the steps of a divided cleaning, are done. The
@@ -119,7 +127,7 @@ def clean(
     path, storage = shared_log(path, storage_options)
     if is_url(path):
         given = BucketClean(path, storage, due, strategy)
-        return _clean_bucket(spark, given, topic, partition, progress)
+        return _clean_bucket(spark, given, topic, partition, task_bytes, progress)
     from lastword.cleaner.engine.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark.schema import frame_of
@@ -152,7 +160,7 @@ def clean(
             pass  # partitions that are kept as they are
         for job, now_ms in giants:
             with meter.progress_part(sizes[_of(job.plan)]) as part:
-                built = clean_tasks.build_sharded(spark, job, now_ms, part)
+                built = clean_tasks.build_sharded(spark, JobPlace(path), job, now_ms, part)
                 outcomes.append(_publish(directory, job.plan, built, job))
         rounds = [result for outcome in outcomes for result in outcome.results]
         failed = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -209,8 +217,7 @@ def plan(
     path, storage = shared_log(path, storage_options)
     if is_url(path):
         given = BucketClean(path, storage, due, strategy, dry=True)
-        return _clean_bucket(spark, given, topic, partition, progress)
-    from lastword.cleaner.policy.plan import Plan
+        return _clean_bucket(spark, given, topic, partition, task_bytes, progress)
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, results_as_completed
@@ -254,11 +261,14 @@ def _clean_bucket(
     given: BucketClean,
     topic: str | None,
     partition: int | None,
+    task_bytes: int,
     progress: ProgressLike | None,
 ) -> DataFrame:
-    """Clean or plan each partition of a log in a bucket in a task, as a transaction of its own."""
+    """Clean or plan each partition of a log in a bucket in a task, as a transaction of its own.
+
+    A partition above `task_bytes` is divided, unless it is due by its garbage index.
+    """
     from lastword.cleaner.engine.report import CleanRound
-    from lastword.cleaner.policy.plan import Plan
     from lastword.spark.bucket import open_directory
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, results_as_completed
@@ -271,15 +281,26 @@ def _clean_bucket(
         replace(given, topic=tp.topic, partition=tp.partition, size_bytes=sizes[tp])
         for tp in _largest_first(chosen, sizes)
     ]
+    giants = []
+    for task in tasks:
+        config = directory.topic_config(task.topic)
+        if task.size_bytes > task_bytes and not (given.due and by_accounts(config, given.strategy)):
+            giants.append(task)
+    small = [task for task in tasks if task not in giants]
     verb = "plan" if given.dry else "clean"
     meter = Meter(verb, progress, sum(sizes.values()))
     rows: list[Any] = []
     failed: list[LastwordError] = []
     with described(spark, f"lastword {verb}"):
-        for number, (results, errors) in results_as_completed(spark, clean_tasks.clean_in_bucket, tasks):
-            with meter.part(tasks[number].size_bytes):
+        for number, (results, errors) in results_as_completed(spark, clean_tasks.clean_in_bucket, small):
+            with meter.part(small[number].size_bytes):
                 rows += results
             # A partition in quarantine is skipped, unless its topic is named.
+            failed += [error for error in errors if topic or not isinstance(error, QuarantinedError)]
+        for giant in giants:
+            with meter.progress_part(giant.size_bytes) as part:
+                results, errors = _divide_in_bucket(spark, giant, part)
+            rows += results
             failed += [error for error in errors if topic or not isinstance(error, QuarantinedError)]
     if failed and given.dry:
         raise failed[0]
@@ -288,6 +309,93 @@ def _clean_bucket(
         note = f"{len(rows)} other partitions were cleaned, {len(failed)} were not"
         raise PartialFailure.of(rows, failed, note) from failed[0]
     return frame_of(spark, Plan if given.dry else CleanRound, rows)
+
+
+def _divide_in_bucket(
+    spark: SparkSession, task: BucketClean, progress: ProgressLike | None
+) -> tuple[list[Any], list[LastwordError]]:
+    """Clean or plan a giant partition of a log in a bucket; return the results and the errors."""
+    from lastword.spark.bucket import change, job_place, open_directory, transaction
+    from lastword.spark.tasks import run_tasks
+
+    path, storage = task.path, task.storage
+    if task.dry:
+        try:
+            begun = change(path, storage, partial(_begin_plan, task))
+        except NotPermittedError:  # a plan in one task needs no room in the store
+            ((results, errors),) = run_tasks(spark, clean_tasks.clean_in_bucket, [task])
+            return results, errors
+        if isinstance(begun, Plan):
+            return [begun], []
+        with job_place(path, storage, begun.directory) as place, _files_removed(place, begun):
+            return [clean_tasks.plan_sharded(spark, place, begun, progress)], []
+    if open_directory(path, storage).topic_config(task.topic).lastword_ttl_ms >= 0:
+        ((_, errors),) = run_tasks(spark, clean_tasks.clean_in_bucket, [replace(task, only_expires=True)])
+        if errors:
+            return [], errors
+    try:
+        job = transaction(path, storage, partial(_begin, task))
+        if job is None:
+            return [], []
+        with job_place(path, storage, job.directory) as place:
+            built = clean_tasks.build_sharded(spark, place, job, job.plan.now_ms, progress)
+            outcome = transaction(path, storage, partial(_end, place, job, built), uploads=place.uploads)
+    except LastwordError as error:
+        return [], [error]
+    return list(outcome.results), [] if outcome.error is None else [outcome.error]
+
+
+def _begin(task: BucketClean, dirs: OpenDirs) -> ShardedJob | None:
+    """Begin the divided cleaning of a partition, or continue that of a killed driver; None: nothing to do."""
+    from lastword.api.cleaning import check_quarantine
+    from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.engine.partition import prepare
+
+    directory, tp = dirs.log_dir(task.topic, task.partition), TopicPartition(task.topic, task.partition)
+    log, config = directory.log(*tp), directory.topic_config(tp.topic)
+    job = _unfinished(log)
+    if job is not None:
+        return replace(job, plan=replace(job.plan, now_ms=log.clock.now_ms()))
+    plan = prepare(log, config, _request(directory, tp, config, task.due, task.strategy))
+    if plan.action == "clean":
+        return jobs.start(log.files, log.directory, log.segments, plan)
+    check_quarantine(dirs, *tp)
+    return None
+
+
+def _begin_plan(task: BucketClean, files: Files) -> ShardedJob | Plan:
+    """Begin the divided plan of a partition, or return the plan that keeps the partition."""
+    from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.engine.partition import chosen_plan
+    from lastword.spark.bucket import open_directory
+
+    directory, tp = open_directory(task.path, task.storage, files), TopicPartition(task.topic, task.partition)
+    view, config = directory.view(*tp), directory.topic_config(tp.topic)
+    request = _request(directory, tp, config, task.due, task.strategy)
+    chosen = chosen_plan(view, config, request, files, directory.clock)
+    if chosen.action != "clean":
+        return chosen
+    return jobs.start(files, view.directory, view.segments, chosen, rewrites=False)
+
+
+def _end(
+    place: JobPlace, job: ShardedJob, built: PreparedCleaning | LastwordError, dirs: OpenDirs
+) -> Outcome:
+    """Publish the outputs of a divided cleaning, in the transaction that removes its files."""
+    place.check(dirs.files, job.directory)
+    return _publish(dirs.log_dir(job.plan.topic, job.plan.partition), job.plan, built, job)
+
+
+@contextmanager
+def _files_removed(place: JobPlace, job: ShardedJob) -> Iterator[None]:
+    """Remove the files of a divided plan when the block ends."""
+    from lastword.cleaner.distributed import job as jobs
+
+    try:
+        yield
+    finally:
+        with suppress(BusyError):  # another process removed them
+            place.change(job.directory, lambda files: jobs.remove(files, job.directory))
 
 
 class SparkExecutor:
@@ -501,7 +609,7 @@ def _plan_giant(
         return chosen
     job = jobs.start(DEFAULT, view.directory, view.segments, chosen, scratch=scratch, rewrites=False)
     try:
-        return clean_tasks.plan_sharded(spark, job, progress)
+        return clean_tasks.plan_sharded(spark, JobPlace(view.directory), job, progress)
     finally:
         jobs.remove(DEFAULT, job.directory)
 

@@ -6,10 +6,11 @@ and other partitions are cleaned. Any other error fails the task, so that Spark 
 A giant partition is cleaned in the steps of `cleaner.distributed.sharded`, in order, each a Spark job.
 
 Where it runs. `build_sharded` runs in the process that has the log open. It starts a Spark job for each step
-and waits. Each task does one unit, shard or group. Large data passes through files that all tasks see.
+and waits. Each task does one unit, shard or group. Large data passes through files that all tasks see; in a
+bucket, through objects that the driver commits (`bucket.JobPlace`).
 
-What travels. The name of the job's directory and a number go to a task; nothing, or the error, comes back. No
-record and no key travels.
+What travels. The name of the job's directory and a number go to a task; nothing, or the error, comes back,
+and in a bucket the names of the objects. No record and no key travels.
 
 When tasks fail. The file of a step gets its name only when it is complete. So a dead attempt leaves no
 result, the next attempt starts again, and two attempts at the same time write the same file. When the driver
@@ -20,19 +21,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastword.errors import LastwordError, PartialFailure, StorageError
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, Files
 from lastword.partition.directory_segments import DirectorySegments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lastword.api.open_dirs import OpenDirs
+    from lastword.bucket.manifest import Entry
     from lastword.cleaner.distributed.job import ShardedJob
     from lastword.cleaner.distributed.remote import LedgerParams, RemoteBuild, RemoteScan
     from lastword.cleaner.engine.cleaning import CleanContext
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.policy.plan import Plan, Request
     from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView
+    from lastword.spark.bucket import JobPlace
     from lastword.spark.options import StorageOptions
     from lastword.values import ProgressLike
 
@@ -52,6 +55,8 @@ fast enough, and it needs no scratch files.
 """
 
 _REPORT_EVERY_S = 0.5
+COMMIT_EVERY_S = 30.0
+"""In a bucket the results of a step's tasks are committed after this time, and at the end of the step."""
 
 # ---------------------------------------------------------------- one task for a partition
 
@@ -119,13 +124,17 @@ class ChosenTask:
 
 @dataclass(frozen=True, slots=True)
 class BucketClean:
-    """The input of `clean_in_bucket`: one partition, and the arguments of the library's `clean` or `plan`."""
+    """The input of `clean_in_bucket`: one partition, and the arguments of the library's `clean` or `plan`.
+
+    `only_expires`: only values are expired, because many tasks clean the partition after that.
+    """
 
     path: str
     storage: StorageOptions
     due: bool
     strategy: str | None
     dry: bool = False
+    only_expires: bool = False
     topic: str = ""
     partition: int = -1
     size_bytes: int = 0
@@ -138,6 +147,9 @@ def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
     from lastword.spark.bucket import open_logs, transaction
 
     def clean(dirs: OpenDirs) -> list[CleanRound]:
+        if task.only_expires:
+            cleaning.expire_old_values(dirs, task.topic, task.partition)
+            return []
         return cleaning.clean(
             dirs, task.topic, task.partition, due=task.due, strategy=task.strategy, progress=None, stop=None
         )
@@ -230,7 +242,11 @@ def return_faults(work: Callable[[], _T]) -> _T | LastwordError:
 
 
 def build_sharded(
-    spark: SparkSession, job: ShardedJob, now_ms: int, progress: ProgressLike | None = None
+    spark: SparkSession,
+    place: JobPlace,
+    job: ShardedJob,
+    now_ms: int,
+    progress: ProgressLike | None = None,
 ) -> PreparedCleaning | LastwordError:
     """Run the remaining steps of a giant partition; return the outputs, or the first fault of the data."""
     from lastword.cleaner.distributed import sharded
@@ -238,57 +254,81 @@ def build_sharded(
 
     clock = SystemClock()
     started = clock.monotonic()
-    with _reporting(job, progress):
-        fault = _map(spark, job)
+    with _reporting(place, job, progress):
+        fault = _map(spark, place, job)
         seconds = clock.monotonic() - started
         if fault is None:
-            fault = _rewrite(spark, job, now_ms)
-    return fault or sharded.prepared(DEFAULT, job, seconds)
+            fault = _rewrite(spark, place, job, now_ms)
+    return fault or sharded.prepared(place.files(), job, seconds)
 
 
-def plan_sharded(spark: SparkSession, job: ShardedJob, progress: ProgressLike | None = None) -> Plan:
+def plan_sharded(
+    spark: SparkSession, place: JobPlace, job: ShardedJob, progress: ProgressLike | None = None
+) -> Plan:
     """Run the steps of `build_sharded`, but count bytes and write no segments. Return the exact plan."""
     from lastword.cleaner.distributed import sharded
 
-    with _reporting(job, progress):
-        fault = _map(spark, job) or _rewrite(spark, job, job.plan.now_ms)
+    with _reporting(place, job, progress):
+        fault = _map(spark, place, job) or _rewrite(spark, place, job, job.plan.now_ms)
     if fault is not None:
         raise fault
-    return sharded.planned(DEFAULT, job)
+    return sharded.planned(place.files(), job)
 
 
-def _map(spark: SparkSession, job: ShardedJob) -> LastwordError | None:
+def _map(spark: SparkSession, place: JobPlace, job: ShardedJob) -> LastwordError | None:
     from lastword.cleaner.distributed import job as jobs
     from lastword.cleaner.distributed import sharded
 
-    while left := jobs.units_left(DEFAULT, job):
-        results = _run(spark, "extract", _extract, job, left)
+    while left := jobs.units_left(place.files(), job):
+        results = _run(spark, place, "extract", _extract, job, left)
         fault = _first_fault(results)
         offsets = [result.offset for result in results if isinstance(result, sharded.TransactionMet)]
         if fault is None and offsets:
-            fault = _first_fault(_run(spark, "transactions", _read_transactions, job, [min(offsets)]))
+            fault = _first_fault(_run(spark, place, "transactions", _read_transactions, job, [min(offsets)]))
         if fault is not None:
             return fault
-    fault = _first_fault(_run(spark, "resolve", _resolve, job, jobs.shards_left(DEFAULT, job)))
+    left = jobs.shards_left(place.files(), job)
+    fault = _first_fault(_run(spark, place, "resolve", _resolve, job, left))
     if fault is None:
-        sharded.merge(DEFAULT, job)
+        place.change(job.directory, lambda files: sharded.merge(files, job))
     return fault
 
 
-def _rewrite(spark: SparkSession, job: ShardedJob, now_ms: int) -> LastwordError | None:
+def _rewrite(spark: SparkSession, place: JobPlace, job: ShardedJob, now_ms: int) -> LastwordError | None:
     from lastword.cleaner.distributed import job as jobs
 
-    left = jobs.groups_left(DEFAULT, job)
-    return _first_fault(_run(spark, "rewrite", partial(_rewrite_one, now_ms), job, left))
+    left = jobs.groups_left(place.files(), job)
+    return _first_fault(_run(spark, place, "rewrite", partial(_rewrite_one, now_ms), job, left))
 
 
 def _run(
-    spark: SparkSession, name: str, step: Callable[..., Any], job: ShardedJob, numbers: Sequence[int]
+    spark: SparkSession,
+    place: JobPlace,
+    name: str,
+    step: Callable[..., Any],
+    job: ShardedJob,
+    numbers: Sequence[int],
 ) -> list[Any]:
-    from lastword.spark.tasks import described, run_tasks
+    """Run a step for some of its numbers, and commit the files that its tasks uploaded."""
+    from lastword.clock import SystemClock
+    from lastword.spark.tasks import described, results_as_completed
 
-    with described(spark, f"{job.plan.topic}-{job.plan.partition} {name}"):
-        return run_tasks(spark, partial(_run_step, step, job.directory), numbers)
+    clock, task = SystemClock(), partial(_run_step, place, step, job.directory)
+    results: dict[int, Any] = {}
+    uploaded: dict[str, Entry] = {}
+    committed = clock.monotonic()
+    with (
+        described(spark, f"{job.plan.topic}-{job.plan.partition} {name}"),
+        closing(results_as_completed(spark, task, numbers)) as completed,
+    ):
+        for number, (result, entries) in completed:
+            results[number] = result
+            uploaded |= entries
+            if clock.monotonic() - committed > COMMIT_EVERY_S:
+                place.adopt(job.directory, uploaded)
+                uploaded, committed = {}, clock.monotonic()
+    place.adopt(job.directory, uploaded)
+    return [results[number] for number in range(len(numbers))]
 
 
 def _first_fault(results: Sequence[Any]) -> LastwordError | None:
@@ -298,43 +338,49 @@ def _first_fault(results: Sequence[Any]) -> LastwordError | None:
 # ---------------------------------------------------------------- a step, on an executor
 
 
-def _run_step(step: Callable[..., Any], directory: str, number: int) -> Any:
+def _run_step(
+    place: JobPlace, step: Callable[..., Any], directory: str, number: int
+) -> tuple[Any, dict[str, Entry]]:
+    """Run a step for a number; return its result or its fault, and the files that were uploaded."""
     from lastword.spark.bootstrap import need_directory
 
-    need_directory(directory)
-    return return_faults(partial(step, directory, number))
+    def stepped(files: Files) -> Any:
+        need_directory(directory, files)
+        return return_faults(partial(step, files, directory, number))
+
+    return place.in_task(stepped)
 
 
-def _extract(directory: str, number: int) -> Any:
+def _extract(files: Files, directory: str, number: int) -> Any:
     from lastword.cleaner.distributed import sharded
 
-    return sharded.extract(DEFAULT, directory, number)
+    return sharded.extract(files, directory, number)
 
 
-def _read_transactions(directory: str, first_offset: int) -> None:
+def _read_transactions(files: Files, directory: str, first_offset: int) -> None:
     from lastword.cleaner.distributed import sharded
 
-    sharded.read_transactions(DEFAULT, directory, first_offset)
+    sharded.read_transactions(files, directory, first_offset)
 
 
-def _resolve(directory: str, number: int) -> None:
+def _resolve(files: Files, directory: str, number: int) -> None:
     from lastword.cleaner.distributed import sharded
 
-    sharded.resolve_shard(DEFAULT, directory, number)
+    sharded.resolve_shard(files, directory, number)
 
 
-def _rewrite_one(now_ms: int, directory: str, number: int) -> None:
+def _rewrite_one(now_ms: int, files: Files, directory: str, number: int) -> None:
     from lastword.cleaner.distributed import sharded
     from lastword.clock import SystemClock
 
-    sharded.rewrite_group(DEFAULT, directory, number, now_ms, SystemClock())
+    sharded.rewrite_group(files, directory, number, now_ms, SystemClock())
 
 
 # ---------------------------------------------------------------- the progress of a giant partition
 
 
 @contextmanager
-def _reporting(job: ShardedJob, progress: ProgressLike | None) -> Iterator[None]:
+def _reporting(place: JobPlace, job: ShardedJob, progress: ProgressLike | None) -> Iterator[None]:
     """Report the progress of a job, from its files, while its steps run."""
     if progress is None:
         yield
@@ -348,7 +394,7 @@ def _reporting(job: ShardedJob, progress: ProgressLike | None) -> Iterator[None]
     verb = "clean" if job.rewrites else "plan"
 
     def report() -> None:
-        done, total = jobs.done_bytes(DEFAULT, job)
+        done, total = jobs.done_bytes(place.files(), job)
         progress(Progress.at(verb, done, total, clock.monotonic() - started))
 
     def keep_reporting() -> None:

@@ -1,7 +1,8 @@
 """A cleaning in many steps as files: a description of the work, and the results of the steps.
 
 A job is `<partition>/lastword/sharded-<token>/`. The files of its steps are there too, or in a directory of
-that name in another place that all tasks see; outputs are always on the log's own drive. `job.json` describes
+that name in another place that all tasks see; outputs are always on the log's own drive. In a bucket each
+task uploads its files, and they are committed to the log. `job.json` describes
 the work and never changes; each finished step has left a file with its number (`sharded.py`). A process that
 resumes a job lists the files. Nothing in a job is part of the log.
 
@@ -37,8 +38,6 @@ from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentId
 from lastword.values import Value
 
-PREFIX = "sharded-"
-PLANNED = "planned-"
 MAX_AGE_MS = 24 * 3_600_000
 """Older jobs are not resumed; their files are removed."""
 UNIT_BYTES = 1 << 30
@@ -46,7 +45,7 @@ SMALLEST_UNIT_BYTES = 32 << 20
 SHARD_BYTES = 512 << 20  # of the log, for one shard at most
 FEWEST_SHARDS = 8
 _UNITS = 64
-_JOB = "job.json"
+JOB = "job.json"
 GROUPS = "groups.json"
 
 
@@ -125,7 +124,7 @@ def start(
     private = f"{partition}/{names.PRIVATE}"
     if not files.exists(private):
         files.mkdir(private)
-    directory = f"{private}/{PREFIX if rewrites else PLANNED}{token}"
+    directory = f"{private}/{names.JOB_PREFIX if rewrites else names.PLAN_PREFIX}{token}"
     files.mkdir(directory)
     job = ShardedJob(
         directory=directory,
@@ -143,9 +142,9 @@ def start(
         rewrites=rewrites,
     )
     if scratch is not None:
-        job = replace(job, scratch=f"{scratch.rstrip('/')}/lastword-{PREFIX}{token}")
+        job = replace(job, scratch=f"{scratch.rstrip('/')}/lastword-{names.JOB_PREFIX}{token}")
         files.mkdir(job.scratch)
-    write_json(files, f"{directory}/{_JOB}", job.to_dict())
+    write_json(files, f"{directory}/{JOB}", job.to_dict())
     return job
 
 
@@ -161,10 +160,10 @@ def unfinished(files: Files, partition: str, clock: Clock) -> ShardedJob | None:
     kept = None
     for name in files.listdir(private):
         path = f"{private}/{name}"
-        if name.startswith((PREFIX, PLANNED)):
-            facts = files.stat(f"{path}/{_JOB}")
+        if name.startswith((names.JOB_PREFIX, names.PLAN_PREFIX)):
+            facts = files.stat(f"{path}/{JOB}")
             old = facts is not None and clock.now_ms() - facts.mtime_ms > MAX_AGE_MS
-            if name.startswith(PLANNED) and not old:
+            if name.startswith(names.PLAN_PREFIX) and not old:
                 continue  # another process may be planning, without a lock
             job = None if facts is None or old else _sound(files, path, partition, clock)
             if job is None or kept is not None:
@@ -233,7 +232,7 @@ def load(files: Files, directory: str) -> ShardedJob:
     Raises:
         CorruptFileError: It cannot be read.
     """
-    path = f"{directory}/{_JOB}"
+    path = f"{directory}/{JOB}"
     try:
         fields = read_json(files, path)
         plan = fields["plan"]

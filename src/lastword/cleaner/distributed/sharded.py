@@ -69,6 +69,8 @@ if TYPE_CHECKING:
 
 _TRANSACTIONS = "transactions.json"
 _FACTS = "facts.npz"
+_OFFSETS_AT_A_TIME = 1 << 20
+"""Dead offsets of neighbouring segments that are read together, 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,14 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
                 outcomes=_Unknown() if decided is None else decided[0],
                 old_due=[segment.old_due for segment in job.sources[first:end]],
             )
+        if files.file_cost_bytes:
+            divided, aside = aside, name_aside(f"{path}.data")
+            with (
+                files.open_read(divided) as unit,
+                files.open_append(aside, create=True, exclusive=True) as out,
+            ):
+                shards.gather(unit, out, job.shards)
+            files.unlink(divided)
         files.rename(aside, f"{path}.data")
     except _Met as met:
         files.unlink(aside, missing_ok=True)
@@ -468,21 +478,35 @@ def _bits(
     from lastword.resolve.bitmaps import bitmaps_of
 
     shards = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
-    edges, checks = [shard["edges"] for shard in shards], [shard["checks"] for shard in shards]
-    for i in range(group.first, group.last + 1):
-        end = facts[i].next_offset if i == group.last else max(facts[i].next_offset, facts[i + 1].base_offset)
+    edges = np.array([shard["edges"] for shard in shards], np.int64)
+    checks = np.array([shard["checks"] for shard in shards], np.int64)
+    below = edges.sum(axis=0)  # dead offsets below each segment
+    first = group.first
+    while first <= group.last:
+        fitting = int(np.searchsorted(below, below[first] + _OFFSETS_AT_A_TIME, side="right")) - 1
+        end = min(max(fitting, first + 1), group.last + 1)
         dead = [
-            _dead(files, job, number, int(edges[number][i]), int(edges[number][i + 1]), checks[number][i])
+            _dead(files, job, number, edges[number, first : end + 1], checks[number, first:end])
             for number in range(job.shards)
         ]
-        yield bitmaps_of(dead, facts[i].base_offset, end)
+        for i in range(first, end):
+            next_offset = facts[i].next_offset
+            if i < group.last:
+                next_offset = max(next_offset, facts[i + 1].base_offset)
+            yield bitmaps_of([parts[i - first] for parts in dead], facts[i].base_offset, next_offset)
+        first = end
 
 
-def _dead(files: Files, job: ShardedJob, number: int, first: int, end: int, check: int) -> NDArray[np.int64]:
-    """Return the entries [first, end) of a shard's dead offsets, those of one segment."""
+def _dead(
+    files: Files, job: ShardedJob, number: int, edges: NDArray[np.int64], checks: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Return a shard's dead offsets of neighbouring segments, whose entries begin at the edges."""
     path = f"{job.scratch}/shard-{number:05d}.dead"
+    first, end = int(edges[0]), int(edges[-1])
     with files.open_read(path) as handle:
+        handle.will_read(8 * first, 8 * end)
         data = handle.pread(8 * (end - first), 8 * first)
-    if crc32c(data) != check:
+    parts = [data[8 * (a - first) : 8 * (b - first)] for a, b in pairwise(edges.tolist())]
+    if any(crc32c(part) != check for part, check in zip(parts, checks.tolist(), strict=True)):
         raise unreadable(path)
-    return np.frombuffer(data, np.int64)
+    return [np.frombuffer(part, np.int64) for part in parts]
