@@ -1,4 +1,4 @@
-"""The Python blocks of the README and of three task pages run, and print the output that they show."""
+"""The Python blocks of the README and of four task pages run, and print the output that they show."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def blocks_of(page):
 
 BLOCKS = blocks_of("README.md")
 BUCKET_BLOCKS = blocks_of("docs/bucket.md")
-TASK_BLOCKS = [*blocks_of("docs/cleaning.md"), *blocks_of("docs/kafka.md")]
+TASK_BLOCKS = [*blocks_of("docs/cleaning.md"), *blocks_of("docs/kafka.md"), *blocks_of("docs/server.md")]
 
 
 def of_spark(block):
@@ -54,7 +54,7 @@ def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     session = {}
     blocks = [block for block in BLOCKS if not of_spark(block)] + TASK_BLOCKS
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     for block in blocks:
         exec(block, session)
     with lastword.open("data") as logs:

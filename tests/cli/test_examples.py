@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import typer
 
 import lastword
 from lastword.cli import main
@@ -22,11 +21,16 @@ from lastword.clock import ManualClock
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/kafka.md", "docs/cleaning.md", "docs/bucket.md")
 HELPED = {
-    name: [line.strip() for line in command.epilog.splitlines()[2:]]
-    for name, command in typer.main.get_command(main.app).commands.items()
+    name: [line.strip() for line in main.command_tree().get_command(None, name).epilog.splitlines()[2:]]
+    for name in main.command_tree().list_commands(None)
     if name != "warm"
 }
-STAYS = ("--every", "lastword demo", "lastword bench")  # these run for long; each has its own test
+STAYS = (
+    "--every",
+    "lastword serve",
+    "lastword demo",
+    "lastword bench",
+)  # these run for long; each has its own test
 PLACES = {
     "/srv/kafka": "data",
     "/backup/data": "backup",

@@ -25,7 +25,7 @@ from tests.cli.golden_runner import BEGIN_MS, copied_stores, empty_stores, execu
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 QUOTED = re.compile(r"`(lastword [^`]+)`")
 BARE = re.compile(r"(?:fix: |To clean it now: |To have it cleaned: |, then: |, or )(lastword [^`;]+)$")
-STAYS = ("--every",)
+STAYS = ("--every", "lastword serve")
 # Placeholders for a value of the user.
 STAND_FOR = {
     "TOPIC": "users",
@@ -48,6 +48,7 @@ IN_WORDS = [
     r"--\S.*",  # an option, or its value
     r"leave the options out",
     r"(give|omit|name|use|one of|check|append to|answer|correct|add|choose|split|wait|raise|lower|set) .*",
+    r"copy .*",
     r"(a|an|the) .*",
     r"at .*",
     r"it has .*",

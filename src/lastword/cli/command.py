@@ -121,8 +121,17 @@ class Session(Output):
     wait_seconds: float = 0.0  # for the lock
     storage: Mapping[str, str] = MappingProxyType({})  # options of a bucket's store
 
-    def open(self, target: Target, mode: Literal["r", "a"] = "r", **settings: Any) -> LogDir:
-        """Open the directories of a target; waits for the lock as --wait allows."""
+    def open(
+        self, target: Target, mode: Literal["r", "a"] = "r", *, cleans: bool = False, **settings: Any
+    ) -> LogDir:
+        """Open the directories of a target; waits for the lock as --wait allows.
+
+        Args:
+            target: The directories.
+            mode: As for `lastword.open`.
+            cleans: Run the background cleaner, as the settings say.
+            **settings: Settings, as for `lastword.open`.
+        """
         import lastword
 
         if not PLACE.paths:  # the command line names the first target that is opened
@@ -131,8 +140,8 @@ class Session(Output):
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
         if self.storage and is_url(target.paths[0]):
             extra["storage_options"] = self.storage
-        if mode == "a":
-            settings.setdefault("log_cleaner_enable", False)  # a command does no background cleaning
+        if mode == "a" and not cleans:
+            settings.setdefault("log_cleaner_enable", False)
 
         def opened() -> LogDir:
             return lastword.open(paths, mode, config=self.config, **extra, **settings)
@@ -163,11 +172,15 @@ class Session(Output):
             try:
                 yield logs
             finally:
-                for repair in (repair for directory in logs.recovery for repair in directory.repaired):
-                    if repair.cut_bytes:
-                        self.warning(f"recovered: {repair}")
-                    elif self.verbose:
-                        self.say(f"recovered: {repair}")
+                self.show_repairs(logs)
+
+    def show_repairs(self, logs: LogDir) -> None:
+        """Warn of what recovery cut off; with -v, list all repairs."""
+        for repair in (repair for directory in logs.recovery for repair in directory.repaired):
+            if repair.cut_bytes:
+                self.warning(f"recovered: {repair}")
+            elif self.verbose:
+                self.say(f"recovered: {repair}")
 
 
 def session(

@@ -60,6 +60,7 @@ _log = logging.getLogger("lastword.server")
 class Options:
     """Options of `serve`."""
 
+    listen: str = "127.0.0.1:9092"
     advertise: str | None = None
     insecure: bool = False
     auto_create_topics: bool = True

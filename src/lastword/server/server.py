@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
+from lastword.objects import is_url
 from lastword.protocol import FileRange, Request, ServerConnection
 from lastword.protocol.codecs import Part
 from lastword.server.broker import Answer, Broker, Options
@@ -240,14 +241,15 @@ class Server:
         loop: The event loop.
     """
 
-    def __init__(self, logs: LogDir, listen: str, options: Options, *, owns_logs: bool) -> None:
+    def __init__(self, logs: LogDir, listener: socket.socket, options: Options, *, owns_logs: bool) -> None:
+        if not logs.dirs.holds_logs:
+            raise bucket_refused(logs.paths[0])
         self._logs = logs
         self._owns_logs = owns_logs
-        host, port = _address(listen)
-        self._listener = _listening(host, port, options.insecure)
-        self.host, self.port = host, self._listener.getsockname()[1]
-        if options.advertise is not None:
-            self.host, self.port = _address(options.advertise)
+        self._listener = listener
+        self.host, self.port = _address(options.advertise or options.listen)
+        if options.advertise is None:
+            self.port = listener.getsockname()[1]
         self.loop = asyncio.SelectorEventLoop()
         self.loop.set_exception_handler(_log_exception)
         self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
@@ -258,6 +260,7 @@ class Server:
         pools = self._pool, self._changes
         self.broker = Broker(logs, self.loop, pools, (self.host, self.port), options)
         self.handle: Callable[[Request, Connection], Answer] = self.broker.handle
+        listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
 
@@ -365,6 +368,7 @@ def serve(
     from lastword.api.logs import LogDir
 
     options = Options(
+        listen=listen,
         advertise=advertise,
         insecure=insecure,
         auto_create_topics=auto_create_topics,
@@ -373,24 +377,26 @@ def serve(
     )
     if isinstance(directory, LogDir):
         directory.dirs.require_writable()
-        _check_directory(directory)
-        return Server(directory, listen, options, owns_logs=False)
-    from lastword.api.opening import open
+    elif is_url(os.fspath(directory)):
+        raise bucket_refused(os.fspath(directory))
+    with contextlib.ExitStack() as until_it_runs:
+        listener = until_it_runs.enter_context(bound(options))
+        if isinstance(directory, LogDir):
+            server = Server(directory, listener, options, owns_logs=False)
+        else:
+            from lastword.api.opening import open
 
-    logs = open(directory, "a")
-    try:
-        _check_directory(logs)
-        return Server(logs, listen, options, owns_logs=True)
-    except BaseException:
-        logs.close()
-        raise
+            logs = until_it_runs.enter_context(open(directory, "a"))
+            server = Server(logs, listener, options, owns_logs=True)
+        until_it_runs.pop_all()
+        return server
 
 
-def _check_directory(logs: LogDir) -> None:
-    if not logs.dirs.holds_logs:
-        raise UsageError(
-            f"{logs.paths[0]} is a log in a bucket, which cannot be served", remedy="serve a directory"
-        )
+def bucket_refused(url: str) -> UsageError:
+    """Return the error for a log in a bucket."""
+    return UsageError(
+        f"{url} is a log in a bucket, which cannot be served", remedy="copy it to a directory, and serve that"
+    )
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -400,23 +406,37 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _listening(host: str, port: int, insecure: bool) -> socket.socket:
+def bound(options: Options) -> socket.socket:
+    """Return a socket that is bound to the address of the options, and does not listen yet.
+
+    Raises:
+        UsageError: The process cannot listen on the address, the server would be open to everyone, or no
+            client could connect to the address that is advertised.
+    """
+    host, port = _address(options.listen)
     try:
         family, kind, number, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise UsageError(f"{host}: {error.strerror}", remedy="give an address of this machine") from error
-    if not insecure and not ipaddress.ip_address(address[0]).is_loopback:
+    interface = ipaddress.ip_address(address[0])
+    if not options.insecure and not interface.is_loopback:
         raise UsageError(
             f"{host} is not a loopback address: everyone who reaches it could read and change the log",
             remedy="insecure=True serves it without authentication",
+        )
+    if options.advertise is not None:
+        _address(options.advertise)
+    elif interface.is_unspecified:
+        raise UsageError(
+            f"{host} means every interface, and no client can connect to such an address",
+            remedy='advertise="log.example:9092", the address that clients connect to',
         )
     listener = socket.socket(family, kind, number)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
