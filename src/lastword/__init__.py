@@ -19,6 +19,7 @@ from lastword.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
+    from lastword.api.aio import AsyncLogDir, AsyncReader, AsyncTopic, aopen
     from lastword.api.cleaner import Cleaner
     from lastword.api.copying import CopyResult, copy
     from lastword.api.inspections import PartitionInfo, SegmentInfo
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Appended",
+    "AsyncLogDir",
+    "AsyncReader",
+    "AsyncTopic",
     "Audit",
     "CleanRound",
     "Cleaner",
@@ -68,6 +72,7 @@ __all__ = [
     "Topic",
     "Verification",
     "Version",
+    "aopen",
     "copy",
     "dump",
     "errors",
@@ -80,6 +85,9 @@ __all__ = [
 
 _HOMES = {
     "Appended": "api.record",
+    "AsyncLogDir": "api.aio",
+    "AsyncReader": "api.aio",
+    "AsyncTopic": "api.aio",
     "Audit": "tools.audit",
     "CleanRound": "cleaner.engine.report",
     "Cleaner": "api.cleaner",
@@ -104,6 +112,7 @@ _HOMES = {
     "Topic": "api.topic",
     "Verification": "tools.verify",
     "Version": "tools.explain",
+    "aopen": "api.aio",
     "copy": "api.copying",
     "dump": "tools.dump",
     "open": "api.opening",

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
@@ -134,8 +135,9 @@ class Follow:
     """Yields ranges to read, without an end, or until `timeout` seconds pass without a record.
 
     The reader advances `position`, the next offset of each partition, and calls `restart_timeout` after a
-    range with records. `added` returns views of partitions that are not in its argument; None: the topic's
-    partitions are fixed. `refresh` is called before each round.
+    range with records. With `waits` set to False, an iteration ends when nothing is due. `added` returns
+    views of partitions that are not in its argument; None: the topic's partitions are fixed. `refresh` is
+    called before each round.
     """
 
     def __init__(
@@ -157,12 +159,31 @@ class Follow:
         self._clock = clock
         self._timeout = timeout
         self._committed = committed
+        self.waits = True
         self._restarts = False
         self._stopped = False
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether a partition has records to read. Costs two stats for each partition."""
+        self._refresh()
+        return any(self._due(partition, latest) for partition, latest in self._latest_views.items())
+
+    @property
+    def lists_partitions(self) -> bool:
+        """Return whether it is time to look for partitions that were added to the topic."""
+        return self._added is not None and (
+            self._clock.monotonic() - self._listed_at >= NEW_PARTITIONS_SECONDS
+        )
 
     def restart_timeout(self) -> None:
         """Start the timeout again, because a range had records."""
         self._restarts = True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether `stop` was called."""
+        return self._stopped
 
     def stop(self) -> None:
         """End the iteration at its next step. May be called from any thread."""
@@ -189,7 +210,7 @@ class Follow:
             left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
             if any_due and left > 0:
                 continue  # without a pause: more may have been appended meanwhile
-            if left <= 0:
+            if left <= 0 or not self.waits:
                 return
             polls_seconds.append(now - began)
             pause = max(SHORTEST_PAUSE_SECONDS, POLLS_PER_PAUSE * min(polls_seconds))
@@ -337,6 +358,24 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     def __next__(self) -> Record[K, V]:
         return next(self._records)
+
+    def take(self, most: int) -> list[Record[K, V]]:
+        """Return the next records, at most `most`, without waiting for an append.
+
+        An empty list is the end of a bounded read. With `follow=True` it means that there are no more now.
+        """
+        if self._follow is None:
+            return list(islice(self._records, most))
+        self._follow.waits = False
+        records = list(islice(self._records, most))
+        if not records and not self._follow.is_stopped:
+            self._records = self._each()
+        return records
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether `take` may return records. It reads no record to compute this."""
+        return self._follow is None or self._follow.is_due or self._follow.lists_partitions
 
     def close(self) -> None:
         """End the read: a loop over the reader ends as if there were no more records.

@@ -1,0 +1,339 @@
+"""asyncio twins of append, read and follow: `async with lastword.aopen(...)`.
+
+The log is files, so there is nothing that a loop could wait for. Calls that take microseconds run in the
+thread of the loop; all others run in threads of this module:
+
+- An append with `ack="os"` runs in the loop (some 10 us; a thread would cost more), as long as nothing waits
+  before it. An append with `ack="disk"` is written in the loop and synced in a thread. All appends that wait
+  for a sync share the next one.
+- `extend`, named producers and a log in a bucket use one thread, so that their order is the order of calls.
+- A read decodes some hundred records at a time in a thread. A reader that follows polls in the loop and waits
+  there, so thousands of them need no thread each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+
+from lastword.api.reader import (
+    LONGEST_PAUSE_SECONDS,
+    POLLS_PER_PAUSE,
+    SHORTEST_PAUSE_SECONDS,
+    Reader,
+)
+from lastword.api.record import Appended, K, Record, V
+from lastword.errors import UsageError
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.api.topic import Topic
+    from lastword.partition.log import PartitionLog
+
+T = TypeVar("T")
+
+THREADS = 4
+PREFETCH = 256
+"""Records that a read decodes at a time."""
+
+
+class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
+    """The records of one `AsyncTopic.read`. Use it from one task.
+
+    A task that is cancelled while it waits has lost no record: the next `async for` over the reader continues
+    behind the last record that was returned.
+
+    Attributes:
+        position: The next offset of each partition, behind the last record that was returned.
+    """
+
+    def __init__(
+        self,
+        logs: AsyncLogDir,
+        make: Callable[[], Reader[K, V]],
+        prefetch: int,
+        timeout: float | None,
+        *,
+        follows: bool,
+    ) -> None:
+        self._logs = logs
+        self._make = make
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._follows = follows
+        self._reader: Reader[K, V] | None = None
+        self._next: list[Record[K, V]] = []
+        self._taking: asyncio.Future[list[Record[K, V]]] | None = None
+        self._is_closed = False
+        self.position: dict[int, int] = {}
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record[K, V]:
+        if not self._next:
+            self._next = await self._more()
+            self._next.reverse()
+            if not self._next:
+                raise StopAsyncIteration
+        record = self._next.pop()
+        self.position[record.partition] = record.offset + 1
+        return record
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the read: a task that waits for a record ends its loop."""
+        self._is_closed = True
+        self._next = []
+        if self._reader is not None:
+            self._reader.close()
+
+    async def _more(self) -> list[Record[K, V]]:
+        """Return the next records; an empty list at the end."""
+        now = asyncio.get_running_loop().time
+        quiet_since = now()
+        while not self._is_closed:
+            began = now()
+            if self._reader is None or self._taking is not None or self._reader.is_due:
+                records = await self._take()
+                if records or not self._follows:
+                    return records
+            poll_seconds = (now() - began) * (self._logs.waiting_readers + 1)
+            pause = min(max(SHORTEST_PAUSE_SECONDS, POLLS_PER_PAUSE * poll_seconds), LONGEST_PAUSE_SECONDS)
+            if self._timeout is not None:
+                pause = min(pause, quiet_since + self._timeout - now())
+                if pause <= 0:
+                    break
+            self._logs.waiting_readers += 1
+            try:
+                await asyncio.sleep(pause)
+            finally:
+                self._logs.waiting_readers -= 1
+        return []
+
+    async def _take(self) -> list[Record[K, V]]:
+        """Decode records in a thread. A task that is cancelled leaves them for the next one."""
+        if self._taking is None:
+            self._taking = self._logs.in_pool(self._taken)
+        try:
+            records = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._taking = None
+            raise
+        self._taking = None
+        return records
+
+    def _taken(self) -> list[Record[K, V]]:
+        if self._reader is None:
+            self._reader = self._make()
+            self.position = self._reader.position | self.position
+        return self._reader.take(self._prefetch)
+
+
+class AsyncTopic(Generic[K, V]):
+    """The asyncio twin of a `Topic`, for append and read.
+
+    Attributes:
+        topic: The topic. Its other calls may take long: use `AsyncLogDir.run`.
+    """
+
+    def __init__(self, logs: AsyncLogDir, topic: Topic[K, V]) -> None:
+        self._logs = logs
+        self.topic = topic
+        self._is_warm = False
+
+    def __repr__(self) -> str:
+        return f"AsyncTopic({self.topic.name!r})"
+
+    async def append(self, key: K | None, value: V | None, **options: Any) -> Appended:
+        """Append one record, as `Topic.append`. Return when it is acknowledged.
+
+        Appends that are awaited one after the other are in this order in the log, and so are those that were
+        started in this order.
+        """
+        logs, topic = self._logs, self.topic
+        if not self._is_warm or logs.is_queued or "producer" in options or not logs.holds_logs:
+            appended: Appended = await logs.in_turn(topic.append, key, value, **options)
+            self._is_warm = True
+            return appended
+        level = options.get("ack") or topic.config.lastword_ack
+        if level != "disk":
+            return topic.append(key, value, **options)
+        appended = topic.append(key, value, **(options | {"ack": "os"}))
+        await logs.synced(topic.name, appended.partition)
+        return appended
+
+    async def delete(self, key: K, **options: Any) -> Appended:
+        """Append a tombstone: the record that deletes `key`."""
+        return await self.append(key, None, **options)
+
+    async def extend(self, records: Any, **options: Any) -> int:
+        """Append many records, as `Topic.extend`. Return how many were acknowledged."""
+        appended: int = await self._logs.in_turn(self.topic.extend, records, **options)
+        return appended
+
+    def read(
+        self, *positional: Any, prefetch: int = PREFETCH, timeout: float | None = None, **options: Any
+    ) -> AsyncReader[K, V]:
+        """Read records with `async for`; the arguments are those of `Topic.read`.
+
+        Args:
+            *positional: start, end.
+            prefetch: Records that are decoded at a time, and at most in memory.
+            timeout: With `follow=True`: end after this many seconds without a record; None: never.
+            **options: partition, keys, view, follow, isolation.
+        """
+        if prefetch < 1:
+            raise UsageError(f"prefetch={prefetch} is not a number of records", remedy="give at least 1")
+        if timeout is not None:
+            options["timeout"] = timeout
+        make = partial(self.topic.read, *positional, **options)
+        return AsyncReader(self._logs, make, prefetch, timeout, follows=bool(options.get("follow")))
+
+
+class _Sync:
+    """One sync of a partition that several appends wait for."""
+
+    def __init__(self, before: asyncio.Task[None] | None) -> None:
+        self.before = before
+        self.has_begun = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class AsyncLogDir:
+    """The asyncio twin of a `LogDir`, from `lastword.aopen`. Use it in one event loop.
+
+    Attributes:
+        logs: The log directory. Its other calls may take long: use `run`.
+    """
+
+    def __init__(self, open_logs: Callable[[], LogDir]) -> None:
+        self._open = open_logs
+        self._syncs: dict[PartitionLog, _Sync] = {}
+        self._queued = 0
+        self.waiting_readers = 0
+        """Readers that pause between two polls: the more there are, the longer is the pause of each."""
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(THREADS, "lastword-aio")
+        self._appends = ThreadPoolExecutor(1, "lastword-aio-append")
+        try:
+            self.logs: LogDir = await self.in_pool(self._open)
+        except BaseException:
+            self._end_threads()
+            raise
+        self.holds_logs = self.logs.dirs.holds_logs
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await asyncio.shield(self.in_turn(self.logs.close))
+        finally:
+            self._end_threads()
+
+    def __repr__(self) -> str:
+        return f"AsyncLogDir({getattr(self, 'logs', 'not open')!r})"
+
+    def _end_threads(self) -> None:
+        self._pool.shutdown(wait=False)
+        self._appends.shutdown(wait=False)
+
+    # -------------------------------------------------------------- topics
+
+    async def topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
+        """Return a topic, as `LogDir.topic`."""
+        return AsyncTopic(self, await self.run(self.logs.topic, name, **options))
+
+    async def create_topic(self, name: str, **options: Any) -> AsyncTopic[Any, Any]:
+        """Create a topic, as `LogDir.create_topic`."""
+        return AsyncTopic(self, await self.run(self.logs.create_topic, name, **options))
+
+    async def run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Run a call of `logs` or of a topic in a thread: `await logs.run(logs.logs.clean, "users")`."""
+        return await self.in_pool(lambda: call(*arguments, **options))
+
+    # -------------------------------------------------------------- threads
+
+    def in_pool(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Run a call in a thread of the pool."""
+        return self._loop.run_in_executor(self._pool, call, *arguments)
+
+    @property
+    def is_queued(self) -> bool:
+        """Return whether an append waits for the thread of appends, or runs there."""
+        return self._queued > 0
+
+    def in_turn(self, call: Callable[..., T], *arguments: Any, **options: Any) -> asyncio.Future[T]:
+        """Run a call in the thread of appends, after all calls before it."""
+        self._queued += 1
+        done = self._loop.run_in_executor(self._appends, lambda: call(*arguments, **options))
+        done.add_done_callback(self._left)
+        return done
+
+    def _left(self, done: asyncio.Future[Any]) -> None:
+        self._queued -= 1
+
+    async def synced(self, topic: str, partition: int) -> None:
+        """Return when a sync that begins now or later has ended."""
+        log = self.logs.dirs.log(topic, partition)
+        sync = self._syncs.get(log)
+        if sync is None or sync.has_begun:
+            sync = self._syncs[log] = _Sync(None if sync is None else sync.task)
+            sync.task = self._loop.create_task(self._sync(sync, log))
+            sync.task.add_done_callback(_seen)
+        assert sync.task is not None
+        await asyncio.shield(sync.task)
+
+    async def _sync(self, sync: _Sync, log: PartitionLog) -> None:
+        if sync.before is not None:
+            await asyncio.wait([sync.before])
+            sync.before = None
+        sync.has_begun = True
+        try:
+            await self.in_pool(log.sync)
+        finally:
+            if self._syncs.get(log) is sync:
+                del self._syncs[log]
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Take the error of a sync, which every append that waits for it raises, if there is one left."""
+    if not task.cancelled():
+        task.exception()
+
+
+def aopen(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    mode: Literal["r", "a"] = "r",
+    **options: Any,
+) -> AsyncLogDir:
+    """Open a log for asyncio: `async with lastword.aopen("data", "a") as logs`.
+
+    Args:
+        path: As in `lastword.open`.
+        mode: As in `lastword.open`.
+        **options: The other arguments of `lastword.open`.
+
+    Raises:
+        LastwordError: As `lastword.open`, when the block is entered.
+    """
+    from lastword.api.opening import open
+
+    return AsyncLogDir(lambda: open(path, mode, **options))

@@ -1,0 +1,254 @@
+"""asyncio twins: append, read and follow in a loop, beside threads and other writers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.api import aio
+from lastword.errors import KeyRequiredError, NotALogDirError, OffsetOutOfRangeError, UsageError
+from lastword.testing.unsynced import UNSYNCED
+
+TEXT: dict[str, Any] = {"key_serializer": "str", "value_serializer": "str"}
+
+
+def opened(path: Path, **options: Any) -> aio.AsyncLogDir:
+    return lastword.aopen(path, "a", files=UNSYNCED, log_cleaner_enable=False, **options)
+
+
+def run(call: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(call(), 30))  # type: ignore[arg-type]
+
+
+def test_append_and_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users", key_serializer="str", value_serializer="json")
+            assert (await users.append("ada", {"n": 1})).offset == 0
+            await users.delete("ada")
+            assert await users.extend([(f"k{n}", n) for n in range(1000)]) == 1000
+            records = [record async for record in users.read(prefetch=7)]
+            assert [record.offset for record in records] == list(range(1002))
+            assert (records[0].value, records[1].value, records[1001].value) == ({"n": 1}, None, 999)
+            newest = {record.key async for record in users.read(view="latest", prefetch=64)}
+            assert newest == {f"k{n}" for n in range(1000)}
+            assert await logs.run(users.topic.bounds) == {0: (0, 1002)}
+
+    run(main)
+    for thread in threading.enumerate():
+        if thread.name.startswith("lastword-aio"):
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_appends_keep_the_order_in_which_they_were_started(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users", **TEXT, cleanup_policy="delete")
+            await asyncio.gather(
+                *(
+                    users.extend([(None, str(n))]) if n % 7 == 3 else users.append(None, str(n))
+                    for n in range(100)
+                )
+            )
+            assert [record.value async for record in users.read()] == [str(n) for n in range(100)]
+
+    run(main)
+
+
+def test_appends_that_wait_for_the_drive_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with lastword.aopen(tmp_path, "a", log_cleaner_enable=False) as logs:
+            users = await logs.create_topic("users", **TEXT, lastword_ack="disk")
+            await users.append("first", "")
+            log = logs.logs.dirs.log("users", 0)
+            synced: list[int] = []
+            real = log.sync
+
+            def sync() -> None:
+                synced.append(log.log_end)
+                time.sleep(0.02)
+                real()
+
+            monkeypatch.setattr(log, "sync", sync)
+            results = await asyncio.gather(*(users.append(str(n), "") for n in range(200)))
+            assert [result.offset for result in results] == list(range(1, 201))
+            assert 1 <= len(synced) <= 20
+            assert max(synced) == 201
+            sequential = len(synced)
+            await users.append("a", "")
+            await users.append("b", "")
+            assert len(synced) == sequential + 2
+            assert synced[-1] == 203
+
+    run(main)
+
+
+def test_an_append_is_acknowledged_by_a_sync_that_began_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with lastword.aopen(tmp_path, "a", log_cleaner_enable=False) as logs:
+            users = await logs.create_topic("users", **TEXT, lastword_ack="disk")
+            await users.append("first", "")
+            log = logs.logs.dirs.log("users", 0)
+            begun: list[int] = []
+            go_on = threading.Event()
+
+            def sync() -> None:
+                begun.append(log.log_end)
+                go_on.wait(10)
+
+            monkeypatch.setattr(log, "sync", sync)
+            before = asyncio.create_task(users.append("a", ""))
+            while not begun:
+                await asyncio.sleep(0.001)
+            after = asyncio.create_task(users.append("b", ""))
+            await asyncio.sleep(0.01)
+            assert begun == [2]
+            go_on.set()
+            await asyncio.gather(before, after)
+            assert begun == [2, 3]
+
+    run(main)
+
+
+def test_a_sync_that_fails_fails_each_append_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with lastword.aopen(tmp_path, "a", log_cleaner_enable=False) as logs:
+            users = await logs.create_topic("users", **TEXT, lastword_ack="disk")
+            await users.append("first", "")
+
+            def sync() -> None:
+                raise lastword.errors.SyncFailedError("the drive is gone")
+
+            monkeypatch.setattr(logs.logs.dirs.log("users", 0), "sync", sync)
+            results = await asyncio.gather(
+                *(users.append(str(n), "") for n in range(5)), return_exceptions=True
+            )
+            assert all(isinstance(result, lastword.errors.SyncFailedError) for result in results)
+
+    run(main)
+
+
+def test_follow(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users", **TEXT)
+            values: list[str] = []
+
+            async def follow() -> None:
+                async for record in users.read(follow=True):
+                    values.append(record.value)
+                    if record.value == "last":
+                        return
+
+            followers = [asyncio.create_task(follow()) for _ in range(50)]
+            for n in range(20):
+                await users.append("k", str(n))
+                await asyncio.sleep(0.001)
+            await users.append("k", "last")
+            await asyncio.gather(*followers)
+            assert sorted(values) == sorted([*map(str, range(20)), "last"] * 50)
+
+    run(main)
+
+
+def test_a_follower_beside_another_writer(tmp_path: Path) -> None:
+    with lastword.open(tmp_path, "a", files=UNSYNCED) as writer:
+        topic = writer.create_topic("users", **TEXT)
+
+        async def main() -> None:
+            async with lastword.aopen(tmp_path) as logs:
+                users = await logs.topic("users")
+                reader = users.read(follow=True)
+                topic.append("a", "1")
+                assert (await anext(reader)).value == "1"
+                topic.append("a", "2")
+                assert (await anext(reader)).value == "2"
+                assert reader.position == {0: 2}
+
+        run(main)
+
+
+def test_a_cancelled_reader_loses_no_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users", **TEXT)
+            reader = users.read(follow=True)
+            values: list[str] = []
+            for n in range(30):
+                await users.append("k", str(n))
+                try:
+                    async with asyncio.timeout(0.001 * (n % 4)):
+                        async for record in reader:
+                            values.append(record.value)
+                except TimeoutError:
+                    pass
+            await users.append("k", "last")
+            async for record in reader:
+                values.append(record.value)
+                if record.value == "last":
+                    break
+            assert values == [*map(str, range(30)), "last"]
+
+    run(main)
+
+
+def test_a_follower_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users", **TEXT)
+            await users.append("k", "v")
+            assert [r.value async for r in users.read(follow=True, timeout=0.02)] == ["v"]
+            async with users.read("latest", follow=True) as reader:
+                waiting = asyncio.create_task(anext(reader, None))
+                await asyncio.sleep(0.01)
+                await reader.aclose()
+                assert await waiting is None
+
+    run(main)
+
+
+def test_errors_are_those_of_the_twins(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(NotALogDirError):
+            async with lastword.aopen(tmp_path / "none"):
+                pass
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users", **TEXT, cleanup_policy="compact")
+            for _ in range(2):
+                with pytest.raises(KeyRequiredError):
+                    await users.append(None, "v")
+                await users.append("k", "v")
+            reader = users.read(99)
+            for _ in range(2):
+                with pytest.raises(OffsetOutOfRangeError):
+                    await anext(reader)
+            with pytest.raises(UsageError):
+                users.read(prefetch=0)
+
+    run(main)
+
+
+def test_a_log_in_a_bucket() -> None:
+    pytest.importorskip("obstore")
+
+    async def main() -> None:
+        async with lastword.aopen("memory://aio/log", "a") as logs:
+            users = await logs.create_topic("users", **TEXT)
+            await users.append("a", "1")
+            await users.append("a", "2")
+            assert [record.value async for record in users.read()] == ["1", "2"]
+            assert [record.value async for record in users.read(follow=True, timeout=0)] == ["1", "2"]
+
+    run(main)
