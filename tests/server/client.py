@@ -55,10 +55,20 @@ class Client:
     # -------------------------------------------------------------- shortcuts
 
     def produce(
-        self, topic: str, records: Any, *, acks: int = -1, version: int = 12, partition: int = 0
+        self,
+        topic: str,
+        records: Any,
+        *,
+        acks: int = -1,
+        version: int = 12,
+        partition: int = 0,
+        transactional_id: str | None = None,
     ) -> Any:
         """Return the answer for the partition."""
-        self.send(produce_request(topic, records, acks=acks, partition=partition), version)
+        body = produce_request(
+            topic, records, acks=acks, partition=partition, transactional_id=transactional_id
+        )
+        self.send(body, version)
         return self.receive().responses[0].partition_responses[0] if acks else None
 
     def fetch(self, topic: str, offset: int, *, partition: int = 0, version: int = 12, **fields: Any) -> Any:
@@ -79,10 +89,12 @@ class Client:
         return self.ask(body, version).topics[0].partitions[0]
 
 
-def produce_request(topic: str, records: Any, *, acks: int = -1, partition: int = 0) -> Message:
+def produce_request(
+    topic: str, records: Any, *, acks: int = -1, partition: int = 0, transactional_id: str | None = None
+) -> Message:
     data = ProduceRequest.PartitionProduceData(index=partition, records=records)
     return ProduceRequest(
-        transactional_id=None,
+        transactional_id=transactional_id,
         acks=acks,
         timeout_ms=1000,
         topic_data=[ProduceRequest.TopicProduceData(name=topic, partition_data=[data])],

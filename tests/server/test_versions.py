@@ -172,6 +172,36 @@ def offset_delete(version: int, topic_id: bytes) -> Any:
     return kind(group_id="g", topics=[kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])])
 
 
+def add_partitions_to_txn(version: int, topic_id: bytes) -> Any:
+    kind = messages.AddPartitionsToTxnRequest
+    topics = [kind.AddPartitionsToTxnTopic(name="users", partitions=[0])]
+    if version < 4:
+        return kind(
+            v3_and_below_transactional_id="none",
+            v3_and_below_producer_id=1,
+            v3_and_below_producer_epoch=0,
+            v3_and_below_topics=topics,
+        )
+    transaction = kind.AddPartitionsToTxnTransaction(
+        transactional_id="none", producer_id=1, producer_epoch=0, topics=topics
+    )
+    return kind(transactions=[transaction])
+
+
+def txn_offset_commit(version: int, topic_id: bytes) -> Any:
+    kind = messages.TxnOffsetCommitRequest
+    partition = kind.TxnOffsetCommitRequestPartition(
+        partition_index=0, committed_offset=1, committed_metadata=None
+    )
+    return kind(
+        transactional_id="none",
+        group_id="g",
+        producer_id=1,
+        producer_epoch=0,
+        topics=[kind.TxnOffsetCommitRequestTopic(name="users", partitions=[partition])],
+    )
+
+
 REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
     "Produce": produce,
     "Fetch": fetch,
@@ -206,6 +236,20 @@ REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
     "DescribeCluster": lambda version, topic_id: messages.DescribeClusterRequest(),
     "DescribeProducers": describe_producers,
     "DescribeTopicPartitions": describe_topic_partitions,
+    "AddPartitionsToTxn": add_partitions_to_txn,
+    "AddOffsetsToTxn": lambda version, topic_id: messages.AddOffsetsToTxnRequest(
+        transactional_id="none", producer_id=1, producer_epoch=0, group_id="g"
+    ),
+    "EndTxn": lambda version, topic_id: messages.EndTxnRequest(
+        transactional_id="none", producer_id=1, producer_epoch=0, committed=True
+    ),
+    "TxnOffsetCommit": txn_offset_commit,
+    "DescribeTransactions": lambda version, topic_id: messages.DescribeTransactionsRequest(
+        transactional_ids=["none"]
+    ),
+    "ListTransactions": lambda version, topic_id: messages.ListTransactionsRequest(
+        state_filters=[], producer_id_filters=[]
+    ),
 }
 EXPECTED = {
     "SyncGroup": {codes.UNKNOWN_MEMBER_ID},
@@ -214,6 +258,10 @@ EXPECTED = {
     "JoinGroup": {codes.MEMBER_ID_REQUIRED},
     "DeleteGroups": {codes.GROUP_ID_NOT_FOUND},
     "DescribeGroups": {codes.GROUP_ID_NOT_FOUND},
+    "AddOffsetsToTxn": {codes.INVALID_PRODUCER_ID_MAPPING},
+    "EndTxn": {codes.INVALID_PRODUCER_ID_MAPPING},
+    "TxnOffsetCommit": {codes.INVALID_PRODUCER_ID_MAPPING},
+    "DescribeTransactions": {codes.TRANSACTIONAL_ID_NOT_FOUND},
 }
 """Error codes that the request above has as its answer."""
 

@@ -169,6 +169,11 @@ class ControlRecord:
         return self.type in ("abort", "commit")
 
 
+def marker_record(*, commit: bool, coordinator_epoch: int) -> tuple[bytes, bytes]:
+    """Return key and value of the control record that ends a transaction."""
+    return _KEY.pack(0, COMMIT if commit else ABORT), _MARKER.pack(0, coordinator_epoch)
+
+
 def parse_control(
     key: bytes | None, value: bytes | None, file: str, position: int, offset: int
 ) -> ControlRecord:

@@ -9,7 +9,8 @@ classic_groups.py  groups of the classic protocol
 coordinator.py  the topic that holds a coordinator's state; timers by the clock of the log
 topics.py    the topics by name and by id
 configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults
-produce.py   Produce: a batch is verified and appended as it is; InitProducerId
+produce.py   Produce: a batch is verified and appended as it is
+transactions.py  the transaction coordinator: InitProducerId, transactional ids, markers
 latest.py    `<topic>@latest`: the newest record of each key
 fetch.py     Fetch with its sessions and long polls, ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 ```

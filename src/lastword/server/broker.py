@@ -43,11 +43,14 @@ from lastword.server.fetch import Fetches
 from lastword.server.groups import Groups
 from lastword.server.produce import Producing
 from lastword.server.topics import INTERNAL, Refused, ServedTopic, Topics
+from lastword.server.transactions import LATEST, Transactions
 
 NO_OPERATIONS = -(1 << 31)
 TOPIC_OPERATIONS = 3576
 CLUSTER_OPERATIONS = 8096
 """Bits of all operations on a topic and on a cluster, which Kafka answers without an authorizer."""
+FEATURES = {"transaction.version": LATEST}
+"""Kafka's features whose level decides which versions clients use."""
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create."""
 
@@ -66,6 +69,7 @@ class Options:
     auto_create_topics: bool = True
     partitions: int = 1
     offsets_partitions: int = 1
+    transactions_partitions: int = 1
     rebalance_delay_ms: int = 0
     latest_memory: int = 128 << 20
 
@@ -106,13 +110,21 @@ class Broker:
         self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
         self.refuse: Callable[[Request, ServedTopic], None] | None = None
         self._configs = Configs(self)
-        self._producing = Producing(self)
         self._fetches = Fetches(self)
         self.timers = Timers(loop, self.clock)
         self._groups = Groups(self)
+        self._transactions = Transactions(self, self._groups)
+        self._producing = Producing(self, self._transactions)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
             KEYS[name]: handler
-            for part in (self, self._configs, self._producing, self._fetches, self._groups)
+            for part in (
+                self,
+                self._configs,
+                self._producing,
+                self._fetches,
+                self._groups,
+                self._transactions,
+            )
             for name, handler in part.handlers().items()
         }
         self.apis: dict[int, Api] = {key: APIS[key] for key in sorted(self._handlers)}
@@ -192,7 +204,21 @@ class Broker:
             )
             for api in self.apis.values()
         ]
-        return ApiVersionsResponse(error_code=request.error, api_keys=listed)
+        return ApiVersionsResponse(
+            error_code=request.error,
+            api_keys=listed,
+            supported_features=[
+                ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=0, max_version=level)
+                for name, level in FEATURES.items()
+            ],
+            finalized_features_epoch=0,
+            finalized_features=[
+                ApiVersionsResponse.FinalizedFeatureKey(
+                    name=name, max_version_level=level, min_version_level=level
+                )
+                for name, level in FEATURES.items()
+            ],
+        )
 
     def _describe_cluster(self, request: Request, connection: Any) -> Message:
         body = request.body
@@ -244,8 +270,9 @@ class Broker:
             created, error = None, None
             if topic.name:
                 try:
-                    if topic.name == self._groups.topic.name:
-                        self._groups.topic.open()
+                    coordinated = {part.topic.name: part.topic for part in (self._groups, self._transactions)}
+                    if topic.name in coordinated:
+                        coordinated[topic.name].open()
                     else:
                         self.create(topic.name, self.options.partitions, {})
                 except LastwordError as failed:

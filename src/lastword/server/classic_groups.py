@@ -708,6 +708,13 @@ class ClassicGroups:
             raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         self._keep_alive(group, member)
 
+    def check_transactional_commit(self, group: ClassicGroup, body: Any) -> None:
+        """Refuse the commit, in a transaction, of a member of another generation."""
+        if body.generation_id >= 0 or body.member_id or body.group_instance_id is not None:
+            self._member(group, body.member_id, body.group_instance_id)
+            if body.generation_id != group.generation:
+                raise Refused(codes.ILLEGAL_GENERATION, "")
+
 
 def _join_error(code: int, member_id: str, version: int) -> Any:
     return JoinGroupResponse(

@@ -11,10 +11,12 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.clock import Clock, SystemClock
+from lastword.partition.producer_state import NO_PRODUCER, add_sequence
 from lastword.partition.reads import read_batches
+from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
 
@@ -24,6 +26,22 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.01
 """How often a clock that does not run by itself is read while a timer waits."""
+
+
+class StoredRecord(NamedTuple):
+    """The newest record of a key.
+
+    Attributes:
+        partition: Its partition of the coordinator's topic.
+        key: The key.
+        value: The value; None if a later record supersedes the record of an open transaction.
+        producer_id: Its producer if its transaction is open, else -1.
+    """
+
+    partition: int
+    key: bytes
+    value: bytes | None
+    producer_id: int
 
 
 class CoordinatorTopic:
@@ -62,38 +80,80 @@ class CoordinatorTopic:
         assert topic is not None
         return topic.log(partition)
 
-    def newest(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield partition, key and value of the newest record of each key that has a value."""
+    def newest(self) -> Iterator[StoredRecord]:
+        """Yield the newest committed record of each key that has a value, then those of open transactions.
+
+        The newest record is the one with the largest offset, as for the cleaner: a transaction that commits
+        later does not supersede the records behind its own.
+        """
         topic = self._broker.topics.get(self.name)
         for number in () if topic is None else topic.directories:
+            newest: dict[bytes, tuple[int, bytes | None]] = {}
+            undecided: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
             log = self.log(number)
-            values: dict[bytes, bytes | None] = {}
             for segment, header, data in read_batches(log, log.log_start):
-                if header.control:
-                    continue
                 check_crc(data, header, segment.file, 0)
+                if header.control:
+                    marker = control_of(data, header, segment.file, position=0)
+                    ended = undecided.pop(header.producer_id, {}) if marker is not None else {}
+                    if marker is not None and marker.type == "commit":
+                        for key, stored in ended.items():
+                            if stored[0] > newest.get(key, (-1, None))[0]:
+                                newest[key] = stored
+                    continue
+                records = undecided.setdefault(header.producer_id, {}) if header.transactional else newest
                 for record in read_records(data, header, segment.file, position=0):
                     if record.key is not None:
-                        values[record.key] = record.value
-            for key, value in values.items():
+                        records[record.key] = record.offset, record.value
+            for key, (_, value) in newest.items():
                 if value is not None:
-                    yield number, key, value
+                    yield StoredRecord(number, key, value, NO_PRODUCER)
+            for producer_id, records in undecided.items():
+                for key, (offset, value) in records.items():
+                    is_newest = offset > newest.get(key, (-1, None))[0]
+                    yield StoredRecord(number, key, value if is_newest else None, producer_id)
 
-    def append(self, partition: int, records: Iterable[tuple[bytes, bytes | None]]) -> PartitionLog | None:
+    def append(
+        self,
+        partition: int,
+        records: Iterable[tuple[bytes, bytes | None]],
+        producer: tuple[int, int] | None = None,
+    ) -> PartitionLog | None:
         """Append records as one batch.
+
+        Args:
+            partition: The partition.
+            records: Keys and values.
+            producer: Producer id and epoch of the transaction that the records belong to.
 
         Returns:
             The log that must be synced before the change is acknowledged; None if none must.
         """
         now_ms = self._broker.clock.now_ms()
+        log = self.log(partition)
         builder = BatchBuilder()
+        if producer is not None:
+            sequence = _next_sequence(log, *producer)
+            builder = BatchBuilder(
+                producer_id=producer[0],
+                producer_epoch=producer[1],
+                base_sequence=sequence,
+                transactional=True,
+            )
         for key, value in records:
             builder.append(now_ms, key, value)
         if not len(builder):
             return None
-        log = self.log(partition)
         log.append_batch(builder.build())
         return log if log.config.lastword_ack == "disk" else None
+
+
+def _next_sequence(log: PartitionLog, producer_id: int, epoch: int) -> int:
+    """Return the sequence of the next record that the server appends for a producer."""
+    producer = log.producer(producer_id)
+    if producer is None or producer.epoch != epoch or not producer.batches:
+        return 0
+    return add_sequence(producer.last_sequence, 1)
 
 
 class Timer:

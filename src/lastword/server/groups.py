@@ -25,13 +25,15 @@ from lastword.protocol.messages import (
 )
 from lastword.protocol.schemas import Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
-from lastword.server.coordinator import CoordinatorTopic
+from lastword.server.coordinator import CoordinatorTopic, StoredRecord
 from lastword.server.offsets import Group, Offsets, offset_key
 
 if TYPE_CHECKING:
     from lastword.server.broker import Broker
 
 TOPIC = "__consumer_offsets"
+COORDINATED = (0, 1)
+"""Types of keys that have a coordinator: groups and transactional ids."""
 Kind = TypeVar("Kind", bound=Group)
 
 
@@ -44,6 +46,8 @@ class Groups:
         self.classic = ClassicGroups(self)
         self.offsets = Offsets(self)
         self._groups: dict[str, Group] = {}
+        self._decided: list[tuple[int, int, bool]] = []
+        """The transactions that ended while the groups were loaded."""
         self._loading: asyncio.Future[Any] | None = None
         self._is_loaded = False
 
@@ -88,6 +92,11 @@ class Groups:
             self.classic.check_commit(group, body)
         return None
 
+    def check_transactional_commit(self, group: Group, body: Any) -> None:
+        """Refuse the commit, in a transaction, of a member that is not of the group or its generation."""
+        if isinstance(group, ClassicGroup):
+            self.classic.check_transactional_commit(group, body)
+
     def check_fetch(self, asked: Any) -> None:
         """Refuse the fetch of offsets by a member that is not of the group."""
 
@@ -103,39 +112,56 @@ class Groups:
         def handle(request: Request, connection: Any) -> Any:
             if self._is_loaded:
                 return handler(request, connection)
-            if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
-                self._loading = self.broker.in_turn(self._read_topic)
-            return self.broker.then(self._loading, lambda: loaded(request, connection))
-
-        def loaded(request: Request, connection: Any) -> Any:
-            loading = self._loading
-            if not self._is_loaded and loading is not None:
-                self._take(loading.result())
-            return handler(request, connection)
+            return self.broker.then(self.loaded(), lambda: handler(request, connection))
 
         return handle
 
-    def _read_topic(self) -> list[tuple[bytes, bytes]]:
-        self.topic.open()
-        return [(key, value) for _, key, value in self.topic.newest()]
+    def loaded(self) -> asyncio.Future[Any]:
+        """Return a future that is done when the groups are loaded."""
+        if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
+            reading = self.broker.in_turn(self._read_topic)
+            self._loading = self.broker.then(reading, lambda: self._take(reading.result()))
+        return self._loading
 
-    def _take(self, records: list[tuple[bytes, bytes]]) -> None:
+    def _read_topic(self) -> list[StoredRecord]:
+        self.topic.open()
+        return list(self.topic.newest())
+
+    def _take(self, records: list[StoredRecord]) -> None:
         self._is_loaded = True
-        for key, value in records:
-            kind = int.from_bytes(key[:2], "big")
+        for record in records:
+            kind = int.from_bytes(record.key[:2], "big")
             try:
                 if kind in (0, 1):
-                    self.offsets.take(key, value)
-                elif kind == 2:
-                    self.classic.take(key, value)
+                    self.offsets.take(record)
+                elif kind == 2 and record.value is not None:
+                    self.classic.take(record.key, record.value)
             except (MalformedMessageError, UnsupportedVersionError):
                 continue  # of another program, or of a kind of group that is not served
+        for decided in self._decided:
+            self.offsets.decide(*decided)
+
+    def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
+        """End a transaction whose marker was appended to a partition of the topic."""
+        if self._is_loaded:
+            self.offsets.decide(partition, producer_id, is_commit)
+        elif self._loading is not None:
+            self._decided.append((partition, producer_id, is_commit))
 
     def store(
-        self, group_id: str, records: Iterable[tuple[bytes, bytes | None]]
+        self,
+        group_id: str,
+        records: Iterable[tuple[bytes, bytes | None]],
+        producer: tuple[int, int] | None = None,
     ) -> asyncio.Future[Any] | None:
-        """Append records; return a future to wait for before the answer, or None."""
-        log = self.topic.append(self.topic.partition_of(group_id), records)
+        """Append records; return a future to wait for before the answer, or None.
+
+        Args:
+            group_id: The group.
+            records: Keys and values.
+            producer: Producer id and epoch of the transaction that the records belong to.
+        """
+        log = self.topic.append(self.topic.partition_of(group_id), records, producer)
         return None if log is None else self.broker.in_pool(log.sync)
 
     def answer_after(self, stored: asyncio.Future[Any] | None, answer: Message) -> Any:
@@ -149,7 +175,7 @@ class Groups:
     def _find_coordinator(self, request: Request, connection: Any) -> Message:
         body, broker = request.body, self.broker
         if request.version < 4:
-            if body.key_type != 0:
+            if body.key_type not in COORDINATED:
                 return FindCoordinatorResponse(
                     error_code=codes.INVALID_REQUEST, error_message="not served", node_id=-1, host="", port=-1
                 )
@@ -161,7 +187,7 @@ class Groups:
             found = FindCoordinatorResponse.Coordinator(
                 key=key, node_id=broker.node_id, host=broker.host, port=broker.port, error_message=""
             )
-            if body.key_type != 0:
+            if body.key_type not in COORDINATED:
                 found.error_code, found.error_message = codes.INVALID_REQUEST, "not served"
                 found.node_id, found.host, found.port = -1, "", -1
             coordinators.append(found)
@@ -201,6 +227,7 @@ class Groups:
                 try:
                     self.store(group_id, [*gone, *group.tombstones()])
                     del self._groups[group_id]
+                    self.offsets.forget(group_id)
                 except LastwordError as error:
                     result.error_code = error.kafka_code
         return DeleteGroupsResponse(results=results)

@@ -1,11 +1,13 @@
 """Committed offsets: OffsetCommit, OffsetFetch and OffsetDelete, for groups of either protocol.
 
-A committed offset is one record of `__consumer_offsets`.
+A committed offset is one record of `__consumer_offsets`. An offset that is committed in a transaction
+(TxnOffsetCommit) is unstable until the marker of the transaction follows: then it is taken or dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,10 @@ from lastword.protocol.messages import (
     OffsetCommitValue,
     OffsetDeleteResponse,
     OffsetFetchResponse,
+    TxnOffsetCommitResponse,
 )
 from lastword.protocol.schemas import ZERO_UUID, Message
+from lastword.server.coordinator import StoredRecord
 from lastword.server.topics import Refused, ServedTopic
 
 if TYPE_CHECKING:
@@ -80,6 +84,10 @@ class Offsets:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._broker = groups.broker
+        self._undecided: dict[int, dict[tuple[str, str, int], Committed | None]] = {}
+        """Offsets of open transactions: producer id -> group, topic and partition -> the offset.
+
+        None: a later commit supersedes the offset. It stays unstable until its transaction ends."""
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -89,24 +97,32 @@ class Offsets:
             "OffsetDelete": self._delete,
         }
 
-    def take(self, key: bytes, value: bytes) -> None:
+    def take(self, record: StoredRecord) -> None:
         """Take a committed offset that was read from the topic."""
-        name = "OffsetCommitKey" if key[1] else "LegacyOffsetCommitKey"
-        of, stored = decode_stored(name, key), decode_stored("OffsetCommitValue", value)
-        self._groups.get_or_simple(of.group).offsets[of.topic, of.partition] = Committed(
-            stored.offset,
-            stored.leader_epoch,
-            stored.metadata,
-            stored.topic_id,
-            stored.commit_timestamp,
-            stored.expire_timestamp,
-        )
+        name = "OffsetCommitKey" if record.key[1] else "LegacyOffsetCommitKey"
+        of = decode_stored(name, record.key)
+        committed = None
+        if record.value is not None:
+            stored = decode_stored("OffsetCommitValue", record.value)
+            committed = Committed(
+                stored.offset,
+                stored.leader_epoch,
+                stored.metadata,
+                stored.topic_id,
+                stored.commit_timestamp,
+                stored.expire_timestamp,
+            )
+        if record.producer_id >= 0:
+            self._groups.get_or_simple(of.group)
+            offsets = self._undecided.setdefault(record.producer_id, {})
+            offsets[of.group, of.topic, of.partition] = committed
+        elif committed is not None:
+            self._groups.get_or_simple(of.group).offsets[of.topic, of.partition] = committed
 
     # -------------------------------------------------------------- commit
 
     def _commit(self, request: Request, connection: Any) -> Any:
         body, version = request.body, request.version
-        group: Group | None = None
         code = 0
         is_stale: Callable[[bytes, int], bool] | None = None
         try:
@@ -117,12 +133,47 @@ class Offsets:
                 is_stale = self._groups.check_commit(group, body, version)
         except Refused as refused:
             code = refused.code
+        topics, changes = self._given(
+            request,
+            code,
+            is_stale,
+            OffsetCommitResponse.OffsetCommitResponseTopic,
+            OffsetCommitResponse.OffsetCommitResponsePartition,
+        )
+        answer = OffsetCommitResponse(topics=topics)
+        stored = self._stored(body.group_id, topics, changes)
+        if changes:
+            self._groups.get_or_simple(body.group_id).offsets.update(changes)
+            self._supersede(body.group_id, changes)
+        return self._groups.answer_after(stored, answer)
+
+    def _given(
+        self,
+        request: Request,
+        code: int,
+        is_stale: Callable[[bytes, int], bool] | None,
+        topic_kind: Any,
+        partition_kind: Any,
+    ) -> tuple[list[Any], dict[tuple[str, int], Committed]]:
+        """Return the topics of the answer to a commit, and the offsets that may be stored.
+
+        Args:
+            request: The request.
+            code: The error of all partitions, or 0.
+            is_stale: Says whether the member's epoch is too old for a partition.
+            topic_kind: The class of a topic of the answer.
+            partition_kind: The class of a partition of the answer.
+        """
+        body = request.body
         now_ms = self._broker.clock.now_ms()
-        expires_ms = now_ms + body.retention_time_ms if body.retention_time_ms >= 0 else -1
+        retention_ms = getattr(body, "retention_time_ms", -1)
+        expires_ms = now_ms + retention_ms if retention_ms >= 0 else -1
         changes: dict[tuple[str, int], Committed] = {}
         topics = []
         for topic in body.topics:
-            served = self._broker.topics.find(topic.name, topic.topic_id)
+            topic_id = getattr(topic, "topic_id", None)
+            served = self._broker.topics.find(topic.name, topic_id or ZERO_UUID)
+            by_id = topic_id is not None and request.version >= 10
             partitions = []
             for given in topic.partitions:
                 committed = Committed(
@@ -133,38 +184,100 @@ class Offsets:
                     now_ms,
                     expires_ms,
                 )
-                error = _unknown(served, given.partition_index, by_id=version >= 10) or code
+                error = _unknown(served, given.partition_index, by_id=by_id) or code
                 if not error and len(committed.metadata) > MOST_METADATA:
                     error = codes.OFFSET_METADATA_TOO_LARGE
                 if not error and is_stale is not None and is_stale(committed.topic_id, given.partition_index):
                     error = codes.STALE_MEMBER_EPOCH
                 if not error and served is not None:
                     changes[served.name, given.partition_index] = committed
-                partitions.append(
-                    OffsetCommitResponse.OffsetCommitResponsePartition(
-                        partition_index=given.partition_index, error_code=error
-                    )
-                )
-            topics.append(
-                OffsetCommitResponse.OffsetCommitResponseTopic(
-                    name=topic.name, topic_id=topic.topic_id, partitions=partitions
-                )
-            )
-        answer = OffsetCommitResponse(topics=topics)
+                partitions.append(partition_kind(partition_index=given.partition_index, error_code=error))
+            described = topic_kind(name=topic.name, partitions=partitions)
+            if topic_id is not None:
+                described.topic_id = topic_id
+            topics.append(described)
+        return topics, changes
+
+    def _stored(
+        self,
+        group_id: str,
+        topics: list[Any],
+        changes: dict[tuple[str, int], Committed],
+        producer: tuple[int, int] | None = None,
+    ) -> asyncio.Future[Any] | None:
+        """Append the records of offsets; if that fails, clear `changes` and refuse the partitions."""
         if not changes:
-            return answer
+            return None
         try:
-            records = [(offset_key(body.group_id, *at), offset_value(new)) for at, new in changes.items()]
-            stored = self._groups.store(body.group_id, records)
+            records = [(offset_key(group_id, *at), offset_value(new)) for at, new in changes.items()]
+            return self._groups.store(group_id, records, producer)
         except LastwordError as error:
+            changes.clear()
             for described in topics:
                 for result in described.partitions:
                     result.error_code = result.error_code or error.kafka_code
-            return answer
-        if group is None:
-            group = self._groups.get_or_simple(body.group_id)
-        group.offsets |= changes
-        return self._groups.answer_after(stored, answer)
+            return None
+
+    # -------------------------------------------------------------- transactions
+
+    def commit_in_transaction(self, request: Request, producer: tuple[int, int]) -> Any:
+        """Return the answer to TxnOffsetCommit. The offsets are unstable until `decide`.
+
+        Args:
+            request: The request. The groups are loaded, and the transaction has the partition of the group.
+            producer: Producer id and epoch.
+        """
+        body = request.body
+        code = 0
+        try:
+            group = self._groups.get(body.group_id)
+            if group is None and body.generation_id >= 0:
+                raise Refused(codes.ILLEGAL_GENERATION, "")
+            if group is not None:
+                self._groups.check_transactional_commit(group, body)
+        except Refused as refused:
+            code = refused.code
+        topics, changes = self._given(
+            request,
+            code,
+            None,
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic,
+            TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition,
+        )
+        stored = self._stored(body.group_id, topics, changes, producer)
+        if changes:
+            self._groups.get_or_simple(body.group_id)
+            offsets = self._undecided.setdefault(producer[0], {})
+            offsets.update(((body.group_id, *at), committed) for at, committed in changes.items())
+        return self._groups.answer_after(stored, TxnOffsetCommitResponse(topics=topics))
+
+    def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
+        """Take or drop the offsets of a transaction whose marker was appended to a partition of the topic."""
+        others = {}
+        for at, committed in self._undecided.pop(producer_id, {}).items():
+            group_id, topic, number = at
+            if self._groups.topic.partition_of(group_id) != partition:
+                others[at] = committed
+            elif is_commit and committed is not None:
+                self._groups.get_or_simple(group_id).offsets[topic, number] = committed
+        if others:
+            self._undecided[producer_id] = others
+
+    def forget(self, group_id: str) -> None:
+        """Drop the offsets of open transactions of a group that was deleted."""
+        for offsets in self._undecided.values():
+            for at in [at for at in offsets if at[0] == group_id]:
+                del offsets[at]
+
+    def _supersede(self, group_id: str, changed: Iterable[tuple[str, int]]) -> None:
+        """Drop the offsets of open transactions for partitions whose offset was just changed."""
+        for offsets in self._undecided.values():
+            for at in changed:
+                if (group_id, *at) in offsets:
+                    offsets[group_id, *at] = None
+
+    def _is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
+        return any((group_id, topic, partition) in offsets for offsets in self._undecided.values())
 
     # -------------------------------------------------------------- fetch
 
@@ -175,6 +288,7 @@ class Offsets:
                 topics=self._fetched(
                     body.group_id,
                     body.topics,
+                    body.require_stable,
                     OffsetFetchResponse.OffsetFetchResponseTopic,
                     OffsetFetchResponse.OffsetFetchResponsePartition,
                 )
@@ -189,6 +303,7 @@ class Offsets:
                 described.topics = self._fetched(
                     asked.group_id,
                     asked.topics,
+                    body.require_stable,
                     OffsetFetchResponse.OffsetFetchResponseTopics,
                     OffsetFetchResponse.OffsetFetchResponsePartitions,
                 )
@@ -196,7 +311,9 @@ class Offsets:
                 described.error_code = refused.code
         return OffsetFetchResponse(groups=groups)
 
-    def _fetched(self, group_id: str, asked: Any, topic_kind: Any, partition_kind: Any) -> list[Any]:
+    def _fetched(
+        self, group_id: str, asked: Any, is_stable: bool, topic_kind: Any, partition_kind: Any
+    ) -> list[Any]:
         group = self._groups.get(group_id)
         offsets = {} if group is None else group.offsets
         wanted: list[tuple[str, bytes, list[int], int]] = []
@@ -221,13 +338,16 @@ class Offsets:
                 committed = offsets.get((name, number), NOT_COMMITTED)
                 if ZERO_UUID not in (topic_id, committed.topic_id) and topic_id != committed.topic_id:
                     committed = NOT_COMMITTED  # of a topic of this name that was deleted
+                error = code
+                if is_stable and not code and self._is_unstable(group_id, name, number):
+                    committed, error = NOT_COMMITTED, codes.UNSTABLE_OFFSET_COMMIT
                 partitions.append(
                     partition_kind(
                         partition_index=number,
                         committed_offset=committed.offset,
                         committed_leader_epoch=committed.leader_epoch,
                         metadata=committed.metadata,
-                        error_code=code,
+                        error_code=error,
                     )
                 )
             described = topic_kind(name=name, partitions=partitions)
@@ -266,6 +386,7 @@ class Offsets:
         stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
         for at in gone:
             del group.offsets[at]
+        self._supersede(group.id, gone)
         return self._groups.answer_after(stored, OffsetDeleteResponse(topics=topics))
 
 

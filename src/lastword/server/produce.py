@@ -1,4 +1,4 @@
-"""Produce and InitProducerId.
+"""Produce: batches are verified and appended as they are.
 
 A partition of a request has one batch. Its header, its checksum and its producer decide whether the batch is
 appended; its records are not decoded, with two exceptions. A compacted topic refuses a record without a key,
@@ -10,22 +10,19 @@ sync follows, if it is large, or if another thread holds the log.
 
 from __future__ import annotations
 
-import os
-import random
-import threading
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from google_crc32c import value as crc32c
 
 from lastword.errors import CorruptBatchError, LastwordError
-from lastword.logdir.identity import PRODUCER_IDS
 from lastword.protocol import Request, codes
-from lastword.protocol.messages import InitProducerIdResponse, ProduceResponse
+from lastword.protocol.messages import ProduceResponse
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header, read_records
 from lastword.records.compression import compress, decompress
-from lastword.segment import names
 from lastword.server.topics import INTERNAL, Refused, ServedTopic
 from lastword.wire import (
     ATTRIBUTES_AT,
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from lastword.partition.appending import AppendedBatch
     from lastword.partition.log import PartitionLog
     from lastword.server.broker import Broker
+    from lastword.server.transactions import Transactions
 
 LARGE_BYTES = 256 << 10
 """An append of more bytes runs in the pool."""
@@ -56,38 +54,45 @@ CODECS = {
     "lz4": LZ4,
     "zstd": ZSTD,
 }
-FIRST_PRODUCER_ID = 1 << 60
-"""The ids of a directory begin at a random number above, where no broker's ids are."""
-IDS_RESERVED = 1000
 
 
 class Producing:
-    """The handlers of Produce and InitProducerId."""
+    """The handler of Produce."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, transactions: Transactions) -> None:
         self._broker = broker
-        self._ids = ProducerIds(broker)
+        self._transactions = transactions
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
-        return {"Produce": self._produce, "InitProducerId": self._init_producer_id}
-
-    # -------------------------------------------------------------- Produce
+        return {"Produce": self._produce}
 
     def _produce(self, request: Request, connection: Any) -> Any:
         body = request.body
         if body.acks not in (0, 1, -1):
             return self._refuse_all(body, codes.INVALID_REQUIRED_ACKS)
+        if body.transactional_id is not None:
+            return self._broker.loop.create_task(self._produce_in_transaction(request))
+        return self._append_request(request, {})
+
+    async def _produce_in_transaction(self, request: Request) -> Message | None:
+        transaction, refused = await self._transactions.check_batches(request)
+        with contextlib.nullcontext() if transaction is None else transaction.appending():
+            answer = self._append_request(request, refused)
+            return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _append_request(self, request: Request, refused: dict[tuple[str, int], Refused]) -> Any:
+        """Append the batches of a request, without those of the refused partitions; return its answer."""
         if request.size <= LARGE_BYTES:
-            answer, syncs = self._append_all(request, waits=False)
+            answer, syncs = self._append_all(request, refused, waits=False)
             if answer is not None:
                 if syncs:
                     return self._broker.in_pool(self._synced, request, answer, syncs)
                 return self._acknowledged(request, answer)
-        return self._broker.in_pool(self._append_and_sync, request)
+        return self._broker.in_pool(self._append_and_sync, request, refused)
 
-    def _append_and_sync(self, request: Request) -> Message | None:
-        answer, syncs = self._append_all(request, waits=True)
+    def _append_and_sync(self, request: Request, refused: dict[tuple[str, int], Refused]) -> Message | None:
+        answer, syncs = self._append_all(request, refused, waits=True)
         assert answer is not None
         return self._synced(request, answer, syncs)
 
@@ -109,7 +114,9 @@ class Producing:
                     raise Refused(partition.error_code, partition.error_message or "refused")
         return None
 
-    def _append_all(self, request: Request, *, waits: bool) -> tuple[Any, list[tuple[PartitionLog, Any]]]:
+    def _append_all(
+        self, request: Request, refused_partitions: dict[tuple[str, int], Refused], *, waits: bool
+    ) -> tuple[Any, list[tuple[PartitionLog, Any]]]:
         """Append the batches of a request.
 
         Returns:
@@ -157,6 +164,8 @@ class Producing:
                         codes.INVALID_TOPIC_EXCEPTION,
                         "The request attempted to produce to an internal topic.",
                     )
+                if (served.name, data.index) in refused_partitions:
+                    raise refused_partitions[served.name, data.index]
                 log = served.log(data.index)
                 if self._broker.refuse is not None:
                     self._broker.refuse(request, served)
@@ -172,8 +181,11 @@ class Producing:
     def _append(self, log: PartitionLog, request: Request, records: Any, partition: Any) -> None:
         config = log.config
         header = checked_batch(records, request.version, self._broker.clock.now_ms(), config)
-        if header.transactional:
-            raise Refused(codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
+        if header.transactional and request.body.transactional_id is None:
+            raise Refused(
+                codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                "a transactional batch without a transactional id",
+            )
         batch = records
         codec = CODECS.get(config.compression_type, header.codec)
         if codec != header.codec:
@@ -200,25 +212,6 @@ class Producing:
                 for topic in body.topic_data
             ]
         )
-
-    # -------------------------------------------------------------- InitProducerId
-
-    def _init_producer_id(self, request: Request, connection: Any) -> Any:
-        body = request.body
-        if body.transactional_id is not None:
-            return InitProducerIdResponse(
-                error_code=codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_id=-1, producer_epoch=-1
-            )
-        producer_id = self._ids.next_reserved()
-        if producer_id is not None:
-            return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
-        return self._broker.in_pool(self._given)
-
-    def _given(self) -> Message:
-        try:
-            return InitProducerIdResponse(producer_id=self._ids.next(), producer_epoch=0)
-        except LastwordError as error:
-            return InitProducerIdResponse(error_code=error.kafka_code, producer_id=-1, producer_epoch=-1)
 
 
 def _is_free(topic: ServedTopic, partition: int) -> bool:
@@ -332,40 +325,3 @@ def recompressed(records: Any, header: BatchHeader, codec: int, config: TopicCon
     checked = CHECKED.pack(*fields) + bytes(payload)
     length = len(checked) + ATTRIBUTES_AT - OVERHEAD_BYTES
     return HEAD.pack(0, length, header.leader_epoch, 2, crc32c(checked)) + checked
-
-
-class ProducerIds:
-    """Producer ids that are never given twice.
-
-    A block of ids is reserved in `lastword.producer-ids` of the first directory before the first is given.
-    """
-
-    def __init__(self, broker: Broker) -> None:
-        directory = broker.dirs.directories[0]
-        self._files = directory.files
-        self._path = os.path.join(directory.path, names.PRODUCER_IDS)
-        self._rng = random.SystemRandom()
-        self._next = self._end = 0
-        self._lock = threading.Lock()
-
-    def next_reserved(self) -> int | None:
-        """Return a new id; None if a block has to be reserved first."""
-        with self._lock:
-            return self._take() if self._next < self._end else None
-
-    def next(self) -> int:
-        """Return a new id; reserves a block, durably, if there is none."""
-        with self._lock:
-            if self._next >= self._end:
-                fields = PRODUCER_IDS.load(self._files, self._path)
-                if fields is None:
-                    fields = {"next": FIRST_PRODUCER_ID + self._rng.getrandbits(59)}
-                with PRODUCER_IDS.reading(self._path):
-                    first = int(fields["next"])
-                PRODUCER_IDS.save(self._files, self._path, {"next": first + IDS_RESERVED})
-                self._next, self._end = first, first + IDS_RESERVED
-            return self._take()
-
-    def _take(self) -> int:
-        self._next += 1
-        return self._next - 1

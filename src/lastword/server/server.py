@@ -338,6 +338,9 @@ class Server:
                 await asyncio.wait_for(self._drained.wait(), DRAIN_SECONDS)
         for connection in list(self.connections):
             connection.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:  # work that no connection waits for, such as the end of a transaction
+            await asyncio.wait(others, timeout=DRAIN_SECONDS)
 
 
 def serve(

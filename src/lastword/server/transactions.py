@@ -1,0 +1,1041 @@
+"""The transaction coordinator: InitProducerId, the state of each transactional id, and the markers.
+
+```
+Empty ──a partition is added──> Ongoing ──EndTxn, time is up, or fenced──> PrepareCommit, PrepareAbort
+  ^                                ^                                          │ markers in all partitions
+  │ InitProducerId                 │ a partition is added                     v
+  └────────────────────────────────┴──────────────────────────── CompleteCommit, CompleteAbort
+```
+
+All state is in memory, and each change is a record of `__transaction_state`, which is read when the server
+starts. The state that decides a transaction (PrepareCommit, PrepareAbort) is in the log before the first
+marker, and the state that ends it (CompleteCommit, CompleteAbort) after the last one. So a server that takes
+over in between appends the markers again. A second marker of a transaction decides nothing.
+
+A change is synced before its effect if `__transaction_state` or a partition of the transaction acknowledges
+with `disk`. Only then do transactions survive a power cut.
+
+A transaction of version 2 (KIP-890: EndTxn from version 5 on) ends with the next epoch, so a batch that was
+late is fenced, and partitions are added by Produce and TxnOffsetCommit themselves. A transaction that is
+aborted because its time is up, or because InitProducerId came for its transactional id, ends like that too.
+In version 1, markers wait for the appends of the transaction that are in work.
+
+Handlers run in the thread of the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError, UnsupportedVersionError
+from lastword.logdir.identity import PRODUCER_IDS
+from lastword.protocol import Request, codes, decode_stored, encode_stored
+from lastword.protocol.messages import (
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnResponse,
+    DescribeTransactionsResponse,
+    EndTxnResponse,
+    InitProducerIdResponse,
+    ListTransactionsResponse,
+    TransactionLogKey,
+    TransactionLogValue,
+    TxnOffsetCommitResponse,
+)
+from lastword.protocol.schemas import Message
+from lastword.records.batch import CHECKED, BatchBuilder
+from lastword.records.record import marker_record
+from lastword.segment import names
+from lastword.server.coordinator import CoordinatorTopic, StoredRecord
+from lastword.server.topics import Refused, ServedTopic
+from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
+
+if TYPE_CHECKING:
+    from lastword.partition.log import PartitionLog
+    from lastword.server.broker import Broker
+    from lastword.server.groups import Groups
+
+
+TOPIC = "__transaction_state"
+EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+)
+STATES = (
+    EMPTY,
+    ONGOING,
+    PREPARE_COMMIT,
+    PREPARE_ABORT,
+    COMPLETE_COMMIT,
+    COMPLETE_ABORT,
+    "Dead",
+    "PrepareEpochFence",
+)
+"""Names of the states, by the number that a record has."""
+DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
+VALUE_VERSION = 1
+LATEST = 2
+"""The version of transactions: the feature `transaction.version`."""
+LAST_EPOCH = 0x7FFE
+"""The last epoch that a client gets. The next one only fences it; then there is a new producer id."""
+MOST_TIMEOUT_MS = 900_000
+"""Kafka's default of `transaction.max.timeout.ms`."""
+EXPIRATION_MS = 604_800_000
+"""A transactional id without a transaction is forgotten after this time: `transactional.id.expiration.ms`."""
+EXPIRATION_CHECK_MS = 3_600_000
+RETRY_MS = 500
+"""After this time a marker that could not be appended is tried again."""
+FIRST_PRODUCER_ID = 1 << 60
+"""The ids of a directory begin at a random number above, where no broker's ids are."""
+IDS_RESERVED = 1000
+
+_log = logging.getLogger("lastword.server")
+
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The state of a transactional id, as a record has it; `last_epoch` is kept in memory only.
+
+    Attributes:
+        producer_id: The producer id.
+        epoch: The epoch; -1 before the first InitProducerId was answered.
+        timeout_ms: A transaction that is open for longer is aborted.
+        state: One of `STATES`.
+        partitions: The partitions of the transaction.
+        start_ms: When the transaction began; -1 without one.
+        changed_ms: When the state was stored.
+        previous_producer_id: The producer id before the last change.
+        next_producer_id: The producer id after the end of the transaction, if the epochs are exhausted.
+        last_epoch: The epoch before, which a repeated request has.
+        client_version: The version of the transaction.
+    """
+
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    state: str = EMPTY
+    partitions: frozenset[Partition] = frozenset()
+    start_ms: int = -1
+    changed_ms: int = -1
+    previous_producer_id: int = -1
+    next_producer_id: int = -1
+    last_epoch: int = -1
+    client_version: int = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Return whether no client may get the next epoch."""
+        return self.epoch >= LAST_EPOCH
+
+    def value(self) -> bytes:
+        """Return the value of the record."""
+        partitions = None
+        if self.state != EMPTY:
+            topics: dict[str, list[int]] = {}
+            for name, number in sorted(self.partitions):
+                topics.setdefault(name, []).append(number)
+            partitions = [
+                TransactionLogValue.PartitionsSchema(topic=name, partition_ids=numbers)
+                for name, numbers in topics.items()
+            ]
+        value = TransactionLogValue(
+            producer_id=self.producer_id,
+            previous_producer_id=self.previous_producer_id,
+            next_producer_id=self.next_producer_id,
+            producer_epoch=self.epoch,
+            transaction_timeout_ms=self.timeout_ms,
+            transaction_status=STATES.index(self.state),
+            transaction_partitions=partitions,
+            transaction_last_update_timestamp_ms=self.changed_ms,
+            transaction_start_timestamp_ms=self.start_ms,
+            client_transaction_version=self.client_version,
+        )
+        return encode_stored(value, VALUE_VERSION)
+
+    @classmethod
+    def of_value(cls, data: bytes) -> Stored:
+        """Return the state that a record has.
+
+        Raises:
+            MalformedMessageError, UnsupportedVersionError: Another program wrote the record.
+        """
+        value = decode_stored("TransactionLogValue", data)
+        if not 0 <= value.transaction_status < len(STATES):
+            raise MalformedMessageError(
+                f"a transaction in state {value.transaction_status}",
+                remedy="another program wrote this record",
+                position=0,
+            )
+        return cls(
+            producer_id=value.producer_id,
+            epoch=value.producer_epoch,
+            timeout_ms=value.transaction_timeout_ms,
+            state=STATES[value.transaction_status],
+            partitions=frozenset(
+                (topic.topic, number)
+                for topic in value.transaction_partitions or ()
+                for number in topic.partition_ids
+            ),
+            start_ms=value.transaction_start_timestamp_ms,
+            changed_ms=value.transaction_last_update_timestamp_ms,
+            previous_producer_id=value.previous_producer_id,
+            next_producer_id=value.next_producer_id,
+            client_version=value.client_transaction_version,
+        )
+
+
+class TransactionalId:
+    """A transactional id and its work in memory.
+
+    Attributes:
+        id: The transactional id.
+        stored: Its state.
+        is_busy: Its state is being changed: a sync or a new producer id is under way.
+        appends: The Produce requests of its transaction that are in work.
+        is_watched: A timer waits for the end of its time.
+    """
+
+    __slots__ = ("_quiet", "appends", "id", "is_busy", "is_watched", "stored")
+
+    def __init__(self, transactional_id: str, stored: Stored) -> None:
+        self.id = transactional_id
+        self.stored = stored
+        self.is_busy = False
+        self.appends = 0
+        self.is_watched = False
+        self._quiet: list[asyncio.Future[None]] = []
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Refuse other changes meanwhile."""
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self.is_busy = False
+
+    @contextlib.contextmanager
+    def appending(self) -> Iterator[None]:
+        """Hold back the markers meanwhile."""
+        self.appends += 1
+        try:
+            yield
+        finally:
+            self.appends -= 1
+            if not self.appends:
+                for waiting in self._quiet:
+                    waiting.set_result(None)
+                self._quiet.clear()
+
+    async def quiet(self) -> None:
+        """Wait until no append is in work."""
+        while self.appends:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._quiet.append(waiting)
+            await waiting
+
+
+class Transactions:
+    """The handlers of the APIs for transactions, and the check of transactional batches."""
+
+    def __init__(self, broker: Broker, groups: Groups) -> None:
+        self._broker = broker
+        self._groups = groups
+        self.topic = CoordinatorTopic(broker, TOPIC, broker.options.transactions_partitions)
+        self._ids = ProducerIds(broker)
+        self._transactional_ids: dict[str, TransactionalId] = {}
+        self._loading: asyncio.Future[Any] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        broker.loop.call_soon_threadsafe(self._start)
+
+    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+        """Return the handlers by the name of the API."""
+        handlers = {
+            "InitProducerId": self._init_producer_id,
+            "AddPartitionsToTxn": self._add_partitions,
+            "AddOffsetsToTxn": self._add_offsets,
+            "EndTxn": self._end,
+            "TxnOffsetCommit": self._commit_offsets,
+            "DescribeTransactions": self._describe,
+            "ListTransactions": self._list,
+        }
+        return {name: self._as_task(handler) for name, handler in handlers.items()}
+
+    def _as_task(self, handler: Callable[[Request], Awaitable[Message]]) -> Callable[[Request, Any], Any]:
+        def handle(request: Request, connection: Any) -> asyncio.Task[Any]:
+            return self._spawn(handler(request))
+
+        return handle
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = self._broker.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -------------------------------------------------------------- load and store
+
+    def _start(self) -> None:
+        """Load the transactions if there are any: some may have to be ended without a request."""
+        if self._broker.topics.get(TOPIC) is not None:
+            self._load().add_done_callback(_log_failure)
+
+    def _load(self) -> asyncio.Future[Any]:
+        """Return a future that is done when the state is loaded."""
+        if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
+            self._loading = self._spawn(self._read())
+        return self._loading
+
+    async def _loaded(self) -> None:
+        try:
+            await self._load()
+        except LastwordError as error:
+            raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
+
+    async def _read(self) -> None:
+        for record in await self._broker.in_turn(self._read_topic):
+            try:
+                transactional_id = decode_stored("TransactionLogKey", record.key).transactional_id
+                stored = Stored.of_value(record.value or b"")
+            except (MalformedMessageError, UnsupportedVersionError):
+                continue  # of another program
+            self._transactional_ids[transactional_id] = TransactionalId(transactional_id, stored)
+        for transaction in self._transactional_ids.values():
+            if transaction.stored.state in DECIDED:
+                self._spawn(self._complete(transaction)).add_done_callback(_log_failure)
+            self._watch(transaction)
+        self._broker.timers.after(EXPIRATION_CHECK_MS, self._expire)
+
+    def _read_topic(self) -> list[StoredRecord]:
+        self.topic.open()
+        return list(self.topic.newest())
+
+    async def _change(self, transaction: TransactionalId, **fields: Any) -> None:
+        """Store another state. Other changes are refused until it is durable.
+
+        Raises:
+            Refused: The state could not be stored.
+        """
+        before = transaction.stored
+        stored = replace(
+            before, previous_producer_id=before.producer_id, changed_ms=self._broker.clock.now_ms(), **fields
+        )
+        try:
+            number = self.topic.partition_of(transaction.id)
+            log = self.topic.append(number, [(_key(transaction.id), stored.value())])
+            transaction.stored = stored
+            if log is None and self._is_durable(before.partitions | stored.partitions):
+                log = self.topic.log(number)
+            if log is not None:
+                with transaction.changing():
+                    await self._broker.in_pool(log.sync)
+        except LastwordError as error:
+            raise Refused(error.kafka_code, error.message) from error
+
+    def _is_durable(self, partitions: frozenset[Partition]) -> bool:
+        """Return whether a topic of these partitions acknowledges with `disk`."""
+        topics = {name for name, _ in partitions}
+        return any(
+            self._broker.dirs.config(name).lastword_ack == "disk"
+            for name in topics
+            if self._broker.topics.get(name) is not None
+        )
+
+    # -------------------------------------------------------------- InitProducerId
+
+    async def _new_id(self) -> int:
+        producer_id = self._ids.next_reserved()
+        if producer_id is not None:
+            return producer_id
+        try:
+            return int(await self._broker.in_pool(self._ids.next))
+        except LastwordError as error:
+            raise Refused(error.kafka_code, error.message) from error
+
+    async def _init_producer_id(self, request: Request) -> Message:
+        body = request.body
+        try:
+            if body.transactional_id is None:
+                return InitProducerIdResponse(producer_id=await self._new_id(), producer_epoch=0)
+            stored = await self._initialized(request)
+            return InitProducerIdResponse(producer_id=stored.producer_id, producer_epoch=stored.epoch)
+        except Refused as refused:
+            code = _older_code(refused.code, request.version < 4)
+            return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
+
+    async def _initialized(self, request: Request) -> Stored:
+        """Return the state of a transactional id with the epoch for a new instance of its producer."""
+        body = request.body
+        if (body.producer_id == -1) != (body.producer_epoch == -1) or not body.transactional_id:
+            raise Refused(codes.INVALID_REQUEST, "")
+        if body.enable2_pc:
+            raise Refused(codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "two-phase commit is not served")
+        if body.keep_prepared_txn:
+            raise Refused(codes.UNSUPPORTED_VERSION, "two-phase commit is not served")
+        if not 0 < body.transaction_timeout_ms <= MOST_TIMEOUT_MS:
+            raise Refused(codes.INVALID_TRANSACTION_TIMEOUT, "")
+        expected = None if body.producer_id == -1 else (body.producer_id, body.producer_epoch)
+        await self._loaded()
+        if body.transactional_id not in self._transactional_ids:
+            stored = Stored(await self._new_id(), -1, body.transaction_timeout_ms)
+            transaction = TransactionalId(body.transactional_id, stored)
+            self._transactional_ids.setdefault(body.transactional_id, transaction)
+        transaction = self._transactional_ids[body.transactional_id]
+        stored = transaction.stored
+        if transaction.is_busy:
+            raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
+        if expected is not None and not _is_known(stored, *expected):
+            raise Refused(codes.PRODUCER_FENCED, "")
+        if stored.state == ONGOING:
+            await self._finish(transaction, commit=False, version=LATEST, is_fenced=True)
+        if stored.state in (ONGOING, *DECIDED):
+            raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
+        expected_epoch = None if expected is None else expected[1]
+        producer_id, epoch, last_epoch = stored.producer_id, stored.epoch + 1, -1
+        if stored.is_exhausted and expected_epoch in (None, stored.epoch):
+            with transaction.changing():
+                producer_id, epoch = await self._new_id(), 0
+            last_epoch = -1 if expected_epoch is None else stored.epoch
+        elif stored.epoch == -1 or expected_epoch == stored.epoch:
+            last_epoch = -1 if expected_epoch is None else stored.epoch
+        elif expected_epoch is not None:
+            if expected_epoch != stored.last_epoch:
+                raise Refused(codes.PRODUCER_FENCED, "")
+            epoch, last_epoch = stored.epoch, stored.last_epoch  # a repeated request
+        await self._change(
+            transaction,
+            state=EMPTY,
+            producer_id=producer_id,
+            epoch=epoch,
+            last_epoch=last_epoch,
+            timeout_ms=body.transaction_timeout_ms,
+            partitions=frozenset(),
+            start_ms=-1,
+        )
+        return transaction.stored
+
+    # -------------------------------------------------------------- partitions
+
+    def _known(self, transactional_id: str) -> TransactionalId:
+        if not transactional_id:
+            raise Refused(codes.INVALID_REQUEST, "")
+        transaction = self._transactional_ids.get(transactional_id)
+        if transaction is None:
+            raise Refused(codes.INVALID_PRODUCER_ID_MAPPING, "The transactional id has no producer id.")
+        return transaction
+
+    def _checked(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionalId:
+        """Return a transactional id if the producer is its newest one."""
+        transaction = self._known(transactional_id)
+        if transaction.stored.producer_id != producer_id:
+            raise Refused(codes.INVALID_PRODUCER_ID_MAPPING, "The transactional id has another producer id.")
+        if transaction.stored.epoch != epoch:
+            raise Refused(codes.PRODUCER_FENCED, "The producer was fenced by a newer one.")
+        return transaction
+
+    async def _admit(
+        self,
+        transactional_id: str,
+        producer: tuple[int, int],
+        partitions: set[Partition],
+        *,
+        adds: bool,
+    ) -> TransactionalId:
+        """Return the transactional id of a producer that writes to partitions of its transaction.
+
+        Args:
+            transactional_id: The transactional id.
+            producer: Producer id and epoch.
+            partitions: The partitions.
+            adds: Add the partitions that the transaction does not have.
+
+        Raises:
+            Refused: The producer is not the newest one, or the transaction does not have the partitions.
+        """
+        transaction = self._checked(transactional_id, *producer)
+        if adds:
+            await self._add(transaction, partitions, LATEST)
+        for partition in partitions:
+            code = _verified(transaction, partition)
+            if code:
+                raise Refused(code, "The partition is not in the transaction.")
+        return transaction
+
+    async def _add(self, transaction: TransactionalId, partitions: set[Partition], version: int) -> None:
+        """Add partitions to the transaction, which begins if there is none."""
+        stored = transaction.stored
+        if transaction.is_busy or stored.state in DECIDED:
+            raise Refused(codes.CONCURRENT_TRANSACTIONS, "The transaction before is not at its end.")
+        is_ongoing = stored.state == ONGOING
+        if is_ongoing and partitions <= stored.partitions:
+            return
+        await self._change(
+            transaction,
+            state=ONGOING,
+            partitions=stored.partitions | partitions,
+            start_ms=stored.start_ms if is_ongoing else self._broker.clock.now_ms(),
+            client_version=version,
+        )
+        self._watch(transaction)
+
+    async def _add_partitions(self, request: Request) -> Message:
+        body = request.body
+        if request.version < 4:
+            results = await self._added(
+                request,
+                body.v3_and_below_transactional_id,
+                (body.v3_and_below_producer_id, body.v3_and_below_producer_epoch),
+                body.v3_and_below_topics,
+            )
+            return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+        return AddPartitionsToTxnResponse(
+            results_by_transaction=[
+                AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
+                    transactional_id=asked.transactional_id,
+                    topic_results=await self._added(
+                        request,
+                        asked.transactional_id,
+                        (asked.producer_id, asked.producer_epoch),
+                        asked.topics,
+                        only_verifies=asked.verify_only,
+                    ),
+                )
+                for asked in body.transactions
+            ]
+        )
+
+    async def _added(
+        self,
+        request: Request,
+        transactional_id: str,
+        producer: tuple[int, int],
+        topics: list[Any],
+        *,
+        only_verifies: bool = False,
+    ) -> list[Any]:
+        """Return the results by topic of adding partitions, or of the check whether they were added."""
+        partitions = {(topic.name, number) for topic in topics for number in topic.partitions}
+        results = dict.fromkeys(partitions, 0)
+        missing = {at for at in partitions if not self._is_served(*at)}
+        if missing:
+            for at in partitions:
+                is_missing = at in missing
+                results[at] = (
+                    codes.UNKNOWN_TOPIC_OR_PARTITION if is_missing else codes.OPERATION_NOT_ATTEMPTED
+                )
+        else:
+            try:
+                await self._loaded()
+                transaction = self._checked(transactional_id, *producer)
+                if only_verifies:
+                    results = {at: _verified(transaction, at) for at in partitions}
+                else:
+                    await self._add(transaction, partitions, LATEST if request.version >= 4 else 0)
+            except Refused as refused:
+                results = dict.fromkeys(partitions, _older_code(refused.code, request.version < 2))
+        return [
+            AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
+                name=topic.name,
+                results_by_partition=[
+                    AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+                        partition_index=number, partition_error_code=results[topic.name, number]
+                    )
+                    for number in topic.partitions
+                ],
+            )
+            for topic in topics
+        ]
+
+    def _is_served(self, name: str, partition: int) -> bool:
+        served = self._broker.topics.get(name)
+        return served is not None and partition in served.directories
+
+    async def _add_offsets(self, request: Request) -> Message:
+        body = request.body
+        code = 0
+        try:
+            partition = await self._offsets_partition(body.group_id)
+            transaction = self._checked(body.transactional_id, body.producer_id, body.producer_epoch)
+            await self._add(transaction, {partition}, 0)
+        except Refused as refused:
+            code = _older_code(refused.code, request.version < 2)
+        return AddOffsetsToTxnResponse(error_code=code)
+
+    async def _offsets_partition(self, group_id: str) -> Partition:
+        """Return the partition that has the offsets of a group, when groups and transactions are loaded."""
+        await self._loaded()
+        try:
+            await self._groups.loaded()
+        except LastwordError as error:
+            raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
+        return self._groups.topic.name, self._groups.topic.partition_of(group_id)
+
+    async def _commit_offsets(self, request: Request) -> Message:
+        body = request.body
+        try:
+            partition = await self._offsets_partition(body.group_id)
+            producer = body.producer_id, body.producer_epoch
+            await self._admit(body.transactional_id, producer, {partition}, adds=request.version >= 5)
+            answer = self._groups.offsets.commit_in_transaction(request, producer)
+            return await answer if isinstance(answer, asyncio.Future) else answer
+        except Refused as refused:
+            code = _older_code(refused.code, True)
+            if code == codes.CONCURRENT_TRANSACTIONS:
+                code = codes.COORDINATOR_LOAD_IN_PROGRESS
+            elif code == codes.TRANSACTION_ABORTABLE and request.version < 4:
+                code = codes.INVALID_TXN_STATE
+        kind = TxnOffsetCommitResponse
+        return kind(
+            topics=[
+                kind.TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        kind.TxnOffsetCommitResponsePartition(
+                            partition_index=given.partition_index, error_code=code
+                        )
+                        for given in topic.partitions
+                    ],
+                )
+                for topic in body.topics
+            ]
+        )
+
+    async def check_batches(
+        self, request: Request
+    ) -> tuple[TransactionalId | None, dict[Partition, Refused]]:
+        """Check the transactional batches of a Produce request, which has a transactional id.
+
+        From version 12 on, their partitions are added to the transaction.
+
+        Returns:
+            The transactional id, if batches of its transaction may be appended, and the refused partitions.
+        """
+        body = request.body
+        adds = request.version >= 12
+        asked: list[tuple[tuple[int, int], set[Partition]]] = []
+        for topic in body.topic_data:
+            served = self._broker.topics.find(topic.name, topic.topic_id)
+            for data in topic.partition_data:
+                producer = _producer_of(data.records)
+                if producer is None or served is None or data.index not in served.directories:
+                    continue
+                same = next((partitions for other, partitions in asked if other == producer and adds), None)
+                if same is not None:
+                    same.add((served.name, data.index))
+                else:
+                    asked.append((producer, {(served.name, data.index)}))
+        admitted = None
+        refusals: dict[Partition, Refused] = {}
+        for producer, partitions in asked:
+            try:
+                await self._loaded()
+                admitted = await self._admit(body.transactional_id, producer, partitions, adds=adds)
+            except Refused as refused:
+                code = _older_code(refused.code, True)
+                if code in (codes.CONCURRENT_TRANSACTIONS, codes.COORDINATOR_NOT_AVAILABLE):
+                    code = codes.NOT_ENOUGH_REPLICAS  # every client sends the batch again
+                elif code == codes.TRANSACTION_ABORTABLE and request.version < 11:
+                    code = codes.INVALID_TXN_STATE
+                refusals.update(dict.fromkeys(partitions, Refused(code, refused.message)))
+        return admitted, refusals
+
+    # -------------------------------------------------------------- end
+
+    async def _end(self, request: Request) -> Message:
+        body = request.body
+        try:
+            await self._loaded()
+            transaction = self._known(body.transactional_id)
+            producer = body.producer_id, body.producer_epoch
+            if request.version < 5:
+                await self._end_first(transaction, producer, body.committed)
+            else:
+                await self._end_second(transaction, producer, body.committed)
+            stored = transaction.stored
+            producer = stored.producer_id, stored.epoch
+            if stored.next_producer_id >= 0:
+                producer = stored.next_producer_id, 0
+            return EndTxnResponse(producer_id=producer[0], producer_epoch=producer[1])
+        except Refused as refused:
+            return EndTxnResponse(error_code=_older_code(refused.code, request.version < 2))
+
+    async def _end_first(
+        self, transaction: TransactionalId, producer: tuple[int, int], is_commit: bool
+    ) -> None:
+        """End a transaction of version 1: the epoch stays."""
+        self._checked(transaction.id, *producer)
+        state = transaction.stored.state
+        if transaction.is_busy:
+            raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
+        if state == ONGOING:
+            await self._finish(transaction, commit=is_commit, version=0)
+        elif state == (PREPARE_COMMIT if is_commit else PREPARE_ABORT):
+            raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
+        elif state != (COMPLETE_COMMIT if is_commit else COMPLETE_ABORT):  # else a repeated request
+            raise Refused(codes.INVALID_TXN_STATE, "")
+
+    async def _end_second(
+        self, transaction: TransactionalId, producer: tuple[int, int], is_commit: bool
+    ) -> None:
+        """End a transaction of version 2. A repeated request has the epoch before that of the end."""
+        stored = transaction.stored
+        producer_id, epoch = producer
+        has_new_id = stored.previous_producer_id == producer_id and epoch == LAST_EPOCH and stored.epoch == 0
+        is_repeated = has_new_id or stored.epoch == epoch + 1
+        is_complete = stored.state in (COMPLETE_COMMIT, COMPLETE_ABORT)
+        if stored.producer_id != producer_id and not has_new_id:
+            raise Refused(codes.INVALID_PRODUCER_ID_MAPPING, "")
+        if not (
+            (is_repeated and (is_complete or stored.state in DECIDED))
+            or (stored.epoch == epoch and stored.state not in DECIDED)
+        ):
+            raise Refused(codes.PRODUCER_FENCED, "")
+        if transaction.is_busy or stored.state in DECIDED:
+            raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
+        if stored.state == ONGOING:
+            await self._finish(transaction, commit=is_commit, version=LATEST)
+        elif is_repeated:
+            if stored.state != (COMPLETE_COMMIT if is_commit else COMPLETE_ABORT):
+                raise Refused(codes.INVALID_TXN_STATE, "")
+        elif is_commit:
+            raise Refused(codes.INVALID_TXN_STATE, "")
+        else:  # nothing was added: the new epoch fences what may still come
+            await self._finish(transaction, commit=False, version=LATEST)
+
+    async def _finish(
+        self, transaction: TransactionalId, *, commit: bool, version: int, is_fenced: bool = False
+    ) -> None:
+        """Decide a transaction and append its markers.
+
+        Args:
+            transaction: The transactional id.
+            commit: Commit the transaction; else it is aborted.
+            version: In version 2 the markers have the next epoch.
+            is_fenced: The producer does not get the next epoch.
+        """
+        stored = transaction.stored
+        epoch, last_epoch, next_id = stored.epoch, stored.last_epoch, -1
+        if version == LATEST:
+            epoch, last_epoch = stored.epoch + 1, stored.epoch
+            if stored.is_exhausted and not is_fenced:
+                with transaction.changing():
+                    next_id = await self._new_id()
+        await self._change(
+            transaction,
+            state=PREPARE_COMMIT if commit else PREPARE_ABORT,
+            epoch=epoch,
+            last_epoch=last_epoch,
+            next_producer_id=next_id,
+            client_version=version,
+            start_ms=stored.start_ms if stored.state == ONGOING else self._broker.clock.now_ms(),
+        )
+        await self._complete(transaction)
+
+    async def _complete(self, transaction: TransactionalId) -> None:
+        """Append the markers of a decided transaction, then store that it ended.
+
+        A marker that cannot be appended is tried again later: the decision stands.
+        """
+        await transaction.quiet()
+        stored = transaction.stored
+        try:
+            await self._append_markers(transaction)
+            has_next = stored.next_producer_id >= 0
+            await self._change(
+                transaction,
+                state=COMPLETE_COMMIT if stored.state == PREPARE_COMMIT else COMPLETE_ABORT,
+                producer_id=stored.next_producer_id if has_next else stored.producer_id,
+                epoch=0 if has_next else stored.epoch,
+                next_producer_id=-1,
+                partitions=frozenset(),
+            )
+        except (LastwordError, Refused) as error:
+            _log.warning("transaction %r: %s; tried again", transaction.id, error)
+            self._broker.timers.after(RETRY_MS, lambda: self._complete_later(transaction))
+
+    def _complete_later(self, transaction: TransactionalId) -> None:
+        if transaction.stored.state in DECIDED:
+            self._spawn(self._complete(transaction)).add_done_callback(_log_failure)
+
+    async def _append_markers(self, transaction: TransactionalId) -> None:
+        """Append a marker to each partition of a transaction, and sync those that acknowledge with `disk`.
+
+        Raises:
+            LastwordError: A marker could not be appended. The other partitions may have theirs.
+        """
+        stored = transaction.stored
+        asked: list[tuple[ServedTopic, int]] = []
+        for name, number in sorted(stored.partitions):
+            served = self._broker.topics.get(name)
+            if served is not None and number in served.directories:  # else the topic was deleted
+                asked.append((served, number))
+        if not all(served.is_open(number) for served, number in asked):
+            await self._broker.in_pool(_open_logs, asked)
+        is_commit = stored.state == PREPARE_COMMIT
+        epoch = self.topic.log(self.topic.partition_of(transaction.id)).epochs.latest or 0
+        builder = BatchBuilder(
+            producer_id=stored.producer_id, producer_epoch=stored.epoch, transactional=True, control=True
+        )
+        builder.append(self._broker.clock.now_ms(), *marker_record(commit=is_commit, coordinator_epoch=epoch))
+        marker = builder.build()
+        syncs: list[PartitionLog] = []
+        failed: LastwordError | None = None
+        for served, number in asked:
+            try:
+                log = served.log(number)
+                log.append_batch(marker)
+                if log.config.lastword_ack == "disk":
+                    syncs.append(log)
+            except ProducerFencedError:
+                continue  # a newer epoch has ended the transaction in this partition
+            except LastwordError as error:
+                failed = error
+                continue
+            if served.name == self._groups.topic.name:
+                self._groups.decide(number, stored.producer_id, is_commit)
+        for log in syncs:
+            await self._broker.in_pool(log.sync)
+        if failed is not None:
+            raise failed
+
+    # -------------------------------------------------------------- time
+
+    def _watch(self, transaction: TransactionalId, least_ms: int = 0) -> None:
+        """Wait for the end of a transaction's time, if the transaction is open."""
+        stored = transaction.stored
+        if stored.state == ONGOING and not transaction.is_watched:
+            transaction.is_watched = True
+            left_ms = stored.start_ms + stored.timeout_ms - self._broker.clock.now_ms()
+            self._broker.timers.after(max(left_ms, least_ms), lambda: self._check_time(transaction))
+
+    def _check_time(self, transaction: TransactionalId) -> None:
+        """Abort a transaction whose time is up. The timer may be that of an earlier transaction."""
+        transaction.is_watched = False
+        stored = transaction.stored
+        if stored.start_ms + stored.timeout_ms > self._broker.clock.now_ms():
+            self._watch(transaction)
+        elif transaction.is_busy:
+            self._watch(transaction, RETRY_MS)
+        elif stored.state == ONGOING:
+            self._spawn(self._time_out(transaction)).add_done_callback(_log_failure)
+
+    async def _time_out(self, transaction: TransactionalId) -> None:
+        _log.info("transaction %r: aborted, its time is up", transaction.id)
+        try:
+            await self._finish(transaction, commit=False, version=LATEST, is_fenced=True)
+        except Refused as refused:
+            _log.warning("transaction %r: %s", transaction.id, refused.message)
+            self._watch(transaction, RETRY_MS)
+
+    def _expire(self) -> None:
+        """Forget the transactional ids that had no transaction for a long time."""
+        least_ms = self._broker.clock.now_ms() - EXPIRATION_MS
+        expired: dict[int, list[str]] = {}
+        for transaction in self._transactional_ids.values():
+            stored = transaction.stored
+            is_open = transaction.is_busy or stored.state in (ONGOING, *DECIDED)
+            if not is_open and stored.changed_ms <= least_ms:
+                expired.setdefault(self.topic.partition_of(transaction.id), []).append(transaction.id)
+        for partition, ids in expired.items():
+            try:
+                self.topic.append(partition, [(_key(transactional_id), None) for transactional_id in ids])
+            except LastwordError as error:
+                _log.warning("expired transactional ids: %s", error.message)
+                continue
+            for transactional_id in ids:
+                del self._transactional_ids[transactional_id]
+        self._broker.timers.after(EXPIRATION_CHECK_MS, self._expire)
+
+    # -------------------------------------------------------------- describe, list
+
+    async def _describe(self, request: Request) -> Message:
+        kind = DescribeTransactionsResponse
+        states = []
+        for transactional_id in request.body.transactional_ids:
+            described = kind.TransactionState(
+                transactional_id=transactional_id,
+                transaction_state="",
+                transaction_timeout_ms=0,
+                transaction_start_time_ms=0,
+                producer_id=0,
+                producer_epoch=0,
+                topics=[],
+            )
+            states.append(described)
+            try:
+                transaction = await self._found(transactional_id)
+            except Refused as refused:
+                described.error_code = refused.code
+                continue
+            stored = transaction.stored
+            described.transaction_state = stored.state
+            described.transaction_timeout_ms = stored.timeout_ms
+            described.transaction_start_time_ms = stored.start_ms
+            described.producer_id, described.producer_epoch = stored.producer_id, stored.epoch
+            topics: dict[str, list[int]] = {}
+            for name, number in sorted(stored.partitions):
+                topics.setdefault(name, []).append(number)
+            described.topics = [
+                kind.TopicData(topic=name, partitions=numbers) for name, numbers in topics.items()
+            ]
+        return kind(transaction_states=states)
+
+    async def _found(self, transactional_id: str) -> TransactionalId:
+        if not transactional_id:
+            raise Refused(codes.INVALID_REQUEST, "")
+        await self._loaded_if_any()
+        transaction = self._transactional_ids.get(transactional_id)
+        if transaction is None:
+            raise Refused(codes.TRANSACTIONAL_ID_NOT_FOUND, "")
+        return transaction
+
+    async def _loaded_if_any(self) -> None:
+        """Wait until the state is loaded. A request that only reads does not create the topic."""
+        if self._broker.topics.get(TOPIC) is not None:
+            await self._loaded()
+
+    async def _list(self, request: Request) -> Message:
+        body = request.body
+        kind = ListTransactionsResponse
+        unknown = [state for state in body.state_filters if state not in STATES]
+        wanted = set(body.state_filters)
+        now_ms = self._broker.clock.now_ms()
+        try:
+            await self._loaded_if_any()
+            listed = [
+                transaction
+                for transaction in self._transactional_ids.values()
+                if (not wanted or transaction.stored.state in wanted)
+                and (
+                    not body.producer_id_filters or transaction.stored.producer_id in body.producer_id_filters
+                )
+                and (body.duration_filter < 0 or now_ms - transaction.stored.start_ms > body.duration_filter)
+            ]
+            if body.transactional_id_pattern:
+                ids = [transaction.id for transaction in listed]
+                matching = await self._broker.in_pool(_matching, body.transactional_id_pattern, ids)
+                listed = [transaction for transaction in listed if transaction.id in matching]
+        except Refused as refused:
+            return kind(error_code=refused.code, unknown_state_filters=[], transaction_states=[])
+        return kind(
+            unknown_state_filters=unknown,
+            transaction_states=[
+                kind.TransactionState(
+                    transactional_id=transaction.id,
+                    producer_id=transaction.stored.producer_id,
+                    transaction_state=transaction.stored.state,
+                )
+                for transaction in listed
+            ],
+        )
+
+
+def _key(transactional_id: str) -> bytes:
+    return encode_stored(TransactionLogKey(transactional_id=transactional_id))
+
+
+def _is_known(stored: Stored, producer_id: int, epoch: int) -> bool:
+    """Return whether InitProducerId may come from this producer."""
+    return (
+        stored.epoch == -1
+        or producer_id == stored.producer_id
+        or (producer_id == stored.previous_producer_id and epoch >= LAST_EPOCH)
+    )
+
+
+def _verified(transaction: TransactionalId, partition: Partition) -> int:
+    """Return the error of a write to a partition by the producer of a transaction; 0 if it may write."""
+    stored = transaction.stored
+    if transaction.is_busy or stored.state in DECIDED:
+        return codes.CONCURRENT_TRANSACTIONS
+    return 0 if partition in stored.partitions else codes.TRANSACTION_ABORTABLE
+
+
+def _older_code(code: int, is_older: bool) -> int:
+    """Return the code for a request of a version that does not have PRODUCER_FENCED."""
+    return codes.INVALID_PRODUCER_EPOCH if is_older and code == codes.PRODUCER_FENCED else code
+
+
+def _producer_of(records: Any) -> tuple[int, int] | None:
+    """Return producer id and epoch of a transactional batch; None for another batch, or if there is none."""
+    if records is None or len(records) < HEADER_BYTES or records[16] != 2:
+        return None
+    attributes, _, _, _, producer_id, epoch, _, _ = CHECKED.unpack_from(records, ATTRIBUTES_AT)
+    return (producer_id, epoch) if attributes & TRANSACTIONAL_BIT else None
+
+
+def _open_logs(asked: list[tuple[ServedTopic, int]]) -> None:
+    for served, number in asked:
+        with contextlib.suppress(LastwordError):  # raised again when the log is used
+            served.log(number)
+
+
+def _matching(pattern: str, ids: list[str]) -> set[str]:
+    """Return the ids that a pattern of RE2 matches as a whole, in linear time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        matches = pc.match_substring_regex(pa.array(ids, pa.string()), rf"\A(?:{pattern})\z")
+    except pa.ArrowInvalid as error:
+        raise Refused(codes.INVALID_REGULAR_EXPRESSION, str(error)) from error
+    return {
+        transactional_id
+        for transactional_id, is_match in zip(ids, matches.to_pylist(), strict=True)
+        if is_match
+    }
+
+
+def _log_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("transactions", exc_info=task.exception())
+
+
+class ProducerIds:
+    """Producer ids that are never given twice.
+
+    A block of ids is reserved in `lastword.producer-ids` of the first directory before the first is given.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        directory = broker.dirs.directories[0]
+        self._files = directory.files
+        self._path = os.path.join(directory.path, names.PRODUCER_IDS)
+        self._rng = random.SystemRandom()
+        self._next = self._end = 0
+        self._lock = threading.Lock()
+
+    def next_reserved(self) -> int | None:
+        """Return a new id; None if a block has to be reserved first."""
+        with self._lock:
+            return self._take() if self._next < self._end else None
+
+    def next(self) -> int:
+        """Return a new id; reserves a block, durably, if there is none."""
+        with self._lock:
+            if self._next >= self._end:
+                fields = PRODUCER_IDS.load(self._files, self._path)
+                if fields is None:
+                    fields = {"next": FIRST_PRODUCER_ID + self._rng.getrandbits(59)}
+                with PRODUCER_IDS.reading(self._path):
+                    first = int(fields["next"])
+                PRODUCER_IDS.save(self._files, self._path, {"next": first + IDS_RESERVED})
+                self._next, self._end = first, first + IDS_RESERVED
+            return self._take()
+
+    def _take(self) -> int:
+        self._next += 1
+        return self._next - 1

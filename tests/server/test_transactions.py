@@ -1,0 +1,745 @@
+"""Transactions by requests: commits, aborts, fencing, time, offsets, and restarts in each state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import StorageError
+from lastword.protocol import codes
+from lastword.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    TxnOffsetCommitRequest,
+)
+from lastword.server import Server
+from lastword.server import transactions as coordinator
+from lastword.server.transactions import LAST_EPOCH, Stored, Transactions
+from lastword.testing.unsynced import UNSYNCED
+from tests.server.client import Client, batch, fetch_request, produce_request
+
+TIMEOUT_MS = 60_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
+    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock) as logs:
+        logs.create_topic("users", 2, cleanup_policy="delete")
+        logs.create_topic("events", cleanup_policy="delete")
+        yield logs
+
+
+class Writer:
+    """A transactional producer by requests. Version 1: partitions are added first; 2: as in Kafka 4."""
+
+    def __init__(self, client: Client, clock: ManualClock, name: str = "t", *, version: int = 2) -> None:
+        self.client = client
+        self.clock = clock
+        self.name = name
+        self.version = version
+        self.producer_id = self.epoch = -1
+        self.sequences: dict[tuple[str, int], int] = {}
+
+    def init(self, **fields: Any) -> Any:
+        """Send InitProducerId; take the producer id and the epoch if there is no error."""
+        given = {"transactional_id": self.name, "transaction_timeout_ms": TIMEOUT_MS} | fields
+        answer = self.client.ask(InitProducerIdRequest(**given))
+        if not answer.error_code:
+            self.took(answer)
+        return answer
+
+    def took(self, answer: Any) -> None:
+        if (answer.producer_id, answer.producer_epoch) != (self.producer_id, self.epoch):
+            self.sequences.clear()
+        self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+
+    def add(self, topic: str, partition: int = 0, *, version: int = 3) -> int:
+        """Return the error of AddPartitionsToTxn."""
+        kind = AddPartitionsToTxnRequest
+        body = kind(
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=[kind.AddPartitionsToTxnTopic(name=topic, partitions=[partition])],
+        )
+        answer = self.client.ask(body, version).results_by_topic_v3_and_below
+        return int(answer[0].results_by_partition[0].partition_error_code)
+
+    def send(self, value: bytes, topic: str = "users", partition: int = 0, **fields: Any) -> int:
+        """Return the error of Produce; without an error the next sequence follows."""
+        version = fields.pop("version", 12 if self.version == 2 else 11)
+        adds = fields.pop("adds", self.version == 1)
+        if adds and (code := self.add(topic, partition)):
+            return code
+        at = topic, partition
+        sequence = self.sequences.get(at, 0)
+        producer = self.producer_id, self.epoch, sequence
+        data = batch(
+            (b"k", value), producer=producer, attributes=0x10, timestamp=self.clock.now_ms(), **fields
+        )
+        answer = self.client.produce(
+            topic, data, partition=partition, version=version, transactional_id=self.name
+        )
+        if not answer.error_code:
+            self.sequences[at] = sequence + 1
+        return int(answer.error_code)
+
+    def end(self, *, commit: bool = True, version: int | None = None) -> int:
+        """Return the error of EndTxn; take the next epoch, which version 2 has."""
+        version = (5 if self.version == 2 else 4) if version is None else version
+        body = EndTxnRequest(
+            transactional_id=self.name,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            committed=commit,
+        )
+        answer = self.client.ask(body, version)
+        if not answer.error_code and version >= 5:
+            self.took(answer)
+        return int(answer.error_code)
+
+    def commit_offset(self, offset: int, group: str = "g", **fields: Any) -> int:
+        """Return the error of TxnOffsetCommit for users-0."""
+        version = fields.pop("version", 5 if self.version == 2 else 4)
+        if fields.pop("adds", version < 5):
+            body = AddOffsetsToTxnRequest(
+                transactional_id=self.name,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                group_id=group,
+            )
+            code = self.client.ask(body).error_code
+            if code:
+                return int(code)
+        kind = TxnOffsetCommitRequest
+        partition = kind.TxnOffsetCommitRequestPartition(
+            partition_index=0, committed_offset=offset, committed_metadata="m"
+        )
+        body = kind(
+            transactional_id=self.name,
+            group_id=group,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            topics=[kind.TxnOffsetCommitRequestTopic(name="users", partitions=[partition])],
+            **fields,
+        )
+        return int(self.client.ask(body, version).topics[0].partitions[0].error_code)
+
+
+def committed(client: Client, topic: str = "users", partition: int = 0) -> list[bytes]:
+    """Return the values that a committed read has, by the records' bytes and the list of aborted ones."""
+    answer = client.fetch(topic, 0, partition=partition, isolation_level=1)
+    assert answer.error_code == 0
+    aborted = sorted((entry.first_offset, entry.producer_id) for entry in answer.aborted_transactions)
+    return list(_values(bytes(answer.records), aborted))
+
+
+def _values(data: bytes, aborted: list[tuple[int, int]]) -> Iterator[bytes]:
+    from lastword.records.batch import read_header, read_records
+
+    open_ids: set[int] = set()
+    position = 0
+    while position < len(data):
+        header = read_header(data, position, len(data), "<fetch>")
+        while aborted and aborted[0][0] <= header.base_offset:
+            open_ids.add(aborted.pop(0)[1])
+        if header.control:
+            open_ids.discard(header.producer_id)
+        elif header.producer_id not in open_ids:
+            for record in read_records(data, header, "<fetch>"):
+                yield record.value or b""
+        position = header.end
+
+
+def offset_of(client: Client, *, stable: bool = False, group: str = "g") -> tuple[int, int]:
+    """Return committed offset and error of users-0."""
+    kind = OffsetFetchRequest
+    topics = [kind.OffsetFetchRequestTopics(name="users", partition_indexes=[0])]
+    body = kind(groups=[kind.OffsetFetchRequestGroup(group_id=group, topics=topics)], require_stable=stable)
+    partition = client.ask(body, 9).groups[0].topics[0].partitions[0]
+    return partition.committed_offset, partition.error_code
+
+
+def described(client: Client, name: str = "t") -> Any:
+    return client.ask(DescribeTransactionsRequest(transactional_ids=[name])).transaction_states[0]
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 5
+    while not (result := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return result
+
+
+@pytest.fixture(params=[1, 2])
+def writer(request: pytest.FixtureRequest, client: Client, clock: ManualClock) -> Writer:
+    writer = Writer(client, clock, version=request.param)
+    assert writer.init().error_code == 0
+    return writer
+
+
+# ------------------------------------------------------------------ commit, abort
+
+
+def test_commit_and_abort(writer: Writer, client: Client) -> None:
+    for number in range(4):
+        assert writer.send(b"%d" % number) == 0
+        assert writer.send(b"e%d" % number, "events") == 0
+        assert committed(client) == [b"%d" % before for before in range(0, number, 2)]
+        assert writer.end(commit=number % 2 == 0) == 0
+    assert committed(client) == [b"0", b"2"]
+    assert committed(client, "events") == [b"e0", b"e2"]
+    assert client.fetch("users", 0, isolation_level=1).last_stable_offset == 8
+    state = described(client)
+    assert (state.transaction_state, state.topics) == ("CompleteAbort", [])
+    assert writer.epoch == (0 if writer.version == 1 else 4)
+
+
+def test_a_marker_has_the_epoch_of_the_end(writer: Writer, client: Client) -> None:
+    writer.send(b"v")
+    epoch = writer.epoch
+    writer.end()
+    kind = DescribeProducersRequest
+    body = kind(topics=[kind.TopicRequest(name="users", partition_indexes=[0])])
+    (producer,) = client.ask(body).topics[0].partitions[0].active_producers
+    assert producer.producer_epoch == writer.epoch == epoch + (writer.version == 2)
+    assert (producer.coordinator_epoch, producer.current_txn_start_offset) == (0, -1)
+
+
+def test_states_while_a_transaction_is_open(writer: Writer, client: Client, clock: ManualClock) -> None:
+    assert described(client).transaction_state == "Empty"
+    began = clock.now_ms()
+    writer.send(b"v")
+    clock.advance(5)
+    writer.send(b"v", partition=1)
+    state = described(client)
+    assert (state.transaction_state, state.transaction_start_time_ms) == ("Ongoing", began)
+    assert (state.producer_id, state.producer_epoch) == (writer.producer_id, writer.epoch)
+    assert state.transaction_timeout_ms == TIMEOUT_MS
+    assert [(topic.topic, topic.partitions) for topic in state.topics] == [("users", [0, 1])]
+    writer.end()
+    assert described(client).transaction_state == "CompleteCommit"
+
+
+def test_an_end_is_repeated(client: Client, clock: ManualClock) -> None:
+    first = Writer(client, clock, version=1)
+    first.init()
+    first.send(b"v")
+    assert [first.end(), first.end(), first.end(commit=False)] == [0, 0, codes.INVALID_TXN_STATE]
+    second = Writer(client, clock, "u")
+    second.init()
+    second.send(b"v")
+    before = second.epoch
+    assert second.end() == 0 and second.epoch == before + 1
+    for commit, code in ((True, 0), (False, codes.INVALID_TXN_STATE)):
+        second.epoch = before
+        assert second.end(commit=commit) == code
+    second.epoch = before + 1
+    assert second.end() == codes.INVALID_TXN_STATE, "there is nothing to commit"
+    assert (second.end(commit=False), second.epoch) == (0, before + 2), "the next epoch fences what is late"
+    second.epoch = before
+    assert second.end() == codes.PRODUCER_FENCED
+
+
+def test_an_end_without_a_transaction(client: Client, clock: ManualClock) -> None:
+    first = Writer(client, clock, version=1)
+    assert first.end() == codes.INVALID_PRODUCER_ID_MAPPING
+    first.init()
+    assert first.end() == first.end(commit=False) == codes.INVALID_TXN_STATE
+    second = Writer(client, clock, "u")
+    second.init()
+    assert second.end() == codes.INVALID_TXN_STATE
+    assert (second.end(commit=False), second.epoch) == (0, 1)
+    second.name = ""
+    assert second.end() == codes.INVALID_REQUEST
+
+
+# ------------------------------------------------------------------ InitProducerId
+
+
+def test_a_second_instance_fences_the_first(writer: Writer, client: Client, clock: ManualClock) -> None:
+    writer.send(b"lost")
+    other = Writer(client, clock, version=writer.version)
+    assert other.init().error_code == codes.CONCURRENT_TRANSACTIONS
+    assert other.init().error_code == 0
+    assert (other.producer_id, other.epoch) == (writer.producer_id, writer.epoch + 2)
+    assert writer.send(b"late", adds=False) == codes.INVALID_PRODUCER_EPOCH
+    assert writer.add("events") == codes.PRODUCER_FENCED
+    assert writer.add("events", version=1) == codes.INVALID_PRODUCER_EPOCH
+    assert writer.end() == codes.PRODUCER_FENCED
+    assert writer.end(version=1) == codes.INVALID_PRODUCER_EPOCH
+    assert writer.commit_offset(1, adds=False) == codes.INVALID_PRODUCER_EPOCH
+    assert [other.send(b"v"), other.end()] == [0, 0]
+    assert committed(client) == [b"v"]
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_a_fenced_epoch_in_each_version(client: Client, clock: ManualClock, version: int) -> None:
+    writer = Writer(client, clock)
+    writer.init()
+    writer.init()
+    fields = {"producer_id": writer.producer_id, "producer_epoch": 7} if version >= 3 else {}
+    body = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000, **fields)
+    answer = client.ask(body, version)
+    if version < 3:
+        assert (answer.error_code, answer.producer_epoch) == (0, 2)
+    else:
+        fenced = codes.INVALID_PRODUCER_EPOCH if version == 3 else codes.PRODUCER_FENCED
+        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (fenced, -1, -1)
+
+
+def test_a_producer_that_goes_on_gets_the_next_epoch(client: Client, clock: ManualClock) -> None:
+    """KIP-360: with its producer id and epoch, also if the answer was lost."""
+    writer = Writer(client, clock)
+    writer.init()
+    fields = {"producer_id": writer.producer_id, "producer_epoch": 0}
+    for _ in range(2):
+        answer = writer.init(**fields)
+        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, fields["producer_id"], 1)
+    assert writer.init().producer_epoch == 2, "another instance"
+    assert writer.init(**fields).error_code == codes.PRODUCER_FENCED
+    assert writer.init(producer_id=77, producer_epoch=2).error_code == codes.PRODUCER_FENCED
+    assert writer.init(producer_id=-1, producer_epoch=2).error_code == codes.INVALID_REQUEST
+    assert writer.init(producer_id=77, producer_epoch=-1).error_code == codes.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("timeout_ms", [-1, 0, 900_001, 0x7FFFFFFF])
+def test_a_timeout_that_is_not_allowed(client: Client, clock: ManualClock, timeout_ms: int) -> None:
+    answer = Writer(client, clock).init(transaction_timeout_ms=timeout_ms)
+    assert answer.error_code == codes.INVALID_TRANSACTION_TIMEOUT
+
+
+def test_two_phase_commit_is_refused(client: Client, clock: ManualClock) -> None:
+    body = {"transactional_id": "t", "transaction_timeout_ms": 1000}
+    answer = client.ask(InitProducerIdRequest(**body, enable2_pc=True), 6)
+    assert answer.error_code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    answer = client.ask(InitProducerIdRequest(**body, keep_prepared_txn=True), 6)
+    assert answer.error_code == codes.UNSUPPORTED_VERSION
+    assert client.ask(InitProducerIdRequest(**body), 6).error_code == 0
+    assert Writer(client, clock, "").init().error_code == codes.INVALID_REQUEST
+
+
+def test_exhausted_epochs_bring_a_new_producer_id(client: Client, clock: ManualClock, server: Server) -> None:
+    writer = Writer(client, clock)
+    writer.init()
+    exhaust(server, writer)
+    first = writer.producer_id
+    assert writer.send(b"v") == 0
+    assert writer.end() == 0
+    assert writer.producer_id != first and writer.epoch == 0
+    second = writer.producer_id
+    writer.producer_id, writer.epoch = first, LAST_EPOCH
+    assert writer.end() == 0, "a repeated request"
+    assert (writer.producer_id, writer.epoch) == (second, 0)
+    assert [writer.send(b"w"), writer.end()] == [0, 0]
+    assert committed(client) == [b"v", b"w"]
+    exhaust(server, writer)
+    answer = writer.init(producer_id=second, producer_epoch=LAST_EPOCH)
+    assert (answer.error_code, answer.producer_epoch) == (0, 0) and answer.producer_id != second
+    again = writer.init(producer_id=second, producer_epoch=LAST_EPOCH)
+    assert (again.producer_id, again.producer_epoch) == (answer.producer_id, 0)
+
+
+def exhaust(server: Server, writer: Writer) -> None:
+    """Give a producer the last epoch."""
+    from dataclasses import replace
+
+    transaction = server.broker._transactions._transactional_ids[writer.name]
+    transaction.stored = replace(transaction.stored, epoch=LAST_EPOCH)
+    writer.epoch = LAST_EPOCH
+    writer.sequences.clear()
+
+
+def test_fencing_of_the_last_epoch(client: Client, clock: ManualClock, server: Server) -> None:
+    writer = Writer(client, clock)
+    writer.init()
+    exhaust(server, writer)
+    writer.send(b"lost")
+    other = Writer(client, clock)
+    assert other.init().error_code == codes.CONCURRENT_TRANSACTIONS
+    assert described(client).producer_epoch == LAST_EPOCH + 1
+    assert other.init().error_code == 0
+    assert other.producer_id != writer.producer_id and other.epoch == 0
+    assert committed(client) == []
+
+
+# ------------------------------------------------------------------ partitions
+
+
+def batched(writer: Writer, *asked: tuple[str, int], only_verifies: bool = False, **fields: Any) -> Any:
+    kind = AddPartitionsToTxnRequest
+    given = {
+        "transactional_id": writer.name,
+        "producer_id": writer.producer_id,
+        "producer_epoch": writer.epoch,
+        "verify_only": only_verifies,
+    }
+    return kind.AddPartitionsToTxnTransaction(
+        **given | fields,
+        topics=[kind.AddPartitionsToTxnTopic(name=name, partitions=[number]) for name, number in asked],
+    )
+
+
+def results(answer: Any) -> list[list[int]]:
+    """Return the errors of each transaction."""
+    return [
+        [p.partition_error_code for topic in result.topic_results for p in topic.results_by_partition]
+        for result in answer.results_by_transaction
+    ]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_partitions_of_several_transactions(client: Client, clock: ManualClock, version: int) -> None:
+    writers = [Writer(client, clock, name) for name in ("a", "b")]
+    for writer in writers:
+        writer.init()
+    first, second = writers
+    ask = [
+        batched(first, ("users", 0), ("users", 1)),
+        batched(second, ("users", 0), ("none", 0), ("users", 7)),
+        batched(first, ("users", 1), ("events", 0), only_verifies=True),
+        batched(second, ("users", 0), only_verifies=True, producer_epoch=9),
+        batched(second, ("users", 0), producer_id=9),
+        batched(second, ("users", 0), transactional_id=""),
+    ]
+    answer = client.ask(AddPartitionsToTxnRequest(transactions=ask), version)
+    unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert results(answer) == [
+        [0, 0],
+        [codes.OPERATION_NOT_ATTEMPTED, unknown, unknown],
+        [0, codes.TRANSACTION_ABORTABLE],
+        [codes.PRODUCER_FENCED],
+        [codes.INVALID_PRODUCER_ID_MAPPING],
+        [codes.INVALID_REQUEST],
+    ]
+    assert described(client, "a").transaction_state == "Ongoing"
+    assert described(client, "b").transaction_state == "Empty"
+
+
+def test_a_partition_that_was_not_added(client: Client, clock: ManualClock) -> None:
+    writer = Writer(client, clock, version=1)
+    writer.init()
+    for version, code in ((10, codes.INVALID_TXN_STATE), (11, codes.TRANSACTION_ABORTABLE)):
+        assert writer.send(b"v", adds=False, version=version) == code
+        assert [writer.send(b"v", "events"), writer.send(b"v", adds=False, version=version)] == [0, code]
+    assert writer.commit_offset(1, adds=False, version=3) == codes.INVALID_TXN_STATE
+    assert writer.commit_offset(1, adds=False, version=4) == codes.TRANSACTION_ABORTABLE
+    assert client.offset("users", -1).offset == 0
+    writer.producer_id += 1
+    assert writer.send(b"v", adds=False) == codes.INVALID_PRODUCER_ID_MAPPING
+    assert writer.commit_offset(1, adds=False) == codes.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_a_transactional_batch_without_a_transactional_id(client: Client) -> None:
+    answer = client.produce("users", batch((b"k", b"v"), producer=(5, 0, 0), attributes=0x10))
+    assert answer.error_code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+def test_partitions_of_one_request_are_refused_alone(client: Client, clock: ManualClock) -> None:
+    writer = Writer(client, clock)
+    writer.init()
+    body = produce_request("users", b"", transactional_id="t")
+    good = batch((b"k", b"v"), producer=(writer.producer_id, 0, 0), attributes=0x10, timestamp=clock.now_ms())
+    other = batch((b"k", b"v"), producer=(9, 0, 0), attributes=0x10, timestamp=clock.now_ms())
+    plain = batch((b"k", b"w"), timestamp=clock.now_ms())
+    data = body.topic_data[0].partition_data
+    data[0].records = good
+    data.append(type(data[0])(index=1, records=other))
+    events = produce_request("events", plain).topic_data[0]
+    body.topic_data.append(events)
+    answer = client.ask(body, 12)
+    assert [p.error_code for topic in answer.responses for p in topic.partition_responses] == [
+        0,
+        codes.INVALID_PRODUCER_ID_MAPPING,
+        0,
+    ]
+    assert [t.topic for t in described(client).topics] == ["users"]
+
+
+def test_a_late_batch_cannot_open_a_transaction_again(writer: Writer, client: Client) -> None:
+    writer.send(b"v")
+    epoch = writer.epoch
+    writer.end()
+    writer.epoch, writer.sequences = epoch, {("users", 0): 1}
+    late = codes.TRANSACTION_ABORTABLE if writer.version == 1 else codes.INVALID_PRODUCER_EPOCH
+    assert writer.send(b"late", adds=False) == late
+    assert client.fetch("users", 0, isolation_level=1).last_stable_offset == 2
+
+
+# ------------------------------------------------------------------ offsets
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_offsets_of_a_transaction(writer: Writer, client: Client, commit: bool) -> None:
+    writer.send(b"v", "events")
+    assert [writer.commit_offset(5), writer.commit_offset(6)] == [0, 0]
+    assert offset_of(client) == (-1, 0)
+    assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
+    assert writer.end(commit=commit) == 0
+    assert offset_of(client, stable=True) == offset_of(client) == (6 if commit else -1, 0)
+
+
+def test_a_commit_behind_an_open_transaction_wins(writer: Writer, client: Client) -> None:
+    """The record with the larger offset wins, as after a cleaning."""
+    writer.commit_offset(5)
+    kind = OffsetCommitRequest
+    partition = kind.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=9, committed_metadata=""
+    )
+    topics = [kind.OffsetCommitRequestTopic(name="users", partitions=[partition])]
+    body = kind(group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=topics)
+    assert client.ask(body, 9).topics[0].partitions[0].error_code == 0
+    assert offset_of(client) == (9, 0)
+    assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
+    writer.end()
+    assert offset_of(client, stable=True) == (9, 0)
+
+
+def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:
+    assert writer.commit_offset(5, generation_id=3) == codes.ILLEGAL_GENERATION
+    assert writer.commit_offset(5) == 0
+    assert writer.commit_offset(5, generation_id=3, member_id="m") == codes.UNKNOWN_MEMBER_ID
+
+
+# ------------------------------------------------------------------ time
+
+
+def test_a_transaction_is_aborted_when_its_time_is_up(
+    writer: Writer, client: Client, clock: ManualClock
+) -> None:
+    writer.send(b"v")
+    writer.commit_offset(5)
+    clock.advance(TIMEOUT_MS - 1)
+    time.sleep(0.05)
+    assert described(client).transaction_state == "Ongoing"
+    clock.advance(1)
+    wait_for(lambda: described(client).transaction_state == "CompleteAbort")
+    assert described(client).producer_epoch == writer.epoch + 1
+    assert committed(client) == [] and offset_of(client, stable=True) == (-1, 0)
+    assert writer.send(b"late", adds=False) == codes.INVALID_PRODUCER_EPOCH
+    expected = codes.PRODUCER_FENCED if writer.version == 1 else codes.INVALID_TXN_STATE
+    assert writer.end() == expected
+    answer = writer.init(producer_id=writer.producer_id, producer_epoch=writer.epoch)
+    assert answer.error_code == 0, "the producer goes on with a new epoch"
+    assert [writer.send(b"w"), writer.end(), committed(client)] == [0, 0, [b"w"]]
+
+
+def test_the_time_of_a_later_transaction_begins_with_it(
+    writer: Writer, client: Client, clock: ManualClock
+) -> None:
+    for number in range(3):
+        writer.send(b"%d" % number)
+        clock.advance(TIMEOUT_MS - 10)
+        time.sleep(0.03)
+        assert writer.end() == 0
+    assert len(committed(client)) == 3
+
+
+def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, server: Server) -> None:
+    idle, busy = Writer(client, clock, "idle"), Writer(client, clock, "busy")
+    idle.init()
+    busy.init()
+    clock.advance(coordinator.EXPIRATION_MS - 1000)
+    time.sleep(0.03)
+    busy.init()
+    clock.advance(coordinator.EXPIRATION_CHECK_MS)
+    wait_for(lambda: described(client, "idle").error_code == codes.TRANSACTIONAL_ID_NOT_FOUND)
+    assert described(client, "busy").error_code == 0
+    keys = [record.key for record in server.broker._transactions.topic.newest()]
+    assert [b"busy" in key for key in keys] == [True]
+    assert idle.send(b"v") == codes.INVALID_PRODUCER_ID_MAPPING
+
+
+# ------------------------------------------------------------------ list, describe, find
+
+
+def test_list_transactions(client: Client, clock: ManualClock) -> None:
+    def listed(version: int = 2, **fields: Any) -> list[str]:
+        body = ListTransactionsRequest(**{"state_filters": [], "producer_id_filters": []} | fields)
+        answer = client.ask(body, version)
+        assert answer.error_code == 0
+        return [state.transactional_id for state in answer.transaction_states]
+
+    assert listed() == []
+    writers = [Writer(client, clock, name) for name in ("pay-1", "pay-2", "ship")]
+    for writer in writers:
+        writer.init()
+    writers[0].send(b"v")
+    clock.advance(1000)
+    writers[1].send(b"v", "events")
+    assert listed() == ["pay-1", "pay-2", "ship"]
+    assert listed(0, state_filters=["Empty"]) == ["ship"]
+    assert listed(0, producer_id_filters=[writers[1].producer_id]) == ["pay-2"]
+    assert listed(1, state_filters=["Ongoing"], duration_filter=500) == ["pay-1"]
+    assert listed(transactional_id_pattern="pay-.*") == ["pay-1", "pay-2"]
+    assert listed(transactional_id_pattern="pay") == []
+    body = ListTransactionsRequest(state_filters=["Odd"], producer_id_filters=[])
+    answer = client.ask(body)
+    assert (answer.unknown_state_filters, answer.transaction_states) == (["Odd"], [])
+    body = ListTransactionsRequest(state_filters=[], producer_id_filters=[], transactional_id_pattern="(")
+    assert client.ask(body).error_code == codes.INVALID_REGULAR_EXPRESSION
+
+
+def test_a_request_that_reads_creates_no_topic(client: Client, logs: lastword.LogDir) -> None:
+    assert described(client).error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
+    assert described(client, "").error_code == codes.INVALID_REQUEST
+    client.ask(ListTransactionsRequest(state_filters=[], producer_id_filters=[]))
+    assert "__transaction_state" not in logs
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+def test_the_coordinator_of_transactions(client: Client, version: int) -> None:
+    keys = {"key": "t"} if version < 4 else {"coordinator_keys": ["t"]}
+    answer = client.ask(FindCoordinatorRequest(key_type=1, **keys), version)
+    coordinator = answer if version < 4 else answer.coordinators[0]
+    assert (coordinator.error_code, coordinator.node_id) == (0, 1)
+
+
+# ------------------------------------------------------------------ restarts
+
+
+def reopened(path: Path, clock: ManualClock) -> Any:
+    return lastword.open(path, "a", files=UNSYNCED, clock=clock)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("state", ["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit"])
+def test_a_restart_in_each_state(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, state: str, version: int
+) -> None:
+    """The server ends in a state; after the next start the transaction goes on, or is completed."""
+    with reopened(tmp_path, clock) as logs:
+        logs.create_topic("users", 2, cleanup_policy="delete")
+        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+            writer = Writer(client, clock, version=version)
+            writer.init()
+            if state != "Empty":
+                writer.send(b"v")
+                writer.commit_offset(5)
+            if state in coordinator.DECIDED:
+                monkeypatch.setattr(Transactions, "_append_markers", _cut)
+            if state not in ("Empty", "Ongoing"):
+                assert writer.end(commit=state != "PrepareAbort") == 0
+            assert described(client).transaction_state == state
+            monkeypatch.undo()
+            if state in coordinator.DECIDED:
+                busy = writer.send(b"w", adds=False), writer.init().error_code
+                assert busy == (codes.NOT_ENOUGH_REPLICAS, codes.CONCURRENT_TRANSACTIONS)
+                assert committed(client) == []
+    with (
+        reopened(tmp_path, clock) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        writer.client = client
+        wait_for(lambda: described(client).transaction_state not in coordinator.DECIDED)
+        if state == "Ongoing":
+            assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
+            assert [writer.send(b"w"), writer.end()] == [0, 0]
+        is_commit = state not in ("Empty", "PrepareAbort")
+        assert committed(client)[:1] == ([b"v"] if is_commit else [])
+        assert offset_of(client, stable=True) == (5 if is_commit else -1, 0)
+        assert [writer.send(b"x"), writer.end()] == [0, 0]
+        assert committed(client)[-1] == b"x"
+
+
+async def _cut(*arguments: Any) -> None:
+    raise StorageError("the server ends here")
+
+
+def test_time_that_is_up_while_no_server_runs(tmp_path: Path, clock: ManualClock) -> None:
+    with reopened(tmp_path, clock) as logs:
+        logs.create_topic("users", cleanup_policy="delete")
+        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+            writer = Writer(client, clock)
+            writer.init()
+            writer.send(b"v")
+    clock.advance(TIMEOUT_MS)
+    with (
+        reopened(tmp_path, clock) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,  # sends no request for the transaction
+    ):
+        wait_for(lambda: client.fetch("users", 0, isolation_level=1).last_stable_offset == 2)
+        assert committed(client) == []
+
+
+def test_a_marker_that_cannot_be_appended_is_tried_again(
+    writer: Writer, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.send(b"v")
+    monkeypatch.setattr(Transactions, "_append_markers", _cut)
+    assert writer.end() == 0, "the decision stands"
+    assert described(client).transaction_state == "PrepareCommit"
+    monkeypatch.undo()
+    clock.advance(coordinator.RETRY_MS)
+    wait_for(lambda: described(client).transaction_state == "CompleteCommit")
+    assert committed(client) == [b"v"]
+
+
+def test_markers_wait_for_appends_in_work(client: Client, clock: ManualClock, server: Server) -> None:
+    """In version 1 a batch behind the marker would open the transaction again."""
+    writer = Writer(client, clock, version=1)
+    writer.init()
+    writer.send(b"v")
+    append = server.broker._transactions._transactional_ids["t"].appending()
+    append.__enter__()
+    with Client(server) as other:
+        body = EndTxnRequest(
+            transactional_id="t", producer_id=writer.producer_id, producer_epoch=0, committed=True
+        )
+        other.send(body, 4)
+        wait_for(lambda: described(client).transaction_state == "PrepareCommit")
+        assert committed(client) == []
+        server.loop.call_soon_threadsafe(append.__exit__, None, None, None)
+        assert other.receive().error_code == 0
+    assert committed(client) == [b"v"]
+
+
+def test_a_deleted_topic_needs_no_marker(writer: Writer, client: Client, logs: lastword.LogDir) -> None:
+    writer.send(b"v")
+    writer.send(b"v", "events")
+    logs.delete_topic("events")
+    assert writer.end() == 0
+    assert described(client).transaction_state == "CompleteCommit"
+    assert committed(client) == [b"v"]
+
+
+def test_a_waiting_committed_read_gets_the_records_of_a_commit(
+    writer: Writer, client: Client, server: Server
+) -> None:
+    writer.send(b"v")
+    with Client(server) as reader:
+        reader.send(fetch_request([("users", 0, 0)], max_wait_ms=5000, isolation_level=1), 12)
+        time.sleep(0.05)
+        writer.end()
+        answer = reader.receive().responses[0].partitions[0]
+    assert len(answer.records) > 0
+
+
+def test_states_are_stored_as_kafka_stores_them() -> None:
+    stored = Stored(
+        7, 3, 1000, "Ongoing", frozenset({("b", 1), ("a", 0), ("b", 0)}), 5, 6, 7, -1, -1, client_version=2
+    )
+    assert Stored.of_value(stored.value()) == stored
+    assert Stored.of_value(Stored(7, 3, 1000).value()) == Stored(7, 3, 1000)
