@@ -1,7 +1,8 @@
 """Reads topics with Spark, by Kafka's source or lastword's, and prints the rows; runs in its own Python.
 
 spark_job.py kafka BOOTSTRAP JARS_DIRECTORY   or   spark_job.py lastword DIRECTORY -; cases as a JSON list on
-stdin, each {"name", "stream", "options"}; one JSON line for each case on stdout.
+stdin, each {"name", "stream", "options"}; one JSON line for each case on stdout. "address" in a case replaces
+that of the command; "to" writes the rows to another cluster with Kafka's sink.
 """
 
 from __future__ import annotations
@@ -85,12 +86,22 @@ def read(spark: Any, source: str, address: str, case: dict[str, Any]) -> dict[st
     return {"schema": frame.schema.simpleString(), "batches": [rows for rows in batches if rows]}
 
 
+def write(spark: Any, source: str, address: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Write the rows of a batch read to the cluster `to`: same topics, partitions, keys, values, headers."""
+    reader = spark.read.format(source).options(**case["options"])
+    frame = reader.option("kafka.bootstrap.servers", address).load()
+    rows = frame.select("topic", "partition", "key", "value", "headers")
+    rows.write.format("kafka").option("kafka.bootstrap.servers", case["to"]).save()
+    return {}
+
+
 def main() -> None:
     source, address, jars = sys.argv[1:]
     spark = session(source, jars)
     for case in json.load(sys.stdin):
         try:
-            result = read(spark, source, address, case)
+            work = write if "to" in case else read
+            result = work(spark, source, case.get("address", address), case)
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}"[:2000]}
         print(json.dumps({"name": case["name"], **result}), flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,12 @@ import lastword
 from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import at_offset
 from tests.server.client import batch
-from tests.support.jars import KafkaJars
+from tests.support.jars import HERE, KafkaJars
 from tests.support.kafka import Clients, KafkaRecord, Tools
 from tests.transactions import end_transaction
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 FAR = (1 << 31) + 5
 GROUPS = "consumer.group.ConsumerGroupCommand"
 
@@ -57,12 +59,21 @@ def java(tools: Tools, logs: lastword.LogDir) -> Iterator[Clients]:
         yield Clients(tools, server.bootstrap_servers)
 
 
+def _logging(log_file: Path) -> list[str]:
+    return [f"-Dlog4j2.configurationFile={HERE / 'log4j2.xml'}", f"-Dlastword.log={log_file}"]
+
+
+@pytest.fixture(scope="module")
+def tester_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tester") / "tester.log"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compaction_tester(
-    java: Clients, logs: lastword.LogDir, kafka_jars: KafkaJars
+    java: Clients, kafka_jars: KafkaJars, tester_log: Path
 ) -> Iterator[subprocess.Popen[str]]:
     """Start LogCompactionTester beside the other tests: its consumer waits 20 s for a last record."""
-    command = [kafka_jars.java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", kafka_jars.classpath]
+    command = [kafka_jars.java, *FLAGS, *_logging(tester_log), "-cp", kafka_jars.classpath]
     command += ["org.apache.kafka.tools.LogCompactionTester", "--bootstrap-server", java.bootstrap]
     command += ["--messages", "20000", "--duplicates", "20", "--percent-deletes", "20", "--sleep", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -246,9 +257,53 @@ def test_the_client_compatibility_test(java: Clients) -> None:
     java.run("ClientCompatibilityTest", "--topic", "compatible", "--num-cluster-nodes", "1", *options)
 
 
-def test_the_log_compaction_tester(compaction_tester: subprocess.Popen[str]) -> None:
+def test_the_log_compaction_tester(compaction_tester: subprocess.Popen[str], tester_log: Path) -> None:
     printed, _ = compaction_tester.communicate(timeout=60)
-    assert compaction_tester.returncode == 0, printed
+    assert compaction_tester.returncode == 0, printed + tester_log.read_text()
     assert "0 mismatches" in printed
     rows = re.search(r"20000 rows of data produced, (\d+) rows of data consumed", printed)
     assert rows is not None and int(rows[1]) < 15_000, printed
+
+
+# ------------------------------------------------------------------ Streams, Connect
+
+
+def test_streams_restores_its_state_from_the_changelog(
+    java: Clients, logs: lastword.LogDir, kafka_jars: KafkaJars, tmp_path: Path
+) -> None:
+    java.create_topic("words", 2)
+    classpath = kafka_jars.compiled(Path(__file__).parent / "java", f"{kafka_jars.apps()}/*")
+    command = [kafka_jars.java, *FLAGS, *_logging(tmp_path / "streams.log"), "-cp", classpath, "Counts"]
+    command += [java.bootstrap, str(tmp_path), "at_least_once"]
+    first, second = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert first == "0 {k0=10, k1=10, k2=10}"
+    assert re.fullmatch(r"[3-9]\d* {k0=20, k1=20, k2=20}", second)
+    changelog = logs["counts-counts-changelog"]
+    assert changelog.config.cleanup_policy == {"compact"}
+    newest = {record.key: int.from_bytes(record.value or b"") for record in changelog.read(view="latest")}
+    assert newest == {b"k0": 20, b"k1": 20, b"k2": 20}
+
+
+def test_connect_copies_a_file_to_a_file(java: Clients, kafka_jars: KafkaJars, tmp_path: Path) -> None:
+    source, sink = tmp_path / "source.txt", tmp_path / "sink.txt"
+    source.write_text("".join(f"line {number}\n" for number in range(100)))
+    connector = "connector.class=org.apache.kafka.connect.file.FileStream"
+    strings = "converter=org.apache.kafka.connect.storage.StringConverter"
+    worker = (f"bootstrap.servers={java.bootstrap}", f"key.{strings}", f"value.{strings}")
+    worker += (f"offset.storage.file.filename={tmp_path}/offsets", "listeners=http://127.0.0.1:0")
+    files = {
+        "worker": (*worker, "plugin.discovery=service_load"),
+        "source": ("name=source", f"{connector}SourceConnector", f"file={source}", "topic=copied"),
+        "sink": ("name=sink", f"{connector}SinkConnector", f"file={sink}", "topics=copied"),
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("\n".join(lines))
+    classpath = f"{kafka_jars.apps()}/*:{kafka_jars.classpath}"
+    command = [kafka_jars.java, *FLAGS, *_logging(tmp_path / "connect.log"), "-cp", classpath]
+    command += ["org.apache.kafka.connect.cli.ConnectStandalone", *(str(tmp_path / name) for name in files)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 60
+        while not sink.exists() or sink.read_bytes() != source.read_bytes():
+            assert process.poll() is None and time.monotonic() < end, (tmp_path / "connect.log").read_text()
+            time.sleep(0.05)
+        process.kill()

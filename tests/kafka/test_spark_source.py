@@ -21,12 +21,15 @@ pytest.importorskip("pyspark")
 
 from bench.spark_rival import Rival
 
+import lastword
+from tests.kafka.spark_job import text
 from tests.kafka.traffic import START_MS, batches, updates
 from tests.support.exhaustive import stride
 from tests.support.jars import KafkaMissing, must_not_skip
 from tests.support.kafka import Broker, KafkaRecord, Tools
 
 JOB = Path(__file__).with_name("spark_job.py")
+PARTITIONS = ((0, 120), (1, 70), (2, 90))
 LATE_MS = START_MS + 10_000_000
 
 
@@ -112,6 +115,17 @@ REFUSED = [
 
 REFUSED = REFUSED[:: stride(3)]
 
+SERVED = [
+    case("served: every record", includeHeaders="true"),
+    case(
+        "served: offsets",
+        startingOffsets=offsets(p0=5, p1=-2, p2=3),
+        endingOffsets=offsets(p0=20, p1=-1, p2=3),
+    ),
+    case("served: stream", stream=True, startingOffsets="earliest", maxOffsetsPerTrigger="50"),
+]
+"""Reads of lastword's server with Kafka's source, after Kafka's sink copied the topic `p` to the server."""
+
 
 @pytest.fixture(scope="module")
 def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
@@ -127,7 +141,7 @@ def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         broker.create_topic("p", 3)
         broker.create_topic("q", 1, message_timestamp_type="LogAppendTime")
         broker.create_topic("tx", 1)
-        for partition, count in ((0, 120), (1, 70), (2, 90)):
+        for partition, count in PARTITIONS:
             broker.produce("p", [_placed(part, partition) for part in batches(updates(count, 20, partition))])
         for codec in ("none", "zstd", "lz4", "gzip", "snappy"):
             broker.produce("q", [updates(15, 5, 7)], compression_type=codec)
@@ -136,9 +150,18 @@ def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         broker.send("tx", ("a", "begin"), ("a", rows[:10]), ("a", "commit"))
         broker.send("tx", ("a", "begin"), ("a", rows[10:20]), ("a", "abort"))
         broker.send("tx", ("a", "begin"), ("a", rows[20:30]), ("a", "commit"), ("a", "close"))
-        with ThreadPoolExecutor() as pool:
-            kafka = pool.submit(_run, str(rival.python), "kafka", broker.bootstrap, str(rival.jars))
-            ours = pool.submit(_run, sys.executable, "lastword", str(directory), "-")
+        with (
+            lastword.open(tmp_path_factory.mktemp("served"), "a") as logs,
+            lastword.serve(logs, "127.0.0.1:0") as server,
+            ThreadPoolExecutor() as pool,
+        ):
+            logs.create_topic("p", 3)
+            address = server.bootstrap_servers
+            copy = case("copy", includeHeaders="true") | {"to": address}
+            served = [copy, *(case | {"address": address} for case in SERVED)]
+            arguments = (str(rival.python), "kafka", broker.bootstrap, str(rival.jars))
+            kafka = pool.submit(_run, *arguments, SAME + REFUSED + served)
+            ours = pool.submit(_run, sys.executable, "lastword", str(directory), "-", SAME + REFUSED)
             yield {"kafka": kafka.result(), "lastword": ours.result()}
 
 
@@ -148,11 +171,11 @@ def _placed(records: Any, partition: int) -> list[KafkaRecord]:
     return [replace(record, partition=partition) for record in records]
 
 
-def _run(python: str, source: str, address: str, jars: str) -> dict[str, Any]:
+def _run(python: str, source: str, address: str, jars: str, asked: list[dict[str, Any]]) -> dict[str, Any]:
     levels = ("read_uncommitted", "read_committed")
     cases = [
         {**case, "options": {**case["options"], "kafka.isolation.level": levels[case["committed"]]}}
-        for case in SAME + REFUSED
+        for case in asked
     ]
     env = {
         **os.environ,
@@ -187,6 +210,22 @@ def test_both_refuse(answers: dict[str, dict[str, Any]], name: str) -> None:
     kafka, ours = answers["kafka"][name], answers["lastword"][name]
     assert "error" in kafka, kafka
     assert "error" in ours and "lastword" in ours["error"], ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case["name"] for case in SERVED])
+def test_kafkas_sink_and_source_work_with_the_server(answers: dict[str, dict[str, Any]], name: str) -> None:
+    """The rows are those that the broker got, besides the time, which the sink cannot set."""
+    result = answers["kafka"][name]
+    rows = [row for batch in result["batches"] for row in batch]
+    sent = {number: updates(count, 20, number) for number, count in PARTITIONS}
+    for topic, number, offset, _, _, key, value, headers in rows:
+        record = sent[number][offset]
+        assert (topic, key, value) == ("p", text(record.key), text(record.value))
+        if name == "served: every record":
+            assert headers == ([[name, text(data)] for name, data in record.headers] or None)
+    places = {(row[1], row[2]) for row in rows}
+    assert len(places) == len(rows) == {"served: offsets": 15 + 70}.get(name, 280)
 
 
 @pytest.mark.slow

@@ -13,11 +13,15 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 KAFKA_VERSION = "4.3.1"
 HERE = Path(__file__).parent / "jvm"
+#: Patterns of the jars that a complete fetch has: broker, tools and logger.
+WANTED = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-tools-{KAFKA_VERSION}.jar", "log4j-core-*.jar")
+APPS = (f"kafka-streams-{KAFKA_VERSION}.jar", f"connect-file-{KAFKA_VERSION}.jar")
 #: Maven's messages if it cannot reach a repository. They differ from those for a missing jar or a wrong pom.
 UNREACHABLE = re.compile(
     r"Unknown host|UnknownHostException|Connection refused|timed out|Network is unreachable|No route to host"
@@ -55,8 +59,16 @@ class KafkaJars:
             return KafkaJars(java, Path(given))
         cached = cache_directory() / f"kafka-{KAFKA_VERSION}"
         if not complete(cached):
-            fetch(cached)
+            fetch(cached, "pom.xml", WANTED)
         return KafkaJars(java, cached)
+
+    @staticmethod
+    def apps() -> Path:
+        """Return a directory with Kafka Streams and Connect's file connectors, and nothing else."""
+        cached = cache_directory() / f"kafka-apps-{KAFKA_VERSION}"
+        if not complete(cached, APPS):
+            fetch(cached, "apps_pom.xml", APPS)
+        return cached
 
     @property
     def classpath(self) -> str:
@@ -68,24 +80,30 @@ class KafkaJars:
         built = (Path(self.java).resolve().parents[1] / "lib" / "modules").stat().st_mtime_ns
         return cache_directory() / f"kafka-{KAFKA_VERSION}-{built:x}.jsa"
 
-    def compiled(self, sources: Path) -> str:
-        """Return a class path with the compiled `sources`; compile only if a .java file has changed."""
+    def compiled(self, sources: Path, more: str = "") -> str:
+        """Return a class path with the compiled `sources`; compile only if a .java file has changed.
+
+        Args:
+            sources: A directory with .java files.
+            more: A class path that they need besides Kafka's.
+        """
+        classpath = f"{more}:{self.classpath}" if more else self.classpath
         files = sorted(sources.glob("*.java"))
         digest = hashlib.sha256()
         for path in files:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
         classes = cache_directory() / f"kafka-{KAFKA_VERSION}-classes" / digest.hexdigest()[:16]
         if not classes.exists():
-            self._compile(files, classes)
-        return f"{classes}:{self.classpath}"
+            self._compile(files, classes, classpath)
+        return f"{classes}:{classpath}"
 
-    def _compile(self, files: list[Path], classes: Path) -> None:
+    def _compile(self, files: list[Path], classes: Path, classpath: str) -> None:
         javac = shutil.which("javac") or str(Path(self.java).resolve().parent / "javac")
         if not Path(javac).exists():
             raise KafkaMissing(f"no javac beside {self.java}: apt-get install openjdk-17-jdk-headless")
         private = classes.with_name(f"{classes.name}.{os.getpid()}")
         private.mkdir(parents=True)
-        command = [javac, "-nowarn", "-d", str(private), "-cp", self.classpath, *map(str, files)]
+        command = [javac, "-nowarn", "-d", str(private), "-cp", classpath, *map(str, files)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             shutil.rmtree(private)
@@ -111,24 +129,23 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lastword"
 
 
-def complete(directory: Path) -> bool:
-    """Return whether a fetch into `directory` is complete: it has the jars of broker, tools and logger."""
-    wanted = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-tools-{KAFKA_VERSION}.jar", "log4j-core-*.jar")
+def complete(directory: Path, wanted: Iterable[str] = WANTED) -> bool:
+    """Return whether a fetch into `directory` is complete: it has the jars `wanted`."""
     return all(any(directory.glob(pattern)) for pattern in wanted)
 
 
-def fetch(target: Path) -> None:
-    """Fetch the jars of pom.xml into `target` with Maven: all of them, or none."""
+def fetch(target: Path, pom: str, wanted: Iterable[str]) -> None:
+    """Fetch the jars of a pom into `target` with Maven: all of them, or none."""
     maven = shutil.which("mvn")
     if not maven:
         raise KafkaMissing(f"no Maven to fetch Kafka {KAFKA_VERSION} with: apt-get install maven")
     private = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.rmtree(private, ignore_errors=True)
     private.mkdir(parents=True)
-    command = [maven, "--batch-mode", "--quiet", "--file", str(HERE / "pom.xml")]
+    command = [maven, "--batch-mode", "--quiet", "--file", str(HERE / pom)]
     command += ["dependency:copy-dependencies", f"-DoutputDirectory={private}"]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or not complete(private):
+    if done.returncode or not complete(private, wanted):
         said = (done.stdout + done.stderr).strip()
         shutil.rmtree(private, ignore_errors=True)
         away = bool(UNREACHABLE.search(said))
