@@ -50,10 +50,13 @@ def test_five_minutes(tmp_path, monkeypatch):
 
 
 def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
-    """The blocks run in order in one session, then those of the task pages; the next test runs Spark's."""
+    """The blocks run in order in one session, then those of the task pages.
+
+    The next test runs Spark's, and tests/testing/test_examples.py those with the fixture `kafka_broker`.
+    """
     monkeypatch.chdir(tmp_path)
     session = {}
-    blocks = [block for block in BLOCKS if not of_spark(block)] + TASK_BLOCKS
+    blocks = [block for block in BLOCKS if not of_spark(block) and "kafka_broker" not in block] + TASK_BLOCKS
     assert len(blocks) == 6
     for block in blocks:
         exec(block, session)

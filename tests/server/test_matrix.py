@@ -165,7 +165,8 @@ class KafkaPython:
         rows: Rows = {topic: [] for topic in wanted}
         end = time.monotonic() + SECONDS
         while not enough(rows, wanted) and time.monotonic() < end:
-            for partition, records in consumer.poll(timeout_ms=100).items():
+            # kafka-python 3.0.12 drops an assignment that arrives after the time of its poll.
+            for partition, records in consumer.poll(timeout_ms=5000).items():
                 rows[partition.topic] += [(r.offset, r.key, r.value) for r in records]
         if group:
             consumer.commit()

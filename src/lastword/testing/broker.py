@@ -13,13 +13,11 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastword.api.cleaning import expire
 from lastword.api.logs import LogDir
 from lastword.api.opening import open
 from lastword.api.topic import Topic
-from lastword.cleaner import CleanRound
 from lastword.clock import SystemClock
 from lastword.errors import UsageError
 from lastword.parse import parse_duration_ms
@@ -27,6 +25,9 @@ from lastword.protocol import Request
 from lastword.server import serve
 from lastword.testing.interceptor import Interceptor
 from lastword.testing.unsynced import UNSYNCED
+
+if TYPE_CHECKING:
+    from lastword.cleaner import CleanRound
 
 T = TypeVar("T")
 WAIT_SECONDS = 30.0
@@ -161,7 +162,7 @@ class Broker:
         Returns:
             One report for each partition that is compacted.
         """
-        expire(self.logs.dirs, topic, None)
+        self.logs.expire(topic)
         if topic is not None and not self.logs.dirs.config(topic).compacts:
             return []
         return self.logs.clean(topic)
