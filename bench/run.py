@@ -32,6 +32,7 @@ MODULES = (
     "bench.drive_workloads",
     "bench.bucket_workloads",
     "bench.merge_workloads",
+    "bench.server_workloads",
     "bench.spark_workloads",
 )
 

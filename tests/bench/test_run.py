@@ -29,7 +29,9 @@ STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover", "partitio
 
 
 @pytest.mark.parametrize(
-    "names", [LOCAL[:: stride(3)], STORAGE[:: stride(3)], ("drives",)], ids=["cleaning", "storage", "drives"]
+    "names",
+    [LOCAL[:: stride(3)], STORAGE[:: stride(3)], ("drives",), ("server",)],
+    ids=["cleaning", "storage", "drives", "server"],
 )
 def test_every_local_workload_gives_a_ratio(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]

@@ -1,0 +1,342 @@
+"""Measure `lastword serve` beside a Kafka broker: CPU time, latency, start and memory of the server process.
+
+Both servers run on the same cores, one at a time, and get the same bytes from the same client, which sends
+requests that were built before. So the client costs both the same, and CPU seconds are those of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.server.client import Client, batch, produce_request
+from tests.support.jars import KafkaJars
+from tests.support.kafka import Broker, Tools
+
+from bench import kafka
+from bench.registry import Measured, Run, workload
+from lastword.protocol import ClientConnection
+from lastword.protocol.messages import CreateTopicsRequest, MetadataRequest
+
+VALUE_BYTES = 100
+TICKS = os.sysconf("SC_CLK_TCK")
+RATE = 400
+"""Requests per second while latency is measured, over all connections."""
+LATENCY_SECONDS = 5.0
+KAFKA = "Kafka 4.3.1"
+
+
+@dataclass
+class Peer:
+    """A running server."""
+
+    host: str
+    port: int
+    pid: int
+    seconds_to_metadata: float = 0.0
+
+    def client(self) -> Client:
+        return Client(SimpleNamespace(host=self.host, port=self.port), timeout=60)  # type: ignore[arg-type]
+
+    def cpu(self) -> float:
+        """Return the CPU seconds of the process up to now."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def memory(self) -> float:
+        """Return the resident memory in MB."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024 / 1e6
+
+    def create(self, **topics: dict[str, Any]) -> None:
+        kind = CreateTopicsRequest.CreatableTopic
+        asked = [
+            kind(
+                name=name,
+                num_partitions=config.pop("partitions", 1),
+                replication_factor=1,
+                assignments=[],
+                configs=[
+                    CreateTopicsRequest.CreatableTopicConfig(name=key.replace("_", "."), value=str(value))
+                    for key, value in config.items()
+                ],
+            )
+            for name, config in topics.items()
+        ]
+        with self.client() as client:
+            answer = client.ask(CreateTopicsRequest(topics=asked, timeout_ms=30_000), 7)
+            failed = [topic for topic in answer.topics if topic.error_code]
+            if failed:
+                raise RuntimeError(f"{failed[0].name}: {failed[0].error_message}")
+            deadline = time.monotonic() + 30
+            while any(not count for count in self._partitions(client, list(topics))):
+                if time.monotonic() > deadline:
+                    raise RuntimeError("the topics have no leaders")
+                time.sleep(0.02)
+
+    @staticmethod
+    def _partitions(client: Client, names: list[str]) -> list[int]:
+        asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        answer = client.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=False), 9)
+        return [
+            0 if any(p.leader_id < 0 for p in topic.partitions) else len(topic.partitions)
+            for topic in answer.topics
+        ]
+
+
+@contextmanager
+def ours(directory: Path, settings: str = "") -> Iterator[Peer]:
+    """Run `lastword serve`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "lastword.toml").write_text(settings)
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "lastword", "serve", str(directory), "--listen", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "bootstrap_servers" in line)
+        host, _, port = json.loads(line)["bootstrap_servers"].rpartition(":")
+        peer = Peer(host, int(port), process.pid)
+        _first_metadata(peer)
+        peer.seconds_to_metadata = time.perf_counter() - began
+        yield peer
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@contextmanager
+def broker(tools: Tools, directory: Path, **settings: str) -> Iterator[Peer]:
+    """Run a broker with the flags of Kafka's start script."""
+    flags = ["-Xmx1g", "-Xms1g", *kafka.BROKER_FLAGS]
+    names = {name.replace("_", "."): value for name, value in settings.items()}
+    running = Broker(tools, directory, settings=names, java_flags=flags)
+    began = time.perf_counter()
+    with running:
+        host, _, port = running.bootstrap.rpartition(":")
+        peer = Peer(host, int(port), running.pid)
+        _first_metadata(peer)
+        peer.seconds_to_metadata = time.perf_counter() - began
+        yield peer
+
+
+def _first_metadata(peer: Peer) -> None:
+    with peer.client() as client:
+        client.ask(MetadataRequest(topics=[], allow_auto_topic_creation=False), 9)
+
+
+def records(batch_bytes: int) -> tuple[bytes, int]:
+    """Return a batch of about this size, and its number of records."""
+    count = max(1, (batch_bytes - 61) // (VALUE_BYTES + 24))
+    value = bytes(range(VALUE_BYTES))
+    return batch(*[(b"key-%012d" % number, value) for number in range(count)]), count
+
+
+def pump(peer: Peer, frames: Callable[[Client], Any], requests: int) -> None:
+    """Send the same request again and again on one connection; check each answer."""
+    with peer.client() as client:
+        for _ in range(requests):
+            frames(client)
+
+
+def produce_all(peer: Peer, topic: str, total: int, batch_bytes: int) -> int:
+    """Produce about `total` records; return how many."""
+    data, count = records(batch_bytes)
+    body = produce_request(topic, data, acks=1)
+    requests = max(1, total // count)
+
+    def send(client: Client) -> None:
+        answer = client.ask(body, 9).responses[0].partition_responses[0]
+        assert answer.error_code == 0, answer
+
+    pump(peer, send, requests)
+    return requests * count
+
+
+def fetch_all(peer: Peer, topic: str, end: int) -> None:
+    """Fetch a partition from its start to `end`, at most 1 MiB at a time; the records are not parsed."""
+    with peer.client() as client:
+        offset = 0
+        while offset < end:
+            answer = client.fetch(topic, offset, version=11, partition_max_bytes=1 << 20)
+            assert answer.error_code == 0 and len(answer.records), answer
+            data, position = memoryview(answer.records), 0
+            while position + 61 <= len(data):
+                base, size = struct.unpack_from(">qi", data, position)
+                (delta,) = struct.unpack_from(">i", data, position + 23)
+                if position + size + 12 > len(data):
+                    break
+                offset, position = base + delta + 1, position + size + 12
+
+
+@workload("server")
+def server(run: Run) -> Iterator[Measured]:
+    """Serve Kafka's protocol: produce, fetch, latency, start, memory, partitions.
+
+    Rival: a Kafka broker, one at a time on the same cores. CPU seconds are those of the server's process for
+    a million records of 124 bytes, after as many to warm up.
+    """
+    with Tools(KafkaJars.find_or_fetch()) as tools:
+        mine = _measured(run, "ours", tools)
+        rival = _measured(run, "rival", tools)
+    for (what, unit), amounts in mine.amounts.items():
+        ours, theirs = statistics.median(amounts), statistics.median(rival.amounts[what, unit])
+        facts = {"cleaned": mine.cleaned, "rival_cleaned": rival.cleaned} if "cleaning" in what else {}
+        yield Measured("server", what, unit, ours, theirs, KAFKA, theirs / (ours or 1 / TICKS), facts)
+
+
+@dataclass
+class _Side:
+    """The amounts of one server by what they are and their unit; the lower is the better."""
+
+    amounts: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    cleaned: float = 0.0
+    """Share of the bytes that the cleaning removed while latency was measured."""
+
+    def add(self, what: str, unit: str, amount: float) -> None:
+        self.amounts.setdefault((what, unit), []).append(amount)
+
+    def spent(self, what: str, peer: Peer, count: int, work: Callable[[], Any]) -> None:
+        """Add the CPU and wall seconds of `work` for a million of `count`."""
+        cpu, wall = peer.cpu(), time.perf_counter()
+        work()
+        self.add(what, "CPU s/M records", (peer.cpu() - cpu) / count * 1e6)
+        self.add(what, "s/M records", (time.perf_counter() - wall) / count * 1e6)
+
+
+def _measured(run: Run, name: str, tools: Tools) -> _Side:
+    side = _Side()
+    for number in range(run.repetitions):
+        place = run.scratch / f"server-{name}-{number}"
+        with _started(name, place, tools) as peer:
+            side.add("start to first metadata", "s", peer.seconds_to_metadata)
+            side.add("memory after the start", "MB", peer.memory())
+            if number == 0:
+                partitions = 1000 if run.records >= 1_000_000 else 50
+                cpu = peer.cpu()
+                peer.create(many={"partitions": partitions})
+                side.add(f"create {partitions:,} partitions", "CPU s", peer.cpu() - cpu)
+                _throughput(run, peer, side)
+                _latency(run, peer, side, place)
+    return side
+
+
+def _started(name: str, place: Path, tools: Tools) -> AbstractContextManager[Peer]:
+    if name == "ours":
+        return ours(place, "log.cleaner.backoff.ms = 50\n")
+    return broker(tools, place, log_cleaner_enable="true", log_cleaner_backoff_ms="50")
+
+
+def _throughput(run: Run, peer: Peer, side: _Side) -> None:
+    for label, size in (("16 KiB", 16 << 10), ("1 MiB", 1_000_000)):
+        topic = f"t{size}"
+        peer.create(**{topic: {"cleanup_policy": "delete"}})
+        produce = partial(produce_all, peer, topic, run.records, size)
+        written = produce()
+        fetch = partial(fetch_all, peer, topic, written)
+        for _ in range(run.repetitions):
+            side.spent(f"produce, {label} batches", peer, written, produce)
+        fetch()
+        for _ in range(run.repetitions):
+            side.spent(f"fetch, {label} batches", peer, written, fetch)
+
+
+# ---------------------------------------------------------------- latency
+
+
+class _Caller:
+    """A connection that sends one Produce request again and again, and times the answers."""
+
+    def __init__(self, peer: Peer, body: Any) -> None:
+        self.socket = socket.create_connection((peer.host, peer.port), 30)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._protocol = ClientConnection("bench")
+        self._body = body
+        self.sent_at: float | None = None
+
+    def send(self) -> None:
+        self.sent_at = time.perf_counter()
+        self.socket.sendall(b"".join(bytes(part) for part in self._protocol.request(self._body, 9)))
+
+    def receive(self) -> float | None:
+        """Return the seconds since the request, when the answer is whole."""
+        for answer in self._protocol.receive_data(self.socket.recv(1 << 16)):
+            partition = answer.body.responses[0].partition_responses[0]
+            assert partition.error_code == 0 and self.sent_at is not None, partition
+            took, self.sent_at = time.perf_counter() - self.sent_at, None
+            return took
+        return None
+
+
+def latencies(peer: Peer, topic: str, connections: int, seconds: float) -> list[float]:
+    """Return the seconds of each request, sent at a fixed rate over all connections.
+
+    A request counts from the time at which it was due: a server that pauses delays all that follow.
+    """
+    body = produce_request(topic, records(1024)[0], acks=1)
+    callers = [_Caller(peer, body) for _ in range(connections)]
+    for caller in callers:  # a new connection costs more than a request
+        caller.send()
+        while caller.receive() is None:
+            pass
+    took: list[float] = []
+    with selectors.DefaultSelector() as ready:
+        for caller in callers:
+            ready.register(caller.socket, selectors.EVENT_READ, caller)
+        start = time.perf_counter()
+        due, number = start, 0
+        while (now := time.perf_counter()) < start + seconds:
+            if now >= due:
+                caller = callers[number % connections]
+                if caller.sent_at is None:
+                    caller.send()
+                    caller.sent_at = due
+                    number, due = number + 1, due + 1 / RATE
+            for key, _ in ready.select(max(0.0, min(due - time.perf_counter(), 0.01))):
+                answered = key.data.receive()
+                if answered is not None:
+                    took.append(answered)
+    for caller in callers:
+        caller.socket.close()
+    return took
+
+
+def _latency(run: Run, peer: Peer, side: _Side, place: Path) -> None:
+    seconds = LATENCY_SECONDS if run.records >= 1_000_000 else 0.5
+    churn = {
+        "cleanup_policy": "compact",
+        "min_cleanable_dirty_ratio": 0.001,
+        "segment_bytes": max(run.records * 8, 1 << 20),
+    }
+    peer.create(latency={"cleanup_policy": "delete"}, churn=churn)
+    latencies(peer, "latency", 10, seconds)
+    for connections, cleans in ((1, False), (10, False), (100, False), (10, True)):
+        before = 0
+        if cleans:
+            produce_all(peer, "churn", run.records, 1_000_000)
+            before = _size(place / "churn-0")
+        took = sorted(latencies(peer, "latency", connections, seconds))
+        if cleans:
+            side.cleaned = 1 - _size(place / "churn-0") / before
+        what = f"produce, {connections} connections" + (", a cleaning runs" if cleans else "")
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            side.add(f"{what}, {label}", "ms", took[int(len(took) * share)] * 1e3)
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.log"))
