@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers bucket bucket-processes frames kills differential soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-spark clusters memory-spark
+.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers bucket bucket-processes frames kills differential soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -88,6 +88,9 @@ frames: $(READY) ## messages of Kafka's protocol with random damage, by seed: ma
 kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kills N=20000
 	@$(PY) -m tests.crash.kills --kills $(or $(N),2000)
 
+kills-server: $(READY) kernels ## the server of Kafka's protocol, producers, transactions and group members ended by SIGKILL: make kills-server N=500
+	@$(PY) -m tests.server.kills --kills $(or $(N),100)
+
 pipeline: java $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
 	@$(PY) examples/pipeline/main.py $(if $(N),--flights $(N))
 
@@ -111,7 +114,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket 'bench SIZE=full'; do \
+	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'bucket N=1000000' 'bucket-processes N=1000' 'frames N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-server N=5000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline pipeline-bucket 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

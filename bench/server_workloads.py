@@ -271,7 +271,8 @@ class _Caller:
 
     def send(self) -> None:
         self.sent_at = time.perf_counter()
-        self.socket.sendall(b"".join(bytes(part) for part in self._protocol.request(self._body, 9)))
+        parts: list[Any] = self._protocol.request(self._body, 9)
+        self.socket.sendall(b"".join(parts))
 
     def receive(self) -> float | None:
         """Return the seconds since the request, when the answer is whole."""

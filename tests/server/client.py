@@ -121,19 +121,17 @@ def fetch_request(asked: list[tuple[str, int, int]], **fields: Any) -> Message:
         )
         for topic, partition, offset in asked
     ]
-    return FetchRequest(
-        **{
-            "max_wait_ms": 0,
-            "min_bytes": 1,
-            "max_bytes": 50 << 20,
-            "isolation_level": 0,
-            "session_id": 0,
-            "session_epoch": -1,
-            "topics": topics,
-            "forgotten_topics_data": [],
-        }
-        | fields
-    )
+    chosen: dict[str, Any] = {
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 50 << 20,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": topics,
+        "forgotten_topics_data": [],
+    }
+    return FetchRequest(**(chosen | fields))
 
 
 def batch(

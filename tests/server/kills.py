@@ -20,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -494,10 +496,13 @@ def main() -> int:
     return 1 if verdict.violations else 0
 
 
-def _folder(given: Path | None) -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext(given) if given is not None else tempfile.TemporaryDirectory(prefix="kills-server-")
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+    else:
+        with tempfile.TemporaryDirectory(prefix="kills-server-") as name:
+            yield Path(name)
 
 
 if __name__ == "__main__":

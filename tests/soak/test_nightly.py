@@ -22,6 +22,7 @@ PROOFS = {
     "bucket-processes",
     "frames",
     "clusters",
+    "kills-server",
     "kills-spark",
     "memory-spark",
     "bench",

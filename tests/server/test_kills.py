@@ -1,0 +1,114 @@
+"""The server and its clients killed at random; and the judge names each kind of fault."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server import kills
+
+pytest.importorskip("confluent_kafka")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kills-server")]
+KILLS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of one run with some kills."""
+    folder = tmp_path_factory.mktemp("kills")
+    verdict = kills.run(folder, KILLS, 1)
+    assert not verdict.violations, verdict.violations[:10]
+    assert verdict.counts["acknowledged"] > 100 and verdict.counts["transactions committed"] > 10
+    return folder
+
+
+def test_nothing_is_lost_when_processes_are_killed(folder: Path) -> None:
+    verdict = kills.Verdict()
+    kills.judge(folder, verdict)
+    assert verdict.violations == []
+
+
+def first(lines: list[list[object]], word: str) -> list[object]:
+    return next(line for line in lines if line[0] == word)
+
+
+def lost(lines: list[list[object]]) -> None:
+    line = next(line for line in lines if line[0] == "acked" and line[3] == kills.EVENTS)
+    line[5] = 10**9  # type: ignore[call-overload]
+
+
+def superseded(lines: list[list[object]]) -> None:
+    line = next(line for line in lines if line[0] == "acked" and line[3] == kills.STATE)
+    lines.append(["acked", 10**6, *line[2:]])
+
+
+def aborted(lines: list[list[object]]) -> None:
+    for line in lines:
+        if line[0] == "committed":
+            line[0] = "aborted"
+
+
+def committed(lines: list[list[object]]) -> None:
+    for line in lines:
+        if line[0] == "aborted":
+            line[0] = "committed"
+
+
+def phantom(lines: list[list[object]]) -> None:
+    first(lines, "read")[4] = json.dumps(["nobody", 1, 1])
+
+
+def backwards(lines: list[list[object]]) -> None:
+    read = first(lines, "read")
+    at = lines.index(read)
+    later = next(line for line in lines[at + 1 :] if line[0] == "read" and line[2] == read[2])
+    lines.insert(lines.index(later) + 1, list(read))
+
+
+def unread(lines: list[list[object]]) -> None:
+    del lines[:]
+
+
+@pytest.mark.parametrize(
+    ("client", "change", "named"),
+    [
+        ("idempotent-0", lost, "lost: idempotent-0"),
+        ("idempotent-0", superseded, "was acknowledged"),
+        ("transactional-0", aborted, "aborted, but there"),
+        ("transactional-0", committed, "lost: transaction"),
+        ("reader-1", phantom, "phantom"),
+        ("reader-1", backwards, "out of order"),
+        ("reader-0", unread, "not read"),
+    ],
+)
+def test_the_judge_names_a_fault(
+    folder: Path, tmp_path: Path, client: str, change: Callable[[list[list[object]]], None], named: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    journal = kills.Journal(copy / f"{client}.jsonl")
+    lines = journal.lines()
+    change(lines)
+    journal.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = kills.Verdict()
+    kills.judge(copy, verdict)
+    assert any(named in violation for violation in verdict.violations), verdict.violations[:5]
+
+
+def test_the_judge_names_a_record_that_is_there_twice(folder: Path, tmp_path: Path) -> None:
+    import lastword
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    with lastword.open(copy / "data", "a", log_cleaner_enable=False) as logs:
+        events = logs.topic(kills.EVENTS)
+        record = next(events.read(partition=0))
+        events.append(record.key, record.value, partition=0)
+    verdict = kills.Verdict()
+    kills.judge(copy, verdict)
+    assert any("twice" in violation for violation in verdict.violations)
+    assert any("out of order" in violation for violation in verdict.violations)
