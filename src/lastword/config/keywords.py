@@ -43,6 +43,7 @@ class TopicKeywords(TypedDict, total=False):
     lastword_ack: str | None
     lastword_strategy: str | None
     lastword_ttl_ms: Duration | None
+    lastword_group_leases: bool | str | None
     lastword_key_serializer: str | None
     lastword_value_serializer: str | None
     lastword_partitioner: str | None
@@ -67,3 +68,7 @@ class Keywords(TopicKeywords, total=False):
     lastword_commit_linger_ms: Duration | None
     lastword_commit_bytes: Size | None
     lastword_objects_retention_ms: Duration | None
+    offsets_retention_minutes: int | str | None
+    offsets_retention_check_interval_ms: Duration | None
+    group_consumer_session_timeout_ms: Duration | None
+    group_consumer_heartbeat_interval_ms: Duration | None

@@ -158,6 +158,12 @@ class TopicConfig:
         "to live of one record. 0: only records with such a header expire; -1: none, headers are ignored.",
         low=-1,
     )
+    lastword_group_leases: bool = flag(
+        True,
+        "behaviour",
+        "In a server: tombstones at and above the committed offset of a consumer group stay until the group "
+        "has read them, or the offset expires. Each group with commits has a lease on each partition.",
+    )
     lastword_key_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_value_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_partitioner: str | None = word(
@@ -307,6 +313,31 @@ class LogConfig:
         "behaviour",
         "In a bucket: objects that the newest version does not need are kept this long, for readers of older "
         "versions.",
+    )
+    offsets_retention_minutes: int = count(
+        10_080,
+        "behaviour",
+        "In a server: the committed offsets of a consumer group expire this long after its last member left, "
+        "or, for a topic that no member reads, after they were committed.",
+        low=1,
+        high=INT32_MAX,
+    )
+    offsets_retention_check_interval_ms: int = duration(
+        "10m", "cost", "In a server: interval between checks for expired offsets.", low=1
+    )
+    group_consumer_session_timeout_ms: int = duration(
+        "45s",
+        "behaviour",
+        "In a server: a member of a consumer group (KIP-848) that is silent for this long is removed.",
+        low=1,
+        high=INT32_MAX,
+    )
+    group_consumer_heartbeat_interval_ms: int = duration(
+        "5s",
+        "behaviour",
+        "In a server: interval between the heartbeats of such a member. A rebalance takes some of them.",
+        low=1,
+        high=INT32_MAX,
     )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 

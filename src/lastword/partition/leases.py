@@ -375,6 +375,28 @@ def advance(
     return _go_on(files, directory, name, position, stood, sound, before.max_age_ms, now_ms, stays=stays)
 
 
+def place(
+    files: Files, directory: str, name: str, position: int, *, max_age_ms: int, now_ms: int
+) -> LeaseFacts:
+    """Set a lease to `position`, forward or back, without a check; durable when it returns.
+
+    For a reader that cannot be refused: tombstones above `position` may be gone already. From now on none is
+    removed.
+
+    Args:
+        files: The storage.
+        directory: The partition's directory.
+        name: The name of the lease.
+        position: Next offset that the reader will read, within the log.
+        max_age_ms: The lease lapses if it is not placed again for this long.
+        now_ms: The current time.
+    """
+    known = removal_log.load(files, directory)
+    return write(
+        files, directory, _now(files, directory, check_name(name), position, max_age_ms, known, now_ms)
+    )
+
+
 def _go_on(
     files: Files,
     directory: str,

@@ -113,6 +113,7 @@ class Broker:
         self._fetches = Fetches(self)
         self.timers = Timers(loop, self.clock)
         self._groups = Groups(self)
+        self.topics.on_deleted(lambda topics: loop.call_soon_threadsafe(self._groups.topics_deleted, topics))
         self._transactions = Transactions(self, self._groups)
         self._producing = Producing(self, self._transactions)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
@@ -498,6 +499,7 @@ class Broker:
             except LastwordError as error:
                 result.error_code, result.error_message = error.kafka_code, error.message
             self.topics.changed()
+        self.topics.all()  # so that their offsets are deleted before the answer
         self.loop.call_soon_threadsafe(self._fetches.topics_changed)
         return DeleteTopicsResponse(responses=results)
 

@@ -101,6 +101,11 @@ class ClassicGroup(Group):
         """Return whether the group has no member."""
         return self.state == EMPTY
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether the group can be deleted when it has no offsets."""
+        return self.state == EMPTY and not self.pending
+
     def subscribed(self) -> set[str] | None:
         """Return the topics that the members subscribe to; None if they are not known."""
         if self.protocol_type != "consumer":

@@ -107,7 +107,7 @@ class Configs:
     def broker_rows(self) -> list[Row]:
         """Return settings of the broker that clients and tools ask for."""
         broker = self._broker
-        options = broker.options
+        options, instance = broker.options, broker.dirs.settings.instance
         values = {
             "advertised.listeners": (STRING, f"PLAINTEXT://{broker.address}"),
             "auto.create.topics.enable": (BOOLEAN, shown(options.auto_create_topics)),
@@ -122,7 +122,9 @@ class Configs:
             "min.insync.replicas": (INT, "1"),
             "node.id": (INT, str(broker.node_id)),
             "num.partitions": (INT, str(options.partitions)),
-            "offsets.topic.num.partitions": (INT, "50"),
+            "offsets.retention.check.interval.ms": (LONG, str(instance.offsets_retention_check_interval_ms)),
+            "offsets.retention.minutes": (INT, str(instance.offsets_retention_minutes)),
+            "offsets.topic.num.partitions": (INT, str(options.offsets_partitions)),
             "offsets.topic.replication.factor": (SHORT, "1"),
             "process.roles": (LIST, "broker,controller"),
             "transaction.max.timeout.ms": (INT, "900000"),

@@ -3,6 +3,7 @@
 ```
 groups.py           the groups by id; loaded, stored, listed, deleted
 offsets.py          their committed offsets
+group_leases.py     leases at these offsets, which keep tombstones
 classic_groups.py   members by JoinGroup and SyncGroup
 ```
 
@@ -13,6 +14,7 @@ when a group is first needed. Handlers run in the thread of the event loop only.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +28,7 @@ from lastword.protocol.messages import (
 from lastword.protocol.schemas import Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.coordinator import CoordinatorTopic, StoredRecord
+from lastword.server.group_leases import GroupLeases
 from lastword.server.offsets import Group, Offsets, offset_key
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 TOPIC = "__consumer_offsets"
 COORDINATED = (0, 1)
 """Types of keys that have a coordinator: groups and transactional ids."""
+_log = logging.getLogger("lastword.server")
 Kind = TypeVar("Kind", bound=Group)
 
 
@@ -45,11 +49,13 @@ class Groups:
         self.topic = CoordinatorTopic(broker, TOPIC, broker.options.offsets_partitions)
         self.classic = ClassicGroups(self)
         self.offsets = Offsets(self)
+        self.leases = GroupLeases(broker)
         self._groups: dict[str, Group] = {}
         self._decided: list[tuple[int, int, bool]] = []
         """The transactions that ended while the groups were loaded."""
         self._loading: asyncio.Future[Any] | None = None
         self._is_loaded = False
+        self._check_later()
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -103,6 +109,7 @@ class Groups:
     def answer_all(self) -> None:
         """Answer every request that waits: the server closes."""
         self.classic.answer_all()
+        self.leases.close()
 
     # -------------------------------------------------------------- load and store
 
@@ -110,14 +117,25 @@ class Groups:
         """Return the handler, which waits until the groups are loaded."""
 
         def handle(request: Request, connection: Any) -> Any:
-            if self._is_loaded:
+            loading = self._load()
+            if loading is None:
                 return handler(request, connection)
-            return self.broker.then(self.loaded(), lambda: handler(request, connection))
+            return self.broker.then(loading, lambda: handler(request, connection))
 
         return handle
 
     def loaded(self) -> asyncio.Future[Any]:
         """Return a future that is done when the groups are loaded."""
+        loading = self._load()
+        if loading is None:
+            loading = self.broker.loop.create_future()
+            loading.set_result(None)
+        return loading
+
+    def _load(self) -> asyncio.Future[Any] | None:
+        """Return a future to wait for until the groups are loaded; None if they are."""
+        if self._is_loaded:
+            return None
         if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
             reading = self.broker.in_turn(self._read_topic)
             self._loading = self.broker.then(reading, lambda: self._take(reading.result()))
@@ -140,6 +158,7 @@ class Groups:
                 continue  # of another program, or of a kind of group that is not served
         for decided in self._decided:
             self.offsets.decide(*decided)
+        self._renew_leases()
 
     def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
         """End a transaction whose marker was appended to a partition of the topic."""
@@ -169,6 +188,65 @@ class Groups:
         if stored is None:
             return answer
         return self.broker.then(stored, lambda: answer)
+
+    # -------------------------------------------------------------- what ends
+
+    def _check_later(self) -> None:
+        interval_ms = self.broker.dirs.settings.instance.offsets_retention_check_interval_ms
+        self.broker.timers.after(interval_ms, self._check)
+
+    def _check(self) -> None:
+        """Delete the offsets that have expired, and the groups that have neither members nor offsets."""
+        self._check_later()
+        if self.broker.topics.get(TOPIC) is not None:
+            self._after_load(self._expire)
+
+    def _after_load(self, call: Callable[[], None]) -> None:
+        loading = self._load()
+        if loading is None:
+            call()
+        else:
+            self.broker.then(loading, call).add_done_callback(_log_failure)
+
+    def _expire(self) -> None:
+        retention_ms = self.broker.dirs.settings.instance.offsets_retention_minutes * 60_000
+        now_ms = self.broker.clock.now_ms()
+        for group in list(self._groups.values()):
+            unstable = self.offsets.unstable(group.id)
+            gone = [
+                at
+                for at, committed in group.offsets.items()
+                if at not in unstable and group.is_expired(at, committed, now_ms, retention_ms)
+            ]
+            is_over = group.is_over and not unstable and len(gone) == len(group.offsets)
+            self._forget(group, gone, deletes=is_over)
+        self._renew_leases()
+
+    def topics_deleted(self, topics: set[str]) -> None:
+        """Delete the offsets of topics that were deleted."""
+        if self._loading is not None or self.broker.topics.get(TOPIC) is not None:
+            self._after_load(lambda: self._forget_topics(topics))
+
+    def _forget_topics(self, topics: set[str]) -> None:
+        for group in list(self._groups.values()):
+            self._forget(group, [at for at in group.offsets if at[0] in topics], deletes=False)
+
+    def _forget(self, group: Group, gone: list[tuple[str, int]], *, deletes: bool) -> None:
+        """Delete offsets of a group, or the group."""
+        records = [(offset_key(group.id, *at), None) for at in gone]
+        try:
+            self.store(group.id, [*records, *(group.tombstones() if deletes else ())])
+        except LastwordError as error:  # the next check tries again
+            _log.error("group %s: %s", group.id, error.message)
+            return
+        self.offsets.deleted(group, gone)
+        if deletes:
+            del self._groups[group.id]
+
+    def _renew_leases(self) -> None:
+        for group in self._groups.values():
+            for at, committed in group.offsets.items():
+                self.leases.moved(group.id, at, committed.offset)
 
     # -------------------------------------------------------------- coordinator
 
@@ -223,11 +301,18 @@ class Groups:
             elif not group.is_empty:
                 result.error_code = codes.NON_EMPTY_GROUP
             else:
-                gone = [(offset_key(group_id, *at), None) for at in group.offsets]
+                gone = list(group.offsets)
                 try:
-                    self.store(group_id, [*gone, *group.tombstones()])
+                    records = [(offset_key(group_id, *at), None) for at in gone]
+                    self.store(group_id, [*records, *group.tombstones()])
+                    self.offsets.deleted(group, gone)
                     del self._groups[group_id]
                     self.offsets.forget(group_id)
                 except LastwordError as error:
                     result.error_code = error.kafka_code
         return DeleteGroupsResponse(results=results)
+
+
+def _log_failure(done: asyncio.Future[Any]) -> None:
+    if done.exception() is not None:
+        _log.error("the groups were not loaded", exc_info=done.exception())

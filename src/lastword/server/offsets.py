@@ -1,7 +1,10 @@
 """Committed offsets: OffsetCommit, OffsetFetch and OffsetDelete, for groups of either protocol.
 
-A committed offset is one record of `__consumer_offsets`. An offset that is committed in a transaction
-(TxnOffsetCommit) is unstable until the marker of the transaction follows: then it is taken or dropped.
+A committed offset is one record of `__consumer_offsets`. It is deleted with its topic, or when it expires:
+`offsets.retention.minutes` after the group became empty, or, if no member reads its topic, after the commit.
+
+An offset that is committed in a transaction (TxnOffsetCommit) is unstable until the marker of the transaction
+follows: then it is taken or dropped.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
     from lastword.server.groups import Groups
 
 MOST_METADATA = 4096
-OFFSET_VERSION, EXPIRING_VERSION = 3, 1
-"""Versions of the values that are written; every Kafka since 2.3 reads both. Only version 1 has an expiry."""
+OFFSET_VERSION, EXPIRING_VERSION = 4, 1
+"""Versions of the values that are written, as by Kafka 4. Only version 1 has an expiry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,21 @@ class Group:
     def subscribed(self) -> set[str] | None:
         """Return the topics that the members subscribe to; None if they are not known."""
         raise NotImplementedError
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the group can be deleted when it has no offsets."""
+        return self.is_empty
+
+    def is_expired(self, at: tuple[str, int], committed: Committed, now_ms: int, retention_ms: int) -> bool:
+        """Return whether a committed offset has expired: its topic is not read, and its time is over."""
+        since = self.retained_from(committed)
+        subscribed = self.subscribed()
+        if since is None or (subscribed is not None and at[0] in subscribed):
+            return False
+        if committed.expires_ms >= 0:
+            return now_ms >= committed.expires_ms
+        return now_ms - since >= retention_ms
 
     def retained_from(self, committed: Committed) -> int | None:
         """Return the time from which the retention of an offset counts; None: it does not expire now."""
@@ -143,7 +161,7 @@ class Offsets:
         answer = OffsetCommitResponse(topics=topics)
         stored = self._stored(body.group_id, topics, changes)
         if changes:
-            self._groups.get_or_simple(body.group_id).offsets.update(changes)
+            self.committed(self._groups.get_or_simple(body.group_id), changes)
             self._supersede(body.group_id, changes)
         return self._groups.answer_after(stored, answer)
 
@@ -259,7 +277,7 @@ class Offsets:
             if self._groups.topic.partition_of(group_id) != partition:
                 others[at] = committed
             elif is_commit and committed is not None:
-                self._groups.get_or_simple(group_id).offsets[topic, number] = committed
+                self.committed(self._groups.get_or_simple(group_id), {(topic, number): committed})
         if others:
             self._undecided[producer_id] = others
 
@@ -276,8 +294,24 @@ class Offsets:
                 if (group_id, *at) in offsets:
                     offsets[group_id, *at] = None
 
+    def unstable(self, group_id: str) -> set[tuple[str, int]]:
+        """Return the partitions for which an open transaction has committed an offset."""
+        return {(at[1], at[2]) for offsets in self._undecided.values() for at in offsets if at[0] == group_id}
+
     def _is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
         return any((group_id, topic, partition) in offsets for offsets in self._undecided.values())
+
+    def committed(self, group: Group, changes: dict[tuple[str, int], Committed]) -> None:
+        """Take committed offsets that are stored."""
+        group.offsets |= changes
+        for at, new in changes.items():
+            self._groups.leases.moved(group.id, at, new.offset)
+
+    def deleted(self, group: Group, gone: list[tuple[str, int]]) -> None:
+        """Drop offsets whose tombstones are stored."""
+        for at in gone:
+            del group.offsets[at]
+            self._groups.leases.ended(group.id, at)
 
     # -------------------------------------------------------------- fetch
 
@@ -379,13 +413,15 @@ class Offsets:
                     partition_index=asked.partition_index
                 )
                 partitions.append(result)
-                if are_consumers and (subscribed is None or topic.name in subscribed):
+                served = self._broker.topics.find(topic.name)
+                if _unknown(served, asked.partition_index, by_id=False):
+                    result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                elif are_consumers and (subscribed is None or topic.name in subscribed):
                     result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
                 elif (topic.name, asked.partition_index) in group.offsets:
                     gone.append((topic.name, asked.partition_index))
         stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
-        for at in gone:
-            del group.offsets[at]
+        self.deleted(group, gone)
         self._supersede(group.id, gone)
         return self._groups.answer_after(stored, OffsetDeleteResponse(topics=topics))
 
@@ -410,5 +446,6 @@ def offset_value(committed: Committed) -> bytes:
         metadata=committed.metadata,
         commit_timestamp=committed.committed_ms,
         expire_timestamp=committed.expires_ms,
+        topic_id=committed.topic_id,
     )
     return encode_stored(value, OFFSET_VERSION if committed.expires_ms < 0 else EXPIRING_VERSION)

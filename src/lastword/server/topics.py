@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lastword.partition.checkpoint_file import LeaderEpochs
@@ -90,7 +91,12 @@ class Topics:
         self._by_id: dict[bytes, ServedTopic] = {}
         self._latest: dict[str | bytes, ServedTopic] = {}
         self._is_stale = True
+        self._deleted: Callable[[set[str]], object] = lambda topics: None
         self._dirs.on_settings_changed(self.changed)
+
+    def on_deleted(self, call: Callable[[set[str]], object]) -> None:
+        """Call `call` with the names of topics that a listing finds deleted. One call is kept."""
+        self._deleted = call
 
     def changed(self) -> None:
         """List the topics before the next use."""
@@ -129,7 +135,8 @@ class Topics:
         return list(self._by_name.values())
 
     def _list(self) -> None:
-        before = {} if self._is_stale else self._by_name  # a topic of the same name may have another id
+        listed = self._by_name
+        before = {} if self._is_stale else listed  # a topic of the same name may have another id
         self._is_stale = False
         topics: dict[str, ServedTopic] = {}
         for name, directories in self._dirs.topics().items():
@@ -142,6 +149,9 @@ class Topics:
         self._by_name = topics
         self._by_id = {topic.id: topic for topic in topics.values()}
         self._latest = {}
+        gone = {old.name for old in listed.values() if old.id not in self._by_id}
+        if gone and not self._dirs.offline:  # else they may be in a directory that is offline
+            self._deleted(gone | {name + LATEST for name in gone})
 
     def _id(self, name: str) -> bytes:
         """Return the id of a topic; in a directory without ids, one that is derived from the name."""

@@ -1,0 +1,146 @@
+"""Leases of groups: no tombstone is removed before the groups that read its topic have read it.
+
+Each committed offset in a compacted topic is a lease (`partition.leases`) named after its group, so that the
+cleaner keeps tombstones from the offset on, as long as the offset is retained. `lastword.group.leases`
+switches this off.
+
+A commit costs an entry in a dict. Files are written in batches in a thread of the pool: every
+`PAUSE_SECONDS`, at most `MOST` of them, the last position of each. A lease that is late keeps more than it
+must. So leases that keep too little, because they are new or because the group went back, are written first
+and after `SOON_SECONDS`.
+
+A group cannot be refused, as another reader is: tombstones that were removed before its first commit, or
+above an offset to which it goes back, are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from lastword.errors import LastwordError
+from lastword.partition import leases
+from lastword.segment import names
+from lastword.server.topics import Refused
+
+if TYPE_CHECKING:
+    from lastword.server.broker import Broker
+
+PAUSE_SECONDS, SOON_SECONDS = 5.0, 0.1
+MOST = 500
+RENEWED_PARTS = 4
+"""A lease is written again when this part of the time after which it lapses has passed."""
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_log = logging.getLogger("lastword.server")
+
+Key = tuple[str, str, int]
+"""Group, topic, partition."""
+
+
+def lease_name(group: str) -> str:
+    """Return the name of a group's leases: `group.` and the id, or a hash of an id that is no file name."""
+    name = f"group.{group}"
+    if names.is_lease(name) and not name.endswith(".tmp"):
+        return name
+    digest = hashlib.sha256(group.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"group-{_NO_NAME.sub('_', group)[:100]}-{digest}"
+
+
+class GroupLeases:
+    """The leases of all groups. Methods run in the thread of the event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._due: dict[Key, int | None] = {}
+        self._urgent: dict[Key, None] = {}
+        self._positions: dict[Key, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
+
+    def moved(self, group: str, at: tuple[str, int], offset: int) -> None:
+        """Move the lease of a group, or renew it."""
+        key = (group, *at)
+        placed = self._positions.get(key)
+        if placed is None or offset < placed:
+            self._urgent[key] = None
+        self._due[key] = offset
+        self._positions[key] = offset
+        self._schedule()
+
+    def ended(self, group: str, at: tuple[str, int]) -> None:
+        """Release the lease of an offset that is deleted."""
+        key = (group, *at)
+        self._positions.pop(key, None)
+        self._urgent.pop(key, None)
+        self._due[key] = None
+        self._schedule()
+
+    def close(self) -> None:
+        """Write the leases that are due; the pool finishes before the server is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._due:
+            self._broker.in_pool(self._write, self._due)
+
+    def _schedule(self) -> None:
+        if self._writing is None and self._due:
+            seconds = SOON_SECONDS if self._urgent else PAUSE_SECONDS
+            when = self._broker.loop.time() + seconds
+            if self._timer is not None:
+                if self._timer.when() <= when:
+                    return
+                self._timer.cancel()
+            self._timer = self._broker.loop.call_at(when, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        keys = list(self._urgent)[:MOST]
+        keys += [key for key in self._due if key not in self._urgent][: MOST - len(keys)]
+        batch = {key: self._due.pop(key) for key in keys}
+        for key in keys:
+            self._urgent.pop(key, None)
+        self._writing = self._broker.in_pool(self._write, batch)
+        self._writing.add_done_callback(self._written)
+
+    def _written(self, done: asyncio.Future[None]) -> None:
+        self._writing = None
+        if not done.cancelled() and done.exception() is not None:
+            _log.error("leases of groups were not written", exc_info=done.exception())
+        self._schedule()
+
+    # -------------------------------------------------------------- in a thread
+
+    def _write(self, batch: dict[Key, int | None]) -> None:
+        for (group, topic, partition), offset in batch.items():
+            try:
+                self._write_one(lease_name(group), topic, partition, offset)
+            except (LastwordError, Refused, OSError) as error:  # the partition moves or is deleted
+                _log.info("%s-%s: the lease of group %s was not written: %s", topic, partition, group, error)
+
+    def _write_one(self, name: str, topic: str, partition: int, offset: int | None) -> None:
+        dirs = self._broker.dirs
+        served = self._broker.topics.get(topic)
+        if served is None or partition not in served.directories or not dirs.config(topic).compacts:
+            return
+        log_dir = served.directories[partition]
+        files, directory = log_dir.files, log_dir.directory(topic, partition)
+        known = leases.read(files, directory, name)
+        if offset is None or not dirs.config(topic).lastword_group_leases:
+            if known is not None:
+                leases.release(files, directory, name)
+            return
+        now_ms = self._broker.clock.now_ms()
+        max_age_ms = dirs.settings.instance.offsets_retention_minutes * 60_000
+        if (
+            known is not None
+            and not known.damaged
+            and (known.position, known.max_age_ms) == (offset, max_age_ms)
+            and now_ms - known.advanced_ms < max_age_ms // RENEWED_PARTS
+        ):
+            return
+        log = served.log(partition)
+        position = max(log.log_start, min(offset, log.log_end))
+        leases.place(files, directory, name, position, max_age_ms=max_age_ms, now_ms=now_ms)

@@ -1,0 +1,312 @@
+"""Committed offsets: how they expire, what deletes them, ids of topics, and the leases that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.protocol import codes, decode_stored
+from lastword.protocol.messages import (
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
+    DescribeConfigsRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
+from lastword.server import Server, group_leases
+from lastword.server.group_leases import lease_name
+from lastword.testing.unsynced import UNSYNCED
+from tests.server.client import Client
+from tests.server.test_groups import Consumer, until
+
+DAY_MS = 86_400_000
+CHECK_MS = 600_000
+UNKNOWN_ID = b"\1" * 16
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(autouse=True)
+def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
+    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, clock=clock, log_cleaner_enable=False) as logs:
+        logs.create_topic("users", 3, cleanup_policy="compact", delete_retention_ms=0, segment_bytes="1KiB")
+        yield logs
+
+
+def commit(client: Client, group: str = "g", version: int = 9, **fields: Any) -> int:
+    """Commit offset 5 of users-1, or the given one; return the error code."""
+    kind = OffsetCommitRequest
+    offset, partition = fields.pop("offset", 5), fields.pop("partition", 1)
+    topic = {"topic_id": fields.pop("topic_id")} if version >= 10 else {"name": fields.pop("topic", "users")}
+    given = kind.OffsetCommitRequestPartition(
+        partition_index=partition, committed_offset=offset, committed_metadata=""
+    )
+    topics = [kind.OffsetCommitRequestTopic(partitions=[given], **topic)]
+    body = {"group_id": group, "generation_id_or_member_epoch": -1, "member_id": "", "topics": topics}
+    return client.ask(kind(**(body | fields)), version).topics[0].partitions[0].error_code
+
+
+def committed(client: Client, group: str = "g", *, topic: str = "users", partition: int = 1) -> int:
+    kind = OffsetFetchRequest
+    topics = [kind.OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
+    asked = kind.OffsetFetchRequestGroup(group_id=group, topics=topics)
+    return client.ask(kind(groups=[asked]), 9).groups[0].topics[0].partitions[0].committed_offset
+
+
+def groups(client: Client) -> set[str]:
+    return {group.group_id for group in client.ask(ListGroupsRequest()).groups}
+
+
+def newest(logs: lastword.LogDir) -> set[bytes | None]:
+    """Return the newest values of the coordinator's records."""
+    return set({record.key: record.value for record in logs["__consumer_offsets"].read()}.values())
+
+
+# ---------------------------------------------------------------- expiry
+
+
+def test_offsets_without_members_expire_by_their_commit(
+    client: Client, clock: ManualClock, logs: lastword.LogDir
+) -> None:
+    commit(client)
+    clock.advance(6 * DAY_MS)
+    commit(client, partition=2)
+    clock.advance(DAY_MS)
+    until(lambda: committed(client) == -1)
+    assert committed(client, partition=2) == 5
+    clock.advance(6 * DAY_MS)
+    until(lambda: groups(client) == set())
+    assert newest(logs) == {None}
+
+
+def test_offsets_of_members_expire_when_the_group_has_been_empty_for_long(
+    server: Server, client: Client, clock: ManualClock, logs: lastword.LogDir
+) -> None:
+    member = Consumer(server)
+    member.join()
+    member.sync({})
+    assert member.commit(5) == 0
+    for _ in range(9):
+        clock.advance(DAY_MS - 1)
+        member.join()  # its session ended meanwhile
+        member.id = member.id if member.joined.error_code == 0 else ""
+        member.join()
+        member.sync({})
+    assert member.committed() == (5, "")
+    assert member.leave() == 0
+    clock.advance(7 * DAY_MS - 2 * CHECK_MS)
+    assert member.committed() == (5, "")
+    clock.advance(3 * CHECK_MS)
+    until(lambda: groups(client) == set())
+    assert newest(logs) == {None}
+
+
+def test_the_time_in_a_group_counts_from_the_log_after_a_restart(
+    logs: lastword.LogDir, clock: ManualClock
+) -> None:
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        commit(client)
+    clock.advance(7 * DAY_MS)
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        clock.advance(CHECK_MS)
+        until(lambda: committed(client) == -1)
+
+
+def test_a_retention_that_an_old_client_gave_counts(client: Client, clock: ManualClock) -> None:
+    commit(client, version=4, retention_time_ms=DAY_MS)
+    commit(client, version=4, retention_time_ms=30 * DAY_MS, partition=2)
+    clock.advance(DAY_MS)
+    until(lambda: committed(client) == -1)
+    clock.advance(28 * DAY_MS)
+    assert committed(client, partition=2) == 5
+    clock.advance(DAY_MS)
+    until(lambda: committed(client, partition=2) == -1)
+
+
+# ---------------------------------------------------------------- topics
+
+
+def test_the_offsets_of_a_deleted_topic_are_deleted(
+    client: Client, logs: lastword.LogDir, clock: ManualClock
+) -> None:
+    logs.create_topic("events", cleanup_policy="delete")
+    commit(client)
+    commit(client, topic="events", partition=0)
+    client.ask(DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name="users")], timeout_ms=1))
+    assert committed(client) == -1
+    assert committed(client, topic="events", partition=0) == 5
+    logs.delete_topic("events")  # by Python
+    logs.create_topic("events", cleanup_policy="delete")
+    assert client.ask(ListGroupsRequest()).groups != []
+    until(lambda: committed(client, topic="events", partition=0) == -1)
+    assert newest(logs) == {None}
+    clock.advance(CHECK_MS)
+    until(lambda: groups(client) == set())
+
+
+def test_topics_by_id(client: Client, server: Server) -> None:
+    topic = server.broker.topics.get("users")
+    assert topic is not None
+    assert commit(client, version=10, topic_id=topic.id) == 0
+    assert commit(client, version=10, topic_id=UNKNOWN_ID) == codes.UNKNOWN_TOPIC_ID
+    unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert commit(client, version=10, topic_id=topic.id, partition=9) == unknown
+    kind = OffsetFetchRequest
+    topics = [
+        kind.OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[0, 1])
+        for topic_id in (topic.id, UNKNOWN_ID)
+    ]
+    body = kind(groups=[kind.OffsetFetchRequestGroup(group_id="g", topics=topics)])
+    answers = client.ask(body, 10).groups[0].topics
+    assert [(p.committed_offset, p.error_code) for p in answers[0].partitions] == [(-1, 0), (5, 0)]
+    assert {(p.committed_offset, p.error_code) for p in answers[1].partitions} == {
+        (-1, codes.UNKNOWN_TOPIC_ID)
+    }
+
+
+def test_errors_of_a_partition_come_before_those_of_the_group(client: Client) -> None:
+    bad = {"generation_id_or_member_epoch": 5, "member_id": "m"}
+    assert commit(client, **bad, partition=9) == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert commit(client, **bad) == codes.GROUP_ID_NOT_FOUND
+    assert commit(client, **bad, version=8) == codes.ILLEGAL_GENERATION
+    assert groups(client) == set()
+
+
+def test_the_record_has_the_id_of_the_topic(client: Client, server: Server, logs: lastword.LogDir) -> None:
+    commit(client)
+    (record,) = logs["__consumer_offsets"].read()
+    topic = server.broker.topics.get("users")
+    assert topic is not None
+    assert decode_stored("OffsetCommitValue", record.value).topic_id == topic.id
+
+
+def test_the_broker_describes_its_retention(client: Client, server: Server) -> None:
+    kind = DescribeConfigsRequest
+    resource = kind.DescribeConfigsResource(
+        resource_type=4, resource_name=str(server.broker.node_id), configuration_keys=None
+    )
+    rows = client.ask(kind(resources=[resource])).results[0].configs
+    values = {row.name: row.value for row in rows}
+    assert values["offsets.retention.minutes"] == "10080"
+    assert values["offsets.topic.num.partitions"] == "1"
+
+
+# ---------------------------------------------------------------- leases
+
+
+def leases(logs: lastword.LogDir, partition: int = 1) -> dict[str, int]:
+    return {lease.name: lease.position for lease in logs["users"].leases(partition)}
+
+
+def fill(logs: lastword.LogDir) -> None:
+    """Append 20 records and a tombstone at offset 20 to users-1, in segments that can be cleaned."""
+    log = logs["users"]
+    for number in range(20):
+        log.append(b"key", b"%d" % number * 200, partition=1)
+    log.append(b"key", None, partition=1)
+    for number in range(20):
+        log.append(b"other", b"%d" % number * 200, partition=1)
+
+
+def tombstones(logs: lastword.LogDir) -> list[int]:
+    """Clean twice (the first time sets the delete horizon), and return the tombstones that are left."""
+    for _ in range(2):
+        logs.clean("users")
+    return [record.offset for record in logs["users"].read(partition=1) if record.value is None]
+
+
+def test_a_tombstone_stays_until_a_group_has_read_it(
+    client: Client, logs: lastword.LogDir, clock: ManualClock
+) -> None:
+    fill(logs)
+    commit(client, offset=12)
+    commit(client, "other", offset=41)
+    until(lambda: leases(logs) == {"group.g": 12, "group.other": 41})
+    clock.advance(1)
+    assert tombstones(logs) == [20]
+    commit(client, offset=21)
+    until(lambda: leases(logs)["group.g"] == 21)
+    assert tombstones(logs) == []
+    commit(client, offset=0)  # back: nothing refuses a group
+    until(lambda: leases(logs)["group.g"] == logs.dirs.log("users", 1).log_start)
+
+
+def test_a_lease_ends_with_its_offset(client: Client, logs: lastword.LogDir, clock: ManualClock) -> None:
+    fill(logs)
+    for group in ("a", "b", "c"):
+        commit(client, group, offset=3)
+    until(lambda: len(leases(logs)) == 3)
+    client.ask(DeleteGroupsRequest(groups_names=["a"]))
+    kind = OffsetDeleteRequest
+    topic = kind.OffsetDeleteRequestTopic(
+        name="users", partitions=[kind.OffsetDeleteRequestPartition(partition_index=1)]
+    )
+    client.ask(kind(group_id="b", topics=[topic]))
+    until(lambda: set(leases(logs)) == {"group.c"})
+    clock.advance(8 * DAY_MS)
+    until(lambda: leases(logs) == {})
+
+
+def test_a_lease_is_renewed_while_its_group_has_members(
+    server: Server, logs: lastword.LogDir, clock: ManualClock
+) -> None:
+    member = Consumer(server)
+    member.join()
+    member.sync({})
+    member.commit(0)
+    until(lambda: leases(logs) == {"group.g": 0})
+    (before,) = logs["users"].leases(1)
+    for _ in range(3):
+        clock.advance(DAY_MS)
+    until(lambda: logs["users"].leases(1)[0].advanced_ms > before.advanced_ms)
+
+
+def test_groups_hold_nothing_where_a_setting_says_so(client: Client, logs: lastword.LogDir) -> None:
+    commit(client, offset=0)
+    until(lambda: leases(logs) == {"group.g": 0})
+    logs.set_config("users", lastword_group_leases=False)
+    commit(client, offset=0)
+    commit(client, "h", offset=0)
+    until(lambda: leases(logs) == {})
+
+
+def test_a_topic_that_is_not_compacted_has_no_leases(client: Client, logs: lastword.LogDir) -> None:
+    logs.create_topic("events", cleanup_policy="delete")
+    commit(client, topic="events", partition=0)
+    commit(client)
+    until(lambda: leases(logs) == {"group.g": 0})  # the log has no record
+    assert logs["events"].leases() == []
+
+
+def test_leases_are_there_after_a_restart(logs: lastword.LogDir) -> None:
+    fill(logs)
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        commit(client, offset=12)
+    assert leases(logs) == {"group.g": 12}  # closing writes them
+    logs["users"].lease("group.g").release()
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        groups(client)
+        until(lambda: leases(logs) == {"group.g": 12})
+
+
+def test_a_group_that_is_no_file_name_has_a_lease_of_its_own() -> None:
+    ids = ["a b", "a/b", "..", "", "x" * 300, "ünï", "a.tmp", "\ud800"]
+    lease_names = [lease_name(group) for group in ids]
+    assert lease_name("readers-1") == "group.readers-1"
+    assert len(set(lease_names)) == len(ids)
+    assert all(len(name) < 200 and "/" not in name and " " not in name for name in lease_names)
