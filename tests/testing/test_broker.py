@@ -145,6 +145,28 @@ def test_connected_members_stay_and_others_expire(kafka_broker: Broker, client: 
     assert client.ask(heartbeat).error_code == codes.UNKNOWN_MEMBER_ID
 
 
+def test_an_open_transaction_is_aborted_when_its_time_is_up(kafka_broker: Broker, client: Client) -> None:
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    kafka_broker.create_topic("users")
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": kafka_broker.bootstrap_servers,
+            "transactional.id": "t",
+            "transaction.timeout.ms": 60_000,
+        }
+    )
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("users", b"1")
+    assert producer.flush(10) == 0
+    for time_passed, stable, aborted in (("50s", 0, 0), ("20s", 2, 1)):
+        kafka_broker.clock.advance(time_passed)
+        answer = client.fetch("users", 0, isolation_level=1)
+        assert (answer.last_stable_offset, len(answer.aborted_transactions)) == (stable, aborted)
+    with pytest.raises(confluent_kafka.KafkaException):
+        producer.commit_transaction(10)
+
+
 # -------------------------------------------------------------- faults
 
 

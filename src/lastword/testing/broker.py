@@ -261,7 +261,10 @@ class Broker:
             self.clock.move(ms)
             if heartbeats:
                 self._interceptor.send_heartbeats()
+            before = asyncio.all_tasks()
             self.server.broker.timers.run()
+            while due := asyncio.all_tasks() - before:  # the markers of transactions whose time is up
+                await asyncio.wait(due)
 
         self._in_loop(advance)
 
