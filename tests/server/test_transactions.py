@@ -14,25 +14,20 @@ from lastword.clock import ManualClock
 from lastword.errors import StorageError
 from lastword.protocol import codes
 from lastword.protocol.messages import (
-    AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     DescribeProducersRequest,
-    DescribeTransactionsRequest,
     EndTxnRequest,
     FindCoordinatorRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
     OffsetCommitRequest,
-    OffsetFetchRequest,
-    TxnOffsetCommitRequest,
 )
 from lastword.server import Server
 from lastword.server import transactions as coordinator
 from lastword.server.transactions import LAST_EPOCH, Stored, Transactions
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch, fetch_request, produce_request
-
-TIMEOUT_MS = 60_000
+from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
 
 
 @pytest.fixture
@@ -46,141 +41,6 @@ def logs(tmp_path: Path, clock: ManualClock) -> Iterator[lastword.LogDir]:
         logs.create_topic("users", 2, cleanup_policy="delete")
         logs.create_topic("events", cleanup_policy="delete")
         yield logs
-
-
-class Writer:
-    """A transactional producer by requests. Version 1: partitions are added first; 2: as in Kafka 4."""
-
-    def __init__(self, client: Client, clock: ManualClock, name: str = "t", *, version: int = 2) -> None:
-        self.client = client
-        self.clock = clock
-        self.name = name
-        self.version = version
-        self.producer_id = self.epoch = -1
-        self.sequences: dict[tuple[str, int], int] = {}
-
-    def init(self, **fields: Any) -> Any:
-        """Send InitProducerId; take the producer id and the epoch if there is no error."""
-        given = {"transactional_id": self.name, "transaction_timeout_ms": TIMEOUT_MS} | fields
-        answer = self.client.ask(InitProducerIdRequest(**given))
-        if not answer.error_code:
-            self.took(answer)
-        return answer
-
-    def took(self, answer: Any) -> None:
-        if (answer.producer_id, answer.producer_epoch) != (self.producer_id, self.epoch):
-            self.sequences.clear()
-        self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
-
-    def add(self, topic: str, partition: int = 0, *, version: int = 3) -> int:
-        """Return the error of AddPartitionsToTxn."""
-        kind = AddPartitionsToTxnRequest
-        body = kind(
-            v3_and_below_transactional_id=self.name,
-            v3_and_below_producer_id=self.producer_id,
-            v3_and_below_producer_epoch=self.epoch,
-            v3_and_below_topics=[kind.AddPartitionsToTxnTopic(name=topic, partitions=[partition])],
-        )
-        answer = self.client.ask(body, version).results_by_topic_v3_and_below
-        return int(answer[0].results_by_partition[0].partition_error_code)
-
-    def send(self, value: bytes, topic: str = "users", partition: int = 0, **fields: Any) -> int:
-        """Return the error of Produce; without an error the next sequence follows."""
-        version = fields.pop("version", 12 if self.version == 2 else 11)
-        adds = fields.pop("adds", self.version == 1)
-        if adds and (code := self.add(topic, partition)):
-            return code
-        at = topic, partition
-        sequence = self.sequences.get(at, 0)
-        producer = self.producer_id, self.epoch, sequence
-        data = batch(
-            (b"k", value), producer=producer, attributes=0x10, timestamp=self.clock.now_ms(), **fields
-        )
-        answer = self.client.produce(
-            topic, data, partition=partition, version=version, transactional_id=self.name
-        )
-        if not answer.error_code:
-            self.sequences[at] = sequence + 1
-        return int(answer.error_code)
-
-    def end(self, *, commit: bool = True, version: int | None = None) -> int:
-        """Return the error of EndTxn; take the next epoch, which version 2 has."""
-        version = (5 if self.version == 2 else 4) if version is None else version
-        body = EndTxnRequest(
-            transactional_id=self.name,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-            committed=commit,
-        )
-        answer = self.client.ask(body, version)
-        if not answer.error_code and version >= 5:
-            self.took(answer)
-        return int(answer.error_code)
-
-    def commit_offset(self, offset: int, group: str = "g", **fields: Any) -> int:
-        """Return the error of TxnOffsetCommit for users-0."""
-        version = fields.pop("version", 5 if self.version == 2 else 4)
-        if fields.pop("adds", version < 5):
-            body = AddOffsetsToTxnRequest(
-                transactional_id=self.name,
-                producer_id=self.producer_id,
-                producer_epoch=self.epoch,
-                group_id=group,
-            )
-            code = self.client.ask(body).error_code
-            if code:
-                return int(code)
-        kind = TxnOffsetCommitRequest
-        partition = kind.TxnOffsetCommitRequestPartition(
-            partition_index=0, committed_offset=offset, committed_metadata="m"
-        )
-        body = kind(
-            transactional_id=self.name,
-            group_id=group,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-            topics=[kind.TxnOffsetCommitRequestTopic(name="users", partitions=[partition])],
-            **fields,
-        )
-        return int(self.client.ask(body, version).topics[0].partitions[0].error_code)
-
-
-def committed(client: Client, topic: str = "users", partition: int = 0) -> list[bytes]:
-    """Return the values that a committed read has, by the records' bytes and the list of aborted ones."""
-    answer = client.fetch(topic, 0, partition=partition, isolation_level=1)
-    assert answer.error_code == 0
-    aborted = sorted((entry.first_offset, entry.producer_id) for entry in answer.aborted_transactions)
-    return list(_values(bytes(answer.records), aborted))
-
-
-def _values(data: bytes, aborted: list[tuple[int, int]]) -> Iterator[bytes]:
-    from lastword.records.batch import read_header, read_records
-
-    open_ids: set[int] = set()
-    position = 0
-    while position < len(data):
-        header = read_header(data, position, len(data), "<fetch>")
-        while aborted and aborted[0][0] <= header.base_offset:
-            open_ids.add(aborted.pop(0)[1])
-        if header.control:
-            open_ids.discard(header.producer_id)
-        elif header.producer_id not in open_ids:
-            for record in read_records(data, header, "<fetch>"):
-                yield record.value or b""
-        position = header.end
-
-
-def offset_of(client: Client, *, stable: bool = False, group: str = "g") -> tuple[int, int]:
-    """Return committed offset and error of users-0."""
-    kind = OffsetFetchRequest
-    topics = [kind.OffsetFetchRequestTopics(name="users", partition_indexes=[0])]
-    body = kind(groups=[kind.OffsetFetchRequestGroup(group_id=group, topics=topics)], require_stable=stable)
-    partition = client.ask(body, 9).groups[0].topics[0].partitions[0]
-    return partition.committed_offset, partition.error_code
-
-
-def described(client: Client, name: str = "t") -> Any:
-    return client.ask(DescribeTransactionsRequest(transactional_ids=[name])).transaction_states[0]
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -519,6 +379,8 @@ def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:
     assert writer.commit_offset(5, generation_id=3) == codes.ILLEGAL_GENERATION
     assert writer.commit_offset(5) == 0
     assert writer.commit_offset(5, generation_id=3, member_id="m") == codes.UNKNOWN_MEMBER_ID
+    assert writer.commit_offset(5, generation_id=-1, member_id="m") == 0, "the group is empty"
+    assert writer.commit_offset(5, "", adds=False) == codes.INVALID_GROUP_ID
 
 
 # ------------------------------------------------------------------ time

@@ -586,6 +586,8 @@ class Transactions:
     async def _commit_offsets(self, request: Request) -> Message:
         body = request.body
         try:
+            if not body.group_id:
+                raise Refused(codes.INVALID_GROUP_ID, "")
             partition = await self._offsets_partition(body.group_id)
             producer = body.producer_id, body.producer_epoch
             await self._admit(body.transactional_id, producer, {partition}, adds=request.version >= 5)
