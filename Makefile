@@ -90,6 +90,7 @@ kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kill
 
 kills-server: $(READY) kernels ## the server of Kafka's protocol, producers, transactions and group members ended by SIGKILL: make kills-server N=500
 	@$(PY) -m tests.server.kills --kills $(or $(N),100)
+	@$(PY) -m tests.server.histories --kills $(or $(N),100)
 
 pipeline: java $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
 	@$(PY) examples/pipeline/main.py $(if $(N),--flights $(N))

@@ -68,8 +68,10 @@ class Client:
         body = produce_request(
             topic, records, acks=acks, partition=partition, transactional_id=transactional_id
         )
-        self.send(body, version)
-        return self.receive().responses[0].partition_responses[0] if acks else None
+        if not acks:
+            self.send(body, version)
+            return None
+        return self.ask(body, version).responses[0].partition_responses[0]
 
     def fetch(self, topic: str, offset: int, *, partition: int = 0, version: int = 12, **fields: Any) -> Any:
         """Return the answer for the partition."""

@@ -206,3 +206,81 @@ def test_a_group_of_consumers_goes_on_where_it_was(server: Server) -> None:
         consumer.close()
         values += [message.value() for message in messages]
     assert values == [b"%d" % number for number in range(20)]
+
+
+# ------------------------------------------------------------------ transactions
+
+
+def transactional(server: Server, name: str = "t", **config: Any) -> Any:
+    sender = producer(server, transactional_id=name, **config)
+    sender.init_transactions(10)
+    return sender
+
+
+def begin(sender: Any, topic: str, *values: bytes) -> None:
+    sender.begin_transaction()
+    for value in values:
+        sender.produce(topic, value, b"k", partition=0)
+    assert sender.flush(10) == 0
+
+
+def test_transactions_of_a_producer(server: Server) -> None:
+    sender = transactional(server)
+    for number in range(6):
+        begin(sender, "users", *(b"%d-%d" % (number, n) for n in range(20)))
+        (sender.abort_transaction if number % 3 == 1 else sender.commit_transaction)(10)
+    wanted = [b"%d-%d" % (number, n) for number in (0, 2, 3, 5) for n in range(20)]
+    assert [m.value() for m in read(server, "users", count=80, isolation_level="read_committed")] == wanted
+    assert len(read(server, "users", count=120, isolation_level="read_uncommitted")) == 120
+
+
+def test_a_second_producer_fences_the_first(server: Server) -> None:
+    first = transactional(server)
+    begin(first, "users", b"lost")
+    second = transactional(server)
+    with pytest.raises(confluent_kafka.KafkaException) as failed:
+        first.commit_transaction(10)
+    assert failed.value.args[0].code() == confluent_kafka.KafkaError._FENCED
+    begin(second, "users", b"kept")
+    second.commit_transaction(10)
+    (message,) = read(server, "users", count=1, isolation_level="read_committed")
+    assert message.value() == b"kept"
+
+
+def test_offsets_in_a_transaction(server: Server) -> None:
+    """Read, transform, write: the position of the group moves with the records."""
+    sender = transactional(server)
+    begin(sender, "in", *(b"%d" % n for n in range(10)))
+    sender.commit_transaction(10)
+    config = {"bootstrap.servers": server.bootstrap_servers, "group.id": "copy", "enable.auto.commit": False}
+    config |= {"auto.offset.reset": "earliest", "isolation.level": "read_committed"}
+    for commit in (False, True):
+        consumer = confluent_kafka.Consumer(config)
+        consumer.subscribe(["in"])
+        messages: list[Any] = []
+        end = time.monotonic() + 10
+        while len(messages) < 10 and time.monotonic() < end:
+            messages += consumer.consume(10 - len(messages), 0.2)
+        begin(sender, "out", *(b"copy of " + message.value() for message in messages))
+        sender.send_offsets_to_transaction(
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 10
+        )
+        (sender.commit_transaction if commit else sender.abort_transaction)(10)
+        (offset,) = consumer.committed([confluent_kafka.TopicPartition("in", 0)], 10)
+        assert offset.offset == (10 if commit else confluent_kafka.OFFSET_INVALID)
+        consumer.close()
+    copies = read(server, "out", count=10, isolation_level="read_committed")
+    assert [message.value() for message in copies] == [b"copy of %d" % n for n in range(10)]
+
+
+def test_a_producer_whose_time_is_up(server: Server) -> None:
+    sender = transactional(server, transaction_timeout_ms=1000)
+    begin(sender, "users", b"lost")
+    time.sleep(1.3)
+    with pytest.raises(confluent_kafka.KafkaException) as failed:
+        sender.commit_transaction(10)
+    assert failed.value.args[0].code() == confluent_kafka.KafkaError._FENCED
+    begin(again := transactional(server), "users", b"kept")
+    again.commit_transaction(10)
+    (message,) = read(server, "users", count=1, isolation_level="read_committed")
+    assert message.value() == b"kept"
