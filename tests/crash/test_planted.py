@@ -67,24 +67,24 @@ def test_a_log_that_is_not_synced(monkeypatch: Patch) -> None:
 
 
 def test_a_new_segment_whose_name_is_not_synced(monkeypatch: Patch) -> None:
-    real = Durability.sync_files
+    real = Durability.syncing
 
-    def without(self: Any, *given: Any, indexes: bool) -> None:
+    def without(self: Any, *given: Any, indexes: bool) -> Any:
         self.directory_unsynced = False
-        real(self, *given, indexes=indexes)
+        yield from real(self, *given, indexes=indexes)
 
-    monkeypatch.setattr(Durability, "sync_files", without)
+    monkeypatch.setattr(Durability, "syncing", without)
     caught("append", "I1")
 
 
 def test_a_segment_that_is_not_synced_before_its_successor(monkeypatch: Patch) -> None:
-    real = Durability.sync_files
+    real = Durability.syncing
 
-    def skip(self: Any, *given: Any, indexes: bool) -> None:
+    def skip(self: Any, *given: Any, indexes: bool) -> Any:
         if not indexes:
-            real(self, *given, indexes=indexes)
+            yield from real(self, *given, indexes=indexes)
 
-    monkeypatch.setattr(Durability, "sync_files", skip)
+    monkeypatch.setattr(Durability, "syncing", skip)
     caught("append", "I1")
 
 
@@ -107,14 +107,14 @@ def test_an_output_that_is_not_synced(monkeypatch: Patch) -> None:
 
 def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
     """A record supersedes an older record, the power fails, and both are lost."""
-    real = Durability.sync_files
+    real = Durability.syncing
     cleaning = [False]
 
-    def pretend(self: Any, appender: Any, end: int, *, indexes: bool) -> None:
+    def pretend(self: Any, appender: Any, end: int, *, indexes: bool) -> Any:
         if cleaning[0]:
             self.synced_to = max(self.synced_to, end)
         else:
-            real(self, appender, end, indexes=indexes)
+            yield from real(self, appender, end, indexes=indexes)
 
     prepare = partition.prepare
 
@@ -125,7 +125,7 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
         finally:
             cleaning[0] = False
 
-    monkeypatch.setattr(Durability, "sync_files", pretend)
+    monkeypatch.setattr(Durability, "syncing", pretend)
     monkeypatch.setattr(partition, "prepare", preparing)
     caught("cleans_acked_before_unacked", "I1")
 

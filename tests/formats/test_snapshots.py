@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.errors import CorruptFileError
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, run_steps
 from lastword.partition import cut, snapshots
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
 from lastword.partition.segment_store import SegmentSet
@@ -37,7 +37,7 @@ TWO = [
 def store_in(directory: Path, *states: ProducerState) -> Snapshots:
     store = Snapshots(DEFAULT, str(directory))
     for state in states:
-        assert store.take(state)
+        assert run_steps(store.taking(state))
     return store
 
 
@@ -113,7 +113,7 @@ def test_a_count_is_not_believed() -> None:
 def test_taking_one_replaces_another_storys_file_of_that_offset(tmp_path: Path) -> None:
     store_in(tmp_path, ProducerState(40, TWO))
     store = Snapshots(DEFAULT, str(tmp_path))
-    assert store.take(state_at(40))
+    assert run_steps(store.taking(state_at(40)))
     assert store.read(40) == state_at(40).producers
 
 
@@ -129,14 +129,14 @@ def test_6W_318_nothing_is_written_twice(tmp_path: Path) -> None:
     """6W.318: No snapshot is written if the offset has not changed."""
     files = RecordingFiles(DEFAULT)
     store = Snapshots(files, str(tmp_path))
-    assert store.take(state_at(10))
+    assert run_steps(store.taking(state_at(10)))
     changes = len(files.changes)
-    assert not store.take(state_at(10))
+    assert not run_steps(store.taking(state_at(10)))
     assert len(files.changes) == changes
-    assert store.take(state_at(11))
+    assert run_steps(store.taking(state_at(11)))
     loaded = Snapshots(files, str(tmp_path))
     loaded.mark_current(11)
-    assert not loaded.take(state_at(11))
+    assert not run_steps(loaded.taking(state_at(11)))
 
 
 def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_6W_324_stray_ones(tmp_path: Path) -> None:
         directory = tmp_path / "-".join(map(str, left or ["none"])) / "-".join(map(str, bases or ["none"]))
         directory.mkdir(parents=True)
         store = store_in(directory, *(state_at(n) for n in left))
-        store.remove_stray(store.offsets(), bases)
+        store.remove(store.stray(store.offsets(), bases))
         assert store.offsets() == kept
 
 
@@ -200,10 +200,10 @@ def test_a_power_cut_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     files.fsync_dir(root)
     store = Snapshots(files, f"{root}/t-0")
     state = state_at(10)
-    store.take(state)
+    run_steps(store.taking(state))
     files.mark("first")
     state.update(data(5, 10, 0, transactional=True))
-    store.take(state)
+    run_steps(store.taking(state))
     files.mark("second")
     for number, image in enumerate(files.images(seeds=range(5))):
         target = tmp_path / f"image{number}"

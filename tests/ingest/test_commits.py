@@ -18,7 +18,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullError, LastwordError
-from lastword.files import DEFAULT, Files, OsFiles
+from lastword.files import DEFAULT, Files, OsFiles, interface
 from lastword.ingest import apply, staging
 from lastword.ingest.apply import open_to_append
 from lastword.ingest.staging import Manifest, next_number, pending
@@ -35,8 +35,9 @@ from tests.support.exhaustive import stride
 
 NOW_MS = 1_795_168_800_000
 HOUR_MS = 3600 * 1000
-WAYS = pytest.mark.parametrize("way", ["copied", "adopted", "shared"])
-"""How staged batches enter the log: copied, as segments, or copied from a file of many partitions."""
+WAYS = pytest.mark.parametrize("way", ["copied", "adopted", "shared", "together"])
+"""How staged batches enter the log: copied, as segments, or copied from a file of many partitions; together:
+the logs are opened and closed as if they were many, but with one thread for the syncs."""
 SHARED = False
 
 
@@ -44,7 +45,10 @@ def staged_as(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Let `stage` make files for this way."""
     if way == "adopted":  # no file is too small
         monkeypatch.setattr(staged_batches, "MIN_SIZE_RATIO", 0.0)
-    monkeypatch.setattr(sys.modules[__name__], "SHARED", way == "shared")
+    if way == "together":
+        monkeypatch.setattr(interface, "OVERLAP_FROM", 1)
+        monkeypatch.setattr(interface, "OVERLAP_THREADS", 1)
+    monkeypatch.setattr(sys.modules[__name__], "SHARED", way in ("shared", "together"))
 
 
 def make(root: Path, partitions: int = 2, files: Files = DEFAULT) -> None:
@@ -204,7 +208,7 @@ def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
     first = Manifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
     commit(tmp_path, first)
     bad = Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
-    pattern = "lastword.staged-bad-*" if way == "shared" else "t-1/lastword/*/*.batches"
+    pattern = "lastword.staged-bad-*" if SHARED else "t-1/lastword/*/*.batches"
     file = next(tmp_path.glob(pattern))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match="CRC"):
@@ -415,7 +419,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     none, first, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
     seen = set()
     for number, image in enumerate(files.images(seeds=range(1))):
-        if number % 6:
+        if number % (12 if way == "together" else 6):
             continue
         target = tmp_path / "image"
         image.write(target)
@@ -553,15 +557,15 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
     """The batch is refused as a whole: a repeat would append it twice to the partitions that had it."""
     make(tmp_path)
     manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
-    real = LogDirectory._open_log
+    real = LogDirectory._opening_log
 
-    def open_log(self: LogDirectory, tp: TopicPartition) -> Any:
+    def opening_log(self: LogDirectory, tp: TopicPartition) -> Any:
         if tp.partition == 1:
             raise CorruptFileError("t-1 is damaged")
-        return real(self, tp)
+        return (yield from real(self, tp))
 
     with monkeypatch.context() as patched:
-        patched.setattr(LogDirectory, "_open_log", open_log)
+        patched.setattr(LogDirectory, "_opening_log", opening_log)
         with pytest.raises(DataError, match="t-1 is damaged"):
             commit(tmp_path, manifest)
     assert values(tmp_path) == {0: [], 1: []}

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from lastword.errors import (
     StorageError,
     SyncFailedError,
 )
-from lastword.files import DEFAULT, OsFiles, interface, overlapped
+from lastword.files import DEFAULT, OsFiles, Steps, interface, overlapped, run_steps, run_together
 from lastword.metrics import DIR_OFFLINE
 
 
@@ -403,6 +403,74 @@ def test_the_first_error_in_order_is_raised_when_no_thread_runs() -> None:
     with pytest.raises(StorageError, match="item 20"):
         overlapped(work, range(400), threads=8)
     assert running.now == 0 and running.items < 400
+
+
+class InSteps:
+    """Work of two steps, each with two syncs. Keeps their order by item, and the threads of the steps."""
+
+    def __init__(self, fails: dict[int, BaseException] | None = None) -> None:
+        self.waits = Waits()
+        self.events: dict[int, list[str]] = {}
+        self.step_threads: set[str] = set()
+        self.fails = fails or {}
+
+    def __call__(self, item: int) -> Steps[int]:
+        events = self.events.setdefault(item, [])
+
+        def sync(name: str) -> Callable[[], None]:
+            def run() -> None:
+                self.waits(item)
+                if name == "b" and item in self.fails:
+                    raise self.fails[item]
+                events.append(name)
+
+            return run
+
+        try:
+            for syncs in ("ab", "cd"):
+                self.step_threads.add(threading.current_thread().name)
+                events.append("step")
+                yield [sync(name) for name in syncs]
+        finally:
+            events.append("end")
+        return 2 * item
+
+
+def test_work_in_steps_waits_for_its_syncs_before_the_next_step() -> None:
+    work = InSteps()
+    assert run_steps(work(3)) == 6
+    assert work.events[3] == ["step", "a", "b", "step", "c", "d", "end"]
+
+
+@pytest.mark.parametrize("count", [0, interface.OVERLAP_FROM - 1, 2 * interface.TOGETHER + 1])
+@pytest.mark.parametrize("any_thread", [False, True])
+def test_work_items_in_steps_share_their_waits_and_keep_their_order(count: int, any_thread: bool) -> None:
+    work = InSteps()
+    done = run_together([work(item) for item in range(count)], any_thread=any_thread)
+    assert done == list(range(0, 2 * count, 2))
+    assert all(events == ["step", "a", "b", "step", "c", "d", "end"] for events in work.events.values())
+    if not any_thread:
+        assert len(work.step_threads) <= 1
+    together = count >= interface.OVERLAP_FROM
+    assert work.waits.most <= interface.OVERLAP_THREADS and (work.waits.most >= 4) == together
+
+
+@pytest.mark.parametrize("count", [50, 200])
+def test_a_sync_that_fails_ends_its_item_only(count: int) -> None:
+    work = InSteps({7: StorageError("item 7")})
+    done = run_together([work(item) for item in range(count)])
+    assert str(done.pop(7)) == "item 7" and len(done) == count - 1
+    assert done == [2 * item for item in range(count) if item != 7]
+    assert work.events[7] == ["step", "a", "end"]
+
+
+@pytest.mark.parametrize("count", [50, 90])
+def test_an_interrupt_in_a_sync_ends_all_items(count: int) -> None:
+    """Each item that was begun has ended when the error is raised: it holds no lock and no file any more."""
+    work = InSteps({7: KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        run_together([work(item) for item in range(count)])
+    assert work.waits.now == 0 and all(events[-1] == "end" for events in work.events.values())
 
 
 def test_a_handle_that_the_garbage_collector_closes_does_not_stop_an_eviction(tmp_path: Path) -> None:

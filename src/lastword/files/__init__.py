@@ -11,12 +11,17 @@ Start reading at interface.py: it states what each call promises, and what is du
 from lastword.files.interface import (
     OVERLAP_FROM,
     OVERLAP_THREADS,
+    TOGETHER,
     FileFacts,
     Files,
     Handle,
+    Steps,
+    Syncs,
     normal_path,
     overlapped,
     real_path,
+    run_steps,
+    run_together,
 )
 from lastword.files.lock import FileLock
 from lastword.files.real import OsFiles
@@ -27,12 +32,17 @@ __all__ = [
     "DEFAULT",
     "OVERLAP_FROM",
     "OVERLAP_THREADS",
+    "TOGETHER",
     "FileFacts",
     "FileLock",
     "Files",
     "Handle",
     "OsFiles",
+    "Steps",
+    "Syncs",
     "normal_path",
     "overlapped",
     "real_path",
+    "run_steps",
+    "run_together",
 ]

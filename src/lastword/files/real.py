@@ -550,7 +550,7 @@ class OsFiles(Files):
         Cached by the directory's name, because resolving links costs a system call per level of the path.
         """
         directory = os.path.dirname(path)
-        result = self._root_by_directory.get(directory)
+        result = self._root_by_directory.get(directory) or self._root_of_parent(directory)
         if result is not None:
             return result
         real = ancestor = os.path.realpath(directory)
@@ -565,6 +565,23 @@ class OsFiles(Files):
                 self._root_by_directory[directory] = result
         return result
 
+    def _root_of_parent(self, directory: str) -> Root | None:
+        """Return the root of a directory that is no link, in a directory with a known root; None: not known.
+
+        That root is guarded, and has no other guarded root below it.
+        """
+        above, name = os.path.split(directory)
+        root = self._root_by_directory.get(above)
+        if root is None or name in ("", os.curdir, os.pardir) or os.path.islink(directory):
+            return None
+        with self._mutex:
+            below = root.path + os.sep
+            if self._roots.get(root.path) is not root or any(path.startswith(below) for path in self._roots):
+                return None
+            if len(self._root_by_directory) < MAX_CACHED_DIRECTORIES:
+                self._root_by_directory[directory] = root
+        return root
+
     def _log_root(self, path: str) -> str | None:
         """Return the root of the log directory that contains `path`; None outside of any."""
         root = self._root(path).path
@@ -572,7 +589,7 @@ class OsFiles(Files):
 
     # ---- files
 
-    def _open(self, path: str, flags: int) -> OsHandle:
+    def _open(self, path: str, flags: int, root: Root) -> OsHandle:
         try:
             fd = self.descriptors.open(lambda: owner.open_file(path, flags, self._log_root))
         except LastwordError:
@@ -584,11 +601,12 @@ class OsFiles(Files):
             os.close(fd)
             raise _not_regular(path)
         reopen_flags = flags & ~(os.O_CREAT | os.O_EXCL)
-        return OsHandle(fd, path, self._root(path), self.descriptors, reopen_flags, facts)
+        return OsHandle(fd, path, root, self.descriptors, reopen_flags, facts)
 
     def open_read(self, path: Path) -> OsHandle:
         """Open a file to read."""
-        return self._open(os.fspath(path), os.O_RDONLY)
+        path = os.fspath(path)
+        return self._open(path, os.O_RDONLY, self._root(path))
 
     def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> OsHandle:
         """Open a file to read and write."""
@@ -602,7 +620,7 @@ class OsFiles(Files):
             root.check()
         if exclusive:
             flags |= os.O_EXCL
-        return self._open(path, flags)
+        return self._open(path, flags, root)
 
     def read_bytes(self, path: Path) -> bytes:
         """Read a whole file, without a handle: small files are read for each partition."""

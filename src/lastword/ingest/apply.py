@@ -8,14 +8,15 @@ to a commit that is complete.
 
 The order in one partition: append the batches; sync the log, or close it. A process that opens the directory
 for a commit only (`commit`) closes each log there, so that the log is synced once, with its indexes and its
-producer snapshot. The clean-shutdown marker follows when the directory is closed; after a crash before, a
-closed log is recovered like any other. Repeated after a stop at any point, it appends what is missing and
-nothing twice: a batch checksum covers neither base offset nor leader epoch, so the batches above the noted
-log end can be compared with the staged batches. Batches of a shared file or of a small one are appended; a
-large file becomes a segment by a rename (`partition.staged_batches`), and is then found in the log as the
-beginning of a segment. A partition with a file of its own gets the `committed` mark, and its staged files are
-removed then, so that a bulk load does not need its room twice. No other process appends in between: the log's
-lock is held, and after a crash commits are finished before anything else is appended.
+producer snapshot; many logs of small batches are closed together. The clean-shutdown marker follows when the
+directory is closed; after a crash before, a closed log is recovered like any other. Repeated after a stop at
+any point, it appends what is missing and nothing twice: a batch checksum covers neither base offset nor
+leader epoch, so the batches above the noted log end can be compared with the staged batches. Batches of a
+shared file or of a small one are appended; a large file becomes a segment by a rename
+(`partition.staged_batches`), and is then found in the log as the beginning of a segment. A partition with a
+file of its own gets the `committed` mark, and its staged files are removed then, so that a bulk load does not
+need its room twice. No other process appends in between: the log's lock is held, and after a crash commits
+are finished before anything else is appended.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from lastword.errors import (
     LogDirLockedError,
     UsageError,
 )
-from lastword.files import Files, Handle, overlapped
+from lastword.files import TOGETHER, Files, Handle, overlapped
 from lastword.ingest import staging
 from lastword.ingest.staging import (
     REFUSED_FORM,
@@ -185,13 +186,25 @@ def _apply(directory: LogDirectory, manifest: Manifest, *, close_logs: bool) -> 
             for name in {run.name for run in manifest.runs if run.position is not None}
         }
 
-        def append(tp: tuple[str, int]) -> int:
-            finish = partial(directory.close_log, *tp) if close_logs else logs[tp].sync if sync else None
+        def append(tp: tuple[str, int], finish: Callable[[], None] | None = None) -> int:
             added = ingest(logs[tp], commit_id, staged[tp], began[tp], finish=finish, shared=shared)
             staging.remove_old(files, logs[tp].directory, now_ms, is_abandoned)
             return added
 
-        added = sum(overlapped(append, partitions, threads=threads))
+        def finished(tp: tuple[str, int]) -> int:
+            finish = partial(directory.close_logs, [tp]) if close_logs else logs[tp].sync if sync else None
+            return append(tp, finish)
+
+        # The files of its own that a partition has are removed as soon as its log is closed.
+        owners = {(run.topic, run.partition) for run in manifest.runs if run.position is None}
+        each, small = partitions, list[tuple[str, int]]()
+        if close_logs:
+            each, small = sorted(owners), [tp for tp in partitions if tp not in owners]
+        added = sum(overlapped(finished, each, threads=threads))
+        for first in range(0, len(small), TOGETHER):
+            together = small[first : first + TOGETHER]
+            added += sum(overlapped(append, together, threads=threads))
+            directory.close_logs(together)
     if manifest.writer is not None and manifest.sequence is not None:
         writers.note(manifest.writer, manifest.sequence, directory.clock.now_ms())
         writers.save(files, root)

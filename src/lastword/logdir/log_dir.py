@@ -33,7 +33,7 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
-from lastword.files import FileLock, Files, overlapped
+from lastword.files import FileLock, Files, Steps, run_steps, run_together
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.checkpoints import Checkpoints, LogStart, PartitionCheckpoints, TopicPartition
 from lastword.logdir.identity import (
@@ -437,7 +437,7 @@ class LogDirectory:
         with self.lock:
             self._check_writable()
             log = self._opened.logs.get(tp)
-            return self._open_log(tp) if log is None else log
+            return run_steps(self._opening_log(tp)) if log is None else log
 
     def is_log_open(self, topic: str, partition: int) -> bool:
         """Return whether `log` returns immediately, because the partition was used before."""
@@ -452,40 +452,49 @@ class LogDirectory:
         with self.lock:
             self._check_writable()
             wanted = [TopicPartition(*tp) for tp in partitions]
-            overlapped(self._open_log, [tp for tp in wanted if tp not in self._opened.logs])
+            missing = [self._opening_log(tp) for tp in wanted if tp not in self._opened.logs]
+            for log in run_together(missing, any_thread=True):
+                if isinstance(log, LastwordError):
+                    raise log
             return {tp: self._opened.logs[tp] for tp in wanted}
 
-    def _open_log(self, tp: TopicPartition) -> PartitionLog:
+    def _opening_log(self, tp: TopicPartition) -> Steps[PartitionLog]:
         if tp in self._opened.offline:
             raise self._opened.offline[tp]
         directory = self._own_directory(tp)
         try:
             self.check_topic_id(*tp)
             self.files.check_owner(directory)
-            return self._opened.open(
-                tp,
-                directory,
-                self.topic_config(tp.topic),
-                first_dirty=self.first_dirty(*tp),
-                producer_expiration_ms=self.settings.instance.producer_id_expiration_ms,
+            return (
+                yield from self._opened.opening(
+                    tp,
+                    directory,
+                    self.topic_config(tp.topic),
+                    first_dirty=self.first_dirty(*tp),
+                    producer_expiration_ms=self.settings.instance.producer_id_expiration_ms,
+                )
             )
         except DataError as error:
             self._opened.offline[tp] = error
             raise
 
-    def close_log(self, topic: str, partition: int) -> None:
-        """Close an open log before the directory. Its next use opens it again.
+    def close_logs(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Close open logs before the directory. Their next use opens them again.
 
-        Everything in the log is durable when this returns. Its checkpoints are written when the directory is
-        closed.
+        Everything in the logs is durable when this returns. Their checkpoints are written when the directory
+        is closed.
         """
-        tp = TopicPartition(topic, partition)
-        log = self._opened.logs[tp]
-        if log.close():  # not with the lock: many logs are closed at the same time
-            with self.lock:
-                self._opened.closed(tp)
-        else:
-            log.sync()  # raises the failure that stopped the log
+        logs = {tp: self._opened.logs[TopicPartition(*tp)] for tp in partitions}
+        results = run_together([log.closing() for log in logs.values()])  # without the lock: it waits
+        with self.lock:
+            for tp, result in zip(logs, results, strict=True):
+                if result is True:
+                    self._opened.closed(TopicPartition(*tp))
+        for log, result in zip(logs.values(), results, strict=True):
+            if isinstance(result, LastwordError):
+                raise result
+            if not result:
+                log.sync()  # raises the failure that stopped the log
 
     def end_commit(self) -> None:
         """Remove the note of where a commit began, and release the logs: it is complete or refused."""

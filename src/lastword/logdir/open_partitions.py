@@ -19,11 +19,11 @@ from lastword import metrics
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
-from lastword.files import Files, overlapped, real_path
+from lastword.files import Files, Steps, real_path, run_together
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
 from lastword.partition.log import PartitionLog
-from lastword.partition.open import open_log
+from lastword.partition.open import opening
 from lastword.partition.recovery import Recovery, Repaired
 from lastword.segment import names
 
@@ -105,7 +105,7 @@ class OpenPartitions:
 
     # -------------------------------------------------------------- open
 
-    def open(
+    def opening(
         self,
         tp: TopicPartition,
         directory: str,
@@ -113,13 +113,13 @@ class OpenPartitions:
         *,
         first_dirty: int | None,
         producer_expiration_ms: int,
-    ) -> PartitionLog:
+    ) -> Steps[PartitionLog]:
         """Recover the partition in `directory` and open it.
 
         DataError if it is damaged; nothing is opened then.
         """
         left = self._how_left(tp)
-        log, recovery = open_log(
+        log, recovery = yield from opening(
             self._files,
             directory,
             config,
@@ -179,7 +179,7 @@ class OpenPartitions:
         Returns:
             Whether all partitions that were used keep the promises of a clean stop, and the first error.
         """
-        closed = overlapped(_close, list(self.logs.values()))
+        closed = run_together([log.closing() for log in self.logs.values()])
         failed = next((result for result in closed if isinstance(result, LastwordError)), None)
         return not self.offline and all(result is True for result in closed), failed
 
@@ -191,13 +191,6 @@ class OpenPartitions:
         """Close all files as a killed process would."""
         for log in self.logs.values():
             log.abandon()
-
-
-def _close(log: PartitionLog) -> bool | LastwordError:
-    try:
-        return log.close()
-    except LastwordError as error:
-        return error
 
 
 # ---------------------------------------------------------------- exclusive changes

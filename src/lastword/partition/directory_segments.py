@@ -316,7 +316,7 @@ def end_of_valid_part(segment: Segment, trusted_end: int | None = None) -> tuple
     `trusted_end`: that of the segment, if it was computed.
     """
     file_size = segment.size
-    start = segment.trusted_end() if trusted_end is None else trusted_end
+    start = segment.last_trusted().position if trusted_end is None else trusted_end
     next_offset = segment.base_offset
     while True:
         end, next_offset = _valid_end(segment, start, next_offset, file_size)

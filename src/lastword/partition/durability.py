@@ -38,13 +38,14 @@ import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import google_crc32c
 
 from lastword.clock import Clock
 from lastword.errors import CorruptBatchError, LastwordError
-from lastword.files import Files, Handle
+from lastword.files import Files, Handle, Steps, run_steps
 from lastword.partition.checkpoint_file import MAX_CHECKPOINT_BYTES, LeaderEpochs
 from lastword.partition.segment_store import SegmentStore
 from lastword.segment import names
@@ -176,9 +177,22 @@ class Durability:
 
     def sync_files(self, appender: SegmentAppender, end: int, *, indexes: bool) -> None:
         """Sync every file with offsets below `end` that may not be durable. The caller has the turn."""
+        run_steps(self.syncing(appender, end, indexes=indexes))
+
+    def syncing(self, appender: SegmentAppender, end: int, *, indexes: bool) -> Steps[None]:
+        """As `sync_files`, in steps."""
         unsynced = list(self._unsynced)
         with self._failure.latching():
-            self._sync(appender, unsynced, indexes)
+            # Segments from before this process, or from before a recovery, and the active segment.
+            older = [partial(self._store.sync, s) for s in unsynced if s.base_offset != appender.base_offset]
+            yield (*older, appender.sync_log, *((appender.sync_indexes,) if indexes else ()))
+            if self.directory_unsynced:
+                self.directory_unsynced = False
+                try:
+                    yield (self._store.sync_names,)
+                except LastwordError:
+                    self.directory_unsynced = True
+                    raise
         self._unsynced = [
             s for s in self._unsynced if s not in unsynced or s.base_offset == appender.base_offset
         ]
@@ -189,21 +203,6 @@ class Durability:
                 self.mark.write(end)
         if indexes:
             self.recovery_point = max(self.recovery_point, end)
-
-    def _sync(self, appender: SegmentAppender, unsynced: list[Segment], indexes: bool) -> None:
-        for segment in unsynced:
-            if segment.base_offset != appender.base_offset:
-                self._store.sync(segment)  # from before this process, or from before a recovery
-        appender.sync_log()
-        if indexes:
-            appender.sync_indexes()
-        if self.directory_unsynced:
-            self.directory_unsynced = False
-            try:
-                self._store.sync_names()
-            except LastwordError:
-                self.directory_unsynced = True
-                raise
 
 
 # ---------------------------------------------------------------- the synced mark

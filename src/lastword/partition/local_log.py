@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
+from lastword.files import Steps
 from lastword.partition import cut
 from lastword.partition.appending import Pending
 from lastword.partition.checkpoint_file import LeaderEpochs
@@ -472,11 +473,11 @@ class LocalLog:
 
     # -------------------------------------------------------------- close
 
-    def finish(self) -> None:
+    def finishing(self) -> Steps[None]:
         """Write the last entry of the time index, and sync everything with the indexes."""
         self.appender.finish()
         with self.durability.group_commit.turn():
-            self.durability.sync_files(self.appender, self.log_end, indexes=True)
+            yield from self.durability.syncing(self.appender, self.log_end, indexes=True)
 
     def abandon(self) -> None:
         """Close the files and nothing else, as a killed process would."""

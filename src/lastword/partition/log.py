@@ -32,7 +32,7 @@ from google_crc32c import value as crc32c
 
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, OffsetOutOfRangeError
-from lastword.files import Files
+from lastword.files import Files, Steps, run_steps
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
     AppendedBatch,
@@ -566,6 +566,9 @@ class PartitionLog(Reads):
             self.on_roll()
 
     def _take_snapshot(self) -> None:
+        run_steps(self._taking_snapshot())
+
+    def _taking_snapshot(self) -> Steps[None]:
         """Write the producer state at the log end, durably, without idle producers."""
         now_ms = self.clock.now_ms()
         if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
@@ -573,7 +576,7 @@ class PartitionLog(Reads):
             self._producers.expire(now_ms, self.producer_expiration_ms)
         if self.log_end > 0:
             with self._local.failure.latching_if_offline():
-                if self._snapshots.take(self._producers):  # which syncs all names of the directory
+                if (yield from self._snapshots.taking(self._producers)):  # syncs all names of the directory
                     self._local.durability.directory_unsynced = False
 
     # -------------------------------------------------------------- sync
@@ -748,6 +751,10 @@ class PartitionLog(Reads):
             may the directory's clean-shutdown marker be written. False after a failure. A second close does
             nothing.
         """
+        return run_steps(self.closing())
+
+    def closing(self) -> Steps[bool]:
+        """As `close`, in steps."""
         with self.lock:
             local = self._local
             if local.is_closed:
@@ -755,8 +762,8 @@ class PartitionLog(Reads):
             try:
                 if local.failure.error is not None:
                     return False
-                self._take_snapshot()
-                local.finish()
+                yield from self._taking_snapshot()
+                yield from local.finishing()
                 return True
             finally:
                 local.remove_deferred(all=True)

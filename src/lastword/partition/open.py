@@ -27,11 +27,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+from functools import partial
+from typing import Any
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DataError, LastwordError
-from lastword.files import Files
+from lastword.files import Files, Steps, run_steps
 from lastword.partition import leases
 from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.partition.directory_segments import DirectorySegments, check_directory
@@ -60,7 +62,7 @@ from lastword.segment.segment import Segment
 from lastword.segment.stored import SegmentFiles
 
 
-def open_log(
+def opening(
     files: Files,
     directory: str,
     config: TopicConfig,
@@ -72,7 +74,7 @@ def open_log(
     clean: bool = False,
     rng: random.Random | None = None,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
-) -> tuple[PartitionLog, Recovery]:
+) -> Steps[tuple[PartitionLog, Recovery]]:
     """Recover a partition directory and open it to write; an empty one becomes a log at `log_start`.
 
     Args:
@@ -92,8 +94,14 @@ def open_log(
         UnknownMagicError: Likewise.
     """
     checkpointed = recovery_point, log_start, first_dirty
-    opening = _Opening(files, directory, config, checkpointed, clean)
-    return opening.run(clock, rng, producer_expiration_ms)
+    return _Opening(files, directory, config, checkpointed, clean).run(clock, rng, producer_expiration_ms)
+
+
+def open_log(
+    files: Files, directory: str, config: TopicConfig, clock: Clock, **given: Any
+) -> tuple[PartitionLog, Recovery]:
+    """As `opening`, with each sync in its place."""
+    return run_steps(opening(files, directory, config, clock, **given))
 
 
 class _Opening:
@@ -115,7 +123,7 @@ class _Opening:
 
     def run(
         self, clock: Clock, rng: random.Random | None, producer_expiration_ms: int
-    ) -> tuple[PartitionLog, Recovery]:
+    ) -> Steps[tuple[PartitionLog, Recovery]]:
         files, directory, interval = self.files, self.directory, self.config.index_interval_bytes
         check_directory(files, directory)
         found = files.listdir(directory)  # this process has the lock: only the steps below change it
@@ -164,7 +172,7 @@ class _Opening:
             self._lower_mark(log_end, epochs)
         snapshots = Snapshots(files, directory)
         age = clock.now_ms(), producer_expiration_ms
-        producers = self._producers(
+        producers = yield from self._producers(
             snapshots, inspections, segments, log_end, None if created else listing, age
         )
         recovery_point = log_end if self.clean else min(self.recovery_point, log_end)
@@ -316,7 +324,7 @@ class _Opening:
         log_end: int,
         listing: list[str] | None,
         age: tuple[int, int],
-    ) -> ProducerState:
+    ) -> Steps[ProducerState]:
         """Return the producer state at the log end; repair snapshots and transaction indexes.
 
         `listing` is that of the directory; None: the log was created.
@@ -355,10 +363,10 @@ class _Opening:
             store.write(log_end, result.state.producers)
             left.add(log_end)
         outside = store.remove_outside(sorted(left), bases[0] - 1, log_end)
-        stray = store.remove_stray(sorted(left.difference(outside)), bases)
+        stray = store.stray(sorted(left.difference(outside)), bases)
         if outside or stray or result.damaged:
             # A snapshot above a cut must not return when the log has grown there again.
-            self.files.fsync_dir(self.directory)
+            yield (partial(store.remove, stray),)
         if result.exact:
             store.mark_current(log_end)
         return result.state

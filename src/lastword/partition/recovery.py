@@ -218,7 +218,7 @@ def overflows(segment: Segment, next_base: int) -> bool:
     """
     last = segment.base_offset
     try:
-        start = segment.trusted_end()
+        start = segment.last_trusted().position
         for header in headers(segment.handle, segment.file, start, segment.size, stop_at_partial_tail=True):
             last = max(last, header.last_offset)
     except DataError:
@@ -406,7 +406,7 @@ class DamageRepair:
 
         With small segments the lock would cost more than the threads gain.
         """
-        threads = min(len(due), os.cpu_count() or 1)
+        threads = min(len(due), os.cpu_count() or 1) if size >= SIDE_BY_SIDE_BYTES else 1
         if threads < 2 or size < len(due) * SIDE_BY_SIDE_BYTES or not is_bulk(size):
             return {base: self._walk(base, last, size) for base, last in due}
         from concurrent.futures import ThreadPoolExecutor
@@ -435,10 +435,12 @@ class DamageRepair:
         indexes = segment.offset_index, segment.time_index
         if any(index.damaged or index.zero_tail_bytes for index in indexes):  # zeros: a stop cuts them
             return None
-        trusted_end = segment.trusted_end()
-        if trusted_end != segment.offset_index.last.position:
+        trusted = segment.last_trusted()
+        if trusted.position != segment.offset_index.last.position:
             return None
-        position, next_offset = end_of_valid_part(segment, trusted_end)
+        if trusted.header is not None and trusted.header.end == segment.size:
+            return trusted.header.next_offset
+        position, next_offset = end_of_valid_part(segment, trusted.position)
         return next_offset if position == segment.size else None
 
     def _is_cut(self, inspections: dict[int, Inspection], bases: list[int]) -> bool:

@@ -43,7 +43,7 @@ from typing import Protocol
 import google_crc32c
 
 from lastword.errors import BusyError, CorruptFileError, FileVanishedError, StorageError
-from lastword.files import Files
+from lastword.files import Files, Steps
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
 from lastword.partition.segment_store import SegmentSet
 from lastword.partition.transactions import producer_batches
@@ -131,13 +131,13 @@ class Snapshots:
 
     def path(self, offset: int) -> str:
         """Return the path of the snapshot at `offset`."""
-        return os.path.join(self.directory, names.segment_file(offset, names.SNAPSHOT))
+        return f"{self.directory}/{names.segment_file(offset, names.SNAPSHOT)}"
 
     def offsets(self) -> list[int]:
         """Return the offsets of all snapshot files, ascending."""
         return names.snapshot_offsets(self.files.listdir(self.directory))
 
-    def take(self, state: ProducerState) -> bool:
+    def taking(self, state: ProducerState) -> Steps[bool]:
         """Write the state at its end offset, durably.
 
         Returns:
@@ -146,7 +146,8 @@ class Snapshots:
         path = self.path(state.end_offset)
         if state.end_offset == self._current and self.files.exists(path):
             return False
-        self.write(state.end_offset, state.producers)
+        yield from self.files.writing_atomic(path, encode(state.producers))
+        self._current = state.end_offset
         return True
 
     def write(self, offset: int, producers: Iterable[Producer]) -> None:
@@ -172,8 +173,8 @@ class Snapshots:
             self._current = -1
         return gone
 
-    def remove_stray(self, offsets: Sequence[int], segment_bases: Iterable[int]) -> list[int]:
-        """Remove those of the snapshots at `offsets`, ascending, that are at no segment's base. Return them.
+    def stray(self, offsets: Sequence[int], segment_bases: Iterable[int]) -> list[int]:
+        """Return those of the snapshots at `offsets`, ascending, that are at no segment's base.
 
         The largest snapshot stays if it is above all bases: a clean close wrote it.
         """
@@ -181,9 +182,13 @@ class Snapshots:
         stray = [offset for offset in offsets if offset not in bases]
         if stray and stray[-1] == offsets[-1] and stray[-1] > max(bases, default=-1):
             stray.pop()
-        for offset in stray:
-            self.files.unlink(self.path(offset), missing_ok=True)
         return stray
+
+    def remove(self, offsets: Iterable[int]) -> None:
+        """Remove the snapshots at `offsets`, durably."""
+        for offset in offsets:
+            self.files.unlink(self.path(offset), missing_ok=True)
+        self.files.fsync_dir(self.directory)
 
 
 # ---------------------------------------------------------------- replay

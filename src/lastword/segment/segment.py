@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Handle
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from lastword.records.chunk import Chunk, SkipRows
 
 DEFAULT_CHUNK_BYTES = 1 << 20
+
+
+class Trusted(NamedTuple):
+    """A position where a batch begins, and its header if its checksum was verified."""
+
+    position: int
+    header: BatchHeader | None
 
 
 class Segment:
@@ -351,18 +358,17 @@ class Segment:
                 return header.position
         return None
 
-    def trusted_end(self) -> int:
-        """Return the position of the last batch in the offset index: a search for the end begins there."""
-        return self._trusted(self.offset_index.last).position
+    def last_trusted(self) -> Trusted:
+        """Return the last batch in the offset index: a search for the end begins there."""
+        return self._trusted(self.offset_index.last)
 
-    def _trusted(self, entry: OffsetEntry) -> OffsetEntry:
-        """Return the entry if it points at a batch that begins low enough; else the segment's start."""
-        if entry.position == 0:
-            return entry
-        header = self._valid_batch(entry.position)
-        if header is not None and self.base_offset <= header.base_offset <= entry.offset:
-            return entry
-        return OffsetEntry(self.base_offset, 0)
+    def _trusted(self, entry: OffsetEntry) -> Trusted:
+        """Return the entry's batch if it is valid and begins low enough; else the segment's start."""
+        if entry.position:
+            header = self._valid_batch(entry.position)
+            if header is not None and self.base_offset <= header.base_offset <= entry.offset:
+                return Trusted(entry.position, header)
+        return Trusted(0, None)
 
     def _valid_batch(self, position: int) -> BatchHeader | None:
         if position >= self.size:

@@ -6,7 +6,6 @@ files of a partition directory. A segment of another store (memory, later object
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
@@ -92,7 +91,7 @@ class SegmentFiles:
 
     def path(self, extension: str) -> str:
         """Return the path of the log or an index."""
-        return os.path.join(self.directory, names.segment_file(self.base_offset, extension, self.suffix))
+        return f"{self.directory}/{names.segment_file(self.base_offset, extension, self.suffix)}"
 
     def facts(self) -> StoredFacts | None:
         """As `StoredSegment.facts`. NotAPartitionError: a link, or no regular file."""
