@@ -104,6 +104,17 @@ def leave_group(version: int, topic_id: bytes) -> Any:
     return kind(group_id="g", **fields)
 
 
+def group_heartbeat(version: int, topic_id: bytes) -> Any:
+    return messages.ConsumerGroupHeartbeatRequest(
+        group_id="h",
+        member_id=f"m{version}",
+        member_epoch=0,
+        rebalance_timeout_ms=10_000,
+        subscribed_topic_names=["users"],
+        topic_partitions=[],
+    )
+
+
 def create_topics(version: int, topic_id: bytes) -> Any:
     kind = messages.CreateTopicsRequest
     topic = kind.CreatableTopic(name="new", num_partitions=1, replication_factor=1)
@@ -215,6 +226,10 @@ REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
     "Heartbeat": heartbeat,
     "LeaveGroup": leave_group,
     "DescribeGroups": lambda version, topic_id: messages.DescribeGroupsRequest(groups=["g", "none"]),
+    "ConsumerGroupHeartbeat": group_heartbeat,
+    "ConsumerGroupDescribe": lambda version, topic_id: messages.ConsumerGroupDescribeRequest(
+        group_ids=["g", "none"]
+    ),
     "ListGroups": lambda version, topic_id: messages.ListGroupsRequest(),
     "ApiVersions": lambda version, topic_id: messages.ApiVersionsRequest(
         **({"client_software_name": "t", "client_software_version": "1"} if version >= 3 else {})
@@ -258,6 +273,7 @@ EXPECTED = {
     "JoinGroup": {codes.MEMBER_ID_REQUIRED},
     "DeleteGroups": {codes.GROUP_ID_NOT_FOUND},
     "DescribeGroups": {codes.GROUP_ID_NOT_FOUND},
+    "ConsumerGroupDescribe": {codes.GROUP_ID_NOT_FOUND},
     "AddOffsetsToTxn": {codes.INVALID_PRODUCER_ID_MAPPING},
     "EndTxn": {codes.INVALID_PRODUCER_ID_MAPPING},
     "TxnOffsetCommit": {codes.INVALID_PRODUCER_ID_MAPPING},

@@ -5,7 +5,9 @@ server.py    sockets, one event loop in its own thread, order and backpressure o
 broker.py    which API has which handler; topics, partitions, cluster, log directories
 groups.py    groups by id: loaded, stored, listed, deleted
 offsets.py   committed offsets
-classic_groups.py  groups of the classic protocol
+classic_groups.py   groups of the classic protocol
+consumer_groups.py  groups of the protocol of KIP-848
+group_leases.py     leases at committed offsets, which keep tombstones
 coordinator.py  the topic that holds a coordinator's state; timers by the clock of the log
 topics.py    the topics by name and by id
 configs.py   DescribeConfigs and the three ways to change settings, with Kafka's names and defaults

@@ -49,7 +49,7 @@ NO_OPERATIONS = -(1 << 31)
 TOPIC_OPERATIONS = 3576
 CLUSTER_OPERATIONS = 8096
 """Bits of all operations on a topic and on a cluster, which Kafka answers without an authorizer."""
-FEATURES = {"transaction.version": LATEST}
+FEATURES = {"transaction.version": LATEST, "group.version": 1}
 """Kafka's features whose level decides which versions clients use."""
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create."""

@@ -219,7 +219,10 @@ class ClassicGroups:
         if group is None:
             group = self._groups.add(ClassicGroup(group_id))
         if not isinstance(group, ClassicGroup):
-            raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+            if not group.is_empty:
+                raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
+            self._groups.store(group_id, group.tombstones())
+            group = self._groups.add(ClassicGroup(group_id))
         return group
 
     def _known(self, group_id: str) -> ClassicGroup | None:
@@ -679,7 +682,8 @@ class ClassicGroups:
                 described.group_state = DEAD
                 if request.version >= 6:
                     described.error_code = codes.GROUP_ID_NOT_FOUND
-                    described.error_message = f"Group {group_id} not found."
+                    text = "not found" if self._groups.get(group_id) is None else "is not a classic group"
+                    described.error_message = f"Group {group_id} {text}."
                 continue
             is_stable = group.state == STABLE
             described.group_state, described.protocol_type = group.state, group.protocol_type or ""

@@ -114,6 +114,9 @@ class Configs:
             "broker.id": (INT, str(broker.node_id)),
             "default.replication.factor": (INT, "1"),
             "delete.topic.enable": (BOOLEAN, "true"),
+            "group.consumer.heartbeat.interval.ms": (INT, str(instance.group_consumer_heartbeat_interval_ms)),
+            "group.consumer.session.timeout.ms": (INT, str(instance.group_consumer_session_timeout_ms)),
+            "group.coordinator.rebalance.protocols": (LIST, "classic,consumer"),
             "log.cleanup.policy": (LIST, "delete"),
             "log.dirs": (STRING, ",".join(broker.dirs.paths)),
             "log.message.timestamp.type": (STRING, "CreateTime"),
@@ -131,6 +134,16 @@ class Configs:
             "transaction.state.log.replication.factor": (SHORT, "1"),
         }
         return [Row(name, value, FROM_BROKER_FILE, kind, "") for name, (kind, value) in values.items()]
+
+    def group_rows(self) -> list[Row]:
+        """Return the settings of every consumer group of KIP-848. They are those of the directory."""
+        instance = self._dirs.settings.instance
+        values = {
+            "consumer.assignment.interval.ms": 0,
+            "consumer.heartbeat.interval.ms": instance.group_consumer_heartbeat_interval_ms,
+            "consumer.session.timeout.ms": instance.group_consumer_session_timeout_ms,
+        }
+        return [Row(name, str(value), FROM_DEFAULT, INT, "") for name, value in values.items()]
 
     def _describe(self, request: Request, connection: Any) -> Message:
         body = request.body
@@ -182,7 +195,11 @@ class Configs:
                     f"{name}",
                 )
             return (self.broker_rows() if name else []), True
-        if kind in (BROKER_LOGGER, CLIENT_METRICS, GROUP):
+        if kind == GROUP:
+            if not name:
+                raise Refused(codes.INVALID_REQUEST, "Group name must not be empty")
+            return self.group_rows(), True
+        if kind in (BROKER_LOGGER, CLIENT_METRICS):
             return [], True
         raise Refused(codes.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
     from lastword.server.broker import Broker
 
+_log = logging.getLogger("lastword.server")
 POLL_SECONDS = 0.01
 """How often a clock that does not run by itself is read while a timer waits."""
 
@@ -206,7 +208,10 @@ class Timers:
             timer = heapq.heappop(self._heap)[2]
             call, timer.call = timer.call, None
             if call is not None:
-                call()
+                try:
+                    call()
+                except Exception:  # the other timers go on
+                    _log.exception("a timer failed")
         self._schedule()
 
 

@@ -10,7 +10,8 @@ must. So leases that keep too little, because they are new or because the group 
 and after `SOON_SECONDS`.
 
 A group cannot be refused, as another reader is: tombstones that were removed before its first commit, or
-above an offset to which it goes back, are gone.
+above an offset to which it goes back, are gone. What a group commits for `<topic>@latest` is a lease of its
+own on the topic, `latest.group.<id>`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Key = tuple[str, str, int]
 def lease_name(group: str) -> str:
     """Return the name of a group's leases: `group.` and the id, or a hash of an id that is no file name."""
     name = f"group.{group}"
-    if names.is_lease(name) and not name.endswith(".tmp"):
+    if names.is_lease(f"latest.{name}") and not name.endswith(".tmp"):
         return name
     digest = hashlib.sha256(group.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"group-{_NO_NAME.sub('_', group)[:100]}-{digest}"
@@ -116,19 +117,23 @@ class GroupLeases:
     def _write(self, batch: dict[Key, int | None]) -> None:
         for (group, topic, partition), offset in batch.items():
             try:
-                self._write_one(lease_name(group), topic, partition, offset)
+                self._write_one(group, topic, partition, offset)
             except (LastwordError, Refused, OSError) as error:  # the partition moves or is deleted
                 _log.info("%s-%s: the lease of group %s was not written: %s", topic, partition, group, error)
 
-    def _write_one(self, name: str, topic: str, partition: int, offset: int | None) -> None:
+    def _write_one(self, group: str, topic: str, partition: int, offset: int | None) -> None:
         dirs = self._broker.dirs
-        served = self._broker.topics.get(topic)
-        if served is None or partition not in served.directories or not dirs.config(topic).compacts:
+        served = self._broker.topics.find(topic)
+        if served is None or partition not in served.directories:
             return
+        config = dirs.config(served.stored)
+        if not config.compacts:
+            return
+        name = lease_name(group) if served.stored == topic else f"latest.{lease_name(group)}"
         log_dir = served.directories[partition]
-        files, directory = log_dir.files, log_dir.directory(topic, partition)
+        files, directory = log_dir.files, log_dir.directory(served.stored, partition)
         known = leases.read(files, directory, name)
-        if offset is None or not dirs.config(topic).lastword_group_leases:
+        if offset is None or not config.lastword_group_leases:
             if known is not None:
                 leases.release(files, directory, name)
             return

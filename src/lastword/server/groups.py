@@ -5,6 +5,7 @@ groups.py           the groups by id; loaded, stored, listed, deleted
 offsets.py          their committed offsets
 group_leases.py     leases at these offsets, which keep tombstones
 classic_groups.py   members by JoinGroup and SyncGroup
+consumer_groups.py  members by ConsumerGroupHeartbeat
 ```
 
 All state is in memory, and every part that must survive is a record of `__consumer_offsets`, which is read
@@ -27,6 +28,8 @@ from lastword.protocol.messages import (
 )
 from lastword.protocol.schemas import Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
+from lastword.server.consumer_groups import KEYS as CONSUMER_KEYS
+from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
 from lastword.server.coordinator import CoordinatorTopic, StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.offsets import Group, Offsets, offset_key
@@ -48,6 +51,7 @@ class Groups:
         self.broker = broker
         self.topic = CoordinatorTopic(broker, TOPIC, broker.options.offsets_partitions)
         self.classic = ClassicGroups(self)
+        self.consumers = ConsumerGroups(self)
         self.offsets = Offsets(self)
         self.leases = GroupLeases(broker)
         self._groups: dict[str, Group] = {}
@@ -64,6 +68,7 @@ class Groups:
             "ListGroups": self._list,
             "DeleteGroups": self._delete,
             **self.classic.handlers(),
+            **self.consumers.handlers(),
             **self.offsets.handlers(),
         }
         return {name: self._when_loaded(handler) for name, handler in handlers.items()}
@@ -94,17 +99,24 @@ class Groups:
         Returns:
             A function that says whether the member's epoch is too old for a partition; None: for none.
         """
+        if isinstance(group, ConsumerGroup):
+            return self.consumers.check_commit(group, body, version)
         if isinstance(group, ClassicGroup):
             self.classic.check_commit(group, body)
         return None
 
     def check_transactional_commit(self, group: Group, body: Any) -> None:
         """Refuse the commit, in a transaction, of a member that is not of the group or its generation."""
-        if isinstance(group, ClassicGroup):
+        if isinstance(group, ConsumerGroup):
+            self.consumers.check_transactional_commit(group, body)
+        elif isinstance(group, ClassicGroup):
             self.classic.check_transactional_commit(group, body)
 
     def check_fetch(self, asked: Any) -> None:
         """Refuse the fetch of offsets by a member that is not of the group."""
+        group = self._groups.get(asked.group_id)
+        if isinstance(group, ConsumerGroup):
+            self.consumers.check_fetch(group, asked)
 
     def answer_all(self) -> None:
         """Answer every request that waits: the server closes."""
@@ -152,12 +164,17 @@ class Groups:
             try:
                 if kind in (0, 1):
                     self.offsets.take(record)
-                elif kind == 2 and record.value is not None:
+                elif record.value is None:
+                    continue
+                elif kind == 2:
                     self.classic.take(record.key, record.value)
+                elif kind in CONSUMER_KEYS:
+                    self.consumers.take(kind, record.key, record.value)
             except (MalformedMessageError, UnsupportedVersionError):
                 continue  # of another program, or of a kind of group that is not served
         for decided in self._decided:
             self.offsets.decide(*decided)
+        self.consumers.loaded()
         self._renew_leases()
 
     def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:

@@ -91,6 +91,7 @@ class Topics:
         self._by_id: dict[bytes, ServedTopic] = {}
         self._latest: dict[str | bytes, ServedTopic] = {}
         self._is_stale = True
+        self._version = 0
         self._deleted: Callable[[set[str]], object] = lambda topics: None
         self._dirs.on_settings_changed(self.changed)
 
@@ -101,6 +102,13 @@ class Topics:
     def changed(self) -> None:
         """List the topics before the next use."""
         self._is_stale = True
+
+    @property
+    def version(self) -> int:
+        """Return a number that grows when a topic is created, deleted or gets partitions."""
+        if self._is_stale:
+            self._list()
+        return self._version
 
     def get(self, name: str) -> ServedTopic | None:
         """Return a topic by name."""
@@ -149,6 +157,8 @@ class Topics:
         self._by_name = topics
         self._by_id = {topic.id: topic for topic in topics.values()}
         self._latest = {}
+        if _ids(topics) != _ids(listed):
+            self._version += 1
         gone = {old.name for old in listed.values() if old.id not in self._by_id}
         if gone and not self._dirs.offline:  # else they may be in a directory that is offline
             self._deleted(gone | {name + LATEST for name in gone})
@@ -163,3 +173,7 @@ class Topics:
 
 def _derived_id(source: bytes) -> bytes:
     return hashlib.sha256(b"lastword topic " + source).digest()[:16]
+
+
+def _ids(topics: dict[str, ServedTopic]) -> dict[str, tuple[bytes, int]]:
+    return {name: (topic.id, len(topic.directories)) for name, topic in topics.items()}

@@ -1,0 +1,1157 @@
+"""Groups of the protocol of KIP-848: the coordinator assigns, and members reconcile by heartbeats.
+
+```
+subscriptions, topics ──changed──> group epoch + 1 ──> target assignment (of an assignor), the same epoch
+each heartbeat moves its member towards the target:
+
+  STABLE ──target is newer──> has to give up partitions? ──yes──> UNREVOKED ──its heartbeat lacks them──┐
+     ^                                  │ no                                                            │
+     │                                  v <─────────────────────────────────────────────────────────────┘
+     └──all are free──────── the member's epoch is the target's <──an owner gave one up── UNRELEASED
+```
+
+A partition is assigned when its former owner has given it up, so it has one owner at most. A member that
+does not give up its partitions within its rebalance timeout, or is silent for the session timeout, is
+removed. A static member that leaves for a while has epoch -2 and keeps its partitions for its session.
+
+Records of `__consumer_offsets`, in Kafka's formats: the epoch of the group, its members, the target of each
+member, what each member has now, and the topics of each regular expression. A heartbeat that changes
+nothing writes nothing.
+
+Not served: groups in which members of both protocols are alive. A classic group becomes a group of this
+protocol, and back, when it is empty.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import LastwordError
+from lastword.protocol import Request, codes, decode_stored, encode_stored
+from lastword.protocol.messages import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+)
+from lastword.protocol.schemas import Message
+from lastword.server.coordinator import Timer
+from lastword.server.offsets import Committed, Group
+from lastword.server.topics import Refused
+
+if TYPE_CHECKING:
+    from lastword.server.groups import Groups
+
+EMPTY, ASSIGNING, RECONCILING, STABLE = "Empty", "Assigning", "Reconciling", "Stable"
+IS_STABLE, UNREVOKED, UNRELEASED = range(3)
+"""States of a member, as they are stored."""
+LEAVES, LEAVES_FOR_A_WHILE = -1, -2
+"""Epochs of the heartbeat of a member that leaves, and of a static member that will be back."""
+MOST_MEMBERS = 10_000
+GROUP_OPERATIONS = 3400
+NO_OPERATIONS = -(1 << 31)
+_log = logging.getLogger("lastword.server")
+DYNAMIC = 1
+"""Type of a member of this protocol in ConsumerGroupDescribe."""
+
+Partition = tuple[bytes, int]
+"""The id of a topic, and a partition."""
+Partitions = frozenset[Partition]
+Records = list[tuple[bytes, bytes | None]]
+Matches = dict[str, tuple[frozenset[str], int]]
+"""The topics of regular expressions, each with the version of the list of topics that it was matched with."""
+Read = dict[str, tuple[bytes, tuple[int, ...]]]
+"""Topics that are read, by name: id and partitions."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member. A heartbeat replaces it as a whole.
+
+    Attributes:
+        id: Its id.
+        epoch: The epoch of the target that it is at, or moves to.
+        previous_epoch: The epoch before.
+        state: Whether it has to give up partitions, or waits for some.
+        assigned: The partitions that it owns, with the epoch in which it got each.
+        revoking: The partitions that it has to give up.
+    """
+
+    id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topics: frozenset[str] = frozenset()
+    regex: str = ""
+    rebalance_ms: int = -1
+    assignor: str | None = None
+    epoch: int = 0
+    previous_epoch: int = -1
+    state: int = IS_STABLE
+    assigned: Mapping[Partition, int] = field(default_factory=dict)
+    revoking: Partitions = frozenset()
+
+    def metadata(self) -> bytes:
+        """Return the record of what the member subscribes to."""
+        return encode_stored(
+            ConsumerGroupMemberMetadataValue(
+                instance_id=self.instance_id,
+                rack_id=self.rack_id,
+                client_id=self.client_id,
+                client_host=self.client_host,
+                subscribed_topic_names=sorted(self.topics),
+                subscribed_topic_regex=self.regex,
+                rebalance_timeout_ms=self.rebalance_ms,
+                server_assignor=self.assignor,
+            ),
+            0,
+        )
+
+    def current(self) -> bytes:
+        """Return the record of what the member has."""
+        kind = ConsumerGroupCurrentMemberAssignmentValue
+        return encode_stored(
+            kind(
+                member_epoch=self.epoch,
+                previous_member_epoch=self.previous_epoch,
+                state=self.state,
+                assigned_partitions=[
+                    kind.TopicPartitions(
+                        topic_id=topic_id,
+                        partitions=numbers,
+                        assignment_epochs=[self.assigned[topic_id, number] for number in numbers],
+                    )
+                    for topic_id, numbers in by_topic(self.assigned).items()
+                ],
+                partitions_pending_revocation=[
+                    kind.TopicPartitions(topic_id=topic_id, partitions=numbers)
+                    for topic_id, numbers in by_topic(self.revoking).items()
+                ],
+            ),
+            0,
+        )
+
+
+@dataclass(eq=False)
+class ConsumerGroup(Group):
+    """A group of this protocol.
+
+    Attributes:
+        epoch: Raised when a subscription or a topic changes.
+        target_epoch: The epoch of the group for which `targets` was computed.
+        targets: What each member shall have.
+        owners: The member that has each partition, also one that has still to give it up.
+        regexes: The topics of each regular expression.
+        read: The topics that the group reads.
+        digest: A hash of `read`, which is stored.
+        seen: The version of the list of topics that `read` was taken from.
+    """
+
+    kind = "consumer"
+    protocol_type: str | None = "consumer"
+    epoch: int = 1
+    target_epoch: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    instances: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, Partitions] = field(default_factory=dict)
+    owners: dict[Partition, str] = field(default_factory=dict)
+    regexes: Matches = field(default_factory=dict)
+    read: Read = field(default_factory=dict)
+    digest: int = 0
+    seen: int = -1
+    sessions: dict[str, Timer] = field(default_factory=dict)
+    revocations: dict[str, Timer] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:  # type: ignore[override]
+        """Return the state of the group, as it is described."""
+        if not self.members:
+            return EMPTY
+        if self.epoch > self.target_epoch:
+            return ASSIGNING
+        for member in self.members.values():
+            if member.state != IS_STABLE or member.epoch != self.target_epoch:
+                return RECONCILING
+        return STABLE
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the group has no member."""
+        return not self.members
+
+    @property
+    def assignor(self) -> str:
+        """Return the assignor that most members prefer."""
+        return preferred(self.members.values())
+
+    def topics_of(self, member: Member) -> frozenset[str]:
+        """Return the topics that a member subscribes to, by name or by its regular expression."""
+        return topics_of(member, self.regexes)
+
+    def subscribed(self) -> set[str]:
+        """Return the topics that the members subscribe to."""
+        return {topic for member in self.members.values() for topic in self.topics_of(member)}
+
+    def retained_from(self, committed: Committed) -> int | None:
+        """Return the time from which the retention of an offset counts."""
+        return committed.committed_ms
+
+    def tombstones(self) -> Records:
+        """Return the records that delete the group without its offsets."""
+        return [
+            (encode_stored(key(group_id=self.id)), None)
+            for key in (
+                ConsumerGroupTargetAssignmentMetadataKey,
+                ConsumerGroupPartitionMetadataKey,
+                ConsumerGroupMetadataKey,
+            )
+        ]
+
+    def put(self, member: Member) -> None:
+        """Take a member in place of the one with its id."""
+        self._release(member.id)
+        self.members[member.id] = member
+        if member.instance_id is not None:
+            self.instances[member.instance_id] = member.id
+        for partition in (*member.assigned, *member.revoking):
+            self.owners[partition] = member.id
+
+    def drop(self, member_id: str) -> None:
+        """Remove a member, its target and its timers."""
+        member = self.members[member_id]
+        self._release(member_id)
+        del self.members[member_id]
+        self.targets.pop(member_id, None)
+        if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
+            del self.instances[member.instance_id]
+        for timers in (self.sessions, self.revocations):
+            timer = timers.pop(member_id, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _release(self, member_id: str) -> None:
+        member = self.members.get(member_id)
+        for partition in () if member is None else (*member.assigned, *member.revoking):
+            if self.owners.get(partition) == member_id:
+                del self.owners[partition]
+
+
+def preferred(members: Iterable[Member]) -> str:
+    """Return the assignor that most members prefer."""
+    votes: dict[str, int] = {}
+    for member in members:
+        if member.assignor is not None:
+            votes[member.assignor] = votes.get(member.assignor, 0) + 1
+    return max(votes, key=lambda name: votes[name], default=next(iter(ASSIGNORS)))
+
+
+def topics_of(member: Member, regexes: Matches) -> frozenset[str]:
+    """Return the topics that a member subscribes to, by name or by its regular expression."""
+    matched = regexes.get(member.regex)
+    return member.topics if matched is None else member.topics | matched[0]
+
+
+# ---------------------------------------------------------------- assignors
+
+
+def uniform(
+    members: Mapping[str, frozenset[bytes]],
+    topics: Mapping[bytes, Sequence[int]],
+    before: Mapping[str, Partitions],
+) -> dict[str, Partitions]:
+    """Return what each member shall have: as even as the subscriptions allow, with few moves.
+
+    Args:
+        members: The topics that each member subscribes to.
+        topics: The partitions of these topics.
+        before: What each member had.
+    """
+    kept = {
+        partition: member
+        for member in members
+        for partition in before.get(member, ())
+        if partition[0] in members[member] and partition[1] in topics.get(partition[0], ())
+    }
+    result: dict[str, set[Partition]] = {member: set() for member in members}
+    for partition, member in kept.items():
+        result[member].add(partition)
+    wanted = sorted({topic_id for subscribed in members.values() for topic_id in subscribed & topics.keys()})
+    free = [(topic_id, n) for topic_id in wanted for n in topics[topic_id] if (topic_id, n) not in kept]
+    if len(set(members.values())) == 1:
+        _level(result, free)
+    else:
+        readers = {
+            topic_id: sorted(member for member, subscribed in members.items() if topic_id in subscribed)
+            for topic_id in wanted
+        }
+        for partition in free:
+            result[_least(result, readers[partition[0]])].add(partition)
+        _level_by_topic(result, readers)
+    return {member: frozenset(partitions) for member, partitions in result.items()}
+
+
+def _level(result: dict[str, set[Partition]], free: list[Partition]) -> None:
+    """Divide partitions between members with the same subscription: the counts differ by one at most."""
+    count, rest = divmod(sum(map(len, result.values())) + len(free), len(result))
+    order = sorted(result, key=lambda member: (-len(result[member]), member))
+    short: deque[tuple[str, int]] = deque()
+    for place, member in enumerate(order):
+        quota = count + (place < rest)
+        partitions = sorted(result[member])
+        free += partitions[quota:]
+        result[member] = set(partitions[:quota])
+        if len(partitions) < quota:
+            short.append((member, quota - len(partitions)))
+    for partition in free:
+        member, missing = short.popleft()
+        result[member].add(partition)
+        if missing > 1:
+            short.append((member, missing - 1))
+
+
+def _level_by_topic(result: dict[str, set[Partition]], readers: Mapping[bytes, list[str]]) -> None:
+    """Move partitions to readers of their topic that have at least two less, while there are any."""
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for giver in sorted(result, key=lambda member: (-len(result[member]), member)):
+            for partition in sorted(result[giver]):
+                taker = _least(result, readers[partition[0]])
+                if len(result[taker]) + 1 < len(result[giver]):
+                    result[giver].remove(partition)
+                    result[taker].add(partition)
+                    is_moving = True
+
+
+def _least(result: Mapping[str, set[Partition]], members: Iterable[str]) -> str:
+    return min(members, key=lambda member: (len(result[member]), member))
+
+
+def ranges(
+    members: Mapping[str, frozenset[bytes]],
+    topics: Mapping[bytes, Sequence[int]],
+    before: Mapping[str, Partitions],
+) -> dict[str, Partitions]:
+    """Return what each member shall have: neighbouring partitions of each topic, in the order of the members.
+
+    Topics with the same readers and the same number of partitions are divided alike.
+
+    Args:
+        members: The topics that each member subscribes to.
+        topics: The partitions of these topics.
+        before: Not used.
+    """
+    result: dict[str, set[Partition]] = {member: set() for member in members}
+    for topic_id, numbers in topics.items():
+        readers = [member for member, subscribed in members.items() if topic_id in subscribed]
+        at = 0
+        for place, member in enumerate(readers):
+            end = at + len(numbers) // len(readers) + (place < len(numbers) % len(readers))
+            result[member].update((topic_id, number) for number in numbers[at:end])
+            at = end
+    return {member: frozenset(partitions) for member, partitions in result.items()}
+
+
+Assignor = Callable[
+    [Mapping[str, frozenset[bytes]], Mapping[bytes, Sequence[int]], Mapping[str, Partitions]],
+    dict[str, Partitions],
+]
+ASSIGNORS: dict[str, Assignor] = {"uniform": uniform, "range": ranges}
+"""Assignors by name; the first is the default."""
+
+
+def reconciled(
+    member: Member,
+    target: Partitions,
+    target_epoch: int,
+    owned: Partitions | None,
+    is_free: Callable[[Partition], bool],
+) -> Member:
+    """Return a member that was moved towards its target as far as it can be now.
+
+    Args:
+        member: The member.
+        target: What it shall have.
+        target_epoch: The epoch of the target.
+        owned: The partitions that the member says it has; None: it does not say.
+        is_free: Says whether nobody has a partition.
+    """
+    epoch = member.epoch
+    if member.state == IS_STABLE and epoch == target_epoch:
+        return member
+    if member.state == UNREVOKED:
+        if owned is None or owned & member.revoking:
+            return member
+        epoch += 1  # it has given up what the epoch asked for
+    kept = {partition: since for partition, since in member.assigned.items() if partition in target}
+    revoking = frozenset(member.assigned) - target
+    if revoking and (owned is None or owned & revoking):
+        return replace(
+            member,
+            epoch=epoch,
+            previous_epoch=member.epoch,
+            state=UNREVOKED,
+            assigned=kept,
+            revoking=revoking,
+        )
+    missing = target - kept.keys()
+    free = {partition for partition in missing if is_free(partition) or partition in member.revoking}
+    return replace(
+        member,
+        epoch=target_epoch,
+        previous_epoch=member.epoch,
+        state=IS_STABLE if free == missing else UNRELEASED,
+        assigned=kept | dict.fromkeys(sorted(free), target_epoch),
+        revoking=frozenset(),
+    )
+
+
+# ---------------------------------------------------------------- handlers
+
+
+class ConsumerGroups:
+    """The handlers of the APIs of these groups."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._broker = groups.broker
+
+    def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
+        """Return the handlers by the name of the API."""
+        return {"ConsumerGroupHeartbeat": self._heartbeat, "ConsumerGroupDescribe": self._describe}
+
+    # -------------------------------------------------------------- heartbeat
+
+    def _heartbeat(self, request: Request, connection: Any) -> Any:
+        body = request.body
+        try:
+            _check(body, request.version)
+            if body.member_epoch < 0:
+                return self._leave(body)
+        except Refused as refused:
+            return _refusal(refused)
+        except LastwordError as error:
+            return _refusal(Refused(error.kafka_code, error.message))
+        stale = self._stale_regexes(body)
+        if not stale:
+            return self._handle(request, connection, {})
+        version, names = self._broker.topics.version, [topic.name for topic in self._broker.topics.all()]
+        matching = self._broker.in_pool(_matching, stale, names, version)
+        return self._broker.then(matching, lambda: self._handle(request, connection, matching.result()))
+
+    def _stale_regexes(self, body: Any) -> list[str]:
+        """Return the regular expressions whose topics have to be found before the heartbeat is handled."""
+        group = self._groups.get(body.group_id)
+        known: Matches = {}
+        used = {body.subscribed_topic_regex or ""}
+        if isinstance(group, ConsumerGroup):
+            known = group.regexes
+            used |= {member.regex for member in group.members.values()}
+        if used == {""}:
+            return []
+        self._broker.topics.all()  # lists them again: a topic that Python created may match
+        version = self._broker.topics.version
+        return [regex for regex in used if regex and (regex not in known or known[regex][1] != version)]
+
+    def _handle(self, request: Request, connection: Any, matches: Matches | Refused) -> Any:
+        try:
+            if isinstance(matches, Refused):
+                raise matches
+            return self._alive(request, connection, matches)
+        except Refused as refused:
+            return _refusal(refused)
+        except LastwordError as error:
+            return _refusal(Refused(error.kafka_code, error.message))
+
+    def _alive(self, request: Request, connection: Any, matches: Matches) -> Any:
+        """Return the answer to the heartbeat of a member that joins or stays."""
+        body = request.body
+        joins = body.member_epoch == 0
+        member_id = body.member_id or _new_id()
+        owned = None if body.topic_partitions is None else _partitions(body.topic_partitions)
+        group, records = self._group_of(body.group_id, joins)
+        if len(group.members) >= MOST_MEMBERS and member_id not in group.members:
+            raise Refused(
+                codes.GROUP_MAX_SIZE_REACHED,
+                f"The consumer group has reached its maximum capacity of {MOST_MEMBERS} members.",
+            )
+        before, replaced = self._member_of(group, member_id, body, owned)
+        change = _Change(group, before, replaced, _updated(before, request, connection), matches)
+        change.records[:0] = records
+        if change.is_subscription_changed or self._is_topic_changed(group):
+            version = self._broker.topics.version
+            change.read_topics(self._read(change.subscribed()), version)
+        change.assign(self._broker.clock.now_ms())
+        member = change.reconcile(owned)
+        stored = self._groups.store(group.id, change.records)
+        if self._groups.get(group.id) is not group:
+            self._groups.add(group)
+        change.take()
+        self._await_session(group, member)
+        self._await_revocation(group, member)
+        answer = ConsumerGroupHeartbeatResponse(
+            member_id=member.id,
+            member_epoch=member.epoch,
+            heartbeat_interval_ms=self._settings.group_consumer_heartbeat_interval_ms,
+            assignment=None,
+        )
+        is_full = (
+            body.rebalance_timeout_ms != -1
+            and (body.subscribed_topic_names is not None or body.subscribed_topic_regex is not None)
+            and body.topic_partitions is not None
+        )
+        if joins or is_full or member.assigned.keys() != before.assigned.keys():
+            kind = ConsumerGroupHeartbeatResponse
+            answer.assignment = kind.Assignment(
+                topic_partitions=[
+                    kind.TopicPartitions(topic_id=topic_id, partitions=numbers)
+                    for topic_id, numbers in by_topic(member.assigned).items()
+                ]
+            )
+        return self._groups.answer_after(stored, answer)
+
+    def _is_topic_changed(self, group: ConsumerGroup) -> bool:
+        """Return whether topics that the group reads may have changed, or have been created."""
+        topics = self._broker.topics
+        missing = group.subscribed() - group.read.keys()
+        return any(topics.find(name) is not None for name in missing) or group.seen != topics.version
+
+    @property
+    def _settings(self) -> Any:
+        return self._broker.dirs.settings.instance
+
+    def _group_of(self, group_id: str, joins: bool) -> tuple[ConsumerGroup, Records]:
+        """Return the group of a heartbeat, and the records that delete the classic group in its place."""
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group, []
+        if group is None:
+            if not joins:
+                raise Refused(codes.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
+            return ConsumerGroup(group_id), []
+        if not joins:
+            raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+        if not group.is_over:
+            raise Refused(
+                codes.GROUP_ID_NOT_FOUND,
+                f"Cannot upgrade classic group {group_id} to consumer group because the online upgrade is "
+                "disabled.",
+            )
+        return ConsumerGroup(group_id), group.tombstones()
+
+    def _member_of(
+        self, group: ConsumerGroup, member_id: str, body: Any, owned: Partitions | None
+    ) -> tuple[Member, Member | None]:
+        """Return the member before the heartbeat, and the static member that it replaces."""
+        joins = body.member_epoch == 0
+        if body.instance_id is None:
+            member = group.members.get(member_id)
+            if member is None:
+                if not joins:
+                    raise _unknown_member(group.id, member_id)
+                return Member(member_id), None
+            if not joins:
+                _check_epoch(member, body.member_epoch, owned)
+            return member, None
+        if not joins:
+            member = _static_member(group, member_id, body.instance_id)
+            _check_epoch(member, body.member_epoch, owned)
+            return member, None
+        known = group.instances.get(body.instance_id)
+        if known is None:
+            return group.members.get(member_id, Member(member_id)), None
+        old = group.members[known]
+        if old.epoch != LEAVES_FOR_A_WHILE:
+            raise Refused(
+                codes.UNRELEASED_INSTANCE_ID,
+                f"Static member {member_id} with instance id {body.instance_id} cannot join the group "
+                f"because the instance id is owned by {known} member.",
+            )
+        back = replace(old, id=member_id, epoch=0, previous_epoch=0, state=IS_STABLE, revoking=frozenset())
+        return back, old
+
+    def _read(self, subscribed: Iterable[str]) -> Read:
+        """Return id and partitions of the topics that exist."""
+        topics = {name: self._broker.topics.find(name) for name in sorted(subscribed)}
+        return {
+            name: (topic.id, tuple(sorted(topic.directories)))
+            for name, topic in topics.items()
+            if topic is not None
+        }
+
+    # -------------------------------------------------------------- members that go
+
+    def _leave(self, body: Any) -> Any:
+        group = self._groups.get(body.group_id)
+        if not isinstance(group, ConsumerGroup):
+            text = "not found" if group is None else "is not a consumer group"
+            raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {body.group_id} {text}.")
+        answer = ConsumerGroupHeartbeatResponse(
+            member_id=body.member_id,
+            member_epoch=body.member_epoch,
+            heartbeat_interval_ms=0,
+            assignment=None,
+        )
+        if body.instance_id is None:
+            member = group.members.get(body.member_id)
+            if member is None:
+                raise _unknown_member(group.id, body.member_id)
+        else:
+            member = _static_member(group, body.member_id, body.instance_id)
+        if body.member_epoch == LEAVES:
+            return self._groups.answer_after(self._remove(group, member), answer)
+        away = replace(
+            member,
+            epoch=LEAVES_FOR_A_WHILE,
+            state=IS_STABLE,
+            assigned=dict.fromkeys(member.assigned, 0),
+            revoking=frozenset(),
+        )
+        key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group.id, member_id=member.id)
+        stored = self._groups.store(group.id, [(encode_stored(key), away.current())])
+        group.put(away)
+        self._await_revocation(group, away)
+        return self._groups.answer_after(stored, answer)
+
+    def _remove(self, group: ConsumerGroup, member: Member) -> Any:
+        """Remove a member, and raise the epoch of the group."""
+        records = _tombstones_of(group.id, member.id)
+        others = [other for other in group.members.values() if other.id != member.id]
+        regexes = {other.regex for other in others}
+        gone = [regex for regex in group.regexes if regex not in regexes]
+        records += [(_regex_key(group.id, regex), None) for regex in gone]
+        read = self._read({topic for other in others for topic in group.topics_of(other)})
+        digest = _digest(read)
+        records.append(_epoch_record(group.id, group.epoch + 1, digest))
+        stored = self._groups.store(group.id, records)
+        group.drop(member.id)
+        for regex in gone:
+            del group.regexes[regex]
+        group.epoch += 1
+        group.read, group.digest, group.seen = read, digest, self._broker.topics.version
+        return stored
+
+    def _await_session(self, group: ConsumerGroup, member: Member) -> None:
+        timer = group.sessions.pop(member.id, None)
+        if timer is not None:
+            timer.cancel()
+        group.sessions[member.id] = self._broker.timers.after(
+            self._settings.group_consumer_session_timeout_ms, lambda: self._expired(group, member.id, None)
+        )
+
+    def _await_revocation(self, group: ConsumerGroup, member: Member) -> None:
+        timer = group.revocations.get(member.id)
+        if member.state != UNREVOKED:
+            if timer is not None:
+                timer.cancel()
+                del group.revocations[member.id]
+        elif timer is None:
+            group.revocations[member.id] = self._broker.timers.after(
+                member.rebalance_ms, lambda: self._expired(group, member.id, member.epoch)
+            )
+
+    def _expired(self, group: ConsumerGroup, member_id: str, epoch: int | None) -> None:
+        """Remove a member that was silent, or that has not given up the partitions of an epoch."""
+        member = group.members.get(member_id)
+        if epoch is not None:
+            group.revocations.pop(member_id, None)
+        if self._groups.get(group.id) is group and member is not None and epoch in (None, member.epoch):
+            try:
+                self._remove(group, member)
+            except LastwordError as error:
+                _log.error("group %s: %s was not removed: %s", group.id, member_id, error.message)
+                self._await_session(group, member)
+
+    # -------------------------------------------------------------- load
+
+    def take(self, kind: int, key: bytes, value: bytes) -> None:
+        """Take a record of a group that was read from the topic."""
+        of = decode_stored(KEYS[kind], key)
+        group = self._groups.get(of.group_id)
+        if not isinstance(group, ConsumerGroup):
+            group = self._groups.add(ConsumerGroup(of.group_id))
+        stored = decode_stored(KEYS[kind].removesuffix("Key") + "Value", value)
+        if kind == 3:
+            group.epoch, group.digest = stored.epoch, stored.metadata_hash
+        elif kind == 5:
+            self._take_member(group, of.member_id, stored)
+        elif kind == 6:
+            group.target_epoch = stored.assignment_epoch
+        elif kind == 7:
+            group.targets[of.member_id] = _partitions(stored.topic_partitions)
+        elif kind == 8:
+            group.put(_with_current(group.members.get(of.member_id, Member(of.member_id)), stored))
+        elif kind == 16:
+            group.regexes[of.regular_expression] = frozenset(stored.topics), -1
+
+    def _take_member(self, group: ConsumerGroup, member_id: str, stored: Any) -> None:
+        before = group.members.get(member_id, Member(member_id))
+        group.put(
+            replace(
+                before,
+                instance_id=stored.instance_id,
+                rack_id=stored.rack_id,
+                client_id=stored.client_id,
+                client_host=stored.client_host,
+                topics=frozenset(stored.subscribed_topic_names),
+                regex=stored.subscribed_topic_regex or "",
+                rebalance_ms=stored.rebalance_timeout_ms,
+                assignor=stored.server_assignor,
+            )
+        )
+
+    def loaded(self) -> None:
+        """Start the sessions of all members that were read."""
+        for group in self._groups.all():
+            if isinstance(group, ConsumerGroup):
+                for member in list(group.members.values()):
+                    self._await_session(group, member)
+                    self._await_revocation(group, member)
+
+    # -------------------------------------------------------------- offsets
+
+    def check_commit(
+        self, group: ConsumerGroup, body: Any, version: int
+    ) -> Callable[[bytes, int], bool] | None:
+        """Refuse the commit of another than a member.
+
+        Returns:
+            A function that says whether the member's epoch is too old for a partition; None: for none.
+        """
+        epoch = body.generation_id_or_member_epoch
+        if epoch < 0 and group.is_empty:
+            return None
+        member = group.members.get(body.member_id)
+        if member is None:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        if version < 9:
+            raise Refused(codes.UNSUPPORTED_VERSION, "")
+        if epoch == member.epoch:
+            return None
+        if epoch > member.epoch:
+            raise Refused(codes.STALE_MEMBER_EPOCH, "")
+        # The member has not heard of its new epoch yet. It has had these partitions since before its old one.
+        assigned = member.assigned
+        return lambda topic_id, number: not 0 <= assigned.get((topic_id, number), epoch + 1) <= epoch
+
+    def check_transactional_commit(self, group: ConsumerGroup, body: Any) -> None:
+        """Refuse the commit, in a transaction, of a member of another epoch."""
+        if body.generation_id < 0 and not body.member_id and body.group_instance_id is None:
+            return
+        member = group.members.get(body.member_id)
+        if member is None:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        if body.generation_id != member.epoch:
+            raise Refused(codes.ILLEGAL_GENERATION, "")
+
+    def check_fetch(self, group: ConsumerGroup, asked: Any) -> None:
+        """Refuse the fetch of offsets by a member of another epoch."""
+        if not asked.member_id and asked.member_epoch < 0:
+            return
+        member = group.members.get(asked.member_id)
+        if member is None:
+            raise Refused(codes.UNKNOWN_MEMBER_ID, "")
+        if asked.member_epoch != member.epoch:
+            raise Refused(codes.STALE_MEMBER_EPOCH, "")
+
+    # -------------------------------------------------------------- describe
+
+    def _describe(self, request: Request, connection: Any) -> Message:
+        described = []
+        for group_id in request.body.group_ids:
+            group = self._groups.get(group_id)
+            result = ConsumerGroupDescribeResponse.DescribedGroup(
+                group_id=group_id, authorized_operations=NO_OPERATIONS
+            )
+            described.append(result)
+            if not group_id:
+                result.error_code = codes.INVALID_GROUP_ID
+            elif not isinstance(group, ConsumerGroup):
+                result.error_code = codes.GROUP_ID_NOT_FOUND
+                text = "not found" if group is None else "is not a consumer group"
+                result.error_message = f"Group {group_id} {text}."
+            else:
+                self._describe_group(group, result)
+                if request.body.include_authorized_operations:
+                    result.authorized_operations = GROUP_OPERATIONS
+        return ConsumerGroupDescribeResponse(groups=described)
+
+    def _describe_group(self, group: ConsumerGroup, result: Any) -> None:
+        topic_names = {topic.id: topic.name for topic in self._broker.topics.all()}
+        kind = ConsumerGroupDescribeResponse
+
+        def assignment(partitions: Iterable[Partition]) -> Any:
+            return kind.Assignment(
+                topic_partitions=[
+                    kind.TopicPartitions(
+                        topic_id=topic_id, topic_name=topic_names[topic_id], partitions=numbers
+                    )
+                    for topic_id, numbers in by_topic(partitions).items()
+                    if topic_id in topic_names
+                ]
+            )
+
+        result.group_state, result.group_epoch = group.state, group.epoch
+        result.assignment_epoch, result.assignor_name = group.target_epoch, group.assignor
+        result.members = [
+            kind.Member(
+                member_id=member.id,
+                instance_id=member.instance_id,
+                rack_id=member.rack_id,
+                member_epoch=member.epoch,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                subscribed_topic_names=sorted(member.topics),
+                subscribed_topic_regex=member.regex,
+                assignment=assignment(member.assigned),
+                target_assignment=assignment(group.targets.get(member.id, ())),
+                member_type=DYNAMIC,
+            )
+            for member in group.members.values()
+        ]
+
+
+class _Change:
+    """The state of a group after a heartbeat, and the records of what changes. `take` gives it to the group.
+
+    Attributes:
+        member: The member that sent the heartbeat.
+        records: What is stored.
+        is_subscription_changed: Whether a member is new, or a subscription has changed.
+    """
+
+    def __init__(
+        self, group: ConsumerGroup, before: Member, replaced: Member | None, member: Member, matches: Matches
+    ) -> None:
+        self._group, self._before, self._replaced = group, before, replaced
+        self.member = member
+        self.records: Records = []
+        self._members = {key: other for key, other in group.members.items() if other is not replaced}
+        is_new = member.id not in self._members
+        self._members[member.id] = member
+        self._targets = dict(group.targets)
+        self._epoch, self._target_epoch = group.epoch, group.target_epoch
+        self._read, self._digest, self._seen = group.read, group.digest, group.seen
+        if replaced is not None:
+            self.records += _tombstones_of(group.id, replaced.id)
+        key = ConsumerGroupMemberMetadataKey(group_id=group.id, member_id=member.id)
+        if is_new or member.metadata() != before.metadata():
+            self.records.append((encode_stored(key), member.metadata()))
+        if replaced is not None:
+            self._targets[member.id] = self._targets.pop(replaced.id, frozenset())
+            self.records.append(_target_record(group.id, member.id, self._targets[member.id]))
+        self._is_new = is_new
+        self.is_subscription_changed = is_new and replaced is None
+        self.is_subscription_changed |= (member.topics, member.regex) != (before.topics, before.regex)
+        self._match(matches)
+
+    def _match(self, matches: Matches) -> None:
+        group = self._group
+        used = {other.regex for other in self._members.values()}
+        known = group.regexes | matches
+        self._regexes = {regex: known[regex] for regex in sorted(used) if regex in known}
+        for regex, (topics, version) in self._regexes.items():
+            if regex not in group.regexes or group.regexes[regex][0] != topics:
+                self.is_subscription_changed = True
+                self.records.append(_regex_record(group.id, regex, topics, version))
+        gone = [regex for regex in group.regexes if regex not in self._regexes]
+        self.records += [(_regex_key(group.id, regex), None) for regex in gone]
+
+    def subscribed(self) -> set[str]:
+        """Return the topics that the members subscribe to."""
+        return {topic for member in self._members.values() for topic in topics_of(member, self._regexes)}
+
+    def read_topics(self, read: Read, seen: int) -> None:
+        """Take the topics that the group reads; raise the epoch if they or the subscriptions have changed."""
+        self._read, self._digest, self._seen = read, _digest(read), seen
+        if self.is_subscription_changed or self._digest != self._group.digest:
+            self._epoch += 1
+            self.records.append(_epoch_record(self._group.id, self._epoch, self._digest))
+
+    def assign(self, now_ms: int) -> None:
+        """Compute the target if the epoch was raised."""
+        if self._epoch <= self._target_epoch:
+            return
+        group_id = self._group.id
+        members = sorted(self._members.values(), key=lambda member: member.instance_id or member.id)
+        subscribed = {
+            member.id: frozenset(
+                self._read[topic][0] for topic in topics_of(member, self._regexes) if topic in self._read
+            )
+            for member in members
+        }
+        assignor = ASSIGNORS[preferred(members)]
+        before, self._target_epoch = self._targets, self._epoch
+        self._targets = assignor(subscribed, dict(self._read.values()), before)
+        for member_id, target in self._targets.items():
+            if before.get(member_id) != target:
+                self.records.append(_target_record(group_id, member_id, target))
+        key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
+        value = ConsumerGroupTargetAssignmentMetadataValue(
+            assignment_epoch=self._target_epoch, assignment_timestamp=now_ms
+        )
+        self.records.append((encode_stored(key), encode_stored(value, 0)))
+
+    def reconcile(self, owned: Partitions | None) -> Member:
+        """Move the member towards its target; return it."""
+        group, replaced = self._group, self._replaced
+        mine = {self.member.id, None} if replaced is None else {self.member.id, replaced.id, None}
+        member = self.member = reconciled(
+            self.member,
+            self._targets.get(self.member.id, frozenset()),
+            self._target_epoch,
+            owned,
+            lambda partition: group.owners.get(partition) in mine,
+        )
+        if self._is_new or member.current() != self._before.current():
+            key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group.id, member_id=member.id)
+            self.records.append((encode_stored(key), member.current()))
+        return member
+
+    def take(self) -> None:
+        """Give the group this state."""
+        group = self._group
+        if self._replaced is not None:
+            group.drop(self._replaced.id)
+        group.put(self.member)
+        group.epoch, group.target_epoch, group.targets = self._epoch, self._target_epoch, self._targets
+        group.read, group.digest, group.seen = self._read, self._digest, self._seen
+        group.regexes = self._regexes
+
+
+KEYS = {
+    3: "ConsumerGroupMetadataKey",
+    5: "ConsumerGroupMemberMetadataKey",
+    6: "ConsumerGroupTargetAssignmentMetadataKey",
+    7: "ConsumerGroupTargetAssignmentMemberKey",
+    8: "ConsumerGroupCurrentMemberAssignmentKey",
+    16: "ConsumerGroupRegularExpressionKey",
+}
+"""The keys of the records of these groups, by record type."""
+
+
+def by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
+    """Return the sorted partitions of each topic."""
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, number in sorted(partitions):
+        topics.setdefault(topic_id, []).append(number)
+    return topics
+
+
+def _partitions(topics: Iterable[Any]) -> Partitions:
+    return frozenset((topic.topic_id, number) for topic in topics for number in topic.partitions)
+
+
+def _with_current(member: Member, stored: Any) -> Member:
+    assigned = {}
+    for topic in stored.assigned_partitions:
+        epochs = topic.assignment_epochs or [stored.member_epoch] * len(topic.partitions)
+        assigned.update(
+            {(topic.topic_id, n): epoch for n, epoch in zip(topic.partitions, epochs, strict=False)}
+        )
+    return replace(
+        member,
+        epoch=stored.member_epoch,
+        previous_epoch=stored.previous_member_epoch,
+        state=stored.state if stored.state in (IS_STABLE, UNREVOKED, UNRELEASED) else UNRELEASED,
+        assigned=assigned,
+        revoking=_partitions(stored.partitions_pending_revocation),
+    )
+
+
+def _updated(member: Member, request: Request, connection: Any) -> Member:
+    """Return the member with what the heartbeat states; what is null has not changed."""
+    body, regex = request.body, request.body.subscribed_topic_regex
+    return replace(
+        member,
+        instance_id=member.instance_id if body.instance_id is None else body.instance_id,
+        rack_id=member.rack_id if body.rack_id is None else body.rack_id,
+        client_id=request.client_id or "",
+        client_host="/" + connection.peer.rpartition(":")[0],
+        topics=member.topics
+        if body.subscribed_topic_names is None
+        else frozenset(body.subscribed_topic_names),
+        regex=member.regex if regex is None else regex,
+        rebalance_ms=member.rebalance_ms if body.rebalance_timeout_ms == -1 else body.rebalance_timeout_ms,
+        assignor=member.assignor if body.server_assignor is None else body.server_assignor,
+    )
+
+
+def _matching(regexes: list[str], topics: list[str], version: int) -> Matches | Refused:
+    """Return the topics that match each regular expression as a whole, by RE2: in linear time."""
+    import pyarrow
+    from pyarrow.compute import match_substring_regex
+
+    matches: Matches = {}
+    names = pyarrow.array(topics, pyarrow.string())
+    for regex in regexes:
+        try:
+            match_substring_regex(pyarrow.array([""]), regex)  # alone: `a)|(b` is refused
+            mask = match_substring_regex(names, rf"\A(?:{regex})\z").to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            reason = str(error).removeprefix("Invalid regular expression: ")
+            return Refused(
+                codes.INVALID_REGULAR_EXPRESSION,
+                f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {reason}.",
+            )
+        matches[regex] = frozenset(topic for topic, hit in zip(topics, mask, strict=True) if hit), version
+    return matches
+
+
+def _digest(read: Read) -> int:
+    """Return a number that changes when a topic of the group does; 0: none of them exists."""
+    if not read:
+        return 0
+    text = repr(sorted(read.items())).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
+
+
+def _new_id() -> str:
+    """Return an id for a member, as Kafka writes a UUID."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _epoch_record(group_id: str, epoch: int, digest: int) -> tuple[bytes, bytes | None]:
+    value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=digest)
+    return encode_stored(ConsumerGroupMetadataKey(group_id=group_id)), encode_stored(value, 0)
+
+
+def _target_record(group_id: str, member_id: str, target: Partitions) -> tuple[bytes, bytes | None]:
+    kind = ConsumerGroupTargetAssignmentMemberValue
+    value = kind(
+        topic_partitions=[
+            kind.TopicPartition(topic_id=topic_id, partitions=numbers)
+            for topic_id, numbers in by_topic(target).items()
+        ]
+    )
+    key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
+    return encode_stored(key), encode_stored(value, 0)
+
+
+def _regex_key(group_id: str, regex: str) -> bytes:
+    return encode_stored(ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regex))
+
+
+def _regex_record(
+    group_id: str, regex: str, topics: frozenset[str], version: int
+) -> tuple[bytes, bytes | None]:
+    value = ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version, timestamp=0)
+    return _regex_key(group_id, regex), encode_stored(value, 0)
+
+
+def _tombstones_of(group_id: str, member_id: str) -> Records:
+    """Return the records that delete a member: newest state first, as Kafka writes them."""
+    return [
+        (encode_stored(key(group_id=group_id, member_id=member_id)), None)
+        for key in (
+            ConsumerGroupCurrentMemberAssignmentKey,
+            ConsumerGroupTargetAssignmentMemberKey,
+            ConsumerGroupMemberMetadataKey,
+        )
+    ]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def _refusal(refused: Refused) -> Message:
+    return ConsumerGroupHeartbeatResponse(
+        error_code=refused.code,
+        error_message=refused.message,
+        member_id=None,
+        member_epoch=0,
+        heartbeat_interval_ms=0,
+        assignment=None,
+    )
+
+
+def _invalid(text: str) -> Refused:
+    return Refused(codes.INVALID_REQUEST, text)
+
+
+def _check(body: Any, version: int) -> None:
+    """Refuse a heartbeat that no member sends."""
+    epoch = body.member_epoch
+    if not body.member_id and (version >= 1 or epoch > 0):
+        raise _invalid("MemberId can't be empty.")
+    for value, name in (
+        (body.group_id, "GroupId"),
+        (body.instance_id, "InstanceId"),
+        (body.rack_id, "RackId"),
+    ):
+        if value is not None and not value.strip():
+            raise _invalid(f"{name} can't be empty.")
+    if epoch == 0:
+        if body.rebalance_timeout_ms == -1:
+            raise _invalid("RebalanceTimeoutMs must be provided in first request.")
+        if body.topic_partitions is None or body.topic_partitions:
+            raise _invalid("TopicPartitions must be empty when (re-)joining.")
+        if body.subscribed_topic_names is None and body.subscribed_topic_regex is None:
+            raise _invalid(
+                "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+            )
+    elif epoch == LEAVES_FOR_A_WHILE:
+        if body.instance_id is None:
+            raise _invalid("InstanceId can't be null.")
+    elif epoch < LEAVES_FOR_A_WHILE:
+        raise _invalid("MemberEpoch is invalid.")
+    if body.server_assignor is not None and body.server_assignor not in ASSIGNORS:
+        raise Refused(
+            codes.UNSUPPORTED_ASSIGNOR,
+            f"ServerAssignor {body.server_assignor} is not supported. Supported assignors: "
+            f"{', '.join(ASSIGNORS)}.",
+        )
+
+
+def _check_epoch(member: Member, epoch: int, owned: Partitions | None) -> None:
+    """Refuse another epoch than the member's.
+
+    The epoch before is accepted if the member has nothing that it may not have: then the answer with the new
+    epoch was lost.
+    """
+    if epoch == member.epoch:
+        return
+    is_previous = epoch < member.epoch and epoch == member.previous_epoch
+    if is_previous and owned is not None and owned <= member.assigned.keys():
+        return
+    word = "greater" if epoch > member.epoch else "smaller"
+    raise Refused(
+        codes.FENCED_MEMBER_EPOCH,
+        f"The consumer group member has a {word} member epoch ({epoch}) than the one known by the group "
+        f"coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
+    )
+
+
+def _unknown_member(group_id: str, member_id: str) -> Refused:
+    return Refused(codes.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
+
+
+def _static_member(group: ConsumerGroup, member_id: str, instance_id: str) -> Member:
+    known = group.instances.get(instance_id)
+    if known is None:
+        raise Refused(codes.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
+    if known != member_id:
+        raise Refused(
+            codes.FENCED_INSTANCE_ID,
+            f"Static member {member_id} with instance id {instance_id} was fenced by member {known}.",
+        )
+    return group.members[known]
