@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import resource
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lastword
+from lastword.protocol import ClientConnection
 from lastword.protocol.codes import APIS
-from lastword.protocol.messages import ApiVersionsRequest
-from lastword.protocol.schemas import Message
+from lastword.protocol.messages import ApiVersionsRequest, MetadataRequest, MetadataResponse
 from lastword.server import Server
+from lastword.server import server as server_module
+from lastword.testing.unsynced import UNSYNCED
+from lastword.wire import GZIP, UNCOMPRESSED
 from tests.protocol.random_messages import random_message
+from tests.server import hostile
 from tests.server.client import Client, batch, fetch_request
+from tests.server.hostile import known
 
 
 def connected(server: Server) -> socket.socket:
@@ -94,25 +102,6 @@ def test_random_messages_give_no_traceback(
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
-def known(message: Message, topic: Any, rng: random.Random) -> None:
-    """Replace some names, ids and partitions by those of a topic and a group that exist."""
-    for name in message.__slots__:
-        value = getattr(message, name)
-        if name in ("name", "topic", "resource_name") and value and rng.random() < 0.7:
-            setattr(message, name, "users")
-        elif name == "group_id" and value and rng.random() < 0.7:
-            setattr(message, name, "g")
-        elif name == "topic_id" and any(value) and rng.random() < 0.7:
-            setattr(message, name, topic.id)
-        elif name in ("partition", "partition_index", "index") and rng.random() < 0.7:
-            setattr(message, name, 0)
-        elif name in ("num_partitions", "count") and value:
-            setattr(message, name, rng.randrange(-2, 4))
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, Message):
-                known(part, topic, rng)
-
-
 def test_random_bytes_give_no_traceback(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(5)
     for _ in range(100):
@@ -121,3 +110,182 @@ def test_random_bytes_give_no_traceback(server: Server, caplog: pytest.LogCaptur
             sock.sendall(struct.pack(">ihhih", 10 + len(body), key, rng.randrange(14), 1, -1) + body)
     assert is_served(server)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+# -------------------------------------------------------------- limits
+
+
+@contextlib.contextmanager
+def limited(tmp_path: Path, **settings: Any) -> Iterator[tuple[Server, lastword.LogDir]]:
+    with (
+        lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False, **settings) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+    ):
+        yield server, logs
+
+
+def is_closed(sock: socket.socket, seconds: float = 5) -> bool:
+    sock.settimeout(seconds)
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_a_connection_above_the_number_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with limited(tmp_path, max_connections=3) as (server, _), contextlib.ExitStack() as stack:
+        first, *others = [stack.enter_context(Client(server)) for _ in range(3)]
+        for client in (first, *others):
+            assert client.ask(ApiVersionsRequest()).error_code == 0
+        for _ in range(20):
+            with connected(server) as sock:
+                assert is_closed(sock)
+        assert [r.getMessage().partition(": ")[2] for r in caplog.records if r.levelname == "WARNING"] == [
+            "refused: 3 connections are open (max.connections)"
+        ]
+        first.socket.close()
+        time.sleep(0.05)
+        assert is_served(server)
+
+
+def test_an_idle_connection_is_closed_and_a_long_poll_is_not(tmp_path: Path) -> None:
+    with limited(tmp_path, connections_max_idle_ms=150) as (server, logs), Client(server) as client:
+        logs.create_topic("users")
+        with connected(server) as idle, connected(server) as half:
+            half.sendall(struct.pack(">i", 1000) + b"half")
+            client.send(fetch_request([("users", 0, 0)], max_wait_ms=500), 12)
+            began = time.monotonic()
+            assert is_closed(idle) and is_closed(half)
+            assert 0.1 < time.monotonic() - began < 2
+            assert client.receive().error_code == 0
+
+
+def test_without_descriptors_nothing_is_accepted_for_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "ACCEPT_PAUSE_SECONDS", 0.2)
+    with limited(tmp_path) as (server, _):
+        calls = []
+
+        class Listener:
+            def accept(self) -> Any:
+                calls.append(time.monotonic())
+                if len(calls) <= 3:
+                    raise OSError(errno.EMFILE, "Too many open files")
+                return listener.accept()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(listener, name)
+
+        listener, server._listener = server._listener, Listener()  # type: ignore[assignment]
+        assert is_served(server)
+        assert calls[3] - calls[0] > 0.5 and len(calls) < 10
+        assert len([record for record in caplog.records if "Too many open files" in record.getMessage()]) == 1
+
+
+def test_large_requests_share_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a large request each from many clients: the memory is bounded, small requests are answered,
+    and the slow clients are closed, so that the large request of another one is received."""
+    monkeypatch.setattr(server_module, "SLOW_SECONDS", 0.1)
+    with (
+        limited(tmp_path, queued_max_request_bytes="1MiB") as (server, logs),
+        contextlib.ExitStack() as stack,
+    ):
+        logs.create_topic("users")
+        slow = [stack.enter_context(connected(server)) for _ in range(5)]
+        for sock in slow:
+            sock.setblocking(False)
+            sock.sendall(struct.pack(">i", 1 << 20))
+        sent = [0] * len(slow)
+        for _ in range(40):
+            for number, sock in enumerate(slow):
+                with contextlib.suppress(OSError):
+                    sent[number] += sock.send(bytes(min(64 << 10, (900 << 10) - sent[number])))
+            assert server.memory.used < (1 << 20) + (1 << 20) + 5 * 384 * 1024
+            time.sleep(0.002)
+        assert server.memory.used > 1 << 20
+        assert is_served(server)
+        with Client(server, timeout=30) as client:
+            large = batch((b"k", bytes(1_000_000)))
+            assert client.produce("users", large).error_code == 0
+        assert is_served(server)
+        assert sum(is_closed(sock, 0.01) for sock in slow) >= 1
+    assert server.memory.used == 0
+
+
+def test_the_memory_of_answers_is_counted(server: Server) -> None:
+    name = "n" * 30_000
+    topics = [MetadataResponse.MetadataResponseTopic(name=name, partitions=[]) for _ in range(20)]
+    handle = server.handle
+    server.handle = lambda request, connection: (
+        MetadataResponse(brokers=[], topics=topics)
+        if request.api.name == "Metadata"
+        else handle(request, connection)
+    )
+    slow = [Client(server) for _ in range(4)]
+    for reader in slow:
+        for _ in range(50):
+            reader.send(MetadataRequest(topics=None), 12)
+    end = time.monotonic() + 5
+    while server.memory.used < 1_200_000 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert 1_200_000 < server.memory.used < 3_000_000
+    server.handle = handle
+    assert is_served(server)
+    for reader in slow:
+        reader.socket.close()
+    while server.memory.used and time.monotonic() < end + 5:
+        time.sleep(0.01)
+    assert server.memory.used == 0
+
+
+def test_many_small_requests_of_a_client_leave_time_for_others(server: Server) -> None:
+    handle = server.handle
+
+    def slow(request: Any, connection: Any) -> Any:
+        if request.client_id == "many":
+            time.sleep(0.002)
+        return handle(request, connection)
+
+    server.handle = slow
+    protocol = ClientConnection("many")
+    data = b"".join(b"".join(protocol.request(ApiVersionsRequest(), 0)) for _ in range(1000))  # type: ignore[arg-type]
+    with connected(server) as many:
+        many.sendall(data)
+        time.sleep(0.05)
+        began = time.monotonic()
+        assert is_served(server)
+        assert time.monotonic() - began < 0.5
+        answers = 0
+        while answers < 200:
+            answers += sum(1 for _ in protocol.receive_data(many.recv(1 << 16)))
+
+
+@pytest.mark.parametrize(
+    ("records", "codec", "in_pool"),
+    [
+        ([(b"k", bytes(100_000))], GZIP, False),
+        ([(b"k", bytes(3 << 20))], GZIP, True),
+        ([(b"k", b"")] * 10_000, UNCOMPRESSED, True),
+    ],
+)
+def test_records_that_take_long_are_checked_in_the_pool(
+    records: Any, codec: int, in_pool: bool, server: Server, client: Client, logs: lastword.LogDir
+) -> None:
+    logs.create_topic("dense", cleanup_policy="compact").append(b"k", b"")
+    logs.create_topic("sparse").append(b"k", b"")
+    calls, run = [], server.broker.in_pool
+    server.broker.in_pool = lambda *given: (calls.append(given), run(*given))[1]  # type: ignore[method-assign]
+    assert client.produce("dense", batch(*records, codec=codec)).error_code == 0
+    assert bool(calls) == in_pool
+    calls.clear()
+    assert client.produce("sparse", batch(*records, codec=codec)).error_code == 0
+    assert not calls
+
+
+@pytest.mark.slow
+def test_hostile_clients() -> None:
+    """A few of each kind. `make hostile N=100000` has more."""
+    hostile.run(frames=600, connections=100, seed=3)

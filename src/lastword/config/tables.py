@@ -339,6 +339,34 @@ class LogConfig:
         low=1,
         high=INT32_MAX,
     )
+    max_connections: int = count(
+        4096,
+        "behaviour",
+        "Connections of clients that `serve` has open; a further connection is closed. Half of the "
+        "descriptors of the process at most: the log needs the others.",
+        low=1,
+    )
+    connections_max_idle_ms: int = duration(
+        "10m",
+        "behaviour",
+        "`serve` closes a connection that sent and received nothing for this long, unless a request of it is "
+        "in work.",
+        low=1,
+    )
+    socket_request_max_bytes: int = size(
+        "100MiB",
+        "behaviour",
+        "Largest request to `serve`; a connection that announces a larger one is closed.",
+        low=1 << 10,
+        high=INT32_MAX,
+    )
+    queued_max_request_bytes: int = size(
+        "256MiB",
+        "cost",
+        "Memory of `serve` for requests that are incomplete or in work, and for answers. Above, large "
+        "requests are received one after the other; small ones are always received.",
+        low=1 << 20,
+    )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def source(self, name: str) -> str:

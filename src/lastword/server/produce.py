@@ -5,7 +5,7 @@ appended; its records are not decoded, with two exceptions. A compacted topic re
 and a topic with a codec of its own compresses the records again.
 
 An append runs in the thread of the event loop if it is small and its log is free. It runs in the pool if a
-sync follows, if it is large, or if another thread holds the log.
+sync follows, if it is large, also decompressed, or if another thread holds the log.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from google_crc32c import value as crc32c
 
-from lastword.errors import CorruptBatchError, LastwordError
+from lastword.errors import CorruptBatchError, DecompressionLimitError, LastwordError
+from lastword.partition.appending import check_sizes
 from lastword.protocol import Request, codes
 from lastword.protocol.messages import ProduceResponse
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header, read_records
-from lastword.records.compression import compress, decompress
+from lastword.records.compression import compress, decompress, limit_of
 from lastword.server.topics import INTERNAL, Refused, ServedTopic
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
+    COUNT_AT,
     GZIP,
     HEADER_BYTES,
     LZ4,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 256 << 10
 """An append of more bytes runs in the pool."""
+DECODED_BYTES, DECODED_RECORDS = 1 << 20, 5000
+"""Records that have to be decoded are decoded in the pool if they are larger, or more."""
 ADMIN_CLIENT = "__admin_client"
 """The only client id that may produce to an internal topic, as in Kafka."""
 CODECS = {
@@ -148,7 +152,10 @@ class Producing:
         missing = codes.UNKNOWN_TOPIC_OR_PARTITION if request.version < 13 else codes.UNKNOWN_TOPIC_ID
         answer = ProduceResponse(responses=responses)
         syncs: list[tuple[PartitionLog, Any]] = []
-        if not waits and not all(served is None or _is_free(served, data.index) for data, _, served in logs):
+        if not waits and not all(
+            served is None or (_is_free(served, data.index) and _is_short(served, data))
+            for data, _, served in logs
+        ):
             return None, syncs
         for data, partition, served in logs:
             if served is None:
@@ -180,7 +187,7 @@ class Producing:
 
     def _append(self, log: PartitionLog, request: Request, records: Any, partition: Any) -> None:
         config = log.config
-        header = checked_batch(records, request.version, self._broker.clock.now_ms(), config)
+        header = checked_batch(records, request.version, self._broker.clock.now_ms(), log)
         if header.transactional and request.body.transactional_id is None:
             raise Refused(
                 codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -189,7 +196,7 @@ class Producing:
         batch = records
         codec = CODECS.get(config.compression_type, header.codec)
         if codec != header.codec:
-            batch = recompressed(records, header, codec, config)
+            batch = recompressed(records, header, codec, config, _limit(log))
         appended: AppendedBatch = log.append_batch(batch)
         partition.base_offset = appended.base_offset
         partition.log_start_offset = log.log_start
@@ -227,18 +234,41 @@ def _is_free(topic: ServedTopic, partition: int) -> bool:
     return True
 
 
+def _is_short(topic: ServedTopic, data: Any) -> bool:
+    """Return whether records that have to be decoded are few and small, also decompressed."""
+    records = data.records
+    if data.index not in topic.directories or records is None or len(records) < HEADER_BYTES:
+        return True
+    config = topic.log(data.index).config
+    if not config.compacts and config.compression_type not in CODECS:
+        return True
+    if int.from_bytes(records[COUNT_AT:HEADER_BYTES]) > DECODED_RECORDS:
+        return False
+    codec = records[ATTRIBUTES_AT + 1] & CODEC_MASK
+    if UNCOMPRESSED < codec <= ZSTD:
+        try:
+            decompress(codec, records[HEADER_BYTES:], DECODED_BYTES)
+        except DecompressionLimitError:
+            return False
+        except CorruptBatchError:
+            return True  # refused when the records are decoded
+    return True
+
+
 def _refuse(partition: Any, code: int, message: str) -> None:
     partition.error_code, partition.error_message = code, message
     partition.base_offset = partition.log_append_time_ms = partition.log_start_offset = -1
 
 
-def checked_batch(records: Any, version: int, now_ms: int, config: TopicConfig) -> BatchHeader:
-    """Return the header of the batch of a partition, if it may be appended. The log verifies the checksum.
+def checked_batch(records: Any, version: int, now_ms: int, log: PartitionLog) -> BatchHeader:
+    """Return the header of a batch, if it may be appended to a log. The log verifies the checksum.
 
     Raises:
         Refused: There is not exactly one batch of magic 2, or the batch contradicts itself or its topic.
         CorruptBatchError: The length or the checksum is wrong.
+        RecordTooLargeError: The batch is too large for its compacted topic.
     """
+    config = log.config
     if records is None or len(records) == 0:
         raise Refused(
             codes.INVALID_RECORD,
@@ -260,8 +290,9 @@ def checked_batch(records: Any, version: int, now_ms: int, config: TopicConfig) 
         _check_checksum(records, header)  # a damaged batch is reported as damaged
         raise
     if config.compacts:
+        check_sizes([records], config, log.name)
         _check_checksum(records, header)
-        _check_keys(records, header)
+        _check_keys(records, header, _limit(log))
     return header
 
 
@@ -301,23 +332,28 @@ def _check_header(header: BatchHeader, size: int, version: int, now_ms: int, con
         raise Refused(codes.INVALID_TIMESTAMP, f"Timestamp {header.max_timestamp} of message is out of range")
 
 
+def _limit(log: PartitionLog) -> int:
+    """Return the bytes that the records of a batch may have (lastword.decompression.max.bytes)."""
+    return limit_of(f"{log.directory}/{log.name}")
+
+
 def _check_checksum(records: Any, header: BatchHeader) -> None:
     if crc32c(bytes(records[ATTRIBUTES_AT : header.size])) != header.crc:
         raise CorruptBatchError(f"Record is corrupt: its checksum is not {header.crc}")
 
 
-def _check_keys(records: Any, header: BatchHeader) -> None:
+def _check_keys(records: Any, header: BatchHeader, limit: int) -> None:
     """Raise Refused if a record has no key: a compacted topic would keep it for ever."""
-    for record in read_records(records, header, "<produce>", position=0):
+    for record in read_records(records, header, "<produce>", position=0, limit_bytes=limit):
         if record.key is None:
             raise Refused(codes.INVALID_RECORD, "Compacted topic cannot accept message without key")
 
 
-def recompressed(records: Any, header: BatchHeader, codec: int, config: TopicConfig) -> bytes:
-    """Return a batch with its records in another codec."""
+def recompressed(records: Any, header: BatchHeader, codec: int, config: TopicConfig, limit: int) -> bytes:
+    """Return a batch with its records, of `limit` bytes at most, in another codec."""
     payload: Any = records[HEADER_BYTES:]
     if header.codec:
-        payload = decompress(header.codec, payload, 256 << 20)
+        payload = decompress(header.codec, payload, limit)
     if codec:
         payload = compress(codec, payload, config.compression_level)
     fields = list(CHECKED.unpack_from(records, ATTRIBUTES_AT))

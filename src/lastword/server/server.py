@@ -5,7 +5,11 @@ socket (`Handle.send_to`) as far as the client takes them, with nothing copied. 
 the client takes nothing.
 
 Bounds. A connection is not read while a request of it is in work or an answer waits for the client. So a
-connection holds at most one frame that is incomplete, one that is in work, and one answer.
+connection holds at most one frame that is incomplete, one that is in work, and one answer. `Memory` bounds
+the sum over all connections. A range of a file takes memory only while it is sent.
+
+The number of connections is bounded, and a connection that is idle is closed. If no descriptor is left, the
+server accepts no connection for a second.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import threading
 from collections import deque
@@ -38,6 +43,17 @@ RECEIVE_BYTES = 128 << 10
 COPIED_BYTES = 16 << 10
 """A range of a file up to this size is read and sent with the bytes before it, in one call."""
 MOST_BUFFERS = 64
+SENT_BYTES = 256 << 10
+"""Ranges of files that are read for one send have about this many bytes, at most."""
+SMALL_BYTES = 256 << 10
+"""A connection that holds no more is always read, however much memory the others hold."""
+SLOW_BYTES, SLOW_SECONDS = 64 << 10, 10.0
+"""While others wait for memory, a client has to send or take this much per second, over this time."""
+TURN_SECONDS = 0.01
+"""Requests of one connection are handled for this time before other connections have their turn."""
+ACCEPT_PAUSE_SECONDS = 1.0
+REPEATED_SECONDS = 60.0
+"""A warning that clients can cause is logged once in this time."""
 DRAIN_SECONDS = 5.0
 THREADS = 4
 
@@ -45,19 +61,32 @@ _log = logging.getLogger("lastword.server")
 
 
 class Connection:
-    """One client: reads requests, hands them to the broker one at a time, sends the answers in order."""
+    """One client: reads requests, hands them to the broker one at a time, sends the answers in order.
+
+    Attributes:
+        peer: Address and port of the client.
+        held: Bytes in memory: of a request that is incomplete, of one that is in work, and of its answer.
+        moved: Bytes received and sent.
+        active: Time of the loop when bytes were received or sent last.
+    """
 
     def __init__(self, server: Server, sock: socket.socket, peer: str) -> None:
         self.peer = peer
         self._server = server
         self._loop = server.loop
         self._socket = sock
-        self._protocol = ServerConnection(apis=server.broker.apis)
+        self._protocol = ServerConnection(
+            apis=server.broker.apis, max_frame=server.limits.socket_request_max_bytes
+        )
         self._requests: Iterator[Request] = iter(())
         self._in_work: Request | None = None
         self._parts: deque[Part] = deque()
+        self._answer_bytes = 0  # of the answer in `_parts`, in memory
         self._is_reading = self._is_writing = self._is_closed = False
-        self._is_draining = False
+        self._is_draining = self._is_paused = self._is_resting = False
+        self.held = self.moved = 0
+        self.active = self._loop.time()
+        _log.debug("%s: connected", peer)
         self._read(True)
 
     def __repr__(self) -> str:
@@ -75,19 +104,31 @@ class Connection:
         if not data:
             self.close()
             return
+        self.active = self._loop.time()
+        self.moved += len(data)
         try:
             self._requests = self._protocol.receive_data(data)
         except (MalformedMessageError, UnsupportedVersionError):
             self.close()
             return
         self._go_on()
+        self._account()
 
     def _go_on(self) -> None:
-        """Handle the requests that were received, until one of them or a slow client has to be waited for."""
+        """Handle the requests that were received, until one of them or a slow client has to be waited for.
+
+        A client may send thousands of requests together: the others have their turn after TURN_SECONDS.
+        """
+        end = self._loop.time() + TURN_SECONDS
+        self._is_resting = False
         try:
             for request in self._requests:
                 self._handle(request)
                 if self._in_work is not None or self._parts or self._is_closed:
+                    break
+                if self._loop.time() > end:
+                    self._is_resting = True
+                    self._loop.call_soon(self._after_rest)
                     break
             else:
                 self._read(True)
@@ -104,6 +145,11 @@ class Connection:
             _log.exception("%s: closed", self.peer)
             self.close()
         self._read(False)
+
+    def _after_rest(self) -> None:
+        if not self._is_closed:
+            self._go_on()
+            self._account()
 
     def _handle(self, request: Request) -> None:
         answer = self._server.handle(request, self)
@@ -131,16 +177,15 @@ class Connection:
             return
         if not self._parts and not self._is_closed:
             self._go_on()
+        self._account()
 
     # -------------------------------------------------------------- out
 
     def _send(self, request: Request, body: Any) -> None:
         if body is None:  # a Produce without acknowledgement
             return
-        for part in self._protocol.response(request, body):
-            if isinstance(part, FileRange) and part.length <= COPIED_BYTES:
-                part = part.file.pread(part.length, part.position)
-            self._parts.append(part)
+        self._parts.extend(self._protocol.response(request, body))
+        self._answer_bytes = sum(len(part) for part in self._parts if not isinstance(part, FileRange))
         self._flush()
 
     def _flush(self) -> None:
@@ -149,7 +194,7 @@ class Connection:
         try:
             while parts:
                 first = parts[0]
-                if isinstance(first, FileRange):
+                if isinstance(first, FileRange) and first.length > COPIED_BYTES:
                     sent = first.file.send_to(self._socket, first.length, first.position)
                     if sent == first.length:
                         parts.popleft()
@@ -158,7 +203,10 @@ class Connection:
                     else:
                         parts[0] = FileRange(first.file, first.position + sent, first.length - sent)
                 else:
-                    self._drop(self._socket.sendmsg(self._buffers()))
+                    sent = self._socket.sendmsg(self._buffers())
+                    self._drop(sent)
+                self.moved += sent
+                self.active = self._loop.time()
         except (BlockingIOError, InterruptedError):
             self._write(True)
             return
@@ -169,11 +217,21 @@ class Connection:
         self._write(False)
 
     def _buffers(self) -> list[Any]:
+        """Return the next parts to send as buffers. Small ranges of files are read."""
         buffers: list[Any] = []
-        for part in self._parts:
-            if isinstance(part, FileRange) or len(buffers) == MOST_BUFFERS:
-                break
+        size = 0
+        for at, part in enumerate(self._parts):
+            if isinstance(part, FileRange):
+                if part.length > COPIED_BYTES or size > SENT_BYTES:
+                    break
+                data = part.file.pread(part.length, part.position)
+                if len(data) < part.length:
+                    raise OSError("the file is shorter than it was")
+                part = self._parts[at] = data
             buffers.append(part)
+            size += len(part)
+            if len(buffers) == MOST_BUFFERS:
+                break
         return buffers
 
     def _drop(self, sent: int) -> None:
@@ -193,10 +251,47 @@ class Connection:
         self._flush()
         if not self._parts and not self._is_closed and self._in_work is None:
             self._go_on()
+        self._account()
+
+    # -------------------------------------------------------------- limits
+
+    def _account(self) -> None:
+        """Report the memory that this connection holds."""
+        if self._is_closed:
+            return
+        held = self._protocol.waiting
+        if self._in_work is not None:
+            held += self._in_work.size
+        if self._parts:
+            held += self._answer_bytes
+        if held != self.held:
+            before, self.held = self.held, held
+            self._server.memory.changed(self, before)
+
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+        self._is_paused = True
+        self._read(False)
+
+    def resume(self) -> None:
+        """Read on, unless a request is in work or an answer waits."""
+        self._is_paused = False
+        if self._in_work is None and not self._parts and not self._is_resting:
+            self._read(True)
+
+    def is_idle(self, since: float) -> bool:
+        """Return whether nothing was received or sent since a time of the loop, and no request is in work."""
+        return self.active < since and self._in_work is None
+
+    def refuse(self, why: str) -> None:
+        """Close the connection, with a line in the log."""
+        _log.info("%s: closed: %s", self.peer, why)
+        self.close()
 
     # -------------------------------------------------------------- readiness, end
 
     def _read(self, wanted: bool) -> None:
+        wanted = wanted and not self._is_paused
         if wanted != self._is_reading and not self._is_closed:
             self._is_reading = wanted
             if wanted:
@@ -215,7 +310,7 @@ class Connection:
     def drain(self) -> None:
         """Finish the requests that were received, then close."""
         self._is_draining = True
-        if self._in_work is None and not self._parts:
+        if self._in_work is None and not self._parts and not self._is_resting:
             self.close()
 
     def close(self) -> None:
@@ -226,7 +321,83 @@ class Connection:
             self._is_closed = True
             self._parts.clear()
             self._socket.close()
+            before, self.held = self.held, 0
+            self._server.memory.changed(self, before)
+            _log.debug("%s: disconnected", self.peer)
             self._server.closed(self)
+
+
+class Memory:
+    """The bytes that all connections hold, and the order of large requests while they are too many.
+
+    Above the limit, one connection that holds more than SMALL_BYTES is read, and the others of that size wait
+    for their turn. So at most the limit and one request are held, and SMALL_BYTES for each connection. The
+    turn of a client that sends too slowly ends: its connection is closed.
+
+    Attributes:
+        limit: Bytes that may be held.
+        used: Bytes that are held.
+    """
+
+    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.limit = limit
+        self.used = 0
+        self._loop = loop
+        self._waiting: dict[Connection, None] = {}
+        self._turn: Connection | None = None
+        self._turn_since, self._turn_moved = 0.0, 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def changed(self, connection: Connection, before: int) -> None:
+        """Count a connection that held `before` bytes."""
+        self.used += connection.held - before
+        if self.used <= self.limit:
+            if self._turn is not None:
+                self._end()
+        elif connection.held > SMALL_BYTES:
+            if self._turn is None:
+                self._begin(connection)
+            elif connection is not self._turn and connection not in self._waiting:
+                self._waiting[connection] = None
+                connection.pause()
+        elif connection is self._turn:
+            self._next()
+        else:
+            self._waiting.pop(connection, None)  # closed
+
+    def _begin(self, connection: Connection) -> None:
+        self._turn, self._turn_since, self._turn_moved = connection, self._loop.time(), connection.moved
+        if self._timer is None:
+            self._timer = self._loop.call_later(SLOW_SECONDS / 10, self._check)
+
+    def _next(self) -> None:
+        """Give the turn to the connection that waits longest."""
+        self._turn = next(iter(self._waiting), None)
+        if self._turn is not None:
+            del self._waiting[self._turn]
+            self._begin(self._turn)
+            self._turn.resume()
+
+    def _end(self) -> None:
+        """Let all connections be read."""
+        self._turn = None
+        waiting, self._waiting = self._waiting, {}
+        for connection in waiting:
+            connection.resume()
+
+    def _check(self) -> None:
+        """Close the connection that has the turn if its client is too slow; repeat while there are turns."""
+        connection, self._timer = self._turn, None
+        if connection is None:
+            return
+        self._timer = self._loop.call_later(SLOW_SECONDS / 10, self._check)
+        now = self._loop.time()
+        seconds, moved = now - self._turn_since, connection.moved - self._turn_moved
+        if seconds > SLOW_SECONDS:
+            if moved < seconds * SLOW_BYTES and connection.is_idle(now):
+                connection.refuse("too slow, while others wait for memory (queued.max.request.bytes)")
+            else:
+                self._begin(connection)
 
 
 class Server:
@@ -252,6 +423,13 @@ class Server:
             self.port = listener.getsockname()[1]
         self.loop = asyncio.SelectorEventLoop()
         self.loop.set_exception_handler(_log_exception)
+        self.limits = logs.dirs.settings.instance
+        self.memory = Memory(self.limits.queued_max_request_bytes, self.loop)
+        self._most_connections = self.limits.max_connections
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors != resource.RLIM_INFINITY:
+            self._most_connections = min(self._most_connections, descriptors // 2)
+        self._warned: dict[str, float] = {}
         self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
         self._changes = ThreadPoolExecutor(1, "lastword-serve-changes")
         self.connections: set[Connection] = set()
@@ -301,6 +479,7 @@ class Server:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.add_reader(self._listener, self._accept)
+        self.loop.call_soon(self._close_idle)
         try:
             self.loop.run_forever()
         finally:
@@ -312,12 +491,42 @@ class Server:
                 sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
-                _log.warning("no connection was accepted: %s", error)
+            except OSError as error:  # no descriptor or no memory is left; the socket stays readable
+                self._warn("no connection is accepted for a second: %s", error.strerror)
+                self.loop.remove_reader(self._listener)
+                self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again)
                 return
+            peer = f"{address[0]}:{address[1]}"
+            if len(self.connections) >= self._most_connections:
+                sock.close()
+                self._warn(
+                    "%s: refused: %d connections are open (max.connections)", peer, len(self.connections)
+                )
+                continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.connections.add(Connection(self, sock, f"{address[0]}:{address[1]}"))
+            self.connections.add(Connection(self, sock, peer))
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() != -1:
+            self.loop.add_reader(self._listener, self._accept)
+
+    def _warn(self, message: str, *arguments: Any) -> None:
+        """Log a warning, unless it was logged a short time ago."""
+        now = self.loop.time()
+        if now - self._warned.get(message, -REPEATED_SECONDS) >= REPEATED_SECONDS:
+            self._warned[message] = now
+            _log.warning(message, *arguments)
+
+    def _close_idle(self) -> None:
+        """Close connections that are idle; repeat."""
+        seconds = self.limits.connections_max_idle_ms / 1000
+        since = self.loop.time() - seconds
+        for connection in list(self.connections):
+            if connection.is_idle(since):
+                _log.debug("%s: idle for %.0f s", connection.peer, seconds)
+                connection.close()
+        self.loop.call_later(min(30.0, seconds / 4), self._close_idle)
 
     def closed(self, connection: Connection) -> None:
         """Drop a connection that was closed."""
