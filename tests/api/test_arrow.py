@@ -71,6 +71,35 @@ def test_views_and_keys(logs):
     assert topic.read("latest").arrow().read_all().num_rows == 0
 
 
+@pytest.mark.parametrize("view", ["latest", "changes"])
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_newest_values_of_a_long_range_are_the_records_in_batches_of_the_wanted_size(logs, view, codec):
+    topic = logs.create_topic("t", 2, key_serializer="str", compression_type=codec, segment_bytes="256KiB")
+    for turn in range(4):
+        values = (None if n % 11 == turn else b"%d/%d" % (turn, n) for n in range(6000))
+        topic.extend((f"key-{n}", value) for n, value in enumerate(values))
+        topic.append("key-7", b"with headers", headers={"turn": b"%d" % turn})
+    reader = topic.read(view=view)
+    next(reader)  # the rest follows as Arrow
+    batches = list(reader.arrow(batch_bytes=200_000))
+    rows = [
+        (
+            r["partition"],
+            r["offset"],
+            r["key"],
+            r["value"],
+            [(h["key"], h["value"]) for h in r["headers"] or ()],
+        )
+        for batch in batches
+        for r in batch.to_pylist()
+    ]
+    expected = [(r.partition, r.offset, r.key, r.value, list(r.headers)) for r in topic.read(view=view)]
+    assert rows == expected[1:] and ("turn", b"3") in [pair for row in rows for pair in row[4]]
+    assert max(batch.nbytes for batch in batches) < 400_000
+    assert len(batches) <= 2 + sum(batch.nbytes for batch in batches) // 100_000
+    assert reader.position == {n: end for n, (_, end) in topic.bounds().items()}
+
+
 def test_extend_takes_a_table(logs):
     topic = logs.create_topic("t", 2, key_serializer="str", value_serializer="json")
     table = pa.table(

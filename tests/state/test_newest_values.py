@@ -47,6 +47,23 @@ def loaded(logs, monkeypatch, *, dirty_part: int) -> dict[bytes, bytes]:
         return dict(state)
 
 
+def test_newest_values_from_an_offset_in_the_middle_of_a_batch(logs, monkeypatch):
+    """Also of a log that was cleaned: its first batch there may end below the offset."""
+    monkeypatch.setattr(newest.scan, "PLAIN_BYTES", -1)
+    monkeypatch.setattr(newest.scan, "PLAIN_BYTES_LOADED", -1)
+    topic = logs.create_topic("t", 1, **SMALL)
+    for turn in range(3):
+        topic.extend((b"key %d" % n, b"%d" % turn) for n in range(100))
+    for _ in range(2):
+        every = [(record.key, record.offset) for record in topic.read()]
+        for start in range(0, 300, 7):
+            expected = {key: offset for key, offset in every if offset >= start}
+            records = topic.read(start, view="latest")
+            assert {record.key: record.offset for record in records} == expected
+            assert topic.read(start, view="latest").arrow().read_all().num_rows == len(expected)
+        logs.clean("t")
+
+
 def test_a_mostly_clean_log_is_taken_in_order(logs, monkeypatch):
     """The log has records without a key, and transactions, one of them aborted.
 

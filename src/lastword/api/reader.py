@@ -38,6 +38,7 @@ from lastword.values import ProcessBound
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from lastword.api.arrow import ArrowForm
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.serializers import Serializer
     from lastword.partition.view import PartitionView
@@ -514,10 +515,52 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
                     self.position[range_.partition] = last
             elif start < range_.end:
                 rest = range_ if start == range_.start else Range(range_.view, start, range_.end)
-                for rows in _pieces(self._raw(rest), batch_bytes):
-                    yield form.of_records(rows, range_.partition)
-                    self.position[range_.partition] = rows[-1].offset + 1
+                if self._view == "log" or self._keys is not None:
+                    batches = _of_records(form, self._raw(rest), rest.partition, batch_bytes)
+                else:
+                    batches = self._newest_batches(form, rest, batch_bytes)
+                for batch in _joined(batches, batch_bytes):
+                    yield batch
+                    self.position[range_.partition] = batch.column("offset")[-1].as_py() + 1
             self._done(range_)
+
+    def _newest_batches(self, form: ArrowForm, range_: Range, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Yield the newest records of a range, of a long one without a Python object for each record."""
+        from lastword.state.newest import newest_parts
+
+        for part in newest_parts(
+            range_,
+            tombstones=self._view == "changes",
+            map_bytes=self._map_bytes,
+            committed=self._committed,
+        ):
+            if part.columns is not None and part.chunk is not None and len(part.columns):
+                yield from form.of_columns(part.columns, part.chunk, range_.partition, batch_bytes)
+            yield from _of_records(form, iter(part.records), range_.partition, batch_bytes)
+
+
+def _of_records(
+    form: ArrowForm, records: Iterator[RawRecord], partition: int, batch_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    for rows in _pieces(records, batch_bytes):
+        yield form.of_records(rows, partition)
+
+
+def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches of about `batch_bytes`: a chunk may have few newest records."""
+    import pyarrow as pa
+
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        if held and held_bytes + batch.nbytes > batch_bytes:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, held_bytes = [], 0
+        if batch.num_rows:
+            held.append(batch)
+            held_bytes += batch.nbytes
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def _pieces(records: Iterator[RawRecord], batch_bytes: int) -> Iterator[list[RawRecord]]:

@@ -59,7 +59,6 @@ from lastword.wire import INT64_MAX
 
 _VERSION = 2
 _FOOTER_BYTES = 24
-_END_BYTES = 64 << 10  # read together: most indexes are in them
 _COUNT_BYTES = 16  # of a shard: sections, checksum of their part of the index
 
 # Fields of a section's entry.
@@ -194,23 +193,14 @@ def read_index(unit: SectionFile, shard: int, shards: int) -> NDArray[np.int64]:
     """
     size = unit.size()
     tail_bytes = _FOOTER_BYTES + _COUNT_BYTES * shards
-    end_start = max(size - max(tail_bytes, _END_BYTES), 0)
-    file_end = unit.pread(size - end_start, end_start)
-    tail = file_end[-tail_bytes:]
+    tail = unit.pread(tail_bytes, max(size - tail_bytes, 0))
     if len(tail) == tail_bytes:
         values = np.frombuffer(tail, np.int64)
         version, stored_shards, crc = values[-3:].tolist()
         if (version, stored_shards) == (_VERSION, shards) and crc == crc32c(tail[:-8]):
             counts = values[:-3].reshape(-1, 2)[shard:]
             count, index_crc = counts[0].tolist()
-            start, index_bytes = (
-                size - tail_bytes - ENTRY_BYTES * int(counts[:, 0].sum()),
-                ENTRY_BYTES * count,
-            )
-            if start >= end_start:
-                data = file_end[start - end_start : start - end_start + index_bytes]
-            else:
-                data = unit.pread(index_bytes, start)
+            data = unit.pread(ENTRY_BYTES * count, size - tail_bytes - ENTRY_BYTES * int(counts[:, 0].sum()))
             if crc32c(data) == index_crc:
                 return np.frombuffer(data, np.int64).reshape(-1, INDEX_FIELDS)
     raise damaged(unit, 0)

@@ -119,7 +119,9 @@ class LatestReads:
             if start >= end:
                 return
             slices, _cut = slices_of(view, start, end)
-            if resolved.slices and (_begins_below(slices) or resolved.slices + len(slices) > MOST_SLICES):
+            if resolved.slices and (
+                _begins_below(slices, start) or resolved.slices + len(slices) > MOST_SLICES
+            ):
                 resolved.running = None  # a cleaning has joined batches over the limit
                 continue
             try:
@@ -217,13 +219,13 @@ def _without_dead(chunk: Chunk, dead: DeadBitmaps) -> tuple[bytes, int]:
     return b"".join(parts), writer.next_offset
 
 
-def _begins_below(slices: list[SegmentSlice]) -> bool:
-    """Return whether the first batch begins below the range."""
+def _begins_below(slices: list[SegmentSlice], start: int) -> bool:
+    """Return whether the first batch begins below the start of the range."""
     if not slices:
         return False
     first = slices[0]
     header = next(iter(first.segment.headers(first.first, first.last)))
-    return header.base_offset < first.base_offset
+    return header.base_offset < start
 
 
 def _empty_batch(start: int, end: int) -> bytes:

@@ -380,9 +380,9 @@ class SegmentSlice:
 
     Attributes:
         segment: The segment.
-        base_offset: The first offset of the range in the segment.
+        base_offset: The first offset of the range in the segment, or of the batch with that offset.
         next_offset: The offset after the slice.
-        first: Position of the first batch, which may begin below `base_offset`.
+        first: Position of the first batch.
         last: Position after the last batch.
     """
 
@@ -483,7 +483,10 @@ def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSl
                     break
         following = max(cut, segment.base_offset) if final else segments[number + 1].base_offset
         if first < last:
-            base_offset = max(start, segment.base_offset)
+            base_offset = segment.base_offset
+            if first:  # the first batch may begin below the start of the range
+                header = next(segment.headers(first, last))
+                base_offset = max(base_offset, min(start, segment.first_offset_of(header)))
             parts.append(SegmentSlice(segment, base_offset, following, first, last))
     return parts, cut
 
