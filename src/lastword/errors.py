@@ -440,6 +440,10 @@ class CorruptBatchError(DataError):
         )
 
 
+LOST_OBJECT = "lost-object"
+"""`code` of the error for an object that the newest version of a log in a bucket needs, and that is gone."""
+
+
 class CorruptFileError(DataError):
     """A checkpoint, index or properties file is damaged."""
 

@@ -14,6 +14,7 @@ import lastword
 from lastword.api import bucket_dirs
 from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
 from lastword.background.states import States
+from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
 from lastword.clock import ManualClock
@@ -340,6 +341,79 @@ def test_uploads_of_a_job_are_kept_until_its_commit(opened: Open) -> None:
     with pytest.raises(UploadsGoneError):
         bucket.transaction(lambda files: files.adopt({"other": entry}), uploads="job")
     assert bucket.load().snapshot.entry("other") is None
+
+
+def bucket_of(logs: lastword.LogDir) -> Bucket:
+    assert isinstance(logs.dirs, bucket_dirs.BucketDirs)
+    return logs.dirs._bucket
+
+
+def plans_of(logs: lastword.LogDir) -> list[tuple[object, ...]]:
+    """Return what a plan says, without its time."""
+    return [
+        (p.topic, p.partition, p.action, p.limit, p.reasons, p.exact, p.free_bytes)
+        for p in logs.plan(due=True)
+    ]
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_plan_reads_no_garbage_index_that_is_up_to_date(
+    opened: Open, requests: Counter[str], deletes: bool
+) -> None:
+    """Only the plan of a partition that has new records reads, and the plans are those of the indexes."""
+    logs = opened(lastword_space_target=3.0)
+    topic = logs.create_topic("t", 30, cleanup_policy="compact", segment_bytes="16KiB")
+    for _ in range(3):
+        values = (None if deletes and n % 50 == 0 else b"v" * 100 for n in range(3000))
+        topic.extend((b"k%d" % n, value) for n, value in enumerate(values))
+    logs.clean(due=True)
+    reader = opened("r", lastword_space_target=3.0)
+    requests.clear()
+    plans = plans_of(reader)
+    assert {plan[2] for plan in plans} == {"keep"}
+    assert requests == {"get": 1}
+    requests.clear()
+    logs.clean(due=True)
+    assert requests["get_range"] == requests["swap"] == 0
+    topic.append(b"k7", b"new", partition=3)
+    requests.clear()
+    changed = plans_of(reader)
+    assert requests.total() <= 10, requests
+    bucket_of(logs).transaction(without_summaries)
+    requests.clear()
+    assert plans_of(reader) == changed
+    assert requests["get_range"] >= 30
+    assert [plan for plan in changed if plan[1] != 3] == [plan for plan in plans if plan[1] != 3]
+
+
+def without_summaries(files: BucketFiles) -> None:
+    for number in range(30):
+        files.unlink(f"{files.root}/t-{number}/lastword/garbage-summary")
+
+
+def test_a_summary_of_other_segments_or_damaged_is_not_used(opened: Open) -> None:
+    """What is due is found, also by a summary of the log before its last append and cleaning."""
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes="4KiB")
+    topic.extend((b"k%d" % n, b"v" * 50) for n in range(200))
+    logs.clean(due=True)
+    path = f"{bucket_of(logs).url}/t-0/lastword/garbage-summary"
+    old = bucket_of(logs).files(bucket_of(logs).load().snapshot).read_bytes(path)
+    topic.extend((b"k%d" % n, b"w" * 50) for n in range(200))
+    topic.extend((b"k%d" % n, b"x" * 50) for n in range(200))
+    (right,) = logs.plan(due=True)
+    assert right.action == "clean" and right.free_bytes
+    for content in (old, b"lastword garbage-summary 1 00000000\n{}\n", old[:-20]):
+
+        def put(files: BucketFiles, content: bytes = content) -> None:
+            files.write_atomic(path, content)
+
+        bucket_of(logs).transaction(put)
+        (plan,) = logs.plan(due=True)
+        assert (plan.action, plan.free_bytes) == (right.action, right.free_bytes)
+    assert [problem.code for problem in logs.verify().problems] == ["bad-garbage-summary"]
+    logs.clean(due=True)
+    assert logs.verify().ok
 
 
 def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:

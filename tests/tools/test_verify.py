@@ -379,6 +379,7 @@ def private(data, name, content):
         ("dropped-tombstones", "bad-removal-log", False, "restore the file from a copy"),
         ("quarantine", "bad-quarantine", False, "clean {data} t -p 0 --retry"),
         ("survivorship", "bad-survivorship", True, "rm {path}, then open it to write"),
+        ("garbage-summary", "bad-garbage-summary", True, "rm {path}, then open it to write"),
         ("log-start", "bad-note", True, "rm {path}, then open it to write"),
         ("moved-from", "bad-note", True, "rm {path}, then open it to write"),
         ("copied", "bad-note", True, "rm {path}, then open it to write"),

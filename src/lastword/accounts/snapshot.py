@@ -16,22 +16,29 @@ may look like those that were cut off.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import os
 import struct
+import zlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.accounts.tombstones import Deletes
+from lastword.accounts import PartitionAccount, SegmentAccount
+from lastword.accounts.tombstones import Deletes, Standing
 from lastword.accounts.tracking import SegmentEntry, Tracking, private_path, tail_crc
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, Handle
+from lastword.files.framed import Framed
 from lastword.segment import names
 from lastword.segment.segment import Segment
 
@@ -356,6 +363,9 @@ def saved_entries(files: Files, directory: str) -> list[SegmentEntry]:
 
 def saved_time(files: Files, directory: str) -> SavedTime:
     """Return the drive's time when the accounts were saved; zero if there are none."""
+    summary = load_summary(files, directory)
+    if summary is not None:
+        return summary.time
     header = load_header(files, private_path(directory, names.ACCOUNTS))
     try:
         if header is not None:
@@ -369,3 +379,120 @@ def saved_time(files: Files, directory: str) -> SavedTime:
 def saved_clock(files: Files, directory: str) -> int:
     """Return the write clock when the accounts were saved; 0 if there are none."""
     return saved_time(files, directory).write_clock
+
+
+# ---------------------------------------------------------------- the summary, in a bucket
+
+SUMMARY_FORM = Framed(
+    "garbage-summary", 1, "bad-garbage-summary", "remove the file: the next cleaning writes it again"
+)
+_RISING = ("base_offset", "next_offset", "garbage_age_at", "written_at")
+"""Fields that are stored as differences between neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is chosen by, of a partition in a bucket: so a plan does not read its garbage index.
+
+    Attributes:
+        log: Digest of the segments that it describes (`digest_of`).
+        account: The account of the partition; settings and the name of the drive are not saved.
+        tombstones: How long the state of the tombstones stays valid.
+        time: The drive's time at the scan.
+    """
+
+    log: str
+    account: PartitionAccount
+    tombstones: Standing
+    time: SavedTime
+
+
+def digest_of(files: tuple[object, ...]) -> str:
+    """Return the digest of the identities of segments."""
+    return hashlib.blake2b(repr(files).encode(), digest_size=16).hexdigest()
+
+
+def save_summary(files: Files, directory: str, summary: Summary) -> None:
+    """Save a summary, if the storage has a cost for each file that is read."""
+    if not files.file_cost_bytes:
+        return
+    private = private_path(directory, "").rstrip("/")
+    if not files.exists(private):
+        files.mkdir(private)
+    account, standing, time = summary.account, summary.tombstones, summary.time
+    fields = {
+        "log": summary.log,
+        "limit": int(account.limit),
+        "log_start": int(account.log_start),
+        "total_bytes": int(account.total_bytes),
+        "standing": [int(standing.until_ms), int(standing.due_to), int(standing.held_from)],
+        "t": int(time.write_clock),
+        "seen": [int(value) for value in time.reached],
+        "count": len(account.segments),
+        "segments": base64.b64encode(zlib.compress(_columns(account.segments), 9)).decode(),
+    }
+    SUMMARY_FORM.save(files, private_path(directory, names.SUMMARY), fields)
+
+
+def load_summary(files: Files, directory: str) -> Summary | None:
+    """Return the saved summary, which may be of other segments; None if it is absent or damaged."""
+    if not files.file_cost_bytes:
+        return None
+    path = private_path(directory, names.SUMMARY)
+    try:
+        fields = SUMMARY_FORM.load(files, path)
+        if fields is None:
+            return None
+        with SUMMARY_FORM.reading(path):
+            packed = zlib.decompress(base64.b64decode(fields["segments"]))
+            base, size = fields["seen"]
+            account = PartitionAccount(
+                topic="",
+                partition=-1,
+                drive="",
+                segments=_segments(packed, int(fields["count"])),
+                total_bytes=int(fields["total_bytes"]),
+                limit=int(fields["limit"]),
+                log_start=int(fields["log_start"]),
+            )
+            until_ms, due_to, held_from = map(int, fields["standing"])
+            return Summary(
+                str(fields["log"]),
+                account,
+                Standing(until_ms, due_to, held_from),
+                SavedTime(int(fields["t"]), (int(base), int(size))),
+            )
+    except (LastwordError, zlib.error):
+        return None
+    raise AssertionError
+
+
+def _columns(segments: Sequence[SegmentAccount]) -> bytes:
+    """Return the fields of segments, one after another, as eight bytes each."""
+    columns = []
+    for field in dataclasses.fields(SegmentAccount):
+        values = [getattr(segment, field.name) for segment in segments]
+        if field.name in _RISING:
+            values = [value - before for value, before in zip(values, [0, *values], strict=False)]
+        columns.append(array(_kind_of(field), values).tobytes())
+    return b"".join(columns)
+
+
+def _segments(packed: bytes, count: int) -> tuple[SegmentAccount, ...]:
+    columns: list[list[Any]] = []
+    for number, field in enumerate(dataclasses.fields(SegmentAccount)):
+        column = array(_kind_of(field))
+        column.frombytes(packed[8 * count * number : 8 * count * (number + 1)])
+        values = list(column)
+        if len(values) != count:
+            raise ValueError(f"{len(values)} values of {field.name} for {count} segments")
+        if field.name in _RISING:
+            values = list(accumulate(values))
+        if field.type == "bool":
+            values = list(map(bool, values))
+        columns.append(values)
+    return tuple(SegmentAccount(*fields) for fields in zip(*columns, strict=True))
+
+
+def _kind_of(field: dataclasses.Field[Any]) -> str:
+    return "d" if field.type == "float" else "q"

@@ -283,7 +283,7 @@ def _drives(
     from lastword.cleaner.inspection import DrivePartition
 
     drives: dict[str, list[DrivePartition]] = {}
-    for topic, numbers in dirs.topics().items():
+    for topic, numbers in dirs.dir_set.log_dirs_by_topic().items():  # of the version that the verb uses
         if not by_accounts(dirs.config(topic), strategy):
             continue
         for number, log_dir in numbers.items():

@@ -37,6 +37,7 @@ from lastword.bucket.manifest import (
     MAX_PAGES,
     OBJECTS,
     PAGE_RATIO,
+    SUMMARY_BYTES,
     Changes,
     Entry,
     Layer,
@@ -68,6 +69,7 @@ from lastword.errors import (
 )
 from lastword.files.interface import Buffer
 from lastword.objects.interface import ObjectStore, Version
+from lastword.segment import names
 
 T = TypeVar("T")
 
@@ -390,7 +392,8 @@ class Bucket:
             else:
                 facts = node.facts()
                 entry = Entry(node.number, facts.size, facts.mtime_ms)
-                if facts.size <= INLINE_BYTES:
+                is_summary = path.endswith(f"/{names.SUMMARY}")
+                if facts.size <= (SUMMARY_BYTES if is_summary else INLINE_BYTES):
                     entries[path] = entry._replace(data=bytes(node.content()))
                 elif facts.size >= BUNDLE_BYTES:
                     work.append(self._single(entries, path, node, entry))

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lastword.errors import CorruptFileError
+from lastword.errors import LOST_OBJECT, CorruptFileError
 from lastword.files.framed import Framed
 from lastword.segment import names
 
@@ -35,6 +35,8 @@ HISTORY = 64
 """Commits that a manifest names. A writer that lost the answer of its swap looks for its own there."""
 INLINE_BYTES = 1024
 """A file of at most this size is stored in the map itself."""
+SUMMARY_BYTES = 8 << 10
+"""A summary of a garbage index of at most this size is in the map, too: a plan reads all of them."""
 CHANGES_BYTES = 128 << 10
 """Size of `changes`, encoded, from which a commit moves them to a page."""
 MAX_PAGES = 3
@@ -60,7 +62,7 @@ def lost_object(url: str, needed_by: str) -> CorruptFileError:
     """Return the error for an object that is gone although the newest version needs it."""
     return CorruptFileError(
         f"the object is missing; needed by {needed_by}",
-        code="lost-object",
+        code=LOST_OBJECT,
         remedy="restore the object from a copy, or undelete it if the bucket keeps versions; "
         "`lastword verify` lists all damage",
         file=url,
@@ -71,7 +73,7 @@ def lost_manifest(url: str) -> CorruptFileError:
     """Return the error for the log at `url`, whose objects are there without the manifest."""
     return CorruptFileError(
         "the manifest is missing, and the log has objects",
-        code="lost-object",
+        code=LOST_OBJECT,
         remedy="undelete the manifest if the bucket keeps versions; to give the log up, remove its objects",
         file=f"{url}/{MANIFEST}",
     )

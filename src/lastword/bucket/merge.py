@@ -24,7 +24,7 @@ from lastword.segment import names
 
 _CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY)
 _OF_REWRITES = (names.LOG_STARTS, names.FIRST_DIRTY)
-_DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP)
+_DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP, names.SUMMARY)
 _OF_APPENDS = (names.PRODUCERS, names.SYNCED)
 _JOBS = (f"{names.PRIVATE}/{names.JOB_PREFIX}", f"{names.PRIVATE}/{names.PLAN_PREFIX}")
 """The files of a divided cleaning, which are no part of the log."""

@@ -23,10 +23,17 @@ from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it
 from lastword.cleaner.engine.partition import clean_partition, dry_run
 from lastword.cleaner.engine.throttle import Stopped
-from lastword.cleaner.inspection import DrivePartition, inspect, limit_plan, scan_partition, shifted
+from lastword.cleaner.inspection import (
+    DrivePartition,
+    inspect,
+    is_kept_unread,
+    limit_plan,
+    scan_partition,
+    shifted,
+)
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.generational import Choice, DriveChooser, because, disjoint
-from lastword.cleaner.policy.plan import QUARANTINED, Plan
+from lastword.cleaner.policy.plan import NOT_WORTH_IT, QUARANTINED, Plan
 from lastword.errors import LastwordError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
@@ -202,6 +209,7 @@ class DriveCleaner:
         now_ms = self._clock.now_ms()
         account = self.inspect(now_ms, held)
         dead_bytes = {(part.topic, part.partition): part.dead_bytes for part in account.partitions}
+        exact = {(part.topic, part.partition): part.exact for part in account.partitions}
         choices, _ = outlook(account, now_ms)
         by_tp: dict[tuple[str, int], list[Choice]] = {}
         for choice in choices[:-1]:
@@ -218,6 +226,8 @@ class DriveCleaner:
                 yield plan.kept(QUARANTINED, quarantined.reason)
             elif plan.action != "clean":
                 yield plan
+            elif tp not in by_tp and is_kept_unread(partition):
+                yield replace(plan, exact=exact[tp]).kept(NOT_WORTH_IT, choices[-1].text)
             else:
                 chosen.append((partition, plan, [*by_tp.get(tp, ()), choices[-1]]))
         for _, plan in self._executor.plan(chosen):
@@ -375,8 +385,11 @@ def clean_one(
             space_target=settings.lastword_space_target,
             alpha=settings.lastword_survivorship_alpha,
         )
+        keeps_summary = result is not None and runs is None and ledger.exact and bool(ledger.entries)
     if result is not None:
         measure(ledgers, result)
+    if keeps_summary and log.files.file_cost_bytes:
+        scan_partition(partition, "", log.clock.now_ms(), replace(context, stop=None))
     return result
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from lastword import metrics
 from lastword.accounts import DriveAccount, PartitionAccount
 from lastword.accounts.estimates import indexed_bytes
+from lastword.accounts.snapshot import SavedTime, Summary, digest_of, load_summary, save_summary
 from lastword.accounts.tombstones import Standing
 from lastword.cleaner.engine import liveness
 from lastword.cleaner.engine.cleaning import CleanContext
@@ -92,18 +93,22 @@ def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]
 class CachedStats:
     """The result of a scan. Valid while the segment files are unchanged and no tombstone has become due.
 
-    files: `delete.retention.ms`, and base offset and identity of each file below the limit.
+    files: `delete.retention.ms`, and base offset and identity of each file below the limit; their digest if
+        the statistics were saved.
+    time: The drive's time at the scan, if the statistics were saved.
     """
 
-    files: tuple[object, ...]
+    files: tuple[object, ...] | str
     account: PartitionAccount
     tombstones: Standing
+    time: SavedTime | None = None
 
     def holds(self, files: Files, directory: str, present: tuple[object, ...], now_ms: int) -> bool:
         """Return whether the statistics are valid. Reads leases only if a tombstone depends on them."""
         depends = self.tombstones.depends_on_leases
         floor = leases.load(files, directory, now_ms).floor if depends else leases.NO_FLOOR
-        return self.files == present and self.tombstones.holds(now_ms, floor)
+        known = digest_of(present) if isinstance(self.files, str) else present
+        return self.files == known and self.tombstones.holds(now_ms, floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +190,17 @@ def _inspect_partition(
     )
     if quarantined or plan.action != "clean":
         return nothing, False
-    stats = ledgers.cached_stats.get(tp)
-    if not isinstance(stats, CachedStats):
+    stats = _stats_of(partition, log.directory)
+    if stats is None:
         return nothing, True
     is_stale = not stats.holds(files, log.directory, _files_below(plan, segments), now_ms)
     if not is_stale:
-        ledgers.advance(tp, segments)
+        ledgers.advance(tp, segments, stats.time)
     account = replace(
         stats.account,
+        topic=tp.topic,
+        partition=tp.partition,
+        drive=drive,
         total_bytes=total_bytes,
         quarantined=held or is_stale,  # the segments of a stale account may have been replaced
         segment_bytes=config.segment_bytes,
@@ -207,9 +215,22 @@ def _log_of(partition: DrivePartition) -> tuple[PartitionLog | PartitionView, in
     """Return the log to inspect, of a dry run a view of it, and the known garbage of its closed segments."""
     view = partition.view()
     view.check_end()
-    stats = partition.ledgers.cached_stats.get(partition.tp)
-    dead_bytes = stats.account.dead_bytes if isinstance(stats, CachedStats) else 0
+    stats = _stats_of(partition, view.directory)
+    dead_bytes = 0 if stats is None else stats.account.dead_bytes
     return partition.log_dir.log(*partition.tp) if partition.ledgers.saves else view, dead_bytes
+
+
+def _stats_of(partition: DrivePartition, directory: str) -> CachedStats | None:
+    """Return the statistics of the last scan in this process, or those that a scan in a bucket saved."""
+    ledgers, tp = partition.ledgers, partition.tp
+    stats = ledgers.cached_stats.get(tp)
+    if isinstance(stats, CachedStats):
+        return stats
+    saved = load_summary(partition.log_dir.files, directory)
+    if saved is None:
+        return None
+    stats = ledgers.cached_stats[tp] = CachedStats(saved.log, saved.account, saved.tombstones, saved.time)
+    return stats
 
 
 def scan_plan(partition: DrivePartition, now_ms: int) -> tuple[PartitionLog | PartitionView, Plan]:
@@ -236,7 +257,20 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
         if partition.ledgers.saves:
             metrics.CLEANER_READ_BYTES.add(read_bytes, real_path(os.path.dirname(log.directory)))
         stats = cached_stats(log, partition.config, ledger, plan, segments, drive)
+        time = SavedTime(ledger.write_clock, ledger.reached)
     partition.ledgers.cached_stats[partition.tp] = stats
+    if partition.ledgers.saves and isinstance(stats.files, tuple):
+        summary = Summary(digest_of(stats.files), stats.account, stats.tombstones, time)
+        save_summary(partition.log_dir.files, log.directory, summary)
+
+
+def is_kept_unread(partition: DrivePartition) -> bool:
+    """Return whether the plan of a partition that nothing chose needs no ledger.
+
+    To be called after an inspection. A tombstone that only a lease keeps is a reason, which the ledger has.
+    """
+    stats = _stats_of(partition, partition.view().directory)
+    return stats is not None and stats.tombstones.held_from == leases.NO_FLOOR
 
 
 def cached_stats(

@@ -163,10 +163,11 @@ def forget_accounts(files: Files, directory: str) -> None:
 
     They name the files that they describe; after a cut a file may match again that holds other records.
     """
-    path = os.path.join(directory, names.PRIVATE, names.ACCOUNTS)
-    if files.exists(path):
-        files.unlink(path, missing_ok=True)
-        files.fsync_dir(os.path.dirname(path))
+    private = os.path.join(directory, names.PRIVATE)
+    for path in (os.path.join(private, names.ACCOUNTS), os.path.join(private, names.SUMMARY)):
+        if files.exists(path):
+            files.unlink(path, missing_ok=True)
+            files.fsync_dir(private)
 
 
 def remove_segments(files: Files, directory: str, gone: Iterable[Segment]) -> None:

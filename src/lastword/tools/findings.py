@@ -24,7 +24,14 @@ from lastword.wire import OVERHEAD_BYTES, SMALLEST_LENGTH, STEP_BYTES
 OPEN = "open it to write"
 RESTORE = "restore the file from a copy"
 _INDEX_CODES = ("bad-index", "bad-time-index", "bad-txn-index")
-_REMOVE_CODES = ("bad-snapshot", "bad-accounts", "bad-survivorship", "bad-note", "bad-synced")
+_REMOVE_CODES = (
+    "bad-snapshot",
+    "bad-accounts",
+    "bad-survivorship",
+    "bad-garbage-summary",
+    "bad-note",
+    "bad-synced",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +46,9 @@ class Problem(Value):
             decompression-limit unknown-magic offsets-fall missing-log missing-index bad-index bad-time-index
             bad-txn-index bad-checkpoint checkpoint-out-of-range bad-epochs bad-snapshot bad-properties
             topic-id wrong-end not-a-partition unreadable. Private files (docs/formats.md): bad-lease
-            bad-removal-log bad-quarantine bad-survivorship bad-accounts bad-synced bad-note bad-journal
-            bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-settings newer-version.
+            bad-removal-log bad-quarantine bad-survivorship bad-accounts bad-garbage-summary bad-synced
+            bad-note bad-journal bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-settings
+            newer-version.
             Objects of a bucket: lost-object truncated-object damaged-manifest.
         text: A description.
         repairable: True: derived data or a torn tail, which is repaired when the directory is opened to

@@ -35,6 +35,7 @@ Reader = Callable[[Files, str], Fields]
 _DERIVED = (
     "bad-accounts",
     "bad-survivorship",
+    "bad-garbage-summary",
     "bad-synced",
     "bad-note",
     "bad-job-file",
@@ -241,6 +242,7 @@ _job = _framed(job.FORM)
 _NAMES: dict[str, Reader] = {
     names.ACCOUNTS: _accounts,
     names.SURVIVORSHIP: _framed(estimates.FORM),
+    names.SUMMARY: _framed(snapshot.SUMMARY_FORM),
     names.DROPPED_TOMBSTONES: _typed(removal_log.FORM, _removal_log),
     names.QUARANTINE: _framed(quarantine.FORM),
     names.SYNCED: _synced,

@@ -17,6 +17,7 @@ Choosing reads sizes and timestamps, no record. `due=False` means now: the activ
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -298,7 +299,7 @@ def _bounded(
         why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
         return plan.kept(why.code, why.text), closed
     limit = closed[-1].next_offset if len(closed) == len(segments) else segments[len(closed)].base_offset
-    dirty_bytes = _dirty_bytes(closed, plan.start, to_the_byte=plan.strategy == "kafka")
+    dirty_bytes = _dirty_bytes(segments, len(closed), plan.start, to_the_byte=plan.strategy == "kafka")
     total_bytes = sum(s.size for s in closed)
     ratio = dirty_bytes / total_bytes if total_bytes else 0.0
     plan = replace(
@@ -367,12 +368,12 @@ def _cleanable(
             reasons.append(Reason(ACTIVE_SEGMENT, held))
     elif segments and segments[-1].size == 0:
         count -= 1  # an empty active segment has nothing to close
-    decided = sum(segment.next_offset <= ends.stable_offset for segment in segments[:count])
+    decided = _ending_at(segments, count, ends.stable_offset)
     if decided < count:
         count = decided
         held = f"a transaction at {ends.stable_offset} is undecided: records from there on may not count"
         reasons.insert(0, Reason(UNDECIDED_TRANSACTION, held))
-    complete = sum(segment.next_offset <= ends.cleanable_offset for segment in segments[:count])
+    complete = _ending_at(segments, count, ends.cleanable_offset)
     if complete < count:
         count = complete
         held = f"a commit that begins at {ends.cleanable_offset} is incomplete"
@@ -394,16 +395,36 @@ def _cleanable(
     return segments[:count], reasons
 
 
-def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int, *, to_the_byte: bool) -> int:
-    """Return the bytes from the batch of `first_dirty` on.
+def _ending_at(segments: Sequence[Choosable], count: int, offset: int) -> int:
+    """Return how many of the first segments end at an offset or below it.
 
-    To the byte: by position in its segment, so no byte counts twice. Otherwise whole segments: looking up the
-    position would cost a read at every inspection.
+    Reads the end of at most one segment: the others end there if the next one begins there, and not if they
+    begin above.
     """
+    ending = bisect_right(segments, offset, 0, count, key=lambda segment: segment.base_offset)
+    last = ending - 1
+    if last < 0 or (ending < len(segments) and segments[ending].base_offset <= offset):
+        return ending
+    if segments[last].base_offset == offset:
+        return last if segments[last].size else ending
+    return ending if segments[last].next_offset <= offset else last
+
+
+def _dirty_bytes(segments: Sequence[Choosable], count: int, first_dirty: int, *, to_the_byte: bool) -> int:
+    """Return the bytes of the first segments from the batch of `first_dirty` on.
+
+    To the byte: by position in its segment, so no byte counts twice. Otherwise whole segments, and a segment
+    reaches to the next one: looking up the position, or its end, would cost a read at every inspection.
+    """
+    if to_the_byte:
+        first = _ending_at(segments, count, first_dirty)
+    else:
+        first = bisect_right(segments, first_dirty, 1, max(count, 1), key=lambda s: s.base_offset) - 1
+        end = segments[count].base_offset if count < len(segments) else segments[-1].next_offset
+        if end <= first_dirty:
+            first = count
     dirty = 0
-    for segment in closed:
-        if segment.next_offset <= first_dirty:
-            continue
+    for segment in segments[first:count]:
         dirty += segment.size
         if to_the_byte and segment.base_offset < first_dirty:
             dirty -= segment.position_of(first_dirty)

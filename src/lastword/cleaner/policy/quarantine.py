@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from lastword import metrics
 from lastword.errors import (
+    LOST_OBJECT,
     CertificateError,
     CorruptFileError,
     DataError,
@@ -99,7 +100,8 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
 def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) -> Iterator[None]:
     """Quarantine the partition, durably, when damage is found inside the block.
 
-    A valid batch of a kind that is not cleaned is no damage.
+    A valid batch of a kind that is not cleaned is no damage. Neither is an object of a bucket that is gone:
+    it may be restored, and until then each cleaning raises the error.
 
     Args:
         files: File system.
@@ -116,6 +118,8 @@ def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) ->
     except UnsupportedBatchError:
         raise
     except DataError as error:
+        if error.code == LOST_OBJECT:
+            raise
         put(files, directory, error, plan.now_ms)
         if isinstance(error, CertificateError):
             metrics.CERTIFICATE_FAILURES.add(1, real_path(os.path.dirname(directory)))
