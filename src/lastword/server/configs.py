@@ -20,6 +20,7 @@ from lastword.protocol.messages import (
 )
 from lastword.protocol.schemas import Message
 from lastword.server.topics import Refused
+from lastword.server.transactions import EXPIRATION_MS, MOST_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from lastword.server.broker import Broker
@@ -130,8 +131,9 @@ class Configs:
             "offsets.topic.num.partitions": (INT, str(options.offsets_partitions)),
             "offsets.topic.replication.factor": (SHORT, "1"),
             "process.roles": (LIST, "broker,controller"),
-            "transaction.max.timeout.ms": (INT, "900000"),
+            "transaction.max.timeout.ms": (INT, str(MOST_TIMEOUT_MS)),
             "transaction.state.log.replication.factor": (SHORT, "1"),
+            "transactional.id.expiration.ms": (INT, str(EXPIRATION_MS)),
         }
         return [Row(name, value, FROM_BROKER_FILE, kind, "") for name, (kind, value) in values.items()]
 

@@ -1,0 +1,271 @@
+"""Transactions that a broker begins and the server ends, and the other way; Kafka's tools for transactions.
+
+broker     transactions of a Java producer and of one by requests; one of each stays open; stops
+lastword   serves the directory on the broker's port: the open ones are committed; Kafka's tools; two more
+           stay open, and two are decided without their markers; stops
+broker     completes what was decided, and the producers commit what they had begun; stops
+lastword   reads the same records, and the state of each transactional id
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.clock import SystemClock
+from lastword.errors import StorageError
+from lastword.protocol import codes
+from lastword.protocol.messages import FindCoordinatorRequest
+from lastword.server.transactions import Transactions
+from lastword.testing.unsynced import UNSYNCED
+from tests.server.client import Client
+from tests.server.writer import Writer, described, offset_of
+from tests.support.jars import KafkaJars
+from tests.support.kafka import Broker, Clients, KafkaRecord, Tools
+
+RETRIED = {
+    codes.CONCURRENT_TRANSACTIONS,
+    codes.COORDINATOR_LOAD_IN_PROGRESS,
+    codes.COORDINATOR_NOT_AVAILABLE,
+    codes.NOT_COORDINATOR,
+    codes.NOT_ENOUGH_REPLICAS,
+}
+MESSAGES = 600
+
+
+@dataclass
+class Story:
+    """What the steps saw."""
+
+    offsets: list[tuple[str, tuple[int, int]]] = field(default_factory=list)
+    states: dict[str, str] = field(default_factory=dict)
+    read: dict[str, list[bytes]] = field(default_factory=dict)
+    listed: str = ""
+    described: str = ""
+    hanging: str = ""
+    performance: str = ""
+    copied: list[bytes] = field(default_factory=list)
+    copied_offset: int = -1
+    killed_copier: str = ""
+    back: dict[str, list[bytes]] = field(default_factory=dict)
+    problems: list[Any] = field(default_factory=list)
+    broker_log: str = ""
+
+
+@pytest.fixture(scope="module")
+def story(tools: Tools, kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    story = Story()
+    directory = tmp_path_factory.mktemp("transactions") / "logs"
+    broker = Broker(tools, directory, keeps_port=True)
+    writer = Writer(Any, SystemClock(), "raw")
+    decided = {name: Writer(Any, SystemClock(), name) for name in ("committing", "aborting")}
+    with broker:
+        broker.create_topics({"users": {}, "events": {}, "in": {}, "out": {}})
+        broker.keep_producer("java", transactional_id="java")
+        send(broker, "begin", b"java 1", "commit", "begin", b"java lost", "abort", "begin", b"java 2")
+        with connected(broker, writer) as client:
+            coordinators(client)
+            insist(lambda: writer.init().error_code)
+            write(writer, b"raw 1", 1)
+            insist(writer.end)
+            write(writer, b"raw 2", 2)
+            story.offsets.append(("broker", offset_of(client, stable=True)))
+    with served(broker) as java:
+        send(java, "commit", "begin", b"java 3", "commit", "begin", b"java lost", "abort", "begin", b"java 4")
+        with connected(java, writer) as client:
+            story.offsets.append(("ours", offset_of(client, stable=True)))
+            insist(writer.end)
+            story.offsets.append(("ended", offset_of(client, stable=True)))
+            with_tools(java, kafka_jars, story)
+            write(writer, b"raw 3", 3)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Transactions, "_append_markers", _cut)
+                for other in decided.values():
+                    other.client = client
+                    insist(lambda other=other: other.init().error_code)
+                    insist(lambda other=other: other.send(other.name.encode()))
+                    insist(lambda other=other: other.commit_offset(50, f"group of {other.name}"))
+                    insist(lambda other=other: other.end(commit=other.name == "committing"))
+                story.states |= {name: described(client, name).transaction_state for name in decided}
+    with broker:
+        with connected(broker, writer) as client:
+            coordinators(client)
+            for name in decided:
+                wait_for(lambda name=name: described(client, name).transaction_state.startswith("Complete"))
+            send(broker, "commit", "begin", b"java 5", "commit", "close")
+            insist(writer.end)
+            wait_for(lambda: described(client, "raw").transaction_state == "CompleteCommit")
+            insist(lambda: write(writer, b"raw 4", 4))
+            insist(writer.end)
+            wait_for(lambda: offset_of(client, stable=True)[1] == 0)
+            story.offsets.append(("back", offset_of(client, stable=True)))
+            for name in decided:
+                story.offsets.append((name, offset_of(client, stable=True, group=f"group of {name}")))
+        read = broker.consume("users", "events", isolation="read_committed")
+        story.read = {name: [r.value or b"" for r in found.records] for name, found in read.items()}
+        story.broker_log = broker.log_text
+    with lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+        for name in ("users", "events"):
+            records = logs[name].read(isolation="read_committed")
+            story.back[f"{name}-0"] = [bytes(record.value) for record in records]
+        story.problems += logs.verify().problems
+        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+            for name in ("raw", "java", "committing", "aborting"):
+                story.states[f"{name} at the end"] = described(client, name).transaction_state
+            story.offsets.append(("at the end", offset_of(client, stable=True)))
+    yield story
+
+
+@contextmanager
+def served(broker: Broker) -> Iterator[Clients]:
+    """Serve the directory of a broker that was stopped, on its port."""
+    with (
+        lastword.open(broker.directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs,
+        lastword.serve(logs, broker.bootstrap),
+    ):
+        yield Clients(broker.tools, broker.bootstrap)
+
+
+@contextmanager
+def connected(cluster: Clients, writer: Writer) -> Iterator[Client]:
+    host, _, port = cluster.bootstrap.partition(":")
+    with Client(SimpleNamespace(host=host, port=int(port)), timeout=30) as client:  # type: ignore[arg-type]
+        writer.client = client
+        yield client
+
+
+def coordinators(client: Client) -> None:
+    """Wait until the broker has both coordinators."""
+    for kind in (0, 1):
+        body = FindCoordinatorRequest(key_type=kind, coordinator_keys=["raw"])
+        insist(lambda body=body: client.ask(body).coordinators[0].error_code)
+
+
+def send(cluster: Clients, *steps: str | bytes) -> None:
+    """Run steps of the Java producer; bytes are a record."""
+    cluster.send(
+        "users",
+        *(("java", [KafkaRecord(b"k", step)] if isinstance(step, bytes) else step) for step in steps),
+    )
+
+
+def write(writer: Writer, value: bytes, offset: int) -> int:
+    insist(lambda: writer.send(value, "events"))
+    insist(lambda: writer.commit_offset(offset))
+    return 0
+
+
+def insist(call: Callable[[], int]) -> None:
+    """Send a request until it is answered without a passing error."""
+    end = time.monotonic() + 20
+    while code := call():
+        assert code in RETRIED, codes.ERROR_NAMES[code]
+        assert time.monotonic() < end, codes.ERROR_NAMES[code]
+        time.sleep(0.05)
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+async def _cut(*arguments: Any) -> None:
+    raise StorageError("the server ends here")
+
+
+def with_tools(java: Clients, jars: KafkaJars, story: Story) -> None:
+    """Run Kafka's tools for transactions."""
+    story.listed = java.run("TransactionsCommand", "list")
+    story.described = java.run("TransactionsCommand", "describe", "--transactional-id", "java")
+    story.hanging = java.run("TransactionsCommand", "find-hanging", "--broker-id", "1")
+    load = ("--num-records", "2000", "--record-size", "20", "--throughput", "-1")
+    transactional = ("--transactional-id", "load", "--transaction-duration-ms", "20")
+    properties = ("--command-property", f"bootstrap.servers={java.bootstrap}")
+    story.performance = java.tools.run(
+        "ProducerPerformance", "--topic", "load", *load, *transactional, *properties
+    )
+    java.produce("in", [[KafkaRecord(b"k", b"%d" % number) for number in range(MESSAGES)]])
+    options = ["--input-topic", "in", "--input-partition", "0", "--output-topic", "out"]
+    options += ["--broker-list", java.bootstrap, "--consumer-group", "copiers"]
+    options += ["--transaction-size", "20", "--transactional-id", "copier", "--use-group-metadata"]
+    command = [jars.java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars.classpath]
+    command += ["org.apache.kafka.tools.TransactionalMessageCopier", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            story.killed_copier = line
+            if '"stage":"ProcessLoop"' in line:
+                break
+        process.kill()
+    java.tools.run("TransactionalMessageCopier", *options, "--enable-random-aborts")
+    found = java.consume("out", isolation="read_committed")["out-0"]
+    story.copied = [record.value or b"" for record in found.records]
+    lag = java.run("consumer.group.ConsumerGroupCommand", "--describe", "--group", "copiers").splitlines()
+    story.copied_offset = int(lag[-1].split()[3])
+
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def test_what_was_committed_is_read(story: Story) -> None:
+    users = [b"java 1", b"java 2", b"java 3", b"java 4", b"committing", b"java 5"]
+    assert story.read["users-0"] == users
+    assert story.read["events-0"] == [b"raw %d" % number for number in range(1, 5)]
+    assert story.back == story.read
+    assert story.problems == []
+
+
+def test_what_was_decided_is_completed_by_the_broker(story: Story) -> None:
+    assert (story.states["committing"], story.states["aborting"]) == ("PrepareCommit", "PrepareAbort")
+    assert story.states["committing at the end"] == "CompleteCommit"
+    assert story.states["aborting at the end"] == "CompleteAbort"
+    assert story.states["raw at the end"] == story.states["java at the end"] == "CompleteCommit"
+
+
+def test_offsets_move_with_the_transactions(story: Story) -> None:
+    unstable = (-1, codes.UNSTABLE_OFFSET_COMMIT)
+    assert story.offsets == [
+        ("broker", unstable),
+        ("ours", unstable),
+        ("ended", (2, 0)),
+        ("back", (4, 0)),
+        ("committing", (50, 0)),
+        ("aborting", (-1, 0)),
+        ("at the end", (4, 0)),
+    ]
+
+
+def test_the_tool_for_transactions(story: Story) -> None:
+    listed = {line.split()[0]: line.split()[-1] for line in story.listed.splitlines()[1:]}
+    assert (listed["java"], listed["raw"]) == ("Ongoing", "CompleteCommit")
+    assert re.search(r"\bjava\b.*\bOngoing\b.*users-0", story.described), story.described
+    assert len(story.hanging.splitlines()) == 1, story.hanging
+
+
+def test_the_transactional_performance_producer(story: Story) -> None:
+    assert "2000 records sent" in story.performance
+
+
+def test_the_message_copier_that_is_killed(story: Story) -> None:
+    """One copier is killed in the middle, the next aborts some transactions: each message is there once."""
+    assert json.loads(story.killed_copier)["stage"] == "ProcessLoop"
+    assert story.copied == [b"%d" % number for number in range(MESSAGES)]
+    assert story.copied_offset == MESSAGES
+
+
+def test_the_broker_found_nothing_wrong(story: Story) -> None:
+    errors = [line for line in story.broker_log.splitlines() if " ERROR " in line]
+    restarts = "is not online or is no longer the leader"  # the leaders change once while a broker starts
+    assert [line for line in errors if restarts not in line] == []
