@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import json
 import random
+import re
 import struct
 import subprocess
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from typing import Any
 
 import pytest
 
-from lastword.protocol import codec
+from lastword.protocol import Request, codec
+from lastword.protocol.codes import APIS, REQUEST_TIMED_OUT
 from lastword.protocol.schemas import Field, schema_of, within
+from lastword.testing.interceptor import error_answer
 from tests.protocol.random_messages import EVERY, random_message
 from tests.support.jars import KafkaJars
 
@@ -30,13 +33,20 @@ PLANTED = (
 )
 
 
+APART = ("Produce", "Fetch", "Metadata")  # the server's handlers refuse the parts of these requests
+
+
 @dataclass(frozen=True)
 class Answers:
-    """The error codes, and for each message: case, our bytes, Kafka's from our bytes, Kafka's from JSON."""
+    """The error codes, and for each message: case, our bytes, Kafka's from our bytes, Kafka's from JSON.
+
+    For each request that is refused: the request, and Kafka's bytes.
+    """
 
     codes: str
     rows: list[tuple[str, bytes, str, str | None]]
     planted: list[tuple[str, bytes, str, str | None]]
+    refused: list[tuple[Request, str]]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +66,13 @@ def answers(kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> 
     for name, version, data, fields in PLANTED:
         cases.append((f"{name} v{version}: planted", data))
         lines.append("\t".join((_class(name), str(version), data.hex(), json.dumps(fields))))
+    requests = []
+    for api in (api for api in APIS.values() if api.name not in APART):
+        for version in range(api.first, api.last + 1):
+            body = random_message(f"{api.name}Request", version, rng)
+            data = codec(f"{api.name}Request", version).encode(body)
+            requests.append(Request(api, version, 0, None, body, len(data)))
+            lines.append(f"refuse\t{version}\t{data.hex()}\t{api.key}\t{REQUEST_TIMED_OUT}")
     path = tmp_path_factory.mktemp("messages") / "messages.tsv"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [
@@ -70,9 +87,12 @@ def answers(kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> 
     answered = [line.split("\t") for line in printed.splitlines()]
     rows = [
         (case, data, columns[0], columns[1] if len(columns) > 1 else None)
-        for (case, data), columns in zip(cases, answered, strict=True)
+        for (case, data), columns in zip(cases, answered, strict=False)
     ]
-    return Answers(codes, rows[: -len(PLANTED)], rows[-len(PLANTED) :])
+    refused = [
+        (request, columns[0]) for request, columns in zip(requests, answered[len(cases) :], strict=True)
+    ]
+    return Answers(codes, rows[: -len(PLANTED)], rows[-len(PLANTED) :], refused)
 
 
 def _class(name: str) -> str:
@@ -140,3 +160,20 @@ def test_the_tables_are_those_of_the_jars(
     parsed: Callable[[str], Any] = script.parsed_errors
     for name, text in script.texts(kafka_jars.directory, parsed(answers.codes)).items():
         assert (script.TARGET / name).read_text(encoding="utf-8") == text, f"run {SCRIPT.name}"
+
+
+def test_a_request_is_refused_as_kafka_refuses_it(answers: Answers) -> None:
+    """The faults of `lastword.testing.Broker`; the messages and an epoch without a meaning differ."""
+    different = []
+    for request, theirs in answers.refused:
+        text = codec(f"{request.api.name}Response", request.version)
+        ours = text.decode(text.encode(error_answer(request, REQUEST_TIMED_OUT)))
+        shown = [
+            re.sub(r"(error_message|throttle_time_ms)=('[^']*'|\"[^\"]*\"|\w+)", "", repr(answer))
+            for answer in (ours, text.decode(bytes.fromhex(theirs)))
+        ]
+        if request.api.name == "DescribeTransactions":
+            shown = [answer.replace("producer_epoch=-1", "producer_epoch=0") for answer in shown]
+        if shown[0] != shown[1]:
+            different.append((request.api.name, request.version, *shown))
+    assert len(answers.refused) > 150 and not different

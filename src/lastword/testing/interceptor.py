@@ -29,6 +29,11 @@ OF_SESSIONS = (
     codes.FETCH_SESSION_TOPIC_ID_ERROR,
 )
 """Errors of a whole Fetch."""
+KEYS = {"name", "topic", "topic_id", "index", "partition", "partition_index", "group_id"}
+KEYS |= {"resource_type", "resource_name"}
+"""Fields that say which part of a request a part of its answer is for."""
+UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset")
+"""Fields that are -1 in an answer with an error. The schemas give 0 as their default."""
 NAMES = {api.name: api for api in APIS.values()}
 CODES = {name: code for code, name in codes.ERROR_NAMES.items() if code != codes.NONE}
 
@@ -218,38 +223,45 @@ def error_answer(request: Request, code: int) -> Message:
 
 
 def _refusal(
-    kind: type[Message], fields: list[Field], body: Any, asked: list[Field], version: int, code: int
+    kind: type[Message], fields: list[Field], row: Any, asked: list[Field], version: int, code: int
 ) -> Message:
     """Return a struct with the error, or with rows for those of the request if only its rows have errors."""
     fields = [field for field in fields if within(field.versions, version)]
     asked = [field for field in asked if within(field.versions, version)]
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {name: -1 for name in UNKNOWN if any(field.name == name for field in fields)}
     errors = [field for field in fields if field.name.endswith("error_code") and not field.is_array]
-    names = {field.name for field in asked}
     for field in fields:
-        name = field.name
-        if field in errors:
-            values[name] = code
-        elif name == "error_message":
-            values[name] = f"{codes.ERROR_NAMES[code]}, by the test"
-        elif name in names and not field.is_array and getattr(body, name) is not None:
-            values[name] = getattr(body, name)
+        if field in errors[:1]:
+            values[field.name] = code
+        elif field.name == "error_message":
+            values[field.name] = f"{codes.ERROR_NAMES[code]}, by the test"
+        elif field.name in KEYS and any(field.name == key.name for key in asked):
+            value = getattr(row, field.name)
+            if value is not None or within(field.nullable, version):
+                values[field.name] = value
+        elif field.name == "protocol_name" and within(field.nullable, version):
+            values[field.name] = None
         elif field.is_array and field.struct is not None and not errors and _has_error(field, version):
-            rows = next((field for field in asked if field.is_array), None)
-            if rows is not None:
-                values[name] = [
-                    _row(field, row, rows, version, code) for row in getattr(body, rows.name) or ()
-                ]
+            values[field.name] = _rows(field, row, asked, version, code)
     return kind(**values)
 
 
-def _row(response: Field, row: Any, asked: Field, version: int, code: int) -> Message:
+def _rows(response: Field, row: Any, asked: list[Field], version: int, code: int) -> list[Message]:
+    """Return an answer for each element of the first list of a request, if both are of the same things."""
     assert response.struct is not None
-    answer: Any = _refusal(response.struct, response.fields, row, asked.fields, version, code)
-    if asked.struct is None:  # a list of names
-        key = next(f for f in response.fields if f.kind == asked.kind and f.name != "error_message")
-        setattr(answer, key.name, row)
-    return answer
+    listed = next((field for field in asked if field.is_array), None)
+    if listed is None:
+        return []
+    answers: list[Any] = []
+    for part in getattr(row, listed.name) or ():
+        answer = _refusal(response.struct, response.fields, part, listed.fields, version, code)
+        if listed.struct is None:  # a list of names or numbers
+            key = next(f for f in response.fields if f.kind == listed.kind and f.name != "error_message")
+            setattr(answer, key.name, part)
+        elif not {field.name for field in listed.fields} & {field.name for field in response.fields} & KEYS:
+            return []
+        answers.append(answer)
+    return answers
 
 
 def _has_error(field: Field, version: int) -> bool:
