@@ -1,0 +1,147 @@
+"""librdkafka's consumers in groups of both protocols: several groups at a time, static members, patterns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.server import Server
+from tests.server.client import Client, batch
+from tests.server.test_consumer_groups import described
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+PARTITIONS = 4
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "classic": {
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 100,
+    },
+    "consumer": {"group.protocol": "consumer"},
+}
+
+
+@pytest.fixture
+def server(logs: lastword.LogDir) -> Iterator[Server]:
+    logs.set_config(group_consumer_heartbeat_interval_ms=100)
+    logs.create_topic("users", PARTITIONS)
+    with lastword.serve(logs, "127.0.0.1:0") as server:
+        yield server
+
+
+class Reader:
+    """A consumer that keeps what it read."""
+
+    def __init__(self, server: Server, group: str, protocol: str, **config: Any) -> None:
+        self.group = group
+        self.values: list[bytes] = []
+        self.consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": server.bootstrap_servers,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 50,
+            }
+            | PROTOCOLS[protocol]
+            | config
+        )
+        self.consumer.subscribe(["users"])
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(partition.partition for partition in self.consumer.assignment())
+
+    def poll(self) -> None:
+        for message in self.consumer.consume(100, 0.01):
+            assert message.error() is None, message.error()
+            self.values.append(message.value())
+
+
+def poll_until(readers: list[Reader], condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, [(reader.group, reader.partitions) for reader in readers]
+        for reader in readers:
+            reader.poll()
+
+
+def shared(readers: list[Reader], each: int) -> bool:
+    """Return whether each group has every partition, divided evenly."""
+    groups: dict[str, list[list[int]]] = {}
+    for reader in readers:
+        groups.setdefault(reader.group, []).append(reader.partitions)
+    return all(
+        sorted(n for part in lists for n in part) == list(range(PARTITIONS))
+        and {len(part) for part in lists} == {each}
+        for lists in groups.values()
+    )
+
+
+def append(logs: lastword.LogDir, first: int, count: int) -> set[bytes]:
+    values = [b"%d" % number for number in range(first, first + count)]
+    for number in range(PARTITIONS):
+        records = [(b"k", value) for value in values[number::PARTITIONS]]
+        logs.dirs.log("users", number).append_batch(batch(*records))
+    return set(values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_three_groups_rebalance_together(server: Server, logs: lastword.LogDir, protocol: str) -> None:
+    readers = [Reader(server, f"g{number % 3}", protocol) for number in range(6)]
+    poll_until(readers, lambda: shared(readers, 2))
+    sent = append(logs, 0, 40)
+    poll_until(readers, lambda: all(_values(readers, f"g{n}") == sent for n in range(3)))
+    stay, leave = readers[:3], readers[3:]
+    for reader in leave:
+        reader.consumer.close()
+    poll_until(stay, lambda: shared(stay, 4))
+    sent |= append(logs, 40, 40)
+    poll_until(stay, lambda: all(_values(readers, f"g{n}") == sent for n in range(3)))
+    assert all(len(reader.values) == len(set(reader.values)) for reader in readers)
+    for reader in stay:
+        reader.consumer.close()
+
+
+def _values(readers: list[Reader], group: str) -> set[bytes]:
+    return {value for reader in readers if reader.group == group for value in reader.values}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_group_goes_on_where_it_was(server: Server, logs: lastword.LogDir, protocol: str) -> None:
+    sent: set[bytes] = set()
+    for first in (0, 20):
+        sent |= append(logs, first, 20)
+        reader = Reader(server, "g", protocol)
+        poll_until([reader], lambda reader=reader: len(reader.values) == 20)
+        assert {int(value) for value in reader.values} == set(range(first, first + 20))
+        reader.consumer.close()
+
+
+def test_a_static_member_comes_back_without_a_rebalance(server: Server, logs: lastword.LogDir) -> None:
+    static = Reader(server, "g", "consumer", **{"group.instance.id": "one"})
+    other = Reader(server, "g", "consumer")
+    poll_until([static, other], lambda: shared([static, other], 2))
+    partitions = static.partitions
+    with Client(server) as client:
+        epoch = described(client).group_epoch
+        static.consumer.close()
+        assert {member.member_epoch for member in described(client).members} == {-2, epoch}
+        again = Reader(server, "g", "consumer", **{"group.instance.id": "one"})
+        poll_until([again, other], lambda: shared([again, other], 2))
+        assert again.partitions == partitions
+        assert described(client).group_epoch == epoch
+    again.consumer.close()
+    other.consumer.close()
+
+
+def test_a_pattern_subscribes_to_topics(server: Server, logs: lastword.LogDir) -> None:
+    reader = Reader(server, "g", "consumer")
+    reader.consumer.subscribe(["^us.*"])
+    poll_until([reader], lambda: shared([reader], 4))
+    reader.consumer.close()
