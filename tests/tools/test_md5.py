@@ -127,10 +127,10 @@ def flipped_keys(self: Scratch, buffer: Any, position: int) -> int:
     return count
 
 
-def flipped_prefixes(self: Scratch, n: int, position: int) -> bytes:
+def flipped_index(self: Scratch, n: int, position: int) -> bytes:
     data = bytearray(os.pread(self._fd, n, position))
-    if n % 8 == 0 and n < 4096:  # those of a run, not the end of the file with the keys
-        data[n // 2] ^= 1
+    if position + n == self.size():  # the index of a run
+        data[-40] ^= 1
     return bytes(data)
 
 
@@ -140,9 +140,9 @@ def flipped_prefixes(self: Scratch, n: int, position: int) -> bytes:
         ("without_name", staticmethod(absent)),
         ("append", full),
         ("pread_into", flipped_keys),
-        ("pread", flipped_prefixes),
+        ("pread", flipped_index),
     ],
-    ids=["a directory that is read only", "a broken drive", "damage of the keys", "damage of the prefixes"],
+    ids=["a directory that is read only", "a broken drive", "damage of the keys", "damage of an index"],
 )
 def test_without_the_files_there_are_passes(
     divided: LogBuilder, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any
