@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,11 @@ from lastword.errors import UsageError
 from lastword.protocol import codes
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
+    AlterConfigsRequest,
     ApiVersionsRequest,
+    CreateTopicsRequest,
     DeleteTopicsRequest,
+    DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
     InitProducerIdRequest,
     MetadataRequest,
@@ -110,6 +114,113 @@ def test_settings_that_are_changed_at_the_same_time_are_all_kept(
     assert [topic.config.retention_ms for topic in logs.topics()] == [4] * 8
 
 
+def test_a_topic_that_is_named_twice_is_described_once(client: Client, users: lastword.Topic) -> None:
+    names = [MetadataRequest.MetadataRequestTopic(name=name) for name in ("users", "users", "")]
+    answer = client.ask(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+    assert [(topic.name, topic.error_code) for topic in answer.topics] == [
+        ("users", 0),
+        ("", codes.INVALID_TOPIC_EXCEPTION),
+    ]
+
+
+def test_wrong_new_topics_are_refused_with_kafkas_reasons(client: Client) -> None:
+    kind = CreateTopicsRequest.CreatableTopic
+    places = CreateTopicsRequest.CreatableReplicaAssignment
+    free = {"num_partitions": -1, "replication_factor": -1}
+    wanted = [
+        kind(name="a/b", num_partitions=1, replication_factor=1),
+        kind(name="zero", num_partitions=0, replication_factor=1),
+        kind(name="copies", num_partitions=1, replication_factor=0),
+        kind(name="placed", assignments=[places(partition_index=0, broker_ids=[7])], **free),
+        kind(name="twice", num_partitions=1, replication_factor=1),
+        kind(name="twice", num_partitions=1, replication_factor=1),
+        kind(name="good", num_partitions=1, replication_factor=1),
+    ]
+    answer = client.ask(CreateTopicsRequest(topics=wanted, timeout_ms=1000))
+    assert [(topic.name, topic.error_code) for topic in answer.topics] == [
+        ("a/b", codes.INVALID_TOPIC_EXCEPTION),
+        ("zero", codes.INVALID_PARTITIONS),
+        ("copies", codes.INVALID_REPLICATION_FACTOR),
+        ("placed", codes.INVALID_REPLICA_ASSIGNMENT),
+        ("twice", codes.INVALID_REQUEST),
+        ("good", 0),
+    ]
+    assert answer.topics[3].error_message == (
+        "The manual partition assignment includes broker 7, but no such broker is registered."
+    )
+    assert answer.topics[-1].error_message is None
+
+
+def test_a_topic_is_deleted_by_its_name_or_its_id(client: Client, users: lastword.Topic) -> None:
+    kind = DeleteTopicsRequest.DeleteTopicState
+    named = MetadataRequest.MetadataRequestTopic(name="users")
+    topic_id = client.ask(MetadataRequest(topics=[named])).topics[0].topic_id
+
+    def delete(*topics: tuple[str | None, bytes]) -> list[int]:
+        states = [kind(name=name, topic_id=topic_id) for name, topic_id in topics]
+        answer = client.ask(DeleteTopicsRequest(topics=states, timeout_ms=1000))
+        return [response.error_code for response in answer.responses]
+
+    none = bytes(16)
+    assert delete(("users", topic_id), (None, none)) == [codes.INVALID_REQUEST] * 2
+    assert delete(("users", none), ("users", none)) == [codes.INVALID_REQUEST]
+    assert delete(("users", none), (None, topic_id)) == [codes.INVALID_REQUEST]
+    assert delete((None, topic_id)) == [0]
+    assert delete(("users", none), (None, topic_id)) == [
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+        codes.UNKNOWN_TOPIC_ID,
+    ]
+
+
+def test_settings_of_topics_and_brokers_are_described(client: Client, logs: lastword.LogDir) -> None:
+    logs.create_topic("users", cleanup_policy="compact")
+    kind = DescribeConfigsRequest
+    resources = [
+        kind.DescribeConfigsResource(resource_type=number, resource_name=name, configuration_keys=None)
+        for number, name in ((2, "users"), (4, "1"), (2, "a/b"), (4, "x"))
+    ]
+    body = kind(resources=resources, include_synonyms=True)
+    topic, broker, *wrong = client.ask(body).results
+    assert [result.error_code for result in wrong] == [
+        codes.INVALID_TOPIC_EXCEPTION,
+        codes.INVALID_REQUEST,
+    ]
+    rows = {row.name: row for row in topic.configs}
+    assert (rows["cleanup.policy"].value, rows["cleanup.policy"].config_source) == ("compact", 1)
+    assert [(s.name, s.value) for s in rows["cleanup.policy"].synonyms] == [
+        ("cleanup.policy", "compact"),
+        ("log.cleanup.policy", "delete"),
+    ]
+    assert (rows["message.timestamp.after.max.ms"].value, len(rows)) == ("3600000", 33)
+    rows = {row.name: row for row in broker.configs}
+    assert (rows["node.id"].value, rows["num.io.threads"].value) == ("1", "8")
+    assert rows["ssl.key.password"].is_sensitive and rows["ssl.key.password"].value is None
+    assert len(rows) == 340 and all(row.read_only for row in broker.configs)
+
+
+@pytest.mark.parametrize("kind", [AlterConfigsRequest, IncrementalAlterConfigsRequest])
+def test_wrong_changes_of_settings_are_refused(client: Client, users: lastword.Topic, kind: Any) -> None:
+    def change(*resources: tuple[int, str, list[tuple[str, str | None]]]) -> list[int]:
+        given = [
+            kind.AlterConfigsResource(
+                resource_type=number,
+                resource_name=name,
+                configs=[kind.AlterableConfig(name=key, value=value) for key, value in configs],
+            )
+            for number, name, configs in resources
+        ]
+        answer = client.ask(kind(resources=given, validate_only=False))
+        return [response.error_code for response in answer.responses]
+
+    one = [("retention.ms", "1")]
+    assert change((2, "users", [("retention.ms", None)])) == [codes.INVALID_REQUEST]
+    assert change((2, "users", one + one)) == [codes.INVALID_REQUEST]
+    assert change((2, "users", one), (2, "users", one)) == [codes.INVALID_REQUEST] * 2
+    assert change((4, "1", [("node.id", "2")]), (2, "", one)) == [codes.INVALID_REQUEST] * 2
+    assert change((2, "a/b", one)) == [codes.INVALID_TOPIC_EXCEPTION]
+    assert change((2, "users", one)) == [0]
+
+
 # ------------------------------------------------------------------ Produce
 
 
@@ -128,15 +239,22 @@ def test_a_batch_is_stored_as_it_is(client: Client, users: lastword.Topic, versi
         pytest.param(b"", codes.INVALID_RECORD, id="empty"),
         pytest.param(ONE + ONE, codes.INVALID_RECORD, id="two batches"),
         pytest.param(ONE[:-1] + b"x", codes.CORRUPT_MESSAGE, id="changed byte"),
-        pytest.param(ONE[:-1], codes.CORRUPT_MESSAGE, id="cut record"),
-        pytest.param(ONE[:30], codes.CORRUPT_MESSAGE, id="cut header"),
+        pytest.param(ONE[:-1], codes.INVALID_RECORD, id="cut record"),
+        pytest.param(ONE[:30], codes.INVALID_RECORD, id="cut header"),
         pytest.param(ONE[:16] + b"\x01" + ONE[17:], codes.INVALID_RECORD, id="magic 1"),
+        pytest.param(ONE[:16] + b"\x03" + ONE[17:], codes.CORRUPT_MESSAGE, id="magic 3"),
         pytest.param(
             batch((b"k", b"v"), attributes=5), codes.UNSUPPORTED_COMPRESSION_TYPE, id="unknown codec"
         ),
         pytest.param(batch((b"k", b"v"), base_offset=7), codes.INVALID_RECORD, id="base offset"),
         pytest.param(batch((b"k", b"v"), attributes=0x20), codes.INVALID_RECORD, id="control batch"),
         pytest.param(batch((b"k", b"v"), count=2), codes.INVALID_RECORD, id="count"),
+        pytest.param(batch((b"k", b"v"), count=-1), codes.INVALID_RECORD, id="negative count"),
+        pytest.param(
+            batch((b"k", b"v"), timestamp=int(time.time() * 1000) + 2 * 3600_000),
+            codes.INVALID_TIMESTAMP,
+            id="future",
+        ),
         pytest.param(batch((b"k", b"v"), last_offset_delta=3), codes.INVALID_RECORD, id="last offset"),
         pytest.param(batch((b"k", b"v"), producer=(5, 0, -1)), codes.INVALID_RECORD, id="no sequence"),
         pytest.param(batch((b"k", b"v" * 2_000_000)), codes.MESSAGE_TOO_LARGE, id="too large"),
@@ -159,9 +277,40 @@ def test_an_unknown_partition_is_refused(client: Client, users: lastword.Topic) 
 def test_a_compacted_topic_needs_keys(client: Client, logs: lastword.LogDir) -> None:
     logs.create_topic("users", cleanup_policy="compact")
     for codec in range(5):
-        refused = client.produce("users", batch((b"k", b"v"), (None, b"v"), codec=codec))
-        assert refused.error_code == codes.INVALID_RECORD
-        assert client.produce("users", batch((b"k", b"v"), codec=codec)).error_code == 0
+        for count in (2, 100):  # records are read one by one, and by a kernel
+            keyed = [(b"k", b"v")] * (count - 1)
+            refused = client.produce("users", batch(*keyed, (None, b"v"), codec=codec))
+            assert refused.error_code == codes.INVALID_RECORD
+            assert [error.batch_index for error in refused.record_errors] == [count - 1]
+            assert client.produce("users", batch(*keyed, codec=codec)).error_code == 0
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_compacted_topic_refuses_records_that_contradict_their_batch(
+    client: Client, logs: lastword.LogDir, count: int
+) -> None:
+    logs.create_topic("users", cleanup_policy="compact")
+    wrong = batch(*[(b"k", b"v")] * (count - 1), count=count, last_offset_delta=count - 1)
+    assert client.produce("users", wrong).error_code == codes.CORRUPT_MESSAGE
+    packed = batch(*[(b"k", b"v")] * count, attributes=4)
+    assert client.produce("users", packed).error_code == codes.CORRUPT_MESSAGE
+    assert client.produce("users", ONE).base_offset == 0
+
+
+def test_decompression_is_bounded(tmp_path: Path) -> None:
+    settings = {"lastword_decompression_max_bytes": "1MiB", "log_cleaner_enable": False}
+    with (
+        lastword.open(tmp_path, "a", **settings) as logs,  # type: ignore[arg-type]
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        logs.create_topic("table", cleanup_policy="compact")
+        logs.create_topic("packed", cleanup_policy="delete", compression_type="gzip")
+        for name in ("table", "packed"):
+            for records in ([(b"k", b"v" * (3 << 20))], [(b"k", b"v" * (1 << 16))] * 40):
+                answer = client.produce(name, batch(*records, codec=4))
+                assert answer.error_code == codes.MESSAGE_TOO_LARGE
+            assert client.produce(name, batch((b"k", b"v"), codec=4)).base_offset == 0
 
 
 def test_without_acks_there_is_no_answer_and_a_refusal_closes_the_connection(
@@ -317,6 +466,11 @@ def test_a_leader_epoch_is_compared(client: Client, users: lastword.Topic) -> No
     client.produce("users", ONE)
     assert client.fetch("users", 0, current_leader_epoch=0).error_code == 0
     assert client.fetch("users", 0, current_leader_epoch=1).error_code == codes.UNKNOWN_LEADER_EPOCH
+
+
+def test_another_replica_is_refused(client: Client, users: lastword.Topic) -> None:
+    body = fetch_request([("users", 0, 0)], replica_id=7)
+    assert client.ask(body, 12).responses[0].partitions[0].error_code == codes.NOT_LEADER_OR_FOLLOWER
 
 
 def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogDir) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from lastword.server.coordinator import Timers
 from lastword.server.fetch import Fetches
 from lastword.server.groups import Groups
 from lastword.server.produce import Producing
-from lastword.server.topics import INTERNAL, Refused, ServedTopic, Topics
+from lastword.server.topics import INTERNAL, Refused, ServedTopic, Topics, check_topic_name
 from lastword.server.transactions import LATEST, Transactions
 
 NO_OPERATIONS = -(1 << 31)
@@ -53,6 +54,10 @@ FEATURES = {"transaction.version": LATEST, "group.version": 1}
 """Kafka's features whose level decides which versions clients use."""
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create."""
+
+CREATED = {"cleanup.policy": "delete"}
+"""Settings of a topic whose creator gives none: without a policy, the log would keep everything."""
+NOT_HOSTED = "This server does not host this topic-partition."
 
 KEYS = {api.name: key for key, api in APIS.items()}
 Answer = Message | None | asyncio.Future[Any]
@@ -228,7 +233,10 @@ class Broker:
                 error_code=codes.UNSUPPORTED_ENDPOINT_TYPE
                 if body.endpoint_type != 2
                 else codes.MISMATCHED_ENDPOINT_TYPE,
-                error_message=f"endpoint type {body.endpoint_type} is not served here",
+                error_message=f"Unsupported endpoint type {body.endpoint_type}"
+                if body.endpoint_type != 2
+                else "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
+                "CONTROLLER",
             )
         return DescribeClusterResponse(
             cluster_id=self.cluster_id,
@@ -250,13 +258,15 @@ class Broker:
         wanted = body.topics
         if wanted is None or (not wanted and request.version == 0):
             return self._metadata_of(request, self.topics.all(), [])
-        served, missing = [], []
+        found: dict[ServedTopic, None] = {}  # a topic that is named twice is described once
+        missing = []
         for topic in wanted:
-            known = self.topics.find(topic.name, topic.topic_id)
+            known = self.topics.find(topic.name if topic.topic_id == ZERO_UUID else None, topic.topic_id)
             if known is None:
                 missing.append(topic)
             else:
-                served.append(known)
+                found[known] = None
+        served = list(found)
         allowed = self.options.auto_create_topics and (body.allow_auto_topic_creation or request.version < 4)
         if allowed and any(topic.name for topic in missing):
             return self.in_turn(self._created_metadata, request, served, missing)
@@ -286,8 +296,9 @@ class Broker:
         return self._metadata_of(request, served, refused)
 
     def _missing(self, topic: Any, version: int, error: LastwordError | None = None) -> Message:
-        code = codes.UNKNOWN_TOPIC_OR_PARTITION if topic.name else codes.UNKNOWN_TOPIC_ID
-        if topic.name:
+        code = codes.UNKNOWN_TOPIC_ID
+        if topic.name is not None and topic.topic_id == ZERO_UUID:
+            code = codes.UNKNOWN_TOPIC_OR_PARTITION
             try:
                 names.check_topic(topic.name)
                 if error is not None:
@@ -355,6 +366,8 @@ class Broker:
         if not wanted:
             topics = [(topic.name, topic) for topic in self.topics.all()]
         first = (body.cursor.topic_name, body.cursor.partition_index) if body.cursor is not None else ("", 0)
+        if first[1] < 0 or (body.cursor is not None and wanted and first[0] not in wanted):
+            return _refused_partitions(wanted or [topic.name for topic in self.topics.all()])
         left = max(1, min(body.response_partition_limit, 2000))
         response = DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
         for name, topic in topics:
@@ -393,7 +406,7 @@ class Broker:
         """Create a topic as a broker with Kafka's defaults does: without a policy, old segments expire."""
         dirs = self.dirs
         if not any(dirs.settings.is_set("cleanup.policy", topic, own=True) for topic in (None, name)):
-            settings = {"cleanup.policy": "delete", **settings}
+            settings = CREATED | settings
         keywords = {setting.replace(".", "_"): value for setting, value in settings.items()}
         create_topic(dirs, name, partitions, key_serializer=None, value_serializer=None, config=keywords)
         self.topics.changed()
@@ -408,9 +421,9 @@ class Broker:
         body = request.body
         twice = _twice(topic.name for topic in body.topics)
         results = []
-        for topic in body.topics:
+        for topic in _once(body.topics):
             result = CreateTopicsResponse.CreatableTopicResult(
-                name=topic.name, topic_id=ZERO_UUID, num_partitions=-1, replication_factor=-1, configs=[]
+                name=topic.name, error_message=None, num_partitions=-1, replication_factor=-1, configs=[]
             )
             results.append(result)
             try:
@@ -419,13 +432,12 @@ class Broker:
                 self._create_one(topic, body.validate_only, result)
             except Refused as refused:
                 result.error_code, result.error_message = refused.code, refused.message
-                result.configs = None
             except LastwordError as error:
                 result.error_code, result.error_message = error.kafka_code, error.message
-                result.configs = None
         return CreateTopicsResponse(topics=results)
 
     def _create_one(self, topic: Any, validate_only: bool, result: Any) -> None:
+        check_topic_name(topic.name)
         names.check_topic(topic.name)
         if self.topics.get(topic.name) is not None:
             raise Refused(codes.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
@@ -438,41 +450,65 @@ class Broker:
             CreateTopicsResponse.CreatableTopicConfigs(
                 name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False
             )
-            for row in self._configs.topic_rows(topic.name, settings if validate_only else {})
+            for row in self._configs.topic_rows(topic.name, CREATED | settings if validate_only else {})
         ]
 
     def _count_of(self, topic: Any) -> int:
         if topic.assignments:
-            if topic.num_partitions != -1 or topic.replication_factor != -1:
-                raise Refused(
-                    codes.INVALID_REQUEST,
-                    "Both numPartitions or replicationFactor and replicasAssignments were set. Both cannot "
-                    "be used at the same time.",
-                )
+            for field, value in (
+                ("replication factor", topic.replication_factor),
+                ("number of partitions", topic.num_partitions),
+            ):
+                if value != -1:
+                    raise Refused(
+                        codes.INVALID_REQUEST,
+                        f"A manual partition assignment was specified, but {field} was not set to -1.",
+                    )
             numbers = sorted(assignment.partition_index for assignment in topic.assignments)
             if numbers != list(range(len(numbers))):
                 raise Refused(
                     codes.INVALID_REPLICA_ASSIGNMENT,
                     "partitions should be a consecutive 0-based integer sequence",
                 )
-            if any(assignment.broker_ids != [self.node_id] for assignment in topic.assignments):
-                raise Refused(
-                    codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {self.node_id}, with one replica"
-                )
+            self._check_replicas(topic.assignments)
             return len(numbers)
         count = self.options.partitions if topic.num_partitions == -1 else topic.num_partitions
-        if count < 1 or count > MOST_PARTITIONS:
+        if count < 1:
             raise Refused(
-                codes.INVALID_PARTITIONS,
-                f"Number of partitions must be larger than 0 and at most {MOST_PARTITIONS}.",
+                codes.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
             )
-        if topic.replication_factor not in (-1, 1):
+        if count > MOST_PARTITIONS:
+            raise Refused(
+                codes.INVALID_PARTITIONS, f"Number of partitions must be at most {MOST_PARTITIONS}."
+            )
+        if topic.replication_factor < 1 and topic.replication_factor != -1:
+            raise Refused(
+                codes.INVALID_REPLICATION_FACTOR,
+                "Replication factor must be larger than 0, or -1 to use the default value.",
+            )
+        if topic.replication_factor > 1:
             raise Refused(
                 codes.INVALID_REPLICATION_FACTOR,
                 f"Unable to replicate the partition {topic.replication_factor} time(s): The target "
-                "replication factor cannot be reached because only 1 broker(s) are registered.",
+                f"replication factor of {topic.replication_factor} cannot be reached because only 1 "
+                "broker(s) are registered.",
             )
         return int(count)
+
+    def _check_replicas(self, assignments: list[Any]) -> None:
+        """Raise Refused unless each assignment names the only broker, once."""
+        for assignment in assignments:
+            ids = assignment.broker_ids
+            if not ids:
+                text = "includes an empty replica list."
+            elif len(set(ids)) < len(ids):
+                text = f"includes the broker {next(id for id in ids if ids.count(id) > 1)} more than once."
+            elif ids != [self.node_id]:
+                other = next(id for id in ids if id != self.node_id)
+                text = f"includes broker {other}, but no such broker is registered."
+            else:
+                continue
+            raise Refused(codes.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {text}")
 
     def _delete_topics(self, request: Request, connection: Any) -> Answer:
         return self.in_turn(self._deleted_topics, request)
@@ -484,21 +520,41 @@ class Broker:
             if request.version >= 6
             else [(name, ZERO_UUID) for name in body.topic_names]
         )
+        names = _twice(name for name, _ in wanted if name is not None)
+        ids = _twice(topic_id for name, topic_id in wanted if name is None and topic_id != ZERO_UUID)
+        by_name = {topic.id for name, _ in wanted if name is not None and (topic := self.topics.get(name))}
+        by_both = by_name & {topic_id for name, topic_id in wanted if name is None}
         results = []
-        for name, topic_id in wanted:
-            result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
+        for name, topic_id in dict.fromkeys(wanted):
+            if name is None and topic_id in by_both:
+                continue  # answered by name
+            result = DeleteTopicsResponse.DeletableTopicResult(
+                name=name, topic_id=topic_id, error_message=None
+            )
             results.append(result)
             topic = self.topics.find(name, topic_id)
-            if topic is None or topic.is_latest:
-                by_id = name is None
-                result.error_code = codes.UNKNOWN_TOPIC_ID if by_id else codes.UNKNOWN_TOPIC_OR_PARTITION
-                continue
-            result.name, result.topic_id = topic.name, topic.id
             try:
+                if name is None and topic_id == ZERO_UUID:
+                    raise Refused(codes.INVALID_REQUEST, "Neither topic name nor id were specified.")
+                if name is not None and topic_id != ZERO_UUID:
+                    raise Refused(codes.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+                if name in names or topic_id in ids:
+                    text = f"Duplicate topic {'id' if name is None else 'name'}."
+                    raise Refused(codes.INVALID_REQUEST, text)
+                if topic is None or topic.is_latest:
+                    if name is None:
+                        raise Refused(codes.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+                    raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
+                result.name, result.topic_id = topic.name, topic.id
+                if topic.id in by_both:
+                    text = "The provided topic name maps to an ID that was already supplied."
+                    raise Refused(codes.INVALID_REQUEST, text)
                 self.logs.delete_topic(topic.name)
+                self.topics.changed()
+            except Refused as refused:
+                result.error_code, result.error_message = refused.code, refused.message
             except LastwordError as error:
                 result.error_code, result.error_message = error.kafka_code, error.message
-            self.topics.changed()
         self.topics.all()  # so that their offsets are deleted before the answer
         self.loop.call_soon_threadsafe(self._fetches.topics_changed)
         return DeleteTopicsResponse(responses=results)
@@ -509,7 +565,7 @@ class Broker:
     def _created_partitions(self, request: Request) -> Message:
         twice = _twice(topic.name for topic in request.body.topics)
         results = []
-        for topic in request.body.topics:
+        for topic in _once(request.body.topics):
             result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name, error_message=None)
             results.append(result)
             try:
@@ -525,7 +581,7 @@ class Broker:
     def _add_partitions(self, topic: Any, validate_only: bool) -> None:
         served = self.topics.get(topic.name)
         if served is None:
-            raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+            raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
         count = len(served.directories)
         if topic.count <= count:
             text = (
@@ -544,10 +600,7 @@ class Broker:
                     f"Attempted to add {topic.count - count} additional partition(s), but only "
                     f"{len(topic.assignments)} assignment(s) were specified.",
                 )
-            if any(assignment.broker_ids != [self.node_id] for assignment in topic.assignments):
-                raise Refused(
-                    codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {self.node_id}, with one replica"
-                )
+            self._check_replicas(topic.assignments)
         if validate_only:
             return
         topic_id = self.dirs.topic_id(topic.name)
@@ -616,10 +669,10 @@ class Broker:
                     partition_index=number, active_producers=[]
                 )
                 described.partitions.append(partition)
-                if served is None:
-                    partition.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
-                    continue
                 try:
+                    if served is None:
+                        check_topic_name(topic.name)
+                        raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
                     producers = served.log(number).producers
                     partition.active_producers = [_producer_state(producer) for producer in producers]
                 except Refused as refused:
@@ -627,6 +680,18 @@ class Broker:
                 except LastwordError as error:
                     partition.error_code, partition.error_message = error.kafka_code, error.message
         return DescribeProducersResponse(topics=topics)
+
+
+def _refused_partitions(topics: list[str]) -> Message:
+    """Return the answer of DescribeTopicPartitions to a wrong cursor."""
+    kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            kind(name=name, error_code=codes.INVALID_REQUEST, topic_authorized_operations=NO_OPERATIONS)
+            for name in topics
+        ],
+        next_cursor=None,
+    )
 
 
 def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:
@@ -647,6 +712,10 @@ def _producer_state(producer: Any) -> Any:
     )
 
 
-def _twice(values: Iterable[str]) -> set[str]:
-    seen: set[str] = set()
-    return {value for value in values if value in seen or seen.add(value)}  # type: ignore[func-returns-value]
+def _twice(values: Iterable[Any]) -> set[Any]:
+    return {value for value, count in Counter(values).items() if count > 1}
+
+
+def _once(topics: Iterable[Any]) -> list[Any]:
+    """Return the topics, the first of each name: a request that names a topic twice gets one answer."""
+    return list({topic.name: topic for topic in reversed(list(topics))}.values())[::-1]

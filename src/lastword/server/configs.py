@@ -1,16 +1,22 @@
 """Settings under Kafka's names: described, changed, and checked for a new topic.
 
-A setting that has an effect here is one of `TOPIC_SETTINGS`, and is saved in lastword.toml. A setting of
-Kafka's that has none (`WITHOUT_EFFECT`) is described with its default, and may be given only that value: a
-client that asks for another value would rely on something that does not happen.
+`kafka_configs.jsonl` has every public setting of Kafka 4.3.1 with type and default; `scripts/make_configs.py`
+writes it from Kafka's jars. A topic's setting that has an effect here is one of `TOPIC_SETTINGS`, and is
+saved in lastword.toml. A setting that has none is described with its default, and may be given only that
+value: a client that asks for another value would rely on something that does not happen. Settings of the
+broker cannot be changed by requests.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.config import TOPIC_SETTINGS
+from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, TopicConfig
 from lastword.errors import InvalidSettingError, LastwordError
 from lastword.protocol import Request, codes
 from lastword.protocol.messages import (
@@ -19,7 +25,7 @@ from lastword.protocol.messages import (
     IncrementalAlterConfigsResponse,
 )
 from lastword.protocol.schemas import Message
-from lastword.server.topics import Refused
+from lastword.server.topics import Refused, check_topic_name
 from lastword.server.transactions import EXPIRATION_MS, MOST_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -30,44 +36,71 @@ TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 FROM_TOPIC, FROM_BROKER_FILE, FROM_DEFAULT = 1, 4, 5
 """Sources of a value."""
 SET, DELETE, APPEND, SUBTRACT = range(4)
-BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST = range(1, 8)
-"""Types of a value."""
-
 TYPES = {
-    "cleanup.policy": LIST,
-    "compression.type": STRING,
-    "message.timestamp.type": STRING,
-    "preallocate": BOOLEAN,
-    "min.cleanable.dirty.ratio": DOUBLE,
-    "max.message.bytes": INT,
-    "segment.bytes": INT,
-    "segment.index.bytes": INT,
-    "index.interval.bytes": INT,
-    "compression.gzip.level": INT,
-    "compression.lz4.level": INT,
-    "compression.zstd.level": INT,
+    name: number
+    for number, name in enumerate(
+        ("BOOLEAN", "STRING", "INT", "SHORT", "LONG", "DOUBLE", "LIST", "CLASS", "PASSWORD"), 1
+    )
 }
-WITHOUT_EFFECT = {
-    "follower.replication.throttled.replicas": (LIST, ""),
-    "leader.replication.throttled.replicas": (LIST, ""),
-    "local.retention.bytes": (LONG, "-2"),
-    "local.retention.ms": (LONG, "-2"),
-    "min.insync.replicas": (INT, "1"),
-    "remote.log.copy.disable": (BOOLEAN, "false"),
-    "remote.log.delete.on.disable": (BOOLEAN, "false"),
-    "remote.storage.enable": (BOOLEAN, "false"),
-    "unclean.leader.election.enable": (BOOLEAN, "false"),
-}
+"""Types of a value."""
+SERVED_DEFAULTS: dict[str, Any] = {"message.timestamp.after.max.ms": 3_600_000}
+"""Defaults of the server that are not those of the log: a broker refuses records from the future."""
+NO_EFFECT = "A setting of Kafka that has no effect here."
+
+
+class KafkaSetting(NamedTuple):
+    """One setting of Kafka.
+
+    Attributes:
+        name: Its name.
+        type: A key of `TYPES`.
+        default: Its default as text; None if it has none.
+        synonyms: Settings of the broker that give its value if it is not set, the first that is set.
+    """
+
+    name: str
+    type: str
+    default: str | None
+    synonyms: list[str]
+
+
+@cache
+def kafka_settings(scope: str) -> dict[str, KafkaSetting]:
+    """Return Kafka's settings of a "topic" or a "broker", by name."""
+    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/kafka_configs.jsonl")  # type: ignore
+    rows = [json.loads(line) for line in data.splitlines()]
+    return {
+        row["name"]: KafkaSetting(row["name"], row["type"], row["default"], row["synonyms"])
+        for row in rows
+        if row["scope"] == scope
+    }
+
+
+def served_value(config: TopicConfig, name: str) -> Any:
+    """Return the value of a topic's setting that the server applies."""
+    if name in SERVED_DEFAULTS and config.source(name) == "default":
+        return SERVED_DEFAULTS[name]
+    return getattr(config, TOPIC_SETTINGS[name].keyword)
 
 
 class Row(NamedTuple):
-    """One setting as it is described."""
+    """One setting as it is described.
+
+    Attributes:
+        name: Its name.
+        value: Its value as text; None if it has none.
+        source: The source of the value.
+        type: A key of `TYPES`.
+        text: The documentation.
+        synonyms: (name, value, source) of each place that could give the value, the first one gives it.
+    """
 
     name: str
     value: str | None
     source: int
-    type: int
+    type: str
     text: str
+    synonyms: list[tuple[str, str | None, int]]
 
 
 class Configs:
@@ -90,52 +123,83 @@ class Configs:
     def topic_rows(self, topic: str, changes: Mapping[str, Any]) -> list[Row]:
         """Return all settings of a topic, by name; `changes` is those of a topic that is not created."""
         config = self._dirs.config(topic)
-        rows = [Row(name, value, FROM_DEFAULT, kind, "") for name, (kind, value) in WITHOUT_EFFECT.items()]
-        for name, setting in TOPIC_SETTINGS.items():
-            if name.startswith("lastword."):
+        of_all = self._dirs.settings.topic("")
+        brokers = kafka_settings("broker")
+        rows = []
+        for name, kafka in kafka_settings("topic").items():
+            setting = TOPIC_SETTINGS.get(name)
+            synonyms = [
+                (synonym, brokers[synonym].default, FROM_DEFAULT)
+                for synonym in kafka.synonyms
+                if brokers[synonym].default is not None
+            ]
+            if setting is None:
+                rows.append(Row(name, kafka.default, FROM_DEFAULT, kafka.type, NO_EFFECT, synonyms))
                 continue
-            value = getattr(config, setting.keyword)
-            source = config.source(name)
-            if name in changes:
-                value, origin = setting.read(changes[name]), FROM_TOPIC
-            elif source == "default":
-                origin = FROM_DEFAULT
-            else:
-                origin = FROM_TOPIC if f"[topics.{topic}]" in source else FROM_BROKER_FILE
-            rows.append(Row(name, shown(value), origin, TYPES.get(name, LONG), setting.text))
-        return sorted(rows)
+            value, source = shown(served_value(config, name)), FROM_DEFAULT
+            if of_all.source(name) != "default" and kafka.synonyms:
+                source = FROM_BROKER_FILE
+                synonyms.insert(0, (kafka.synonyms[0], shown(served_value(of_all, name)), source))
+            if name in changes or f"[topics.{topic}]" in config.source(name):
+                value = shown(setting.read(changes[name])) if name in changes else value
+                source = FROM_TOPIC
+                synonyms.insert(0, (name, value, source))
+            rows.append(Row(name, value, source, kafka.type, setting.text, synonyms))
+        return rows
 
     def broker_rows(self) -> list[Row]:
-        """Return settings of the broker that clients and tools ask for."""
+        """Return all settings of the broker, by name."""
+        kafka = kafka_settings("broker")
+        values = self._broker_values()
+        rows = []
+        for name, setting in kafka.items():
+            synonyms = [
+                (synonym, kafka[synonym].default, FROM_DEFAULT)
+                for synonym in setting.synonyms
+                if kafka[synonym].default is not None
+            ]
+            value = values.get(name, setting.default)
+            source = FROM_DEFAULT if name not in values or value == setting.default else FROM_BROKER_FILE
+            if source == FROM_BROKER_FILE:
+                synonyms.insert(0, (name, value, source))
+            text = f"The value of {name} that the server applies." if name in values else NO_EFFECT
+            rows.append(Row(name, value, source, setting.type, text, synonyms))
+        return rows
+
+    def _broker_values(self) -> dict[str, str]:
+        """Return the values of the broker's settings that have an effect."""
         broker = self._broker
-        options, instance = broker.options, broker.dirs.settings.instance
+        options, settings = broker.options, self._dirs.settings
+        of_all = settings.topic("")
+        address = f"PLAINTEXT://{broker.address}"
         values = {
-            "advertised.listeners": (STRING, f"PLAINTEXT://{broker.address}"),
-            "auto.create.topics.enable": (BOOLEAN, shown(options.auto_create_topics)),
-            "broker.id": (INT, str(broker.node_id)),
-            "default.replication.factor": (INT, "1"),
-            "delete.topic.enable": (BOOLEAN, "true"),
-            "group.consumer.heartbeat.interval.ms": (INT, str(instance.group_consumer_heartbeat_interval_ms)),
-            "group.consumer.session.timeout.ms": (INT, str(instance.group_consumer_session_timeout_ms)),
-            "group.coordinator.rebalance.protocols": (LIST, "classic,consumer"),
-            "log.cleanup.policy": (LIST, "delete"),
-            "log.dirs": (STRING, ",".join(broker.dirs.paths)),
-            "log.message.timestamp.type": (STRING, "CreateTime"),
-            "log.retention.ms": (LONG, "604800000"),
-            "message.max.bytes": (INT, "1048588"),
-            "min.insync.replicas": (INT, "1"),
-            "node.id": (INT, str(broker.node_id)),
-            "num.partitions": (INT, str(options.partitions)),
-            "offsets.retention.check.interval.ms": (LONG, str(instance.offsets_retention_check_interval_ms)),
-            "offsets.retention.minutes": (INT, str(instance.offsets_retention_minutes)),
-            "offsets.topic.num.partitions": (INT, str(options.offsets_partitions)),
-            "offsets.topic.replication.factor": (SHORT, "1"),
-            "process.roles": (LIST, "broker,controller"),
-            "transaction.max.timeout.ms": (INT, str(MOST_TIMEOUT_MS)),
-            "transaction.state.log.replication.factor": (SHORT, "1"),
-            "transactional.id.expiration.ms": (INT, str(EXPIRATION_MS)),
+            kafka.synonyms[0]: shown(served_value(of_all, name))
+            for name, kafka in kafka_settings("topic").items()
+            if name in TOPIC_SETTINGS and kafka.synonyms and of_all.source(name) != "default"
         }
-        return [Row(name, value, FROM_BROKER_FILE, kind, "") for name, (kind, value) in values.items()]
+        for name, setting in INSTANCE_SETTINGS.items():
+            value = getattr(settings.instance, setting.keyword)
+            if name in kafka_settings("broker") and value is not None:
+                values[name] = shown(value)
+        return values | {
+            "advertised.listeners": address,
+            "listeners": address,
+            "auto.create.topics.enable": shown(options.auto_create_topics),
+            "broker.id": str(broker.node_id),
+            "node.id": str(broker.node_id),
+            "log.dirs": ",".join(broker.dirs.paths),
+            "num.partitions": str(options.partitions),
+            "group.coordinator.rebalance.protocols": "classic,consumer",
+            "group.initial.rebalance.delay.ms": str(options.rebalance_delay_ms),
+            "offsets.topic.num.partitions": str(options.offsets_partitions),
+            "offsets.topic.replication.factor": "1",
+            "process.roles": "broker,controller",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": str(options.transactions_partitions),
+            "transaction.state.log.replication.factor": "1",
+            "transaction.max.timeout.ms": str(MOST_TIMEOUT_MS),
+            "transactional.id.expiration.ms": str(EXPIRATION_MS),
+        }
 
     def group_rows(self) -> list[Row]:
         """Return the settings of every consumer group of KIP-848. They are those of the directory."""
@@ -145,7 +209,10 @@ class Configs:
             "consumer.heartbeat.interval.ms": instance.group_consumer_heartbeat_interval_ms,
             "consumer.session.timeout.ms": instance.group_consumer_session_timeout_ms,
         }
-        return [Row(name, str(value), FROM_DEFAULT, INT, "") for name, value in values.items()]
+        return [
+            Row(name, str(value), FROM_DEFAULT, "INT", "", [(f"group.{name}", str(value), FROM_DEFAULT)])
+            for name, value in values.items()
+        ]
 
     def _describe(self, request: Request, connection: Any) -> Message:
         body = request.body
@@ -154,7 +221,7 @@ class Configs:
             result = DescribeConfigsResponse.DescribeConfigsResult(
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
-                error_message=None,
+                error_message="",
                 configs=[],
             )
             results.append(result)
@@ -173,9 +240,9 @@ class Configs:
                         value=row.value,
                         read_only=read_only,
                         config_source=row.source,
-                        is_sensitive=False,
+                        is_sensitive=row.type == "PASSWORD",
                         synonyms=_synonyms(row) if body.include_synonyms else [],
-                        config_type=row.type,
+                        config_type=TYPES[row.type],
                         documentation=row.text if body.include_documentation else None,
                     )
                 )
@@ -184,12 +251,14 @@ class Configs:
     def _rows_of(self, resource: Any) -> tuple[list[Row], bool]:
         kind, name = resource.resource_type, resource.resource_name
         if kind == TOPIC:
-            if self._broker.topics.get(name) is None:
-                raise Refused(
-                    codes.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
-                )
-            return self.topic_rows(name, {}), False
+            topic = self._broker.topics.get(name)
+            if topic is None:
+                check_topic_name(name)
+                raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, "")
+            return self.topic_rows(topic.stored, {}), False
         if kind == BROKER:
+            if name and not name.isdecimal():
+                raise Refused(codes.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
             if name not in ("", str(self._broker.node_id)):
                 raise Refused(
                     codes.INVALID_REQUEST,
@@ -217,14 +286,14 @@ class Configs:
         for name, value in given.items():
             setting = TOPIC_SETTINGS.get(name)
             if setting is None or name.startswith("lastword."):
-                default = WITHOUT_EFFECT.get(name)
-                if default is None:
+                kafka = kafka_settings("topic").get(name)
+                if kafka is None:
                     raise Refused(codes.INVALID_CONFIG, f"Unknown topic config name: {name}")
-                if value not in (default[1], None):
+                if value not in (kafka.default, None):
                     raise Refused(
                         codes.INVALID_CONFIG,
                         f"Invalid value {value} for configuration {name}: it has no effect here, so only "
-                        f"{default[1] or 'an empty value'} is allowed",
+                        f"{kafka.default or 'an empty value'} is allowed",
                     )
                 continue
             if value is None:
@@ -252,7 +321,9 @@ class Configs:
 
     def _altered(self, request: Request, kind: Any, changes_of: Callable[[Any], dict[str, Any]]) -> Message:
         responses = []
-        for resource in request.body.resources:
+        resources = request.body.resources
+        named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+        for resource in resources:
             response = kind.AlterConfigsResourceResponse(
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
@@ -260,9 +331,10 @@ class Configs:
             )
             responses.append(response)
             try:
-                if resource.resource_type != TOPIC:
-                    raise Refused(codes.INVALID_REQUEST, "only settings of topics can be changed")
                 name = resource.resource_name
+                if named[resource.resource_type, name] > 1:
+                    raise Refused(codes.INVALID_REQUEST, "Each resource must appear at most once.")
+                self._check_changes(resource)
                 if self._broker.topics.get(name) is None:
                     raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
                 changes = changes_of(resource)
@@ -275,6 +347,31 @@ class Configs:
             except LastwordError as error:
                 response.error_code, response.error_message = error.kafka_code, error.message
         return kind(responses=responses)
+
+    def _check_changes(self, resource: Any) -> None:
+        """Raise Refused unless the resource is a topic, and each setting is named once and has a value."""
+        kind, name = resource.resource_type, resource.resource_name
+        settings = [config.name for config in resource.configs]
+        if kind == BROKER:
+            if name not in ("", str(self._broker.node_id)):
+                text = f"Unexpected broker id, expected {self._broker.node_id}, but received {name}"
+                raise Refused(codes.INVALID_REQUEST, text)
+            text = f"Cannot update these configs dynamically: [{', '.join(settings)}]"
+            raise Refused(codes.INVALID_REQUEST, text)
+        if kind != TOPIC:
+            raise Refused(codes.INVALID_REQUEST, f"Unknown resource type {kind}")
+        if not name:
+            raise Refused(codes.INVALID_REQUEST, "Default topic resources are not allowed.")
+        check_topic_name(name)
+        if len(set(settings)) < len(settings):
+            raise Refused(codes.INVALID_REQUEST, "Error due to duplicate config keys")
+        nulls = [
+            config.name
+            for config in resource.configs
+            if config.value is None and getattr(config, "config_operation", SET) != DELETE
+        ]
+        if nulls:
+            raise Refused(codes.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
 
     def _whole(self, resource: Any) -> dict[str, Any]:
         """Return the changes of AlterConfigs: what it does not name is reset."""
@@ -290,16 +387,10 @@ class Configs:
     def _incremental(self, resource: Any) -> dict[str, Any]:
         """Return the changes of IncrementalAlterConfigs."""
         changes: dict[str, Any] = {}
-        seen: set[str] = set()
         for config in resource.configs:
             name, operation, value = config.name, config.config_operation, config.value
-            if name in seen:
-                raise Refused(codes.INVALID_REQUEST, f"Error due to duplicate config keys: {name}")
-            seen.add(name)
             if operation == DELETE:
-                if name not in WITHOUT_EFFECT:
-                    if name not in TOPIC_SETTINGS or name.startswith("lastword."):
-                        raise Refused(codes.INVALID_CONFIG, f"Unknown topic config name: {name}")
+                if name in TOPIC_SETTINGS and name in kafka_settings("topic"):
                     changes[name] = None
                 continue
             if operation in (APPEND, SUBTRACT):
@@ -330,4 +421,5 @@ def shown(value: Any) -> str:
 
 
 def _synonyms(row: Row) -> list[Any]:
-    return [DescribeConfigsResponse.DescribeConfigsSynonym(name=row.name, value=row.value, source=row.source)]
+    kind = DescribeConfigsResponse.DescribeConfigsSynonym
+    return [kind(name=name, value=value, source=source) for name, value, source in row.synonyms]

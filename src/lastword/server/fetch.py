@@ -218,14 +218,14 @@ class Fetches:
         if body.session_epoch in (-1, 0):
             if body.session_id:
                 self._sessions.pop(body.session_id, None)
-            if body.session_epoch == 0 and named:
+            if body.session_epoch == 0:
                 session = self._new_session(named)
             return self._first_answer(request, session, list(named.values()), full=True)
         session = self._sessions.get(body.session_id)
         if session is None:
             return FetchResponse(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != body.session_epoch:
-            return FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH, session_id=body.session_id)
+            return FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH)
         self._sessions.move_to_end(session.id)
         session.epoch = session.epoch % 0x7FFFFFFF + 1
         for topic in body.forgotten_topics_data:
@@ -335,13 +335,16 @@ class Fetches:
             aborted_transactions=None,
             records=[],
         )
+        body = request.body
         try:
             log = self._log(asked.topic, asked.topic_id, asked.partition, asked.leader_epoch)
+            if body.replica_id >= 0 or body.replica_state.replica_id >= 0:
+                raise Refused(codes.NOT_LEADER_OR_FOLLOWER, "there are no other replicas")
             if self._broker.refuse is not None:
                 topic = self._broker.topics.find(asked.topic, asked.topic_id)
                 assert topic is not None
                 self._broker.refuse(request, topic)
-            committed = request.body.isolation_level == READ_COMMITTED
+            committed = body.isolation_level == READ_COMMITTED
             stable = asked.stable if asked.is_latest else log.stable_offset
             end = stable if asked.is_latest else log.log_end
             answer.high_watermark = end

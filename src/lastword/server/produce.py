@@ -1,8 +1,9 @@
 """Produce: batches are verified and appended as they are.
 
 A partition of a request has one batch. Its header, its checksum and its producer decide whether the batch is
-appended; its records are not decoded, with two exceptions. A compacted topic refuses a record without a key,
-and a topic with a codec of its own compresses the records again.
+appended; its records are not decoded, with two exceptions. A compacted topic refuses a record without a key:
+a kernel reads the lengths of all keys of a batch. A topic with a codec of its own compresses the records
+again. Both decompress at most `lastword.decompression.max.bytes`.
 
 An append runs in the thread of the event loop if it is small and its log is free. It runs in the pool if a
 sync follows, if it is large, also decompressed, or if another thread holds the log.
@@ -12,26 +13,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from google_crc32c import value as crc32c
 
 from lastword.errors import CorruptBatchError, DecompressionLimitError, LastwordError
-from lastword.partition.appending import check_sizes
 from lastword.protocol import Request, codes
 from lastword.protocol.messages import ProduceResponse
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header, read_records
 from lastword.records.compression import compress, decompress, limit_of
+from lastword.server.configs import served_value
 from lastword.server.topics import INTERNAL, Refused, ServedTopic
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
     COUNT_AT,
+    CRC_AT,
     GZIP,
     HEADER_BYTES,
+    LENGTH_AT,
     LZ4,
+    MAGIC_AT,
     OVERHEAD_BYTES,
     SNAPPY,
     UNCOMPRESSED,
@@ -49,6 +54,10 @@ LARGE_BYTES = 256 << 10
 """An append of more bytes runs in the pool."""
 DECODED_BYTES, DECODED_RECORDS = 1 << 20, 5000
 """Records that have to be decoded are decoded in the pool if they are larger, or more."""
+FEW_RECORDS = 8
+"""A batch of more records is read by a kernel. Its fixed cost is that of 8 records read one by one; the first
+use of a kernel takes 0.5 s and 120 MiB."""
+KERNELS = "lastword.records.columns"
 ADMIN_CLIENT = "__admin_client"
 """The only client id that may produce to an internal topic, as in Kafka."""
 CODECS = {
@@ -181,18 +190,23 @@ class Producing:
                     syncs.append((log, partition))
             except Refused as refused:
                 _refuse(partition, refused.code, refused.message)
+                if isinstance(refused, RefusedRecords):
+                    partition.record_errors = refused.errors()
             except LastwordError as error:
                 _refuse(partition, error.kafka_code, error.message)
         return answer, syncs
 
     def _append(self, log: PartitionLog, request: Request, records: Any, partition: Any) -> None:
         config = log.config
-        header = checked_batch(records, request.version, self._broker.clock.now_ms(), log)
+        header = checked_batch(records, request.version, config)
         if header.transactional and request.body.transactional_id is None:
             raise Refused(
                 codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                 "a transactional batch without a transactional id",
             )
+        _check_time(records, header, self._broker.clock.now_ms(), config)
+        if config.compacts:
+            check_keys(records, header, log.name, f"{log.directory}/produce")
         batch = records
         codec = CODECS.get(config.compression_type, header.codec)
         if codec != header.codec:
@@ -235,14 +249,15 @@ def _is_free(topic: ServedTopic, partition: int) -> bool:
 
 
 def _is_short(topic: ServedTopic, data: Any) -> bool:
-    """Return whether records that have to be decoded are few and small, also decompressed."""
+    """Return whether records that have to be decoded are few and small, and their kernel is loaded."""
     records = data.records
     if data.index not in topic.directories or records is None or len(records) < HEADER_BYTES:
         return True
     config = topic.log(data.index).config
     if not config.compacts and config.compression_type not in CODECS:
         return True
-    if int.from_bytes(records[COUNT_AT:HEADER_BYTES]) > DECODED_RECORDS:
+    count = int.from_bytes(records[COUNT_AT:HEADER_BYTES])
+    if count > DECODED_RECORDS or (count > FEW_RECORDS and KERNELS not in sys.modules):
         return False
     codec = records[ATTRIBUTES_AT + 1] & CODEC_MASK
     if UNCOMPRESSED < codec <= ZSTD:
@@ -260,43 +275,51 @@ def _refuse(partition: Any, code: int, message: str) -> None:
     partition.base_offset = partition.log_append_time_ms = partition.log_start_offset = -1
 
 
-def checked_batch(records: Any, version: int, now_ms: int, log: PartitionLog) -> BatchHeader:
-    """Return the header of a batch, if it may be appended to a log. The log verifies the checksum.
+def checked_batch(records: Any, version: int, config: TopicConfig) -> BatchHeader:
+    """Return the header of the batch of a partition, if it may be appended. The log verifies the checksum.
 
     Raises:
         Refused: There is not exactly one batch of magic 2, or the batch contradicts itself or its topic.
         CorruptBatchError: The length or the checksum is wrong.
-        RecordTooLargeError: The batch is too large for its compacted topic.
     """
-    config = log.config
     if records is None or len(records) == 0:
         raise Refused(
             codes.INVALID_RECORD,
             f"Produce requests with version {version} must have at least one record batch per partition",
         )
     size = len(records)
-    if size < HEADER_BYTES:
-        raise Refused(codes.CORRUPT_MESSAGE, f"{size} bytes are no record batch")
-    if records[16] != 2:
+    length = int.from_bytes(records[LENGTH_AT : LENGTH_AT + 4], signed=True)
+    if size < HEADER_BYTES or length > size - OVERHEAD_BYTES:
+        raise Refused(
+            codes.INVALID_RECORD,
+            f"Produce requests with version {version} must have at least one whole record batch per "
+            "partition",
+        )
+    if records[MAGIC_AT] > 2:
+        raise Refused(codes.CORRUPT_MESSAGE, f"Invalid magic found in record: {records[MAGIC_AT]}")
+    if records[MAGIC_AT] != 2:
         raise Refused(
             codes.INVALID_RECORD,
             f"Produce requests with version {version} are only allowed to contain record batches with magic "
             "version 2",
         )
-    header = read_header(records, 0, size, "<produce>")
+    if size > config.max_message_bytes:
+        limit = f"max.message.bytes = {config.max_message_bytes}"
+        raise Refused(codes.MESSAGE_TOO_LARGE, f"a batch of {size} bytes is larger than {limit}")
     try:
-        _check_header(header, size, version, now_ms, config)
+        header = read_header(records, 0, size, "<produce>")
+    except CorruptBatchError as error:
+        _check_checksum(records, OVERHEAD_BYTES + length)
+        raise Refused(codes.INVALID_RECORD, error.message) from None
+    try:
+        _check_header(header, size, version)
     except Refused:
-        _check_checksum(records, header)  # a damaged batch is reported as damaged
+        _check_checksum(records, header.size)  # a damaged batch is reported as damaged
         raise
-    if config.compacts:
-        check_sizes([records], config, log.name)
-        _check_checksum(records, header)
-        _check_keys(records, header, _limit(log))
     return header
 
 
-def _check_header(header: BatchHeader, size: int, version: int, now_ms: int, config: TopicConfig) -> None:
+def _check_header(header: BatchHeader, size: int, version: int) -> None:
     if header.size != size:
         raise Refused(
             codes.INVALID_RECORD,
@@ -325,10 +348,15 @@ def _check_header(header: BatchHeader, size: int, version: int, now_ms: int, con
         )
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise Refused(codes.INVALID_RECORD, "Invalid sequence number in record batch with producerId")
+
+
+def _check_time(records: Any, header: BatchHeader, now_ms: int, config: TopicConfig) -> None:
+    """Raise Refused if the times of a batch are too far from the present."""
     if config.message_timestamp_type == "CreateTime" and not (
         -config.message_timestamp_before_max_ms <= header.max_timestamp - now_ms
-        and header.max_timestamp - now_ms <= config.message_timestamp_after_max_ms
+        and header.max_timestamp - now_ms <= served_value(config, "message.timestamp.after.max.ms")
     ):
+        _check_checksum(records, header.size)
         raise Refused(codes.INVALID_TIMESTAMP, f"Timestamp {header.max_timestamp} of message is out of range")
 
 
@@ -337,20 +365,67 @@ def _limit(log: PartitionLog) -> int:
     return limit_of(f"{log.directory}/{log.name}")
 
 
-def _check_checksum(records: Any, header: BatchHeader) -> None:
-    if crc32c(bytes(records[ATTRIBUTES_AT : header.size])) != header.crc:
-        raise CorruptBatchError(f"Record is corrupt: its checksum is not {header.crc}")
+def _check_checksum(records: Any, end: int) -> None:
+    crc = int.from_bytes(records[CRC_AT:ATTRIBUTES_AT])
+    if crc32c(bytes(records[ATTRIBUTES_AT:end])) != crc:
+        raise CorruptBatchError(f"Record is corrupt: its checksum is not {crc}")
 
 
-def _check_keys(records: Any, header: BatchHeader, limit: int) -> None:
-    """Raise Refused if a record has no key: a compacted topic would keep it for ever."""
-    for record in read_records(records, header, "<produce>", position=0, limit_bytes=limit):
-        if record.key is None:
-            raise Refused(codes.INVALID_RECORD, "Compacted topic cannot accept message without key")
+class RefusedRecords(Refused):
+    """A batch with records that a compacted topic refuses: they have no key, so they would stay for ever."""
+
+    def __init__(self, indexes: list[int], partition: str) -> None:
+        self.indexes = indexes
+        self._text = f"Compacted topic cannot accept message without key in topic partition {partition}."
+        shown = ", ".join(f"RecordError(batchIndex={index}, message='{self._text}')" for index in indexes[:3])
+        super().__init__(
+            codes.INVALID_RECORD,
+            f"One or more records have been rejected due to {len(indexes)} record errors in total, and only "
+            f"showing the first three errors at most: [{shown}]",
+        )
+
+    def errors(self) -> list[Any]:
+        """Return the refused records for the answer."""
+        kind = ProduceResponse.BatchIndexAndErrorMessage
+        return [kind(batch_index=index, batch_index_error_message=self._text) for index in self.indexes]
+
+
+def check_keys(records: Any, header: BatchHeader, partition: str, file: str) -> None:
+    """Check that each record of a batch has a key.
+
+    Args:
+        records: The batch.
+        header: Its header.
+        partition: The name of the partition, for the error.
+        file: A name in the directory of the partition, for errors and for the bound on decompression.
+
+    Raises:
+        RefusedRecords: Records have no key.
+        CorruptBatchError: The checksum is wrong, or the records contradict the header.
+        DecompressionLimitError: The records are larger than the bound.
+    """
+    if header.count <= FEW_RECORDS:
+        _check_checksum(records, header.size)
+        found = read_records(records, header, file, position=0)
+        indexes = [index for index, record in enumerate(found) if record.key is None]
+    else:
+        from lastword.records.chunk import chunk_of
+        from lastword.records.columns import decode_columns
+
+        lengths = decode_columns(chunk_of(records, file)).key_length
+        indexes = (lengths < 0).nonzero()[0].tolist()
+    if indexes:
+        raise RefusedRecords(indexes, partition)
 
 
 def recompressed(records: Any, header: BatchHeader, codec: int, config: TopicConfig, limit: int) -> bytes:
-    """Return a batch with its records, of `limit` bytes at most, in another codec."""
+    """Return a batch with its records, at most `limit` bytes, in another codec.
+
+    Raises:
+        CorruptBatchError: The checksum is wrong, or the records cannot be decompressed.
+        DecompressionLimitError: The records are larger than `limit`.
+    """
+    _check_checksum(records, header.size)
     payload: Any = records[HEADER_BYTES:]
     if header.codec:
         payload = decompress(header.codec, payload, limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ INTERNAL = ("__consumer_offsets", "__transaction_state")
 LATEST = "@latest"
 """The end of the name of a read-only topic with the newest record of each key of another topic."""
 
+MOST_CHARACTERS = 249
+"""Most characters of a topic's name."""
+
 
 class Refused(Exception):
     """A request, or a part of it, that is answered with an error code and Kafka's sentence for it."""
@@ -30,6 +34,21 @@ class Refused(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def check_topic_name(name: str) -> None:
+    """Raise Refused with Kafka's sentence if a name is no name of a topic."""
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in (".", ".."):
+        reason = f"'{name}' is not allowed"
+    elif len(name) > MOST_CHARACTERS:
+        reason = f"the length of '{name}' is longer than the max allowed length {MOST_CHARACTERS}"
+    elif not re.fullmatch(r"[a-zA-Z0-9._-]+", name):
+        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    else:
+        return
+    raise Refused(codes.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
 
 
 class ServedTopic:

@@ -28,11 +28,17 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.config.ConfigDef;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.common.utils.Exit;
+import org.apache.kafka.server.config.AbstractKafkaConfig;
+import org.apache.kafka.server.config.ConfigSynonym;
+import org.apache.kafka.server.config.DynamicBrokerConfig;
+import org.apache.kafka.server.config.ServerTopicConfigSynonyms;
+import org.apache.kafka.storage.internals.log.LogConfig;
 
 /**
  * Kafka's clients and tools behind one long-lived process, since each start of a JVM costs more than most tests.
@@ -96,6 +102,7 @@ public class Tools {
             case "producers" -> producers(request);
             case "consume" -> consume(request);
             case "run" -> run(request);
+            case "configs" -> configs();
             default -> throw new IllegalArgumentException("no such request: " + request);
         };
     }
@@ -301,6 +308,30 @@ public class Tools {
         }
         return JSON.createObjectNode().put("code", EXIT_CODE.get() == null ? 0 : EXIT_CODE.get())
                 .put("printed", atExit == null ? PRINTED.toString(StandardCharsets.UTF_8) : atExit);
+    }
+
+    /** Every public setting of topics and brokers: {"topic" or "broker": [{name, type, default, synonyms}]}. */
+    static JsonNode configs() {
+        ObjectNode answer = JSON.createObjectNode();
+        Map<String, ConfigDef> kinds = Map.of("topic", LogConfig.configDefCopy(), "broker", AbstractKafkaConfig.CONFIG_DEF);
+        for (Map.Entry<String, ConfigDef> kind : kinds.entrySet()) {
+            ArrayNode list = answer.putArray(kind.getKey());
+            for (ConfigDef.ConfigKey key : new java.util.TreeMap<>(kind.getValue().configKeys()).values()) {
+                if (key.internalConfig) continue;
+                Object value = key.hasDefault() ? key.defaultValue : null;
+                ObjectNode one = list.addObject().put("name", key.name).put("type", key.type.name())
+                        .put("default", ConfigDef.convertToString(value, key.type));
+                List<String> synonyms = new ArrayList<>();
+                if (kind.getKey().equals("topic")) {
+                    for (ConfigSynonym s : ServerTopicConfigSynonyms.ALL_TOPIC_CONFIG_SYNONYMS.getOrDefault(key.name, List.of()))
+                        synonyms.add(s.name());
+                } else {
+                    synonyms.addAll(DynamicBrokerConfig.brokerConfigSynonyms(key.name, false));
+                }
+                one.set("synonyms", JSON.valueToTree(synonyms));
+            }
+        }
+        return answer;
     }
 
     static Map<String, Object> client(JsonNode request) {
