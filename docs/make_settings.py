@@ -39,6 +39,7 @@ EXAMPLES = {
     "lastword.key.serializer": '"str"',
     "lastword.value.serializer": '"json"',
     "lastword.partitioner": '"murmur2"',
+    "lastword.pulled.from": '"5L6g3nShT-eMCtK--X86sw"',
 }
 """Of settings that have no default."""
 

@@ -22,6 +22,9 @@
     │   ├── TransactionStateError    not allowed in the current state of the producer's transaction
     │   ├── UnsupportedVersionError  a message, version or field that Kafka's protocol does not have
     │   ├── UnencodableMessageError  a message with a value that its field cannot have
+    │   ├── AuthenticationFailedError a Kafka cluster and this client do not accept each other
+    │   ├── NotAuthorizedError       a Kafka cluster does not allow a request
+    │   ├── ClusterDiffersError      copies from another Kafka cluster are in the directory
     │   └── SparkOptionError         an option or column that the Spark source does not support
     ├── DataError         exit 3: the bytes are bad
     │   ├── CorruptBatchError        length, CRC, count or fields contradict each other
@@ -30,6 +33,7 @@
     │   ├── UnsupportedBatchError    a valid batch of a kind that the operation does not support
     │   ├── DecompressionLimitError  a payload that grows past its bound
     │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
+    │   ├── DivergedLogError         a copy holds records that the Kafka cluster does not have
     │   ├── DuplicatePartitionError  one partition in two directories
     │   ├── NotAPartitionError       a link, pipe or file where a directory or a log must be
     │   ├── TruncatedObjectError     an object in a store is shorter than it must be
@@ -41,6 +45,8 @@
     ├── BusyError         exit 4: try again
     │   ├── LogDirLockedError        another process writes there
     │   ├── RegistryError            a schema registry does not answer, or refuses
+    │   ├── BrokerUnreachableError   a Kafka broker does not answer
+    │   ├── BrokerRefusedError       a Kafka broker answers with an error
     │   ├── UploadsGoneError         a commit to a bucket came so late that its objects may be removed
     │   ├── UncertainCommitError     a store did not say whether a commit to a bucket came in
     │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
@@ -208,6 +214,15 @@ class ReadOnlyError(UsageError):
     def opened(cls, path: str) -> ReadOnlyError:
         """Return the error for a directory that was opened in mode "r"."""
         return cls(f'{path} was opened with mode "r"', remedy=f'lastword.open("{path}", "a")', file=path)
+
+    @classmethod
+    def pulled(cls, partition: str, cluster: str) -> ReadOnlyError:
+        """Return the error for an append to a copy of a topic of a Kafka cluster."""
+        return cls(
+            f"{partition} is a copy that is pulled from the cluster {cluster}: only pull appends to it",
+            remedy=f"to write to the copy and pull it no more: lastword config DIR "
+            f"{partition.rpartition('-')[0]} --unset lastword.pulled.from",
+        )
 
 
 class NotALogDirError(UsageError):
@@ -385,6 +400,24 @@ class UnencodableMessageError(UsageError):
     kafka_code = -1  # UNKNOWN_SERVER_ERROR: the fault is in the program that made the message
 
 
+class AuthenticationFailedError(UsageError):
+    """A Kafka cluster does not accept this client's credentials, or the client not its certificate."""
+
+    kafka_code = 58  # SASL_AUTHENTICATION_FAILED
+
+
+class NotAuthorizedError(UsageError):
+    """A Kafka cluster does not allow this client's request."""
+
+    kafka_code = 29  # TOPIC_AUTHORIZATION_FAILED
+
+
+class ClusterDiffersError(UsageError):
+    """The directory has copies of topics from another Kafka cluster."""
+
+    kafka_code = 104  # INCONSISTENT_CLUSTER_ID
+
+
 class SparkOptionError(UsageError):
     """The Spark source does not support this option or column."""
 
@@ -486,6 +519,13 @@ class InconsistentTopicIdError(DataError):
             remedy="it belongs to another topic of that name: move it out of the log directory",
             file=f"{directory}/partition.metadata",
         )
+
+
+class DivergedLogError(DataError):
+    """A copy of a log holds records that the Kafka cluster does not have."""
+
+    code = "diverged"
+    kafka_code = 75  # UNKNOWN_LEADER_EPOCH
 
 
 class DuplicatePartitionError(DataError):
@@ -650,6 +690,14 @@ class UploadsGoneError(BusyError):
 
 class RegistryError(BusyError):
     """A schema registry does not answer, or refuses the request."""
+
+
+class BrokerUnreachableError(BusyError):
+    """A Kafka broker cannot be reached, or does not answer in time."""
+
+
+class BrokerRefusedError(BusyError):
+    """A Kafka broker answers a request with an error."""
 
 
 class LogDirLockedError(BusyError):

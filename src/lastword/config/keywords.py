@@ -47,6 +47,7 @@ class TopicKeywords(TypedDict, total=False):
     lastword_key_serializer: str | None
     lastword_value_serializer: str | None
     lastword_partitioner: str | None
+    lastword_pulled_from: str | None
 
 
 class Keywords(TopicKeywords, total=False):

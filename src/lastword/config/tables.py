@@ -169,6 +169,12 @@ class TopicConfig:
     lastword_partitioner: str | None = word(
         None, "behaviour", "Saved when the topic is created: murmur2 or crc32."
     )
+    lastword_pulled_from: str | None = word(
+        None,
+        "behaviour",
+        "Id of the Kafka cluster from which `lastword pull` copies the topic. While it is set, other appends "
+        "are refused; unset it to write to the copy, which then cannot be pulled any more.",
+    )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -3,7 +3,7 @@
 recovery-point    everything below is on the drive with its indexes; recovery begins there
 log-start         only for logs that begin above their first segment's base
 cleaner           first dirty offset: everything below was cleaned
-replication       high watermark: written by brokers, not read here
+replication       high watermark: written by brokers, and for copied logs; only its existence is used here
 
 Each file is replaced atomically and durable when `update` returns. Losing them costs a longer recovery or
 another cleaning, never a record, so a damaged file counts as empty. Lines of unknown partitions are kept.
@@ -272,6 +272,16 @@ class PartitionCheckpoints:
         with log.lock:
             cut.write_note(self._files, log.directory, start.offset, start.reason, self._clock.now_ms())
             log.raise_log_start(start.offset)
+
+    def note_copies(self, log: PartitionLog) -> None:
+        """Note durably that the log takes batches of another replica, with the gaps of a cleaned log.
+
+        The note is the partition's line of the replication checkpoint, as a broker that follows a leader
+        writes it. Its high watermark is the log end at the first note: true, and raised by a broker.
+        """
+        with log.lock, self._lock:
+            if _name(log) not in self._checkpoints.high_watermarks.read_sound():
+                self._checkpoints.high_watermarks.update({_name(log): log.log_end})
 
     def truncate(self, log: PartitionLog, offset: int, *, fully: bool) -> None:
         """Remove the records from `offset` on, or all of them (`fully`), and continue at `offset`.

@@ -592,6 +592,10 @@ class LogDirectory:
             self.ledgers.forget(TopicPartition(topic, partition), cut=True)
             self._partition_checkpoints.truncate(log, offset, fully=fully)
 
+    def note_copies(self, topic: str, partition: int) -> None:
+        """Note durably that a partition takes batches of another replica (`PartitionLog.append_copies`)."""
+        self._partition_checkpoints.note_copies(self.log(topic, partition))
+
     def remove_deferred(self) -> int:
         """Remove deleted files whose delay has passed. Return the number of files and directories removed."""
         with self.lock:

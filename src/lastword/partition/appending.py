@@ -15,6 +15,7 @@ from lastword.errors import CorruptBatchError, RecordTooLargeError
 from lastword.partition.producer_state import ProducerState, SequencedBatch
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
+from lastword.records import formats
 from lastword.records.batch import BatchHeader, computed_crc, read_header, set_base_offset
 from lastword.wire import ATTRIBUTES_AT, CRC_AT, LOG_APPEND_BIT
 
@@ -75,6 +76,14 @@ class Pending:
         self._next_offset = header.next_offset
         return header
 
+    def add_copy(self, batch: memoryview, header: BatchHeader) -> BatchHeader:
+        """Add a batch of another replica, which has its offsets; return its header with the position here."""
+        placed = replace(header, position=len(self.data))
+        self.data += batch
+        self.headers.append(placed)
+        self._next_offset = placed.next_offset
+        return placed
+
     def take_last(self) -> bytes:
         """Remove the last batch and return its bytes."""
         header = self.headers.pop()
@@ -117,6 +126,46 @@ def check_checksums(batches: Sequence[Batch]) -> None:
             if stored != computed:
                 offset = _BASE_OFFSET.unpack_from(data)[0]
                 raise CorruptBatchError.crc("<append>", 0, offset, stored, computed)
+
+
+def copied_headers(data: Batch, name: str, log_end: int, latest_epoch: int | None) -> list[BatchHeader]:
+    """Return the headers of whole batches of another replica, after all checks of them.
+
+    Args:
+        data: The batches, one behind the other.
+        name: Name of the partition, for errors.
+        log_end: Offsets below it are in the log.
+        latest_epoch: The newest leader epoch of the log.
+
+    Raises:
+        CorruptBatchError: The bytes are no whole batches, a checksum is wrong, or offsets or leader epochs
+            fall.
+        UnknownMagicError: A format that is not supported.
+    """
+    headers: list[BatchHeader] = []
+    position, offset, epoch = 0, log_end, -1 if latest_epoch is None else latest_epoch
+    while position < len(data):
+        header = formats.read_header(data, position, len(data), f"<copy of {name}>")
+        formats.check_crc(data, header, f"<copy of {name}>")
+        if header.base_offset < offset:
+            raise _not_rising(
+                name, header, f"offset {header.base_offset}", f"{offset} is the lowest possible"
+            )
+        if 0 <= header.leader_epoch < epoch:
+            raise _not_rising(name, header, f"leader epoch {header.leader_epoch}", f"epoch {epoch}")
+        headers.append(header)
+        position, offset, epoch = header.end, header.next_offset, max(epoch, header.leader_epoch)
+    return headers
+
+
+def _not_rising(name: str, header: BatchHeader, field: str, before: str) -> CorruptBatchError:
+    return CorruptBatchError(
+        f"{name}: a copied batch has {field}, after {before}",
+        code="offsets-fall",
+        remedy="nothing was appended; the source of the batches must be checked",
+        position=header.position,
+        offset=header.base_offset,
+    )
 
 
 def repeated(

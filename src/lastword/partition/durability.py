@@ -24,8 +24,8 @@ may be outdated, and is only a hint (`Mark.is_current`).
 
 `LogEnd` combines the facts that say where a log must end:
 
-    mark             current: the log does not end below it, and if no broker ever had the directory, the
-                     batches above it leave no gap
+    mark             current: the log does not end below it, and if no broker ever had the directory and no
+                     log in it is a copy, the batches above it leave no gap
     recovery point   everything below it was synced (a text file without a checksum)
     clean stop       the log ends at the recovery point, where the newest producer snapshot is, too
 """
@@ -223,8 +223,8 @@ class Mark(NamedTuple):
     Attributes:
         offset: 0: none, or a damaged one.
         is_current: No broker has led since the mark was written.
-        is_alone: No broker ever had the directory. A broker that follows a leader appends the leader's
-            batches, with the gaps of a compacted log, and begins no epoch.
+        is_alone: No broker ever had the directory, and nothing was copied from one. A follower appends the
+            leader's batches, with the gaps of a compacted log, and begins no epoch.
     """
 
     offset: int = 0

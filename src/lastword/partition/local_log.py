@@ -315,14 +315,14 @@ class LocalLog:
         """Return whether the active segment is older than `segment.ms`, by the clock."""
         return self.roll_rule.is_due(self.appender)
 
-    def roll(self) -> None:
-        """Close the active segment and begin an empty one at the log end.
+    def roll(self, offset: int) -> None:
+        """Close the active segment and begin an empty one at `offset`: the log end, or above it.
 
         The closed segment and its indexes are synced before the new one exists, so what a power cut leaves of
         the log is a beginning of it, never a log with a hole.
         """
         interval = self.config.index_interval_bytes
-        self._roll(lambda: self.store.create(self.log_end, index_interval_bytes=interval))
+        self._roll(lambda: self.store.create(offset, index_interval_bytes=interval))
 
     def ingest_file(self, file: str, batches: Sequence[AssignedBatch]) -> None:
         """Close the active segment and make a file of batches, which begin at the log end, the active one."""

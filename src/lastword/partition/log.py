@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from google_crc32c import value as crc32c
 
 from lastword.config import TopicConfig
-from lastword.errors import LastwordError, OffsetOutOfRangeError
+from lastword.errors import LastwordError, OffsetOutOfRangeError, ReadOnlyError
 from lastword.files import Files, Steps, run_steps
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
@@ -40,6 +40,7 @@ from lastword.partition.appending import (
     Pending,
     check_checksums,
     check_sizes,
+    copied_headers,
     gathered,
     repeated,
 )
@@ -51,8 +52,9 @@ from lastword.partition.segment_store import LogVersion, SegmentSet
 from lastword.partition.snapshots import Snapshots, replay
 from lastword.partition.staged_batches import Block
 from lastword.partition.transactions import control_of
-from lastword.records.batch import HEAD, checked_part
+from lastword.records.batch import HEAD, BatchHeader, checked_part
 from lastword.segment.indexes import AbortedTransaction, TransactionIndex
+from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.segment import Segment
 from lastword.wire import ATTRIBUTES_AT, OVERHEAD_BYTES
 
@@ -274,6 +276,8 @@ class PartitionLog(Reads):
         """
         with self.lock:
             local = self._changed_log()
+            if local.config.lastword_pulled_from is not None:
+                raise ReadOnlyError.pulled(self.name, local.config.lastword_pulled_from)
             if self._recovered_to is not None:
                 self._note_recovery(self._recovered_to)
             check_sizes(batches, local.config, self.name)
@@ -286,6 +290,73 @@ class PartitionLog(Reads):
             if self._on_append is not None:
                 self._on_append()
             return appended
+
+    def append_copies(self, data: Batch) -> list[BatchHeader]:
+        """Append whole batches of another replica as they are, with their offsets and leader epochs.
+
+        Gaps between offsets are normal: the other log may have been cleaned. Keys, sizes, timestamps and
+        sequences were checked by the leader that appended the batches first. Survives a killed process when
+        it returns.
+
+        The caller has noted in the directory that this log follows another one (`LogDirectory.note_copies`),
+        or recovery would take a gap for damage.
+
+        Args:
+            data: The batches, one behind the other.
+
+        Returns:
+            Their headers.
+
+        Raises:
+            CorruptBatchError: A length or checksum is wrong, or offsets or leader epochs fall. Nothing was
+                appended.
+            UnknownMagicError: As above, for a format that is not supported.
+        """
+        with self.lock:
+            local = self._changed_log()
+            headers = copied_headers(data, self.name, local.log_end, self._epochs.latest)
+            if headers and self._recovered_to is not None:
+                self._note_recovery(self._recovered_to)
+            view = memoryview(data)
+            pending = Pending(local.log_end)
+            for header in headers:
+                latest = self._epochs.latest
+                if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest):
+                    self._write(pending)
+                    pending = Pending(local.log_end)
+                    self._begin_epoch(header.leader_epoch, header.base_offset)
+                elif pending.headers and local.is_full(len(pending.headers)):
+                    self._write(pending)
+                    pending = Pending(local.log_end)
+                batch = view[header.position : header.end]
+                placed = pending.add_copy(batch, header)
+                if local.must_roll(placed, pending):
+                    pending.take_last()
+                    self._write(pending)
+                    far = header.last_offset - local.log_end > MAX_RELATIVE_OFFSET
+                    self._roll_at(header.base_offset if far else local.log_end)
+                    pending = Pending(local.log_end)
+                    placed = pending.add_copy(batch, header)
+                if pending.first_timestamp is None:
+                    pending.first_timestamp = placed.max_timestamp
+            self._write(pending)
+            local.sync_if_due()
+            if self._on_append is not None:
+                self._on_append()
+            return headers
+
+    def skip_to(self, offset: int) -> None:
+        """Raise the log end of a copied log to `offset`: the other replica has no batch in between.
+
+        The log gets an empty segment that begins there, as the other replica has one. Does nothing if the log
+        ends there or above.
+        """
+        with self.lock:
+            self._changed_log()
+            if offset > self.log_end:
+                if self._recovered_to is not None:
+                    self._note_recovery(self._recovered_to)
+                self._roll_at(offset)
 
     def append_single(
         self, key: bytes | None, value: bytes | None, timestamp: int, most_bytes: int
@@ -352,6 +423,8 @@ class PartitionLog(Reads):
         latest = self._epochs.latest
         if latest is None or self._recovered_to is not None or self._on_append is not None:
             return None  # the first append notes the epoch and the recovery
+        if self.config.lastword_pulled_from is not None:
+            return None  # refused
         if self._producers.first_unstable_offset() is not None:
             return None  # the last stable offset is not the log end
         return self._local.lane(latest)
@@ -474,11 +547,14 @@ class PartitionLog(Reads):
     def _assign_epoch(self) -> None:
         """Note where the epoch begins; called when it is certain that a batch is appended."""
         if self._epochs.latest is None:
-            try:
-                self._epochs.assign(self._epoch, self.log_end, sync_name=False)
-            finally:
-                # After the rename: a sync of the log that runs meanwhile may have synced the old name.
-                self._local.durability.directory_unsynced = True
+            self._begin_epoch(self._epoch, self.log_end)
+
+    def _begin_epoch(self, epoch: int, offset: int) -> None:
+        try:
+            self._epochs.assign(epoch, offset, sync_name=False)
+        finally:
+            # After the rename: a sync of the log that runs meanwhile may have synced the old name.
+            self._local.durability.directory_unsynced = True
 
     def _note_recovery(self, log_end: int) -> None:
         """A power cut may have taken records above: note that before others take their offsets."""
@@ -500,6 +576,8 @@ class PartitionLog(Reads):
         """
         with self.lock:
             local = self._changed_log()
+            if local.config.lastword_pulled_from is not None:
+                raise ReadOnlyError.pulled(self.name, local.config.lastword_pulled_from)
             if not local.active_bytes:
                 return False
             if self._recovered_to is not None:
@@ -545,9 +623,14 @@ class PartitionLog(Reads):
         with self.lock:
             local = self._changed_log()
             if local.active_bytes:
-                self._take_snapshot()  # before the recovery point moves: replay after a crash begins with it
-                local.roll()
-                self._rolled()
+                self._roll_at(local.log_end)
+
+    def _roll_at(self, offset: int) -> None:
+        """Close the active segment and begin the next at `offset`, which is not below the log end."""
+        self._take_snapshot()  # before the recovery point moves: replay after a crash begins with it
+        self._local.roll(offset)
+        self._update_stable_offset()
+        self._rolled()
 
     def roll_if_due(self) -> bool:
         """Roll if the first record of the active segment is older than `segment.ms`, by the clock.
