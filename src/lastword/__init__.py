@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
+    from lastword.pulling.pulls import PullResult, pull
     from lastword.retention import Deletion
     from lastword.server import Server, serve
     from lastword.state.state import Restored, State
@@ -62,6 +63,7 @@ __all__ = [
     "PartitionInfo",
     "Plan",
     "Progress",
+    "PullResult",
     "Reader",
     "Record",
     "Restored",
@@ -78,6 +80,7 @@ __all__ = [
     "errors",
     "metrics",
     "open",
+    "pull",
     "serve",
     "spark",
     "testing",
@@ -102,6 +105,7 @@ _HOMES = {
     "PartitionInfo": "api.inspections",
     "Plan": "cleaner.policy.plan",
     "Progress": "values",
+    "PullResult": "pulling.pulls",
     "Reader": "api.reader",
     "Record": "api.record",
     "Restored": "state.state",
@@ -116,6 +120,7 @@ _HOMES = {
     "copy": "api.copying",
     "dump": "tools.dump",
     "open": "api.opening",
+    "pull": "pulling.pulls",
     "serve": "server",
 }
 _MODULES = ("errors", "metrics", "spark", "testing")

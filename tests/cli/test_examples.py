@@ -28,9 +28,10 @@ HELPED = {
 STAYS = (
     "--every",
     "lastword serve",
+    "lastword pull",
     "lastword demo",
     "lastword bench",
-)  # these run for long; each has its own test
+)  # these run for long, or need a cluster; each has its own test
 PLACES = {
     "/srv/kafka": "data",
     "/backup/data": "backup",

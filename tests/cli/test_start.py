@@ -49,7 +49,7 @@ def test_light_commands_import_nothing_heavy(tmp_path):
     assert imports == [[arguments, 0, []] for arguments in commands]
 
 
-MODULES_OF_COMMANDS = ("analysis", "checks", "clean", "ls", "records", "serve", "topics", "trials")
+MODULES_OF_COMMANDS = ("analysis", "checks", "clean", "ls", "pull", "records", "serve", "topics", "trials")
 # After each command line, print the modules of commands that were imported, and the commands that were built.
 BUILT = f"""
 import json, sys
@@ -71,7 +71,7 @@ def test_only_the_named_command_is_built(tmp_path):
     *light, everything = json.loads(done.stderr.splitlines()[-1])
     topics = [["topics"], ["config"]]
     assert light == [[[], []], topics, topics, topics]
-    assert everything[0] == list(MODULES_OF_COMMANDS) and len(everything[1]) == 23
+    assert everything[0] == list(MODULES_OF_COMMANDS) and len(everything[1]) == 24
 
 
 @pytest.mark.slow

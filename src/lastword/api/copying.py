@@ -228,9 +228,9 @@ class Copying:
         """Make the topic in the target, with the settings of the source; False if that is refused."""
         numbers = sorted(self._source.partitions(topic))
         topic_id = self._source.topic_id(topic)
-        settings = _settings_of(self._source, topic)
+        settings = settings_of(self._source, topic)
         try:
-            self._target.transaction(lambda dirs: _make_topic(dirs, topic, numbers, topic_id, settings))
+            self._target.transaction(lambda dirs: make_topic(dirs, topic, numbers, topic_id, settings))
         except LastwordError as error:
             self._failed[TopicPartition(topic, -1)] = error
             return False
@@ -349,7 +349,7 @@ class Copying:
         return copies.difference(log.files, log.directory, logs, self._target.files, copied, self._check_stop)
 
 
-def _settings_of(dirs: OpenDirs, topic: str) -> dict[str, str]:
+def settings_of(dirs: OpenDirs, topic: str) -> dict[str, str]:
     """Return the settings that the settings file or a broker holds for a topic, as text."""
     config = dirs.settings.topic(topic, saved=True)
     return {
@@ -359,7 +359,7 @@ def _settings_of(dirs: OpenDirs, topic: str) -> dict[str, str]:
     }
 
 
-def _make_topic(
+def make_topic(
     dirs: OpenDirs, topic: str, numbers: Sequence[int], topic_id: str | None, settings: Mapping[str, str]
 ) -> None:
     """Make the partitions that are missing, and give the topic the settings of the source."""
@@ -377,7 +377,7 @@ def _make_topic(
     else:
         dirs.directories[0].create_topic(topic, numbers, topic_id=topic_id)
     dirs.dir_set.write_list()
-    before = _settings_of(dirs, topic)
+    before = settings_of(dirs, topic)
     changes: dict[str, str | None] = {
         name: value for name, value in settings.items() if before.get(name) != value
     }

@@ -49,6 +49,7 @@ CHANGE = {
     "drop": "topics",
     "lease": "topics",
     "copy": "copy",
+    "pull": "pull",
     "serve": "serve",
 }
 SET_UP = {"demo": "trials", "bench": "trials", "warm": "trials"}

@@ -101,7 +101,7 @@ def remedy_of(error: BaseException) -> str | None:
         )
     if isinstance(error, ReadOnlyError) and remedy and remedy.startswith("lastword.open("):
         return "check owner and permissions of the directory"
-    if isinstance(error, UnknownTopicError):
+    if isinstance(error, UnknownTopicError) and error.file is not None:
         create = command_line("create", paths, "TOPIC")
         return f"`{command_line('ls', paths)}` lists the topics; `{create}` creates one"
     if isinstance(error, TopicExistsError):

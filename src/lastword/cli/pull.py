@@ -1,0 +1,130 @@
+"""`lastword pull`: copy topics of a Kafka cluster into a log directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli import signals
+from lastword.cli.command import CONTEXT, Session, command
+from lastword.cli.output import split_failure
+from lastword.cli.remedies import PLACE
+from lastword.errors import LastwordError, PartialFailure
+from lastword.units import format_bytes
+from lastword.values import plural
+
+if TYPE_CHECKING:
+    from lastword.pulling import PullResult
+
+EXAMPLES = """
+lastword pull 127.0.0.1:9092 users orders --to data
+lastword pull 127.0.0.1:9092 --to data --dry-run
+lastword pull kafka:9093 users --to data --follow --client-config client.properties
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `pull`."""
+    command(app, "pull", usage="HOST:PORT [TOPIC...] --to DIR", examples=EXAMPLES)(pull)
+
+
+def pull(
+    out: Session,
+    bootstrap: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="a broker of the cluster; several with commas")
+    ],
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TOPIC...", help="only these topics; else all that are public"),
+    ] = None,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="a log directory; made if absent")] = ...,  # type: ignore[assignment]
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="go on with new records until a signal")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show the offsets that would be copied; change nothing")
+    ] = False,
+    groups: Annotated[
+        bool, typer.Option("--groups/--no-groups", help="copy the positions of groups, too")
+    ] = True,
+    client_config: Annotated[
+        str | None,
+        typer.Option(
+            "--client-config",
+            metavar="FILE",
+            help="properties of a Kafka client: security.protocol, sasl.*, ssl.*",
+        ),
+    ] = None,
+) -> None:
+    """Copy topics of a Kafka cluster into a log directory, with their offsets.
+
+    Whole batches are copied as they are, with the settings of the topics and the positions of groups. A
+    second pull copies what is new, and goes on where a stopped one ended.
+    """
+    import lastword
+
+    PLACE.paths = [to]
+    failed: list[LastwordError] = []
+    results: list[PullResult]
+    with signals.held(), _warnings(out), out.progress("pull") as progress:
+        try:
+            results = lastword.pull(
+                bootstrap,
+                topics or None,
+                to,
+                follow=follow,
+                groups=groups,
+                dry_run=dry_run,
+                client_config=client_config,
+                clock=CONTEXT.clock,
+                progress=progress,
+                stop=signals.noted,
+            )
+        except PartialFailure as error:
+            results, failed = split_failure(error)  # results are shown before errors
+    for result in results:
+        out.row("pull", result.to_dict())
+        out.line(_planned(result) if dry_run else str(result))
+    records = sum(result.records for result in results)
+    size = sum(result.pulled_bytes for result in results)
+    positions = sum(result.positions for result in results)
+    offsets = sum(max(0, result.remote_end - result.next_offset) for result in results)
+    out.summary(
+        f"would pull {plural(offsets, 'offset')} at most; nothing was changed"
+        if dry_run
+        else f"pulled {plural(records, 'record')}, {format_bytes(size)}; "
+        f"{plural(positions, 'position')} of groups",
+        ok=not failed and not signals.noted(),
+        partitions=len(results),
+        records=records,
+        pulled_bytes=size,
+        positions=positions,
+    )
+    out.raise_all(failed)
+
+
+def _planned(result: PullResult) -> str:
+    return f"{result.topic}-{result.partition}: offsets {result.next_offset} to {result.remote_end}"
+
+
+@contextmanager
+def _warnings(out: Session) -> Iterator[None]:
+    """Write the warnings of the pull to stderr: a request that is repeated, settings that are left out."""
+
+    class Warnings(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            out.warning(record.getMessage())
+            out.stderr.flush()
+
+    logger, handler = logging.getLogger("lastword.pull"), Warnings()
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = propagates
+        logger.removeHandler(handler)
