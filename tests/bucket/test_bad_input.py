@@ -373,6 +373,29 @@ def test_an_object_that_is_too_short_is_found_by_its_size(bucket: Bucket, opened
     assert "needed by users-" in problem.text
 
 
+def test_an_object_of_one_file_that_is_too_long_is_found_by_its_size(
+    bucket: Bucket, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is longer than any that files share."""
+    for module in ("commit", "collect"):
+        monkeypatch.setattr(f"lastword.bucket.{module}.BUNDLE_BYTES", 2500)
+    records = make_log(opened)
+    logs = opened("r")
+    files = {entry.object: entry for _, entry in logs.dirs.newest.files() if entry.object}  # type: ignore[attr-defined]
+    alone = {key for key, entry in files.items() if entry.position == 0 and entry.size >= 2500}
+    assert alone and alone != set(files)
+    for key in files:
+        bucket.write(key, bucket.objects[key].data + b"m")
+    problems = [problem for problem in logs.verify().problems if problem.code == "longer-object"]
+    assert {problem.file for problem in problems} == {f"{URL}/{key}" for key in alone}
+    assert all(problem.remedy and "users-" in problem.text for problem in problems)
+    for key in files.keys() - alone:
+        bucket.write(key, bucket.objects[key].data + bytes(5000))
+    problems = [problem for problem in logs.verify().problems if problem.code == "longer-object"]
+    assert {problem.file for problem in problems} == {f"{URL}/{key}" for key in files}
+    assert shown(opened("r")["users"]) == records
+
+
 def test_a_lost_manifest_is_not_taken_for_an_empty_log(bucket: Bucket, opened: Open) -> None:
     make_log(opened)
     logs = opened()

@@ -25,7 +25,7 @@ from lastword.bucket.manifest import (
 )
 from lastword.bucket.merge import ChangedMeanwhile, merged
 from lastword.clock import ManualClock
-from lastword.errors import CorruptFileError, UncertainCommitError
+from lastword.errors import BusyError, CorruptFileError, UncertainCommitError
 from lastword.partition.checkpoint_file import format_lines
 from lastword.segment import names
 from tests.fakes.objects import Bucket as Store
@@ -115,6 +115,24 @@ def test_a_time_that_was_read_before_the_object_lost_its_name() -> None:
     store.clock.advance(HOUR_MS // 2)
     collect(opened(store), retention_ms=HOUR_MS // 2)
     assert entry.object not in store.objects
+
+
+def test_the_attempts_of_a_commit_are_an_option_of_the_store() -> None:
+    store = Store()
+    write(opened(store), "a", b"0")
+    swaps = 0
+
+    def others_first(request: Request) -> None:
+        nonlocal swaps
+        if request.kind == "swap":
+            swaps += 1
+            write(opened(store), "a", b"%d" % swaps)
+
+    writer = opened(store, before=others_first)
+    writer.attempts = 3
+    with pytest.raises(BusyError, match="3 times"):
+        write(writer, "a", b"mine")
+    assert swaps == 3
 
 
 def test_a_pin_lasts_by_the_clock_of_the_store() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from lastword.bucket.commit import RUN_ATTEMPTS, Bucket, Loaded
+from lastword.bucket.commit import BUNDLE_BYTES, Bucket, Loaded
 from lastword.bucket.manifest import (
     MANIFEST,
     OBJECTS,
@@ -99,7 +99,7 @@ def collect(bucket: Bucket, *, retention_ms: int, dry_run: bool = False) -> Coll
         BusyError: Commits of other processes always came first. Nothing was removed.
     """
     listed = [facts for facts in bucket.store.list(OBJECTS) if is_object(facts.key)]
-    for _ in range(RUN_ATTEMPTS):
+    for _ in range(bucket.attempts):
         loaded = bucket.load()
         # Read after the version, so that no object of an older version is condemned since too early.
         now_ms = bucket.clock.now_ms() if dry_run else bucket.store_now_ms()
@@ -206,16 +206,20 @@ def missing_objects(bucket: Bucket) -> list[DataError]:
     The condemned list is left out: no file is in it, and without it a collection begins again.
 
     Returns:
-        An error for each object that is missing or has the wrong size. An object of files may be longer than
-        the files that still name it; the bytes behind them are never read.
+        An error for each object that is missing or has the wrong size. An object that several files shared
+        may be longer than the files that still name it, up to the size of such an object; bytes behind them
+        are never read.
     """
     loaded = bucket.load()
     # An object of this version is in a listing that begins now, unless a newer version does not name it.
     sizes = {facts.key: facts.size for facts in bucket.store.list(OBJECTS)}
     needed: dict[str, list[tuple[int, str]]] = {}  # by object: the end of the bytes of each file in it
+    whole = set()  # objects of one file
     for path, entry in loaded.snapshot.files():
         if entry.object is not None:
             needed.setdefault(entry.object, []).append((entry.position + entry.size, path))
+            if entry.position == 0 and entry.size >= BUNDLE_BYTES:
+                whole.add(entry.object)
         if entry.patch is not None:
             end = entry.patch.position + entry.patch.size
             needed.setdefault(entry.patch.object, []).append((end, path))
@@ -229,6 +233,16 @@ def missing_objects(bucket: Bucket) -> list[DataError]:
             errors[key] = lost_object(url, _several(paths))
         elif paths:
             errors[key] = TruncatedObjectError.of(url, max(ends)[0], size, _several(paths))
+        elif size > (max(ends)[0] if key in whole else max(max(ends)[0], 2 * BUNDLE_BYTES)):
+            errors[key] = CorruptFileError(
+                f"the object has {size} bytes, and its files end at byte {max(ends)[0]}; it has "
+                f"{_several([path for _, path in sorted(ends)])}",
+                code="longer-object",
+                remedy="another program changed it: restore the object from a copy; `lastword verify` lists "
+                "all damage",
+                file=url,
+                position=max(ends)[0],
+            )
     if errors:  # a newer version may not name the objects
         named = bucket.load().snapshot.objects()
         errors = {key: error for key, error in errors.items() if key in named}

@@ -80,7 +80,7 @@ UPLOADS = 8
 SWAP_ATTEMPTS = 12
 """Attempts of one swap while the manifest does not change."""
 RUN_ATTEMPTS = 64
-"""How often a transaction runs, or a swap is tried on newer versions, before it gives up."""
+"""How often a transaction runs, or a swap is tried on newer versions, unless the store states a number."""
 ENTRY_BYTES = 64
 """About the bytes of an entry in a manifest, besides its path and its data."""
 CLOCK_OBJECT = b"clock"
@@ -133,6 +133,7 @@ class Bucket:
         self.url = store.url
         self.clock = clock or SystemClock()
         self.rng = rng or random.SystemRandom()
+        self.attempts = store.commit_attempts or RUN_ATTEMPTS
         self.reads = reads or ObjectReads(store)
         self.reads.on_vanished = self.names
         self._scratch = scratch
@@ -221,7 +222,7 @@ class Bucket:
                 history does not show whether this one came in.
             BusyError: Others always came first.
         """
-        for attempt in range(RUN_ATTEMPTS):
+        for attempt in range(self.attempts):
             loaded, vanished = self.load(), self.reads.vanished
             with Scratch(self._scratch, self.clock) as scratch:
                 files = BucketFiles(self.url, loaded.snapshot, self.reads, scratch=scratch, rng=self.rng)
@@ -243,9 +244,9 @@ class Bucket:
         raise self.overtaken()
 
     def overtaken(self) -> BusyError:
-        """Return the error for a change that others overtook `RUN_ATTEMPTS` times. Nothing of it is in."""
+        """Return the error for a change that others always overtook. Nothing of it is in."""
         return BusyError(
-            f"{self.url}: commits of other processes came first {RUN_ATTEMPTS} times in a row",
+            f"{self.url}: commits of other processes came first {self.attempts} times in a row",
             remedy="try again, or let fewer processes write to one partition",
             file=self.url,
         )
@@ -285,7 +286,7 @@ class Bucket:
 
     def store_now_ms(self) -> int:
         """Return the time by the store's clock: that of a new object, which is removed again."""
-        for _ in range(RUN_ATTEMPTS):
+        for _ in range(self.attempts):
             key = self.new_key()
             self.store.put(key, CLOCK_OBJECT)
             facts = self.store.facts(key)
@@ -353,7 +354,7 @@ class Bucket:
 
     def edit(self, change: Callable[[Loaded], Manifest]) -> None:
         """Commit a change of the manifest that concerns no file."""
-        for attempt in range(RUN_ATTEMPTS):
+        for attempt in range(self.attempts):
             if attempt:
                 self.wait(attempt)
             base = self.load()
@@ -497,7 +498,7 @@ class _Commit:
         # The transaction may have taken hours. The swap begins with a version of now, so that the history of
         # nonces shows every commit since.
         base = bucket.load()
-        for attempt in range(RUN_ATTEMPTS):
+        for attempt in range(bucket.attempts):
             if self._uploads is not None and self._uploads not in base.manifest.uploads:
                 raise UploadsGoneError.of(bucket.url, self._uploads)
             if base.manifest.collection != collection:

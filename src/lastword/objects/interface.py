@@ -65,6 +65,8 @@ class ObjectStore(ABC):
 
     url: str
     """Where the objects are, without credentials and without a slash at the end."""
+    commit_attempts: int | None = None
+    """How often a commit is tried while others come first; None: the default."""
 
     @abstractmethod
     def get(self, key: str, *, unless: Version | None = None) -> Stored | None:

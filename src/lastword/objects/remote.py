@@ -81,6 +81,9 @@ _CLIENT = frozenset(
     }
 )
 _CACHE = frozenset({"cache", "cache_bytes"})
+_BOUNDS = frozenset({"max_retries", "retry_timeout", "commit_attempts"})
+_DURATION = re.compile(r"([1-9]\d*)(ms|s|min)")
+_MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000}
 _SIZE = re.compile(r"(\d+) ?(KiB|MiB|GiB|)")
 _UNITS = {"": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 _SECRET = re.compile(r"key|token|secret|password|signature|credential|sas|proxy_url", re.IGNORECASE)
@@ -202,7 +205,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
         options: obstore's options for this kind of store and for its HTTP client, such as region, endpoint,
             access_key_id, account_name, timeout. What is not given comes from the environment, under the
             names that the store's own tools use (AWS_REGION, GOOGLE_APPLICATION_CREDENTIALS, ...). Options of
-            ours: cache, a local directory for small ranges of objects, and cache_bytes, its size.
+            ours: cache, a local directory for small ranges of objects, and cache_bytes, its size; the bounds
+            of repetitions max_retries, retry_timeout and commit_attempts.
 
     Raises:
         MissingError: obstore is not installed.
@@ -218,8 +222,10 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
     except ImportError:
         raise MissingError.package("object storage", "obstore", "obstore>=0.12,<0.13") from None
     rest = f"{bucket}/{prefix}" if prefix else bucket
-    cache = _cache(given)
-    store = RemoteStore(f"{scheme}://{rest}", obstore, _Opener(scheme, bucket, given), prefix, cache)
+    cache, bounds = _cache(given), _bounds(given)
+    opener = _Opener(scheme, bucket, given, bounds.retries)
+    store = RemoteStore(f"{scheme}://{rest}", obstore, opener, prefix, cache)
+    store.commit_attempts = bounds.commit_attempts
     store.check()
     return store
 
@@ -259,7 +265,7 @@ def _parse(url: str) -> tuple[str, str, str]:
 def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return the options with names in lower case; raise UnknownSettingError for all unknown names."""
     given = {str(name).lower(): str(value) for name, value in options.items() if value is not None}
-    known = _SCHEMES[scheme].options | _CLIENT | _CACHE if scheme != "memory" else frozenset()
+    known = _SCHEMES[scheme].options | _CLIENT | _CACHE | _BOUNDS if scheme != "memory" else frozenset()
     problems = []
     for name in sorted(given.keys() - known):
         near = nearest(name, known)
@@ -285,15 +291,46 @@ def _cache(options: dict[str, str]) -> CachedRanges | None:
     return CachedRanges(directory, limit_bytes) if directory is not None else None
 
 
+class _Bounds(NamedTuple):
+    """How often requests and commits are repeated: obstore's settings, and attempts of a commit."""
+
+    retries: dict[str, Any]
+    commit_attempts: int | None
+
+
+def _bounds(options: dict[str, str]) -> _Bounds:
+    """Take the bounds of repetitions out of `options`."""
+    retries = dict(_RETRIES)
+    attempts, repeats = options.pop("commit_attempts", None), options.pop("max_retries", None)
+    timeout = options.pop("retry_timeout", None)
+    for name, value, least in (("commit_attempts", attempts, 1), ("max_retries", repeats, 0)):
+        if value is not None and not (value.isdecimal() and least <= int(value) <= MOST_ATTEMPTS):
+            raise InvalidSettingError(
+                f"storage option {name}={value!r}", remedy=f"a number from {least} to {MOST_ATTEMPTS}"
+            )
+    if repeats is not None:
+        retries["max_retries"] = int(repeats)
+    if timeout is not None:
+        match = _DURATION.fullmatch(timeout)
+        if match is None:
+            raise InvalidSettingError(f"storage option retry_timeout={timeout!r}", remedy="60s, or 5min")
+        retries["retry_timeout"] = timedelta(milliseconds=int(match[1]) * _MILLISECONDS[match[2]])
+    return _Bounds(retries, None if attempts is None else int(attempts))
+
+
+MOST_ATTEMPTS = 10_000
+
+
 class _Opener:
     """Makes obstore's objects for one bucket: with repetitions, and without."""
 
-    __slots__ = ("_bucket", "_options", "_scheme", "secrets")
+    __slots__ = ("_bucket", "_options", "_retries", "_scheme", "secrets")
 
-    def __init__(self, scheme: str, bucket: str, options: dict[str, str]) -> None:
+    def __init__(self, scheme: str, bucket: str, options: dict[str, str], retries: dict[str, Any]) -> None:
         self._scheme = scheme
         self._bucket = bucket
         self._options = options
+        self._retries = retries
         values = [value for name, value in options.items() if is_secret(name)]
         environment = _SCHEMES[scheme].environment
         values += [
@@ -313,7 +350,7 @@ class _Opener:
         if any(address.startswith("http://") for address in self._addresses(config)):
             client.setdefault("allow_http", "true")  # the address that the caller wrote says so
         kind = getattr(obstore.store, _SCHEMES[self._scheme].kind)
-        retries = _NO_RETRIES if conditional else _RETRIES
+        retries = _NO_RETRIES if conditional else self._retries
         failure: InvalidSettingError
         try:
             return kind(self._bucket, config=config, client_options=client, retry_config=retries)

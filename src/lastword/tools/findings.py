@@ -49,7 +49,7 @@ class Problem(Value):
             bad-removal-log bad-quarantine bad-survivorship bad-accounts bad-garbage-summary bad-synced
             bad-note bad-journal bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-settings
             newer-version.
-            Objects of a bucket: lost-object truncated-object damaged-manifest.
+            Objects of a bucket: lost-object truncated-object longer-object damaged-manifest.
         text: A description.
         repairable: True: derived data or a torn tail, which is repaired when the directory is opened to
             append, after the file `remove` was removed. False: see `remedy`.
