@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +187,62 @@ def test_console_producer_consumer_and_groups(java: Clients) -> None:
     assert "Successful" in java.run(GROUPS, "--delete-offsets", *group, "--topic", "lines")
     assert "was successful" in java.run(GROUPS, "--delete", *group)
     assert "readers" not in java.run("GroupsCommand", "--list").split()
+
+
+def test_groups_of_the_consumer_protocol(java: Clients) -> None:
+    java.create_topic("modern", 2)
+    java.produce("modern", [[KafkaRecord(b"k%d" % n, b"%d" % n, partition=n % 2)] for n in range(4)])
+    protocol = ("--command-property", "group.protocol=consumer")
+    consume = ("consumer.ConsoleConsumer", "--topic", "modern", "--timeout-ms", "9000", *protocol)
+    for offset in ("earliest", "latest"):  # the second does not start again
+        reset = ("--command-property", f"auto.offset.reset={offset}")
+        read = java.run(*consume, "--max-messages", "4", "--group", "moderns", *reset)
+        assert sorted(line for line in read.splitlines() if len(line) == 1) == ["0", "1", "2", "3"]
+        java.produce("modern", [[KafkaRecord(b"k%d" % n, b"%d" % n, partition=n % 2)] for n in range(4)])
+    group = ("--group", "moderns")
+    assert "Empty" in java.run(GROUPS, "--describe", *group, "--state")
+    assert re.search(r"moderns +Consumer", java.run(GROUPS, "--list", "--type"))
+    java.run(GROUPS, "--reset-offsets", *group, "--topic", "modern", "--to-earliest", "--execute")
+    lags = [line.split()[1:6] for line in java.run(GROUPS, "--describe", *group).splitlines()[-2:]]
+    assert [lag[0] for lag in lags] == ["modern", "modern"] and sum(int(lag[4]) for lag in lags) == 12
+
+    with _live_consumer(java.bootstrap, "moderns", "modern"):
+        assert "Stable" in java.run(GROUPS, "--describe", *group, "--state")
+        members = java.run(GROUPS, "--describe", *group, "--members", "--verbose")
+        assert "modern:0,1" in members
+        assert "The group is not empty" in java.run(GROUPS, "--delete", *group)
+    assert "was successful" in java.run(GROUPS, "--delete", *group)
+    options = ("--topic", "modern", "--group-id", "moderns", "--max-messages", "12")
+    events = java.run("VerifiableConsumer", *options, "--group-protocol", "consumer").splitlines()
+    counts = [json.loads(line) for line in events if line]
+    assert sum(event["count"] for event in counts if event["name"] == "records_consumed") == 12
+
+
+@contextlib.contextmanager
+def _live_consumer(bootstrap: str, group: str, topic: str) -> Iterator[None]:
+    """Run librdkafka's consumer, which has all partitions of the topic, in a thread."""
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "group.protocol": "consumer"}
+    )
+    consumer.subscribe([topic])
+    has_all, is_over = threading.Event(), threading.Event()
+
+    def poll() -> None:
+        while not is_over.is_set():
+            consumer.poll(0.05)
+            if len(consumer.assignment()) == 2:
+                has_all.set()
+        consumer.close()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        assert has_all.wait(20)
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_offsets_sizes_and_deleted_records(java: Clients, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lastword.protocol import codes as error_codes
 from lastword.protocol.codecs import MOST_ELEMENTS
 from lastword.protocol.messages import (
     ApiVersionsResponse,
+    ConsumerGroupMemberMetadataValue,
     FetchResponse,
     ListGroupsRequest,
     MetadataRequest,
@@ -99,6 +100,19 @@ def test_unknown_tagged_fields_are_skipped_and_known_ones_are_read() -> None:
     wrong = data.replace(b"\x01\x01\x08", b"\x01\x01\x09") + b"\0"
     with pytest.raises(MalformedMessageError, match="FinalizedFeaturesEpoch"):
         text.decode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [(None, "01000100"), (7, "01000701000000070100")],  # by Kafka's own class
+)
+def test_a_struct_in_a_tagged_field_may_be_null(metadata: int | None, expected: str) -> None:
+    kind = ConsumerGroupMemberMetadataValue
+    classic = None if metadata is None else kind.ClassicMemberMetadata(session_timeout_ms=metadata)
+    message = kind(client_id="c", client_host="h", server_assignor="range", classic_member_metadata=classic)
+    data = encode_stored(message, 0)
+    assert data.hex().endswith("0672616e6765" + expected)
+    assert decode_stored("ConsumerGroupMemberMetadataValue", data).classic_member_metadata == classic
 
 
 def test_a_value_that_a_version_cannot_carry_is_refused_unless_it_may_be_ignored() -> None:

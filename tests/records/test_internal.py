@@ -68,6 +68,15 @@ def test_a_tombstone_has_a_key_and_no_value():
     assert decode("__consumer_offsets", key, None) == InternalRecord("GroupMetadata", {"group": "g"}, None)
 
 
+def test_a_member_without_the_classic_protocol():
+    """A null struct in a tagged field, as Kafka 4.3.1 writes it."""
+    key = b"\0\5\0\1g\0\1m"
+    value = bytes.fromhex("00000000026302680101ffffffff0672616e676501000100")
+    record = decode("__consumer_offsets", key, value)
+    assert record is not None and record.value["serverAssignor"] == "range"
+    assert record.value["classicMemberMetadata"] is None
+
+
 @pytest.mark.parametrize("topic, kind, key, version", MESSAGES)
 def test_every_schema_and_version(topic, kind, key, version):
     """A writer of twenty lines in this file encodes each record independently."""
@@ -223,7 +232,7 @@ def _encode_value(value: Any, field: dict[str, Any], kind: str, version: int, fl
         return _length(length, "h" if kind == "string" else "i", flexible) + (data or b"")
     if "nullable" in field and _covers(field["nullable"], version):
         if value is None:
-            return b"\xff"
+            return b"\0" if _tagged(field, version) else b"\xff"
         return b"\x01" + _encode(value, field["fields"], version, flexible)
     return _encode(value, field["fields"], version, flexible)
 

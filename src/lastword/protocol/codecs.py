@@ -479,7 +479,8 @@ class _Reader(_Source):
             self.flush()
             self.label = path
             if nullable:
-                self.emit("p += 1", f"if data[p - 1] > 127: {target} = None", "else:")
+                null = "== 0" if self.is_tagged(field) else "> 127"  # Kafka's two ways to write null
+                self.emit("p += 1", f"if data[p - 1] {null}: {target} = None", "else:")
                 self.indent += 1
             self.emit(f"o{depth + 1} = new({class_name(field.struct)})")
             self.body(field.fields, depth + 1, f"{path}.")
@@ -619,7 +620,8 @@ class _Writer(_Source):
         if not field.is_array and field.struct is not None:
             if nullable:
                 self.flush()
-                self.emit(f'if {value} is None: {self.write}(b"\\xff")', "else:")
+                null = b"\0" if self.is_tagged(field) else b"\xff"
+                self.emit(f"if {value} is None: {self.write}({null!r})", "else:")
                 self.indent += 1
                 self.group.append(("1", "b"))
             self.body(field.fields, value, depth + 1, f"{path}.")

@@ -239,8 +239,10 @@ class _FieldReader:
                 return None
             data = self.take(length)
             return data.decode("utf-8", "replace") if kind == "string" else data
-        if "nullable" in field and _covers(field["nullable"], version) and self.number("int8") < 0:
-            return None
+        if "nullable" in field and _covers(field["nullable"], version):
+            null = 0 if _is_tagged(field, version) else -1
+            if self.number("int8") == null:
+                return None
         return self.struct(field["fields"], version, flexible=flexible)
 
     def _array(self, field: dict[str, Any], kind: str, version: int, flexible: bool) -> list[Any] | None:

@@ -122,6 +122,7 @@ class Member:
                 subscribed_topic_regex=self.regex,
                 rebalance_timeout_ms=self.rebalance_ms,
                 server_assignor=self.assignor,
+                classic_member_metadata=None,
             ),
             0,
         )
