@@ -12,6 +12,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import StorageError
+from lastword.partition import PartitionLog
 from lastword.protocol import codes
 from lastword.protocol.messages import (
     AddPartitionsToTxnRequest,
@@ -597,6 +598,48 @@ def test_a_waiting_committed_read_gets_the_records_of_a_commit(
         writer.end()
         answer = reader.receive().responses[0].partitions[0]
     assert len(answer.records) > 0
+
+
+def test_a_decision_is_synced_before_its_first_marker(
+    client: Client, clock: ManualClock, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could leave one partition with its marker and a transaction that is then aborted."""
+    logs.set_config("users", lastword_ack="disk")
+    done: list[tuple[str, str]] = []
+    append, sync = PartitionLog.append_batch, PartitionLog.sync
+
+    def append_batch(log: PartitionLog, data: Any) -> Any:
+        done.append(("append", log.topic))
+        return append(log, data)
+
+    def synced(log: PartitionLog) -> None:
+        done.append(("sync", log.topic))
+        sync(log)
+
+    writer = Writer(client, clock)
+    writer.init()
+    monkeypatch.setattr(PartitionLog, "append_batch", append_batch)
+    monkeypatch.setattr(PartitionLog, "sync", synced)
+    state, users = "__transaction_state", "users"
+    written = [("append", state), ("sync", state), ("append", users), ("sync", users)]
+    assert writer.send(b"v") == 0
+    assert done == written, "the partition is added before its first batch"
+    done.clear()
+    assert writer.end() == 0
+    assert done == [*written, ("append", state)]
+    done.clear()
+    writer.send(b"v", "events")
+    assert done == [("append", state), ("append", "events")], "nothing is promised for a power cut"
+
+
+def test_the_view_of_newest_values_is_no_partition_of_a_transaction(
+    client: Client, clock: ManualClock
+) -> None:
+    writer = Writer(client, clock)
+    writer.init()
+    assert writer.send(b"v", "users@latest") == codes.INVALID_TOPIC_EXCEPTION
+    assert writer.add("users@latest") == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert described(client).transaction_state == "Empty"
 
 
 def test_states_are_stored_as_kafka_stores_them() -> None:

@@ -323,8 +323,13 @@ class Transactions:
         self.topic.open()
         return list(self.topic.newest())
 
-    async def _change(self, transaction: TransactionalId, **fields: Any) -> None:
+    async def _change(self, transaction: TransactionalId, *, has_effect: bool = True, **fields: Any) -> None:
         """Store another state. Other changes are refused until it is durable.
+
+        Args:
+            transaction: The transactional id.
+            has_effect: Something follows that must not survive a power cut without this state.
+            fields: The fields that change.
 
         Raises:
             Refused: The state could not be stored.
@@ -337,6 +342,8 @@ class Transactions:
             number = self.topic.partition_of(transaction.id)
             log = self.topic.append(number, [(_key(transaction.id), stored.value())])
             transaction.stored = stored
+            if not has_effect:
+                return
             if log is None and self._is_durable(before.partitions | stored.partitions):
                 log = self.topic.log(number)
             if log is not None:
@@ -632,7 +639,9 @@ class Transactions:
             served = self._broker.topics.find(topic.name, topic.topic_id)
             for data in topic.partition_data:
                 producer = _producer_of(data.records)
-                if producer is None or served is None or data.index not in served.directories:
+                if producer is None or served is None or served.is_latest:
+                    continue
+                if data.index not in served.directories:
                     continue
                 same = next((partitions for other, partitions in asked if other == producer and adds), None)
                 if same is not None:
@@ -763,6 +772,7 @@ class Transactions:
                 epoch=0 if has_next else stored.epoch,
                 next_producer_id=-1,
                 partitions=frozenset(),
+                has_effect=False,  # the markers can be appended again
             )
         except (LastwordError, Refused) as error:
             _log.warning("transaction %r: %s; tried again", transaction.id, error)
@@ -808,8 +818,7 @@ class Transactions:
                 continue
             if served.name == self._groups.topic.name:
                 self._groups.decide(number, stored.producer_id, is_commit)
-        for log in syncs:
-            await self._broker.in_pool(log.sync)
+        await asyncio.gather(*(self._broker.in_pool(log.sync) for log in syncs))
         if failed is not None:
             raise failed
 
