@@ -844,8 +844,8 @@ class Pulling:
     def _check_ends(self, copy: Copy, ends: RemoteEnds) -> None:
         """Set where the copy has to end. DivergedLogError if the leader's log ends below the copy."""
         copy.remote_start, copy.remote_end = ends.start, ends.end
-        if copy.end is None and not self._follow:
-            copy.end = ends.end
+        if not self._follow:
+            copy.end = ends.end if copy.end is None else min(copy.end, ends.end)
         if copy.log_end > ends.end:
             raise self._diverged(copy, f"the log of the cluster ends at {ends.end}")
         if ends.start > copy.log_end:
@@ -962,7 +962,7 @@ class Pulling:
                 copy.remote_end = max(data.high_watermark, copy.log_end)
             records = memoryview(b"" if data.records is None else data.records)
             if len(records):
-                self._take(copy, records)
+                self._take(copy, records, data.high_watermark)
             if data.log_start_offset > copy.log_start and not copy.restarts:
                 self._raise_log_start(copy, data.log_start_offset)
             copy.failure = copy.failing_since = None
@@ -970,8 +970,14 @@ class Pulling:
             copy.error = error
         return len(records) if copy.error is None else 0
 
-    def _take(self, copy: Copy, data: memoryview) -> None:
-        """Append the batches that are new, after a comparison of those that the copy has."""
+    def _take(self, copy: Copy, data: memoryview, high_watermark: int) -> None:
+        """Append the batches that are new, after a comparison of those that the copy has.
+
+        A base offset has no checksum. A batch at or above the high watermark of the answer is not appended,
+        but asked for again.
+        """
+        limits = [offset for offset in (copy.end, high_watermark) if offset is not None and offset >= 0]
+        limit = min(limits, default=1 << 63)
         start, end, beyond = None, 0, False
         for position, size in batches_of(data):
             base = _STEP.unpack_from(data, position)[0]
@@ -979,22 +985,20 @@ class Pulling:
                 self._compare(copy, data[position : position + size])
                 end = position + size
                 continue
-            if copy.end is not None and base >= copy.end:
-                beyond = True  # the cluster has no batch between the last one and the end
+            if base >= limit:
+                beyond = True
                 break
             start = position if start is None else start
             end = position + size
-        if start is None:
-            if beyond:
-                copy.last = None
-                self._skip_to_end(copy)
-            elif end:
-                copy.last = None  # compared, as far as the cluster still has it
-            else:
-                self._widen(copy)
-            return
-        copy.last, copy.empty, copy.most_bytes = None, 0, PARTITION_BYTES
-        self._append(copy, data[start:end])
+        if start is not None:
+            copy.last, copy.empty, copy.most_bytes = None, 0, PARTITION_BYTES
+            self._append(copy, data[start:end])
+        elif beyond:
+            self._pass_gap(copy)
+        elif end:
+            copy.last = None  # compared, as far as the cluster still has it
+        else:
+            self._widen(copy)
 
     def _widen(self, copy: Copy) -> None:
         """Ask for more bytes: the first batch is not whole. Old brokers cut it at the limit."""
@@ -1052,6 +1056,10 @@ class Pulling:
             return
         if copy.last is not None:
             copy.last = None  # the cluster has no batch from the copy's last record on
+            return
+        if copy.remote_end < copy.end:  # the high watermark is behind for a while, after a leader has moved
+            late = codes.OFFSET_NOT_AVAILABLE
+            self._fail(copy, refused(f"the leader of {copy.tp}", late, f"send offsets up to {copy.end}"))
             return
         copy.empty += 1
         if copy.empty >= EMPTY_ANSWERS:
