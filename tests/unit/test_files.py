@@ -405,6 +405,40 @@ def test_the_first_error_in_order_is_raised_when_no_thread_runs() -> None:
     assert running.now == 0 and running.items < 400
 
 
+def test_a_directory_belongs_to_the_root_that_its_real_path_is_in(tmp_path: Path) -> None:
+    """Whether it is reached through links, below another root, or before the root is guarded."""
+    for name in ("logs/users-0/lastword", "logs/inner/orders-0", "beside/data"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "logs")
+    (tmp_path / "beside" / "in").symlink_to(tmp_path / "logs" / "users-0")
+    (tmp_path / "logs" / "out").symlink_to(tmp_path / "beside")
+    logs, inner, neither = f"{tmp_path}/logs", f"{tmp_path}/logs/inner", None
+    files = OsFiles()
+    for guarded in ([], [logs], [logs, inner]):
+        for root in guarded:
+            files.guard(root)
+        for _ in range(2):  # the second time from memory
+            for directory, root in {
+                "logs": logs,
+                "logs/users-0": logs,
+                "logs/users-0/lastword": logs,
+                "logs/users-0/../inner": inner,
+                "link/users-0/lastword": logs,
+                "beside/in/lastword": logs,
+                "logs/inner": inner,
+                "logs/inner/orders-0": inner,
+                "link/inner/orders-0": inner,
+                "logs/out": neither,
+                "logs/out/data": neither,
+                "beside/data": neither,
+            }.items():
+                expected = root
+                if expected not in guarded:
+                    expected = logs if root == inner and logs in guarded else neither
+                real = os.path.realpath(tmp_path / directory)
+                assert files._root(f"{tmp_path}/{directory}/file").path == (expected or real), directory
+
+
 class InSteps:
     """Work of two steps, each with two syncs. Keeps their order by item, and the threads of the steps."""
 

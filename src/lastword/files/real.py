@@ -536,7 +536,7 @@ class OsFiles(Files):
             self._roots[path] = Root(path)
             for unguarded in [p for p in self._unguarded_roots if p == path or p.startswith(path + os.sep)]:
                 del self._unguarded_roots[unguarded]
-            self._root_by_directory.clear()
+            self._root_by_directory = {}  # `_root` may be adding to the dictionary of before
         DIR_OFFLINE.set(0, path)
 
     def offline(self, path: Path) -> StorageError | None:
@@ -550,37 +550,38 @@ class OsFiles(Files):
         Cached by the directory's name, because resolving links costs a system call per level of the path.
         """
         directory = os.path.dirname(path)
-        result = self._root_by_directory.get(directory) or self._root_of_parent(directory)
-        if result is not None:
-            return result
+        known = self._root_by_directory
+        root = known.get(directory)
+        if root is None:
+            root = self._root_by_parent(directory) or self._root_by_links(directory)
+            if os.path.isabs(directory):  # a relative path depends on the working directory
+                with self._mutex:
+                    if len(known) >= MAX_CACHED_DIRECTORIES:
+                        known.clear()
+                    known[directory] = root
+        return root
+
+    def _root_by_parent(self, directory: str) -> Root | None:
+        """Return the root of a directory that is no link, by that of its parent; None: not known that way."""
+        above, name = os.path.split(directory)
+        if name in ("", os.curdir, os.pardir) or not os.path.isabs(above) or os.path.islink(directory):
+            return None
+        parent = self._root(directory)
+        with self._mutex:
+            if self._unguarded_roots.get(parent.path) is parent:  # its path is that of the parent
+                real = os.path.join(parent.path, name)
+                return self._roots.get(real) or self._unguarded_roots.setdefault(real, Root(real))
+            below = parent.path + os.sep
+            nested = any(path.startswith(below) for path in self._roots)
+            return None if nested or self._roots.get(parent.path) is not parent else parent
+
+    def _root_by_links(self, directory: str) -> Root:
+        """Return the root of a directory, after resolving all links of its path."""
         real = ancestor = os.path.realpath(directory)
         with self._mutex:
-            while (result := self._roots.get(ancestor)) is None and ancestor != os.path.dirname(ancestor):
+            while (root := self._roots.get(ancestor)) is None and ancestor != os.path.dirname(ancestor):
                 ancestor = os.path.dirname(ancestor)
-            if result is None:
-                result = self._unguarded_roots.setdefault(real, Root(real))
-            if os.path.isabs(directory):  # a relative path depends on the working directory
-                if len(self._root_by_directory) >= MAX_CACHED_DIRECTORIES:
-                    self._root_by_directory.clear()
-                self._root_by_directory[directory] = result
-        return result
-
-    def _root_of_parent(self, directory: str) -> Root | None:
-        """Return the root of a directory that is no link, in a directory with a known root; None: not known.
-
-        That root is guarded, and has no other guarded root below it.
-        """
-        above, name = os.path.split(directory)
-        root = self._root_by_directory.get(above)
-        if root is None or name in ("", os.curdir, os.pardir) or os.path.islink(directory):
-            return None
-        with self._mutex:
-            below = root.path + os.sep
-            if self._roots.get(root.path) is not root or any(path.startswith(below) for path in self._roots):
-                return None
-            if len(self._root_by_directory) < MAX_CACHED_DIRECTORIES:
-                self._root_by_directory[directory] = root
-        return root
+            return root or self._unguarded_roots.setdefault(real, Root(real))
 
     def _log_root(self, path: str) -> str | None:
         """Return the root of the log directory that contains `path`; None outside of any."""

@@ -21,6 +21,7 @@ import os
 import random
 import re
 from contextlib import suppress
+from functools import lru_cache
 
 from lastword.errors import (
     CorruptFileError,
@@ -126,19 +127,29 @@ def read_topic_id(files: Files, partition_directory: str) -> str | None:
         facts = files.stat(path)
         if facts is None:
             return None
-        text = files.read_bytes(path).decode("utf-8") if facts.size <= 4096 else ""
+        topic_id = _topic_id_in(files.read_bytes(path)) if facts.size <= 4096 else None
     except FileVanishedError:
         return None
+    if topic_id is None:
+        raise CorruptFileError(
+            "this is no partition metadata", code="bad-properties", remedy="restore it from a copy", file=path
+        )
+    return topic_id
+
+
+@lru_cache(maxsize=64)  # the partitions of a topic have the same bytes
+def _topic_id_in(data: bytes) -> str | None:
+    """Return the topic id in the bytes of a partition.metadata; None if they are damaged."""
+    try:
+        text = data.decode("utf-8")
     except UnicodeDecodeError:
-        text = ""
+        return None
     fields = dict(
         re.split(r":\s+", line, maxsplit=1) for line in text.splitlines() if re.search(r":\s", line)
     )
     version, topic_id = fields.get("version", ""), fields.get("topic_id", "").strip()
     if version.strip() != "0" or _ID.fullmatch(topic_id) is None or topic_id == "A" * 22:
-        raise CorruptFileError(
-            "this is no partition metadata", code="bad-properties", remedy="restore it from a copy", file=path
-        )
+        return None
     return topic_id
 
 

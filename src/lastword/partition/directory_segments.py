@@ -23,7 +23,7 @@ from lastword.errors import (
     FileVanishedError,
     NotAPartitionError,
 )
-from lastword.files import FileFacts, Files
+from lastword.files import Files
 from lastword.partition import cut, swap
 from lastword.partition.checkpoint_file import read_offset_lines
 from lastword.partition.durability import read_log_end, wrong_end
@@ -63,8 +63,10 @@ class DirectorySegments:
         """
         files, directory = self.files, self.directory
         check_directory(files, directory)
+        # The root's log start checkpoint, which is replaced as a whole.
+        log_starts = os.path.join(os.path.dirname(os.path.normpath(directory)), names.LOG_STARTS)
         for _ in range(_TRIES):
-            checkpoint = _log_start_file(files, directory)
+            checkpoint = files.stat(log_starts)
             log_start = read_log_start(files, directory)
             listing = files.listdir(directory)
             log_files = _log_files(listing)
@@ -76,10 +78,7 @@ class DirectorySegments:
                     segments[-1] = segments[-1].ending_at(*end_of_valid_part(segments[-1]), active=True)
             except FileVanishedError:
                 continue
-            if (
-                _log_files(files.listdir(directory)) == log_files
-                and _log_start_file(files, directory) == checkpoint
-            ):
+            if _log_files(files.listdir(directory)) == log_files and files.stat(log_starts) == checkpoint:
                 version = LogVersion(SegmentSet(segments), *_range(log_start, segments), token=listed_bytes)
                 with suppress(FileVanishedError):
                     checked = self._with_end_checked(version, listed_bytes, listing)
@@ -286,11 +285,6 @@ def _range(checkpointed: int, segments: list[Segment]) -> tuple[int, int]:
     return (checkpointed if first < checkpointed <= log_end else first), log_end
 
 
-def _log_start_file(files: Files, directory: str) -> FileFacts | None:
-    """Return the facts of the root's log start checkpoint, which is replaced as a whole."""
-    return files.stat(os.path.join(os.path.dirname(os.path.normpath(directory)), names.LOG_STARTS))
-
-
 def read_log_start(files: Files, directory: str) -> int:
     """Return the log start of the root's checkpoint; 0 if there is none, or if the file is damaged."""
     root, name = os.path.split(os.path.normpath(directory))
@@ -316,8 +310,11 @@ def end_of_valid_part(segment: Segment, trusted_end: int | None = None) -> tuple
     `trusted_end`: that of the segment, if it was computed.
     """
     file_size = segment.size
-    start = segment.last_trusted().position if trusted_end is None else trusted_end
-    next_offset = segment.base_offset
+    if trusted_end is None:
+        trusted_end, last = segment.last_trusted()
+        if last is not None and last.end == file_size:
+            return file_size, last.next_offset
+    start, next_offset = trusted_end, segment.base_offset
     while True:
         end, next_offset = _valid_end(segment, start, next_offset, file_size)
         if end == file_size:
