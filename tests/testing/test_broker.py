@@ -327,7 +327,26 @@ def test_connections_are_dropped(kafka_broker: Broker, client: Client) -> None:
         assert again.ask(MetadataRequest(topics=None)).topics[0].name == "users"
 
 
-# -------------------------------------------------------------- requests, reset, end
+def test_faults_and_delays_end(kafka_broker: Broker, client: Client) -> None:
+    for api in ("ListGroups", "FindCoordinator"):
+        kafka_broker.fail(api, "COORDINATOR_NOT_AVAILABLE", times=None)
+        kafka_broker.delay(api, 0.05)
+    found = FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
+    unavailable = codes.COORDINATOR_NOT_AVAILABLE
+
+    def answers() -> tuple[int, int]:
+        return client.ask(ListGroupsRequest()).error_code, client.ask(found).coordinators[0].error_code
+
+    began = time.monotonic()
+    assert answers() == (unavailable, unavailable)
+    assert time.monotonic() - began >= 0.1
+    kafka_broker.heal("ListGroups")
+    assert answers() == (0, unavailable)
+    kafka_broker.heal()
+    assert answers() == (0, 0)
+
+
+# -------------------------------------------------------------- requests, stop, reset, end
 
 
 def test_requests_are_recorded(kafka_broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +361,44 @@ def test_requests_are_recorded(kafka_broker: Broker, client: Client, monkeypatch
     for _ in range(5):
         client.ask(ListGroupsRequest())
     assert [request.api.name for request in kafka_broker.requests()] == ["ListGroups"] * 3
+
+
+def test_a_broker_that_was_down_goes_on(kafka_broker: Broker) -> None:
+    kafka_broker.create_topic("users")
+    kafka_broker.clock.advance("1h")
+    kafka_broker.fail("ListGroups", "COORDINATOR_NOT_AVAILABLE", times=None)
+    with Client(kafka_broker.server) as client:
+        heartbeat = join(client, "g")
+        client.produce("users", batch((b"a", b"1")))
+        kafka_broker.stop()
+        kafka_broker.stop()
+        with pytest.raises(ConnectionError):
+            client.receive()
+    with pytest.raises(ConnectionRefusedError):
+        Client(kafka_broker.server)
+    kafka_broker.clock.advance("1h")
+    now_ms = kafka_broker.clock.now_ms()
+    assert abs(now_ms - time.time() * 1000 - 7_200_000) < 60_000
+    kafka_broker.start()
+    with pytest.raises(UsageError):
+        kafka_broker.start()
+    with Client(kafka_broker.server) as client:
+        assert client.ask(heartbeat).error_code == 0
+        assert client.produce("users", batch((b"a", b"2"))).base_offset == 1
+        assert client.ask(ListGroupsRequest()).error_code == codes.COORDINATOR_NOT_AVAILABLE
+    assert [record.value for record in kafka_broker.topic("users").read()] == [b"1", b"2"]
+    assert len(kafka_broker.requests("Produce")) == 2
+    kafka_broker.stop()
+    kafka_broker.close()
+    with pytest.raises(UsageError):
+        kafka_broker.start()
+
+
+@pytest.mark.parametrize("kafka_broker", [{"partitions": 3, "auto_create_topics": False}], indirect=True)
+def test_options_of_the_fixture(kafka_broker: Broker, client: Client) -> None:
+    missing = client.ask(MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="users")]))
+    assert missing.topics[0].error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert kafka_broker.create_topic("users").partitions == 3
 
 
 def test_reset_begins_again_at_the_same_port() -> None:

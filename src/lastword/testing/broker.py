@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WAIT_SECONDS = 30.0
 MOST_RESERVED = 100
+"""How many ports of brokers that were stopped stay bound."""
 RESERVED: deque[int] = deque()
-"""Sockets at the ports of the last brokers that were closed: the system gives no other broker these ports."""
+"""Sockets at these ports, which the system therefore gives to no other broker."""
 
 
 class BrokerClock(SystemClock):
     """The clock of the operating system, which `advance` moves ahead."""
 
-    def __init__(self) -> None:
+    def __init__(self, advance: Callable[[int, bool], None]) -> None:
         self._ahead_ms = 0
-        self._advance: Callable[[int, bool], None] = lambda ms, heartbeats: self.move(ms)
+        self._advance = advance
 
     def now_ms(self) -> int:
         """Return milliseconds since 1970, UTC, with the time that was added."""
@@ -105,13 +106,15 @@ class Broker:
     ) -> None:
         self._is_temporary = directory is None
         self._port, self._partitions, self._auto_create = port, partitions, auto_create_topics
-        self._is_closed = False
+        self._is_stopped = self._is_closed = False
         path = Path(tempfile.mkdtemp(prefix="lastword-") if directory is None else directory)
         self.directory = str(path)
         if path.is_dir() and any(path.iterdir()):
             raise UsageError(f"{self.directory} is not empty", remedy="give an empty or a new directory")
+        self.clock = BrokerClock(self._advance)
+        self._interceptor = Interceptor()
         try:
-            self._start(port)
+            self._serve(port)
         except BaseException:
             self._remove()
             raise
@@ -125,7 +128,7 @@ class Broker:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Broker({self.bootstrap_servers!r}{', closed' if self._is_closed else ''})"
+        return f"Broker({self.bootstrap_servers!r}{', stopped' if self._is_stopped else ''})"
 
     @property
     def bootstrap_servers(self) -> str:
@@ -178,7 +181,7 @@ class Broker:
         Args:
             api: Kafka's name: "Produce", "Fetch", "OffsetCommit", "JoinGroup".
             error: Kafka's name: "NOT_LEADER_OR_FOLLOWER", "UNKNOWN_MEMBER_ID".
-            times: How many requests; None: all until `reset`.
+            times: How many requests; None: all until `heal`.
             topic: Of Produce and Fetch: only the partitions of this topic have the error.
 
         Raises:
@@ -189,6 +192,10 @@ class Broker:
     def delay(self, api: str, seconds: float) -> None:
         """Handle each request of an API this much later, in real time; 0: no delay any more."""
         self._interceptor.delay(api, seconds)
+
+    def heal(self, api: str | None = None) -> None:
+        """End the faults and delays of an API; None: of all."""
+        self._interceptor.heal(api)
 
     def drop_connections(self) -> int:
         """Close the connections of all clients, without the answers that are due. Return their number."""
@@ -208,33 +215,57 @@ class Broker:
         """
         return self._interceptor.requests(api)
 
+    # -------------------------------------------------------------- begin and end
+
+    def stop(self) -> None:
+        """Drop the connections and end the server: clients find no broker until `start`.
+
+        The log is closed, too. A second stop does nothing.
+        """
+        if self._is_stopped:
+            return
+        self.drop_connections()
+        self._is_stopped = True
+        self.server.close()
+        self.logs.close()
+        self._reserve()
+
+    def start(self) -> None:
+        """Start again at the same port, with the log, the groups and the transactions of before.
+
+        `logs` and the topics that it gave are closed; get them again. Faults, delays, requests and the added
+        time stay.
+        """
+        if self._is_closed or not self._is_stopped:
+            raise UsageError(f"{self!r} cannot be started", remedy="stop it before; make another Broker")
+        self._serve(self.server.port)
+        self._is_stopped = False
+
     def reset(self) -> None:
         """Begin again at the same port: no topics, groups, faults, delays, requests or added time.
 
         Connections are dropped. Clients that connect again find a new, empty cluster.
         """
-        port = self.server.port
-        self._stop()
-        self._empty()
-        self._start(port)
+        self.stop()
+        for path in Path(self.directory).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        self.clock = BrokerClock(self._advance)
+        self._interceptor = Interceptor()
+        self.start()
 
     def close(self) -> None:
-        """Drop the connections, end the server, and remove a temporary directory.
-
-        A second close does nothing.
-        """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._stop()
-        if not self._port:
-            self._reserve()
-        self._remove()
+        """Stop, and remove a temporary directory. A second close does nothing."""
+        if not self._is_closed:
+            self.stop()
+            self._is_closed = True
+            self._remove()
 
     # -------------------------------------------------------------- parts
 
-    def _start(self, port: int) -> None:
-        self.clock = BrokerClock()
+    def _serve(self, port: int) -> None:
         self.logs: LogDir = open(
             self.directory, "a", clock=self.clock, files=UNSYNCED, log_cleaner_enable=False
         )
@@ -248,15 +279,13 @@ class Broker:
         except BaseException:
             self.logs.close()
             raise
-        self._interceptor = Interceptor(self.server)
-        self.clock._advance = self._advance
-
-    def _stop(self) -> None:
-        self.drop_connections()
-        self.server.close()
-        self.logs.close()
+        self._interceptor.attach(self.server)
 
     def _advance(self, ms: int, heartbeats: bool) -> None:
+        if self._is_stopped:
+            self.clock.move(ms)
+            return
+
         async def advance() -> None:
             self.clock.move(ms)
             if heartbeats:
@@ -281,7 +310,10 @@ class Broker:
         return asyncio.run_coroutine_threadsafe(run(), self.server.loop).result(WAIT_SECONDS)
 
     def _reserve(self) -> None:
-        """Bind the port, so that a client that is left over finds no broker of another test there."""
+        """Bind the port, so that a client that is left over finds no broker of another test there.
+
+        Two sockets may be bound to a port if one of them listens at most: the broker itself can start again.
+        """
         reserved = socket.socket()
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
@@ -289,13 +321,6 @@ class Broker:
         RESERVED.append(reserved.detach())
         if len(RESERVED) > MOST_RESERVED:
             os.close(RESERVED.popleft())
-
-    def _empty(self) -> None:
-        for path in Path(self.directory).iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
 
     def _remove(self) -> None:
         if self._is_temporary:

@@ -76,8 +76,9 @@ class Fault:
 class Interceptor:
     """Records the requests of a server's clients, and delays or refuses some of them."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    _server: Server
+
+    def __init__(self) -> None:
         self._requests: deque[Request] = deque()
         self._bytes = 0
         self._faults: list[Fault] = []
@@ -85,6 +86,10 @@ class Interceptor:
         self._lock = threading.Lock()
         self._members: WeakKeyDictionary[Any, dict[tuple[str, str], Request]] = WeakKeyDictionary()
         """For each connection, the heartbeat of each member of a group that used the connection."""
+
+    def attach(self, server: Server) -> None:
+        """Stand in front of the handlers of a server, which has no client yet."""
+        self._server = server
         server.handle = self.handle
         server.broker.refuse = self.refuse
 
@@ -108,6 +113,16 @@ class Interceptor:
         """Answer an API later; see `Broker.delay`."""
         check_api(api)
         self._delays[api] = seconds
+
+    def heal(self, api: str | None) -> None:
+        """End the faults and delays of an API; None: of all."""
+        if api is not None:
+            check_api(api)
+        with self._lock:
+            self._faults = [fault for fault in self._faults if api not in (None, fault.api)]
+            self._delays = {
+                name: seconds for name, seconds in self._delays.items() if api not in (None, name)
+            }
 
     def requests(self, api: str | None) -> list[Request]:
         """Return the requests of an API, or all of them, the oldest first."""

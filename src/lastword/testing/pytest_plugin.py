@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def kafka_broker(tmp_path: Path) -> Iterator[Broker]:
-    """A broker for one test, with a log, a port and a cluster id of its own: `lastword.testing.Broker`."""
+def kafka_broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A broker for one test, with a log, a port and a cluster id of its own: `lastword.testing.Broker`.
+
+    A parameter of the fixture is a dict of the broker's options.
+    """
     from lastword.testing.broker import Broker
 
-    with Broker(tmp_path / "kafka") as broker:
+    with Broker(tmp_path / "kafka", **getattr(request, "param", {})) as broker:
         yield broker
 
 
