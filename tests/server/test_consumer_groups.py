@@ -23,7 +23,7 @@ from lastword.protocol.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
-from lastword.server import Server
+from lastword.server import Server, consumer_groups
 from lastword.server.consumer_groups import ranges, uniform
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
@@ -427,8 +427,23 @@ def test_members_survive_a_restart(logs: lastword.LogDir, clock: ManualClock) ->
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_partition_never_has_two_owners(logs: lastword.LogDir, clock: ManualClock, seed: int) -> None:
-    """A random history of members, with heartbeats that get lost, topics that grow, and restarts."""
+def test_a_partition_never_has_two_owners(logs: lastword.LogDir, seed: int) -> None:
+    history(logs, seed)
+
+
+def test_a_history_finds_a_planted_fault(logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that assigns partitions before their owners have given them up."""
+    right = consumer_groups.reconciled
+    monkeypatch.setattr(
+        consumer_groups, "reconciled", lambda *arguments: right(*arguments[:-1], lambda partition: True)
+    )
+    with pytest.raises(AssertionError):
+        for seed in range(4):
+            history(logs, seed)
+
+
+def history(logs: lastword.LogDir, seed: int) -> None:
+    """A random history of members, with answers that get lost, topics that grow, and restarts."""
     rng = random.Random(seed)
     server = lastword.serve(logs, "127.0.0.1:0")
     client = Client(server)

@@ -609,13 +609,13 @@ class ClassicGroups:
     # -------------------------------------------------------------- members that go
 
     def _keep_alive(self, group: ClassicGroup, member: Member) -> None:
-        if member.session is not None:
+        if member.joining is None and member.id in group.members:
+            member.session = self._broker.timers.again(
+                member.session, member.session_ms, lambda: self._session_expired(group, member)
+            )
+        elif member.session is not None:
             member.session.cancel()
             member.session = None
-        if member.joining is None and member.id in group.members:
-            member.session = self._broker.timers.after(
-                member.session_ms, lambda: self._session_expired(group, member)
-            )
 
     def _session_expired(self, group: ClassicGroup, member: Member) -> None:
         if group.members.get(member.id) is member:

@@ -163,6 +163,7 @@ class ConsumerGroup(Group):
         owners: The member that has each partition, also one that has still to give it up.
         regexes: The topics of each regular expression.
         read: The topics that the group reads.
+        missing: The topics that the group subscribes to, and that do not exist.
         digest: A hash of `read`, which is stored.
         seen: The version of the list of topics that `read` was taken from.
     """
@@ -177,6 +178,7 @@ class ConsumerGroup(Group):
     owners: dict[Partition, str] = field(default_factory=dict)
     regexes: Matches = field(default_factory=dict)
     read: Read = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
     digest: int = 0
     seen: int = -1
     sessions: dict[str, Timer] = field(default_factory=dict)
@@ -211,6 +213,10 @@ class ConsumerGroup(Group):
     def subscribed(self) -> set[str]:
         """Return the topics that the members subscribe to."""
         return {topic for member in self.members.values() for topic in self.topics_of(member)}
+
+    def is_settled(self, member: Member) -> bool:
+        """Return whether the member has its target, and no newer one is to be computed."""
+        return member.state == IS_STABLE and member.epoch == self.target_epoch == self.epoch
 
     def retained_from(self, committed: Committed) -> int | None:
         """Return the time from which the retention of an offset counts."""
@@ -496,19 +502,23 @@ class ConsumerGroups:
                 f"The consumer group has reached its maximum capacity of {MOST_MEMBERS} members.",
             )
         before, replaced = self._member_of(group, member_id, body, owned)
-        change = _Change(group, before, replaced, _updated(before, request, connection), matches)
-        change.records[:0] = records
-        if change.is_subscription_changed or self._is_topic_changed(group):
-            version = self._broker.topics.version
-            change.read_topics(self._read(change.subscribed()), version)
-        change.assign(self._broker.clock.now_ms())
-        member = change.reconcile(owned)
-        stored = self._groups.store(group.id, change.records)
-        if self._groups.get(group.id) is not group:
-            self._groups.add(group)
-        change.take()
+        member = _updated(before, request, connection)
+        stored = None
+        is_topic_changed = self._is_topic_changed(group)
+        if joins or matches or is_topic_changed or member != before or not group.is_settled(before):
+            change = _Change(group, before, replaced, member, matches)
+            change.records[:0] = records
+            if is_topic_changed or change.is_subscription_changed:
+                version = self._broker.topics.version
+                change.read_topics(self._read(change.subscribed()), version)
+            change.assign(self._broker.clock.now_ms())
+            member = change.reconcile(owned)
+            stored = self._groups.store(group.id, change.records)
+            if self._groups.get(group.id) is not group:
+                self._groups.add(group)
+            change.take()
+            self._await_revocation(group, member)
         self._await_session(group, member)
-        self._await_revocation(group, member)
         answer = ConsumerGroupHeartbeatResponse(
             member_id=member.id,
             member_epoch=member.epoch,
@@ -533,8 +543,7 @@ class ConsumerGroups:
     def _is_topic_changed(self, group: ConsumerGroup) -> bool:
         """Return whether topics that the group reads may have changed, or have been created."""
         topics = self._broker.topics
-        missing = group.subscribed() - group.read.keys()
-        return any(topics.find(name) is not None for name in missing) or group.seen != topics.version
+        return any(topics.find(name) is not None for name in group.missing) or group.seen != topics.version
 
     @property
     def _settings(self) -> Any:
@@ -640,7 +649,8 @@ class ConsumerGroups:
         regexes = {other.regex for other in others}
         gone = [regex for regex in group.regexes if regex not in regexes]
         records += [(_regex_key(group.id, regex), None) for regex in gone]
-        read = self._read({topic for other in others for topic in group.topics_of(other)})
+        subscribed = {topic for other in others for topic in group.topics_of(other)}
+        read = self._read(subscribed)
         digest = _digest(read)
         records.append(_epoch_record(group.id, group.epoch + 1, digest))
         stored = self._groups.store(group.id, records)
@@ -649,14 +659,14 @@ class ConsumerGroups:
             del group.regexes[regex]
         group.epoch += 1
         group.read, group.digest, group.seen = read, digest, self._broker.topics.version
+        group.missing = frozenset(subscribed - read.keys())
         return stored
 
     def _await_session(self, group: ConsumerGroup, member: Member) -> None:
-        timer = group.sessions.pop(member.id, None)
-        if timer is not None:
-            timer.cancel()
-        group.sessions[member.id] = self._broker.timers.after(
-            self._settings.group_consumer_session_timeout_ms, lambda: self._expired(group, member.id, None)
+        group.sessions[member.id] = self._broker.timers.again(
+            group.sessions.get(member.id),
+            self._settings.group_consumer_session_timeout_ms,
+            lambda: self._expired(group, member.id, None),
         )
 
     def _await_revocation(self, group: ConsumerGroup, member: Member) -> None:
@@ -937,6 +947,7 @@ class _Change:
         group.epoch, group.target_epoch, group.targets = self._epoch, self._target_epoch, self._targets
         group.read, group.digest, group.seen = self._read, self._digest, self._seen
         group.regexes = self._regexes
+        group.missing = frozenset(self.subscribed() - self._read.keys())
 
 
 KEYS = {

@@ -171,6 +171,13 @@ class Timer:
         """Drop the call."""
         self.call = None
 
+    def postpone(self, due: float) -> bool:
+        """Set a later time; return whether the call is still to come, and is not due earlier than before."""
+        if self.call is None or due < self.due:
+            return False
+        self.due = due
+        return True
+
 
 class Timers:
     """Calls in the thread of the event loop, due by the clock of the log. A test moves that clock."""
@@ -186,10 +193,24 @@ class Timers:
     def after(self, milliseconds: int, call: Callable[[], None]) -> Timer:
         """Return a timer that calls `call` when this time has passed."""
         timer = Timer(self._clock.monotonic() + milliseconds / 1000, call)
-        heapq.heappush(self._heap, (timer.due, next(self._numbers), timer))
+        self._push(timer)
         if self._heap[0][2] is timer:
             self._schedule()
         return timer
+
+    def again(self, timer: Timer | None, milliseconds: int, call: Callable[[], None]) -> Timer:
+        """Return a timer that calls `call` when this time has passed: the given one, if it can be postponed.
+
+        A timer that is postponed keeps its place in memory, however often that happens.
+        """
+        if timer is not None:
+            if timer.postpone(self._clock.monotonic() + milliseconds / 1000):
+                return timer
+            timer.cancel()
+        return self.after(milliseconds, call)
+
+    def _push(self, timer: Timer) -> None:
+        heapq.heappush(self._heap, (timer.due, next(self._numbers), timer))
 
     def _schedule(self) -> None:
         if self._next is not None:
@@ -206,6 +227,9 @@ class Timers:
         now = self._clock.monotonic()
         while self._heap and self._heap[0][0] <= now:
             timer = heapq.heappop(self._heap)[2]
+            if timer.call is not None and timer.due > now:  # it was postponed
+                self._push(timer)
+                continue
             call, timer.call = timer.call, None
             if call is not None:
                 try:
