@@ -246,6 +246,23 @@ def test_a_tombstone_stays_until_a_group_has_read_it(
     until(lambda: leases(logs)["group.g"] == logs.dirs.log("users", 1).log_start)
 
 
+def test_a_tombstone_goes_if_groups_hold_nothing(
+    client: Client, logs: lastword.LogDir, clock: ManualClock
+) -> None:
+    fill(logs)
+    logs.set_config("users", lastword_group_leases=False)
+    commit(client, offset=12)
+    clock.advance(1)
+    assert tombstones(logs) == []
+
+
+def test_a_reader_of_the_newest_records_holds_tombstones(client: Client, logs: lastword.LogDir) -> None:
+    fill(logs)
+    commit(client, topic="users@latest", offset=12)
+    commit(client, offset=15)
+    until(lambda: leases(logs) == {"group.g": 15, "latest.group.g": 12})
+
+
 def test_a_lease_ends_with_its_offset(client: Client, logs: lastword.LogDir, clock: ManualClock) -> None:
     fill(logs)
     for group in ("a", "b", "c"):

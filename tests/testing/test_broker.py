@@ -456,3 +456,22 @@ def test_a_broker_at_a_chosen_port() -> None:
     for _ in range(2):
         with Broker(port=port) as broker, Client(broker.server) as client:
             assert client.ask(MetadataRequest(topics=None)).topics == []
+
+
+def test_a_cleaning_uses_the_last_commits(kafka_broker: Broker) -> None:
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    users = kafka_broker.create_topic("users", cleanup_policy="compact", delete_retention_ms=0)
+    users.extend([(b"ada", b"1"), (b"ada", None), (b"bob", b"1"), (b"bob", None), (b"cy", b"1")])
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "g"}
+    )
+    left = []
+    for offset in (0, 2, 4):
+        position = confluent_kafka.TopicPartition("users", 0, offset)
+        consumer.commit(offsets=[position], asynchronous=False)
+        kafka_broker.clean("users")
+        kafka_broker.clock.advance(1)
+        kafka_broker.clean("users")
+        left.append([record.offset for record in users.read()])
+    consumer.close()
+    assert left == [[1, 3, 4], [3, 4], [4]]

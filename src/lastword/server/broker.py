@@ -191,6 +191,10 @@ class Broker:
         closed = [(topic, number) for topic, number in asked if topic and not topic.is_open(number)]
         return self.then(self.in_pool(_open_logs, closed), call) if closed else call()
 
+    async def write_leases(self) -> None:
+        """Write the leases of groups that are due, so that a cleaning is not late by them."""
+        await self._groups.leases.write_all()
+
     def disconnected(self, connection: Any) -> None:
         """Drop what is kept for a connection."""
 

@@ -79,6 +79,16 @@ class GroupLeases:
         self._due[key] = None
         self._schedule()
 
+    async def write_all(self) -> None:
+        """Write all leases that are due; return when that is done."""
+        while self._due or self._writing is not None:
+            if self._writing is None:
+                self._flush()
+            elif not self._writing.done():
+                await asyncio.wait([self._writing])
+            else:
+                await asyncio.sleep(0)
+
     def close(self) -> None:
         """Write the leases that are due; the pool finishes before the server is closed."""
         if self._timer is not None:
@@ -97,7 +107,9 @@ class GroupLeases:
             self._timer = self._broker.loop.call_at(when, self._flush)
 
     def _flush(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         keys = list(self._urgent)[:MOST]
         keys += [key for key in self._due if key not in self._urgent][: MOST - len(keys)]
         batch = {key: self._due.pop(key) for key in keys}

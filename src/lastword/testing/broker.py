@@ -165,6 +165,7 @@ class Broker:
         Returns:
             One report for each partition that is compacted.
         """
+        self._in_loop(self.server.broker.write_leases)
         self.logs.expire(topic)
         if topic is not None and not self.logs.dirs.config(topic).compacts:
             return []
