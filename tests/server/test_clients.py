@@ -1,7 +1,8 @@
-"""librdkafka's producer, consumer and admin client against the server."""
+"""librdkafka's producer, consumer and admin client against the server; transactions of other clients, too."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -284,3 +285,45 @@ def test_a_producer_whose_time_is_up(server: Server) -> None:
     again.commit_transaction(10)
     (message,) = read(server, "users", count=1, isolation_level="read_committed")
     assert message.value() == b"kept"
+
+
+def test_transactions_of_aiokafka(server: Server) -> None:
+    aiokafka = pytest.importorskip("aiokafka")
+    at = aiokafka.TopicPartition("users", 0)
+
+    async def write() -> None:
+        sender = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=server.bootstrap_servers, transactional_id="aiokafka"
+        )
+        async with sender:
+            for number in range(4):
+                await sender.begin_transaction()
+                await sender.send_and_wait("users", b"%d" % number, key=b"k")
+                await sender.send_offsets_to_transaction({at: number}, "readers")
+                await (sender.abort_transaction() if number % 2 else sender.commit_transaction())
+
+    asyncio.run(write())
+    found = read(server, "users", count=2, isolation_level="read_committed", group_id="readers")
+    assert [message.value() for message in found] == [b"0", b"2"]
+    assert offset_of(server, "readers", "users") == 2
+
+
+def test_transactions_of_kafka_python(server: Server) -> None:
+    kafka = pytest.importorskip("kafka")
+    sender = kafka.KafkaProducer(bootstrap_servers=server.bootstrap_servers, transactional_id="kafka-python")
+    sender.init_transactions()
+    for number in range(4):
+        sender.begin_transaction()
+        sender.send("users", b"%d" % number).get(5)
+        (sender.abort_transaction if number % 2 else sender.commit_transaction)()
+    sender.close()
+    found = read(server, "users", count=2, isolation_level="read_committed")
+    assert [message.value() for message in found] == [b"0", b"2"]
+
+
+def offset_of(server: Server, group: str, topic: str) -> int:
+    """Return the committed offset of partition 0."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": server.bootstrap_servers, "group.id": group})
+    (committed,) = consumer.committed([confluent_kafka.TopicPartition(topic, 0)], 10)
+    consumer.close()
+    return int(committed.offset)
