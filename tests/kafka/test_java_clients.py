@@ -329,10 +329,11 @@ def test_the_log_compaction_tester(compaction_tester: subprocess.Popen[str], tes
 def test_streams_restores_its_state_from_the_changelog(
     java: Clients, logs: lastword.LogDir, kafka_jars: KafkaJars, tmp_path: Path
 ) -> None:
+    """With exactly-once processing: records, changelog and offsets are one transaction."""
     java.create_topic("words", 2)
     classpath = kafka_jars.compiled(Path(__file__).parent / "java", f"{kafka_jars.apps()}/*")
     command = [kafka_jars.java, *FLAGS, *_logging(tmp_path / "streams.log"), "-cp", classpath, "Counts"]
-    command += [java.bootstrap, str(tmp_path), "at_least_once"]
+    command += [java.bootstrap, str(tmp_path), "exactly_once_v2"]
     first, second = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     assert first == "0 {k0=10, k1=10, k2=10}"
     assert re.fullmatch(r"[3-9]\d* {k0=20, k1=20, k2=20}", second)

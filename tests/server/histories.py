@@ -73,7 +73,9 @@ class Total:
 # ------------------------------------------------------------------ the server
 
 
-def _serve(directory: str, port: int) -> None:
+def _serve(directory: str, port: int, plant: Callable[[], None] | None) -> None:
+    if plant is not None:
+        plant()
     with (
         lastword.open(directory, "a", log_cleaner_backoff_ms=100) as logs,
         lastword.serve(logs, f"127.0.0.1:{port}"),
@@ -82,10 +84,11 @@ def _serve(directory: str, port: int) -> None:
 
 
 class ServerProcess:
-    """The server in a process of its own, on one port."""
+    """The server in a process of its own, on one port. `plant` puts a fault into it."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, plant: Callable[[], None] | None) -> None:
         self.directory = directory
+        self.plant = plant
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = SimpleNamespace(host="127.0.0.1", port=free.getsockname()[1])
         self._context = multiprocessing.get_context("forkserver")
@@ -93,7 +96,8 @@ class ServerProcess:
         self._process: Any = None
 
     def start(self) -> None:
-        self._process = self._context.Process(target=_serve, args=(self.directory, self.address.port))
+        arguments = self.directory, self.address.port, self.plant
+        self._process = self._context.Process(target=_serve, args=arguments)
         self._process.start()
 
     def kill(self) -> None:
@@ -286,7 +290,14 @@ def expected_offsets(transactions: list[Sent]) -> set[int]:
 # ------------------------------------------------------------------ a run
 
 
-def run(directory: str, kills: int, *, seed: int, producers: int = 3) -> Total:
+def run(
+    directory: str,
+    kills: int,
+    *,
+    seed: int,
+    producers: int = 3,
+    plant: Callable[[], None] | None = None,
+) -> Total:
     """End the server `kills` times; raise AssertionError with what is wrong at the end."""
     rng = random.Random(seed)
     with lastword.open(directory, "a") as logs:
@@ -295,7 +306,7 @@ def run(directory: str, kills: int, *, seed: int, producers: int = 3) -> Total:
             logs.create_topic(topic, count, cleanup_policy="compact", **_busy(rng))
         for topic in ("__consumer_offsets", "__transaction_state"):
             logs.create_topic(topic, rng.choice([1, 3]), cleanup_policy="compact", **_busy(rng))
-    server = ServerProcess(directory)
+    server = ServerProcess(directory, plant)
     server.start()
     writing, reading = threading.Event(), threading.Event()
     writers = [Producing(server.address, number, seed, writing) for number in range(producers)]

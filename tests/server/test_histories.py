@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,27 @@ def test_kills_of_the_server(tmp_path: Path) -> None:
     total = run(str(tmp_path / "data"), 5, seed=7)
     assert total.kills == 5
     assert total.transactions[COMMITTED] and total.transactions[ABORTED]
+
+
+def drop_a_marker() -> None:
+    """Plant a fault: the first partition of a transaction gets no marker."""
+    from lastword.server.transactions import Transactions
+
+    append = Transactions._append_markers
+
+    async def append_markers(self: Transactions, transaction: Any) -> None:
+        stored = transaction.stored
+        users = frozenset(at for at in stored.partitions if at != ("users", 0))
+        transaction.stored = replace(stored, partitions=users)
+        await append(self, transaction)
+
+    Transactions._append_markers = append_markers  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_marker_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"lost|open in users-0"):
+        run(str(tmp_path / "data"), 1, seed=3, plant=drop_a_marker)
 
 
 @pytest.mark.parametrize(
