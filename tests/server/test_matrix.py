@@ -46,9 +46,15 @@ class Client(Protocol):
 
     def produce(self, server: str, topic: str, codec: str, records: list[Any]) -> None: ...
 
+    def transact(self, server: str, topic: str) -> None: ...
+
     def read(
         self, server: str, wanted: dict[str, int], level: str, start: int = 0, group: str | None = None
     ) -> Rows: ...
+
+
+TRANSACTIONS = (([b"1", b"2"], True), ([b"3", b"4"], False), ([b"5"], True))
+"""Values of three transactions, and whether each is committed."""
 
 
 def enough(rows: Rows, wanted: dict[str, int]) -> bool:
@@ -63,6 +69,16 @@ class Confluent:
         for key, value in records:
             producer.produce(topic, key=key, value=value)
         assert producer.flush(SECONDS) == 0
+
+    def transact(self, server: str, topic: str) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": server, "transactional.id": topic})
+        producer.init_transactions(SECONDS)
+        for values, is_committed in TRANSACTIONS:
+            producer.begin_transaction()
+            for value in values:
+                producer.produce(topic, value=value)
+            producer.flush(SECONDS)
+            (producer.commit_transaction if is_committed else producer.abort_transaction)(SECONDS)
 
     def read(
         self, server: str, wanted: dict[str, int], level: str, start: int = 0, group: str | None = None
@@ -105,6 +121,18 @@ class Aiokafka:
 
         asyncio.run(run())
 
+    def transact(self, server: str, topic: str) -> None:
+        async def run() -> None:
+            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=server, transactional_id=topic)
+            async with producer:
+                for values, is_committed in TRANSACTIONS:
+                    await producer.begin_transaction()
+                    for value in values:
+                        await producer.send_and_wait(topic, value)
+                    await (producer.commit_transaction() if is_committed else producer.abort_transaction())
+
+        asyncio.run(run())
+
     def read(
         self, server: str, wanted: dict[str, int], level: str, start: int = 0, group: str | None = None
     ) -> Rows:
@@ -143,6 +171,17 @@ class KafkaPython:
         sent = [producer.send(topic, value, key) for key, value in records]
         for future in sent:
             future.get(SECONDS)
+        producer.close()
+
+    def transact(self, server: str, topic: str) -> None:
+        producer = kafka.KafkaProducer(bootstrap_servers=server, transactional_id=topic)
+        producer.init_transactions()
+        for values, is_committed in TRANSACTIONS:
+            producer.begin_transaction()
+            for value in values:
+                producer.send(topic, value)
+            producer.flush()
+            (producer.commit_transaction if is_committed else producer.abort_transaction)()
         producer.close()
 
     def read(
@@ -314,6 +353,18 @@ def test_each_reads_what_all_produce_and_passes_gaps(
 ) -> None:
     expected = readable(reader, produced | {topic: made.rows[level] for topic, made in GAPS.items()})
     assert CLIENTS[reader].read(server.bootstrap_servers, counts(expected), level) == expected
+
+
+@pytest.mark.slow
+def test_each_reads_the_transactions_of_all(server: Server) -> None:
+    for name, client in CLIENTS.items():
+        client.transact(server.bootstrap_servers, f"transactions-{name}")
+    committed: list[Row] = [(0, None, b"1"), (1, None, b"2"), (6, None, b"5")]
+    everything = sorted([*committed, (3, None, b"3"), (4, None, b"4")])
+    for reader in CLIENTS.values():
+        for level, rows in zip(LEVELS, (everything, committed), strict=True):
+            expected = {f"transactions-{name}": rows for name in CLIENTS}
+            assert reader.read(server.bootstrap_servers, counts(expected), level) == expected
 
 
 STARTS = (9, 43, 62, 65, 1 << 31, FAR + 1, FAR + 10)
