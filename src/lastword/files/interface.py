@@ -359,8 +359,13 @@ def run_steps(steps: Steps[R]) -> R:
     try:
         syncs = next(steps)
         while True:
-            error = _first_error(syncs)
-            syncs = next(steps) if error is None else steps.throw(error)
+            try:
+                for sync in syncs:
+                    sync()
+            except BaseException as error:
+                syncs = steps.throw(error)
+            else:
+                syncs = next(steps)
     except StopIteration as end:
         return end.value
 

@@ -182,9 +182,9 @@ class Durability:
     def syncing(self, appender: SegmentAppender, end: int, *, indexes: bool) -> Steps[None]:
         """As `sync_files`, in steps."""
         unsynced = list(self._unsynced)
-        with self._failure.latching():
-            # Segments from before this process, or from before a recovery, and the active segment.
-            older = [partial(self._store.sync, s) for s in unsynced if s.base_offset != appender.base_offset]
+        # Segments from before this process, or from before a recovery, and the active segment.
+        older = [partial(self._store.sync, s) for s in unsynced if s.base_offset != appender.base_offset]
+        try:
             yield (*older, appender.sync_log, *((appender.sync_indexes,) if indexes else ()))
             if self.directory_unsynced:
                 self.directory_unsynced = False
@@ -193,6 +193,9 @@ class Durability:
                 except LastwordError:
                     self.directory_unsynced = True
                     raise
+        except LastwordError as error:
+            self._failure.latch(error)
+            raise
         self._unsynced = [
             s for s in self._unsynced if s not in unsynced or s.base_offset == appender.base_offset
         ]
