@@ -19,6 +19,7 @@ from lastword.protocol.messages import (
     DeleteGroupsRequest,
     DescribeConfigsRequest,
     DescribeGroupsRequest,
+    LeaveGroupRequest,
     ListGroupsRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
@@ -242,6 +243,33 @@ def test_static_members(client: Client, clock: ManualClock) -> None:
     until(lambda: state(client)[1] == 1)
     rounds(other)
     assert numbers(other) == [0, 1, 2, 3]
+
+
+def test_an_administrator_removes_members(client: Client) -> None:
+    static, other = Member(client, "s", instance_id="i"), Member(client, "o")
+    rounds(static, other)
+    kind = LeaveGroupRequest.MemberIdentity
+    wrong = [
+        kind(member_id="x"),
+        kind(member_id="", group_instance_id="j"),
+        kind(member_id="x", group_instance_id="i"),
+    ]
+    answer = client.ask(LeaveGroupRequest(group_id="g", members=wrong))
+    expected = [codes.UNKNOWN_MEMBER_ID, codes.UNKNOWN_MEMBER_ID, codes.FENCED_INSTANCE_ID]
+    assert [member.error_code for member in answer.members] == expected
+    answer = client.ask(LeaveGroupRequest(group_id="g", members=[kind(member_id="", group_instance_id="i")]))
+    assert [member.error_code for member in answer.members] == [0]
+    assert static.beat() == codes.UNKNOWN_MEMBER_ID
+    rounds(other)
+    assert numbers(other) == [0, 1, 2, 3]
+
+
+def test_the_newest_records_of_a_topic_are_read_in_a_group(client: Client) -> None:
+    member = Member(client, "a", subscribed_topic_names=["users@latest"])
+    member.settle()
+    assert numbers(member) == [0, 1, 2, 3]
+    (row,) = described(client).members
+    assert [topic.topic_name for topic in row.assignment.topic_partitions] == ["users@latest"]
 
 
 def test_topics_that_appear_grow_and_go(client: Client, logs: lastword.LogDir) -> None:

@@ -564,6 +564,8 @@ class ClassicGroups:
             result = LeaveGroupResponse.MemberResponse(member_id=member_id, group_instance_id=instance_id)
             results.append(result)
             try:
+                if self._groups.consumers.remove(body.group_id, member_id, instance_id):
+                    continue
                 if group is None:
                     raise Refused(codes.UNKNOWN_MEMBER_ID, "")
                 pending = group.pending.pop(member_id, None)

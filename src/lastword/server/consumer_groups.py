@@ -642,6 +642,25 @@ class ConsumerGroups:
         self._await_revocation(group, away)
         return self._groups.answer_after(stored, answer)
 
+    def remove(self, group_id: str, member_id: str, instance_id: str | None) -> bool:
+        """Remove a member that LeaveGroup names. Return whether the group is of this protocol.
+
+        Raises:
+            Refused: The group has no such member.
+        """
+        group = self._groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            return False
+        if instance_id is not None:
+            member_id = member_id or group.instances.get(instance_id, "")
+            member = _static_member(group, member_id, instance_id)
+        elif member_id in group.members:
+            member = group.members[member_id]
+        else:
+            raise _unknown_member(group_id, member_id)
+        self._remove(group, member)
+        return True
+
     def _remove(self, group: ConsumerGroup, member: Member) -> Any:
         """Remove a member, and raise the epoch of the group."""
         records = _tombstones_of(group.id, member.id)
@@ -807,8 +826,9 @@ class ConsumerGroups:
         return ConsumerGroupDescribeResponse(groups=described)
 
     def _describe_group(self, group: ConsumerGroup, result: Any) -> None:
-        topic_names = {topic.id: topic.name for topic in self._broker.topics.all()}
         kind = ConsumerGroupDescribeResponse
+        topic_names = {topic.id: topic.name for topic in self._broker.topics.all()}
+        topic_names |= {topic_id: name for name, (topic_id, _) in group.read.items()}  # also `<topic>@latest`
 
         def assignment(partitions: Iterable[Partition]) -> Any:
             return kind.Assignment(
