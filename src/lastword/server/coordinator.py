@@ -1,7 +1,7 @@
 """The parts that coordinators share: the topic that holds their state, and timers by the clock of the log.
 
 A coordinator's state is a compacted topic in Kafka's own record formats. Every change is appended before the
-client gets its answer, and the topic is read when the coordinator is first needed. So a broker that takes
+client gets its answer, and the topic is read when the server starts. So a broker that takes
 over the directory has the groups, and gives them back.
 """
 

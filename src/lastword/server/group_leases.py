@@ -94,7 +94,8 @@ class GroupLeases:
         if self._timer is not None:
             self._timer.cancel()
         if self._due:
-            self._broker.in_pool(self._write, self._due)
+            batch, self._due = self._due, {}
+            self._broker.in_pool(self._write, batch)
 
     def _schedule(self) -> None:
         if self._writing is None and self._due:

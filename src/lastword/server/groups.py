@@ -9,7 +9,7 @@ consumer_groups.py  members by ConsumerGroupHeartbeat
 ```
 
 All state is in memory, and every part that must survive is a record of `__consumer_offsets`, which is read
-when a group is first needed. Handlers run in the thread of the event loop only.
+when the server starts; requests wait for that. Handlers run in the thread of the event loop only.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Groups:
         self._loading: asyncio.Future[Any] | None = None
         self._is_loaded = False
         self._check_later()
+        broker.loop.call_soon(self._load_early)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -217,6 +218,11 @@ class Groups:
         self._check_later()
         if self.broker.topics.get(TOPIC) is not None:
             self._after_load(self._expire)
+
+    def _load_early(self) -> None:
+        """Load the groups when the server starts: a kill may have come before leases were written."""
+        if self.broker.topics.get(TOPIC) is not None:
+            self._after_load(lambda: None)
 
     def _after_load(self, call: Callable[[], None]) -> None:
         loading = self._load()
