@@ -12,7 +12,7 @@ import pytest
 from lastword.bucket import reading
 from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
-from lastword.bucket.reading import AHEAD_BLOCKS, BLOCK_BYTES, HELD_BYTES, ObjectReads
+from lastword.bucket.reading import AHEAD_BLOCKS, BLOCK_BYTES, CHANGE_BLOCKS, HELD_BYTES, ObjectReads
 from tests.fakes import objects
 
 MIB = 1 << 20
@@ -67,6 +67,41 @@ def test_a_scan_is_ahead_over_several_files_by_a_bounded_number_of_blocks(wait_f
                     assert scan.ranges() <= blocks
     assert scan.store.received["range"] == 132 * MIB
     assert scan.ranges() == 22 * 2 + 1
+
+
+def test_a_change_reads_longer_ranges_with_the_same_bytes_ahead(wait_for) -> None:
+    scan = Scan([40 * MIB] * 2)
+    sizes: list[int] = []
+    fetch = scan.bucket.store.get_range
+    scan.bucket.store.get_range = lambda key, start, size: sizes.append(size) or fetch(key, start, size)  # type: ignore[method-assign]
+
+    def work(files: BucketFiles) -> None:
+        for path, content in zip(scan.paths, scan.contents, strict=True):
+            with files.open_read(path) as handle:
+                for position in range(0, len(content), MIB):
+                    assert handle.pread(MIB, position) == content[position : position + MIB]
+
+    scan.bucket.transaction(work)
+    assert sum(sizes) == 80 * MIB and max(sizes) == CHANGE_BLOCKS * BLOCK_BYTES
+    assert len(sizes) <= 12
+
+
+def test_a_range_that_is_announced_is_read_in_long_ranges_and_nothing_behind_it(wait_for) -> None:
+    scan = Scan([40 * MIB])
+    start, end = 3 * MIB + 5, 17 * MIB + 9
+    with scan.files.open_read(scan.paths[0]) as handle:
+        for _ in range(2):
+            scan.store.received.clear()
+            scan.store.requests.clear()
+            handle.will_read(start, end)
+            data = b"".join(
+                handle.pread(min(100_000, end - position), position)
+                for position in range(start, end, 100_000)
+            )
+            assert data == scan.contents[0][start:end]
+            assert scan.store.received["range"] == end - start
+            assert scan.ranges() == -(-(end - start) // BLOCK_BYTES)
+        assert handle.pread(10, 30 * MIB) == scan.contents[0][30 * MIB : 30 * MIB + 10]
 
 
 def test_small_segments_are_fetched_ahead_from_the_second_on(wait_for) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword.bucket.manifest import Entry, Patch, Snapshot
+from lastword.bucket.reading import CHANGE_BLOCKS
 from lastword.bucket.scratch import LocalFile, Scratch
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
 from lastword.files import FileFacts, Files, Handle
@@ -182,10 +183,11 @@ class BucketFiles(Files):
         return f"{self.root}/{entry.object}", entry.position, entry.position + entry.size - 1
 
     def _open_stored(self, path: str, file: Entry | PatchedFile) -> Handle:
+        blocks = 1 if self._scratch is None else CHANGE_BLOCKS
         if isinstance(file, Entry):
-            return self._reads.open(path, file, next_file=self._next_log)
+            return self._reads.open(path, file, next_file=self._next_log, blocks=blocks)
         entry = file.entry._replace(number=file.number)
-        return self._reads.open(path, entry, Patch(file.parts), self._next_log)
+        return self._reads.open(path, entry, Patch(file.parts), self._next_log, blocks)
 
     def _next_log(self, path: str) -> tuple[str, Entry] | None:
         """Return the stored segment after another one: a scan reads it next."""

@@ -34,6 +34,9 @@ BLOCK_BYTES = 4 << 20
 
 A scan is to have that of 8, also if its threads wait for a busy machine."""
 AHEAD_BLOCKS = 24
+CHANGE_BLOCKS = 2
+"""A change reads ranges of this number of blocks: its decoding is slower than the store, so half the requests
+under way keep up with it."""
 GROWTH = 4
 HELD_BYTES = 32 << 20
 IDLE_BLOCKS = 4 * AHEAD_BLOCKS
@@ -67,8 +70,9 @@ _Key = tuple[str, int]  # object, position of the first byte in it
 class _Stream:
     """The blocks that are fetched ahead of one scan. `ObjectReads` has its lock."""
 
-    def __init__(self, next_file: NextFile, place: _Place) -> None:
+    def __init__(self, next_file: NextFile, place: _Place, blocks: int) -> None:
         self.next_file = next_file
+        self.blocks = blocks  # of a range
         self.place: _Place | None = place  # of the next block; None: the scan has no more
         self.keys: OrderedDict[_Key, None] = OrderedDict()
         self.depth = 1
@@ -118,10 +122,19 @@ class ObjectReads:
         entry: Entry,
         patch: Patch | None = None,
         next_file: NextFile = lambda path: None,
+        blocks: int = 1,
     ) -> Handle:
-        """Open a stored file to read. `patch`: instead of the stored one."""
+        """Open a stored file to read.
+
+        Args:
+            path: Its path.
+            entry: Where it is stored.
+            patch: Instead of the stored one.
+            next_file: Returns the file that a scan reads after another one.
+            blocks: The longest range that is read, in blocks.
+        """
         patch = self.patch_of(entry) if patch is None else patch
-        return _ObjectHandle(path, entry, self, patch, next_file)
+        return _ObjectHandle(path, entry, self, patch, next_file, blocks)
 
     def patch_of(self, entry: Entry) -> Patch | None:
         """Return the patch of a file; None if it has none."""
@@ -177,13 +190,13 @@ class ObjectReads:
             stream.keys.pop(key, None)
             self._blocks_read += 1
             stream.last_read = self._blocks_read
-            stream.depth = min(GROWTH * stream.depth, max(self._threads, 1))
+            stream.depth = min(GROWTH * stream.depth, max(self._threads // stream.blocks, 1))
             self._fetch_ahead(stream)
             return block
 
-    def begin(self, next_file: NextFile, place: _Place) -> _Stream:
-        """Begin a stream at a place, which a scan reads next."""
-        stream = _Stream(next_file, place)
+    def begin(self, next_file: NextFile, place: _Place, blocks: int) -> _Stream:
+        """Begin a stream of ranges of this number of blocks at a place, which a scan reads next."""
+        stream = _Stream(next_file, place, blocks)
         with self._lock:
             self._forget_finalized()
             stream.last_read = self._blocks_read
@@ -210,7 +223,7 @@ class ObjectReads:
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lastword-read-ahead")
-            size = min(BLOCK_BYTES, entry.size - position)
+            size = min(stream.blocks * BLOCK_BYTES, entry.size - position)
             data = self._pool.submit(self._range, *key, size)
             self._blocks[key] = _Block(data, stream, place)
             stream.keys[key] = None
@@ -218,14 +231,14 @@ class ObjectReads:
 
     def _has_room(self, stream: _Stream) -> bool:
         """Return whether the stream may have another block; other streams give up more than their share."""
-        if len(self._blocks) < self._threads:
+        if self._blocks_ahead() < self._threads:
             return True
         others = {id(block.stream): block.stream for block in list(self._blocks.values())}
         others.pop(id(stream), None)
         for other in others.values():
             if self._blocks_read - other.last_read > IDLE_BLOCKS:
                 self.end(other)
-        if len(self._blocks) < self._threads:
+        if self._blocks_ahead() < self._threads:
             return True
         longest = max(others.values(), key=lambda other: len(other.keys), default=None)
         if longest is None or len(longest.keys) < len(stream.keys) + 2:
@@ -234,6 +247,9 @@ class ObjectReads:
         longest.place = self._blocks[last].place  # the stream goes on there
         self._drop(last)
         return True
+
+    def _blocks_ahead(self) -> int:
+        return sum(block.stream.blocks for block in self._blocks.values())
 
     def _drop(self, key: _Key) -> None:
         """Give up a block."""
@@ -306,9 +322,16 @@ class _ObjectHandle(Handle):
     """A file in a range of an object."""
 
     def __init__(
-        self, path: str, entry: Entry, reads: ObjectReads, patch: Patch | None, next_file: NextFile
+        self,
+        path: str,
+        entry: Entry,
+        reads: ObjectReads,
+        patch: Patch | None,
+        next_file: NextFile,
+        blocks: int,
     ) -> None:
         self.path = path
+        self._blocks = blocks
         self._patch = patch
         self._entry = entry
         self._reads = reads
@@ -370,13 +393,14 @@ class _ObjectHandle(Handle):
             follows, entry, next_file = 0 < position == self._end, self._entry, self._next_file
             is_in_range = self._range is not None and self._range[0] <= position < self._range[1]
             if self._range is not None and is_in_range:
-                follows, self._window = True, BLOCK_BYTES
+                follows, self._window = True, self._blocks * BLOCK_BYTES
                 entry, next_file = entry._replace(size=self._range[1]), _no_file
-            self._window = min(GROWTH * self._window, BLOCK_BYTES) if follows else FIRST_BYTES
-            size = min(max(self._window, min(wanted, BLOCK_BYTES)), entry.size - position)
+            longest = self._blocks * BLOCK_BYTES
+            self._window = min(GROWTH * self._window, longest) if follows else FIRST_BYTES
+            size = min(max(self._window, min(wanted, longest)), entry.size - position)
             if is_in_range or self._is_scan(position, wanted, size):
                 place = _Place(self.path, entry, position + size)
-                self._stream = self._reads.begin(next_file, place)
+                self._stream = self._reads.begin(next_file, place, self._blocks)
             data = self._reads.fetch(self._entry, position, size)
         self._end = position + len(data)
         if self._end == (self._entry.size if self._range is None else self._range[1]):
