@@ -94,7 +94,7 @@ def typed(line: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
 
 
 def check(line: str) -> None:
-    data = b""
+    data = b"secret\n" if " --add " in line else b""
     for part in re.split(r" \| ", line):
         code, data, stderr = typed(part, data)
         assert code == 0, f"{part}\n{stderr}"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +25,9 @@ import lastword
 from lastword.cli import main
 from lastword.cli import serve as cli_serve
 from lastword.protocol.messages import MetadataRequest
+from lastword.server.security import credentials, write_users
 from tests.cli.test_examples import HELPED, console_lines
+from tests.server.certificates import Pem, made_pem
 from tests.server.client import Client, batch
 
 MARKER = ".kafka_cleanshutdown"
@@ -169,12 +172,20 @@ EXAMPLES = [line for line in HELPED["serve"] if line.startswith("lastword serve"
 ]
 
 
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Pem:
+    return made_pem(tmp_path_factory.mktemp("pem"))
+
+
 @pytest.mark.parametrize("line", EXAMPLES)
 def test_examples(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, pem: Pem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each example serves; ports are replaced by free ones."""
     monkeypatch.chdir(tmp_path)
+    for name, path in zip(("ca.pem", "cert.pem", "key.pem"), pem, strict=True):
+        shutil.copy(path, name)
+    write_users("users.toml", {"ada": credentials("secret")})
     monkeypatch.setattr(cli_serve.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
     words = re.sub(r"(--listen \S+:|--metrics )\d+", r"\g<1>0", line).partition(" #")[0].split()[1:]
     assert main.run(words if "--listen" in words else [*words, "--listen", "127.0.0.1:0"]) == 0

@@ -231,6 +231,8 @@ REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
         group_ids=["g", "none"]
     ),
     "ListGroups": lambda version, topic_id: messages.ListGroupsRequest(),
+    "SaslHandshake": lambda version, topic_id: messages.SaslHandshakeRequest(mechanism="PLAIN"),
+    "SaslAuthenticate": lambda version, topic_id: messages.SaslAuthenticateRequest(auth_bytes=b"\0a\0b"),
     "ApiVersions": lambda version, topic_id: messages.ApiVersionsRequest(
         **({"client_software_name": "t", "client_software_version": "1"} if version >= 3 else {})
     ),
@@ -267,6 +269,8 @@ REQUESTS: dict[str, Callable[[int, bytes], Any]] = {
     ),
 }
 EXPECTED = {
+    "SaslHandshake": {codes.ILLEGAL_SASL_STATE},
+    "SaslAuthenticate": {codes.ILLEGAL_SASL_STATE},
     "SyncGroup": {codes.UNKNOWN_MEMBER_ID},
     "Heartbeat": {codes.UNKNOWN_MEMBER_ID},
     "LeaveGroup": {codes.UNKNOWN_MEMBER_ID},

@@ -52,7 +52,7 @@ CHANGE = {
     "pull": "pull",
     "serve": "serve",
 }
-SET_UP = {"demo": "trials", "bench": "trials", "warm": "trials"}
+SET_UP = {"users": "serve", "demo": "trials", "bench": "trials", "warm": "trials"}
 
 
 class Grouped(Commands):

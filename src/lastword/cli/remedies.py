@@ -83,7 +83,8 @@ _AS_TYPED = (
     ),
     (re.compile(r"in storage_options\b"), "with --storage"),
     (re.compile(r"^leave ack out$"), "omit --ack"),
-    (re.compile(r"^insecure=True\b"), "--insecure"),
+    (re.compile(r'^users="users.toml"'), "--users users.toml"),
+    (re.compile(r"\binsecure=True\b"), "--insecure"),
     (re.compile(r'^advertise="([^"]*)"'), r"--advertise \1"),
 )
 

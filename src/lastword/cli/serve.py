@@ -1,14 +1,15 @@
-"""`lastword serve`: Kafka's protocol over a log directory, until a signal ends the command."""
+"""`lastword serve` and `users`: Kafka's protocol over a log directory, until a signal; who may log in."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,14 +26,21 @@ lastword serve data
 lastword serve data --listen 127.0.0.1:0 --json
 lastword serve data --partitions 3 --no-auto-create-topics --metrics 9464
 lastword serve data --listen 0.0.0.0:9093 --advertise log.example:9093 --insecure
+lastword serve data --users users.toml --tls-cert cert.pem --tls-key key.pem
+"""
+USERS_EXAMPLES = """
+lastword users users.toml --add ada
+lastword users users.toml
+lastword users users.toml --remove ada
 """
 
 POLL_SECONDS = 0.2  # a signal takes effect after at most this time
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command `serve`."""
+    """Add the commands `serve` and `users`."""
     command(app, "serve", usage="DIR", examples=EXAMPLES, changes=True)(serve)
+    command(app, "users", usage="FILE", examples=USERS_EXAMPLES)(users)
 
 
 def serve(
@@ -59,6 +67,22 @@ def serve(
         bool,
         typer.Option("--insecure", help="serve another interface than loopback without authentication"),
     ] = False,
+    user_file: Annotated[
+        str | None,
+        typer.Option(
+            "--users", metavar="FILE", help="clients log in with SASL; `lastword users` writes FILE"
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option("--tls-cert", metavar="FILE", help="serve TLS with this certificate (PEM)")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option("--tls-key", metavar="FILE", help="the key of the certificate")
+    ] = None,
+    tls_ca: Annotated[
+        str | None,
+        typer.Option("--tls-ca", metavar="FILE", help="clients show a certificate of these authorities"),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -86,10 +110,19 @@ def serve(
             f"{directory} is the directory of a partition, and serve takes a log directory",
             remedy=target.command("serve"),
         )
+    if tls_cert is None and (tls_key or tls_ca):
+        raise UsageError("--tls-key and --tls-ca need --tls-cert", remedy="--tls-cert FILE")
+    security: dict[str, Any] = {}
+    if user_file is not None or tls_cert is not None:
+        from lastword.server.security import Users, tls_context
+
+        security["users"] = None if user_file is None else Users(user_file)
+        security["tls"] = None if tls_cert is None else tls_context(tls_cert, tls_key, tls_ca)
     options = Options(
         listen=listen,
         advertise=advertise,
         insecure=insecure,
+        **security,
         auto_create_topics=auto_create_topics,
         partitions=partitions,
     )
@@ -128,6 +161,60 @@ def serve(
     out.summary("stopped: requests that were received are answered, the log is synced")
     if signals.first() in (signal.SIGTERM, signal.SIGINT):
         signals.settle()  # the normal ways to stop a server
+
+
+def users(
+    out: Session,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the file of users; made if absent")],
+    add: Annotated[
+        str | None,
+        typer.Option("--add", metavar="NAME", help="add a user, or change the password, which is asked for"),
+    ] = None,
+    remove: Annotated[str | None, typer.Option("--remove", metavar="NAME", help="remove a user")] = None,
+) -> None:
+    """List the users who may log in to a server, or change them.
+
+    The password is asked for on a terminal, else it is the first line of stdin. The file has salted keys and
+    no password; only its owner can read it. A running server uses changes immediately.
+    """
+    from lastword.server.security import credentials, read_users, write_users
+
+    known = read_users(file, missing_ok=add is not None)
+    if remove is not None:
+        if remove not in known:
+            raise UsageError(f"no user {remove!r} in {file}", remedy=f"lastword users {file}")
+        del known[remove]
+    if add is not None:
+        if not add.isprintable() or not add.strip():
+            raise UsageError(f"{add!r} is no name of a user", remedy="give a name of printable characters")
+        known[add] = credentials(_password(add))
+    if add is not None or remove is not None:
+        write_users(file, known)
+    for name, mechanisms in sorted(known.items()):
+        out.row("user", {"name": name, "mechanisms": list(mechanisms)})
+        if add is None and remove is None:
+            out.line(name)
+    changed = [f"added {add}"] * (add is not None) + [f"removed {remove}"] * (remove is not None)
+    out.summary(
+        f"{', '.join(changed)}; {plural(len(known), 'user')} in {file}" if changed else None, users=len(known)
+    )
+
+
+def _password(user: str) -> str:
+    """Return a password from the terminal, asked for twice, or from the first line of stdin."""
+    if sys.stdin.isatty():
+        from getpass import getpass
+
+        password = getpass(f"password of {user}: ")
+        if getpass("again: ") != password:
+            raise UsageError("the passwords differ", remedy="give the same password twice")
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        raise UsageError(
+            "the password is empty", remedy="give it on a terminal, or as the first line of stdin"
+        )
+    return password
 
 
 class _Lines(logging.Handler):

@@ -28,7 +28,8 @@ from lastword.units import format_bytes
 MAX_FRAME = 100 << 20
 """Kafka's default of `socket.request.max.bytes`."""
 
-PRODUCE, API_VERSIONS = 0, 18
+PRODUCE, API_VERSIONS, SASL_AUTHENTICATE = 0, 18, 36
+TOKEN = -1
 _CLOSE = "close the connection; the peer does not speak this version of Kafka's protocol"
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")
@@ -143,12 +144,22 @@ class ServerConnection:
     Args:
         apis: The APIs that are served, by key, with their versions.
         max_frame: The most bytes of one request.
+
+    Attributes:
+        has_tokens: The next frames are tokens of SASL without a header, as after SaslHandshake in version 0.
+            A token is a SaslAuthenticate request in version -1, and so is its answer.
     """
 
     def __init__(self, *, apis: Mapping[int, Api] = APIS, max_frame: int = MAX_FRAME) -> None:
+        self.has_tokens = False
         self._apis = apis
         self._frames = _Frames(max_frame)
         self._failed: MalformedMessageError | UnsupportedVersionError | None = None
+
+    def allow(self, apis: Mapping[int, Api], max_frame: int) -> None:
+        """Serve other APIs, and requests of another size, from the next request on."""
+        self._apis = apis
+        self._frames.max_frame = max_frame
 
     @property
     def waiting(self) -> int:
@@ -188,6 +199,10 @@ class ServerConnection:
 
     def _request(self, frame: memoryview) -> Request:
         size = len(frame)
+        if self.has_tokens:
+            token = message_class("SaslAuthenticateRequest")()
+            token.auth_bytes = bytes(frame)  # type: ignore[attr-defined]
+            return Request(APIS[SASL_AUTHENTICATE], TOKEN, 0, None, token, size)
         if size < _HEADER.size:
             raise MalformedMessageError(f"a request of {size} bytes", remedy=_CLOSE, position=size)
         key, version, correlation_id, length = _HEADER.unpack_from(frame)
@@ -229,6 +244,8 @@ class ServerConnection:
             UnencodableMessageError: A field has a value of another type, or one that is too large.
         """
         api, version = request.api, request.version
+        if version == TOKEN:
+            return _framed(body.auth_bytes, [])  # type: ignore[attr-defined]
         header = _SIZE.pack(request.correlation_id)
         if version >= api.flexible and api.key != API_VERSIONS:
             header += b"\0"

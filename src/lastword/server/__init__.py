@@ -2,6 +2,7 @@
 
 ```
 server.py    sockets, one event loop in its own thread, order and backpressure of each connection; `serve`
+security.py  users with passwords (SASL), and TLS
 broker.py    which API has which handler; topics, partitions, cluster, log directories
 groups.py    groups by id: loaded, stored, listed, deleted
 offsets.py   committed offsets

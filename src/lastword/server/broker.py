@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lastword.api.logs import LogDir
 from lastword.api.topic import create_topic
@@ -35,6 +35,8 @@ from lastword.protocol.messages import (
     DescribeProducersResponse,
     DescribeTopicPartitionsResponse,
     MetadataResponse,
+    SaslAuthenticateResponse,
+    SaslHandshakeResponse,
 )
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
@@ -58,6 +60,10 @@ MOST_PARTITIONS = 10_000
 CREATED = {"cleanup.policy": "delete"}
 """Settings of a topic whose creator gives none: without a policy, the log would keep everything."""
 NOT_HOSTED = "This server does not host this topic-partition."
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from lastword.server.security import Users
 
 KEYS = {api.name: key for key, api in APIS.items()}
 Answer = Message | None | asyncio.Future[Any]
@@ -71,12 +77,28 @@ class Options:
     listen: str = "127.0.0.1:9092"
     advertise: str | None = None
     insecure: bool = False
+    users: Users | None = None
+    tls: SSLContext | None = None
     auto_create_topics: bool = True
     partitions: int = 1
     offsets_partitions: int = 1
     transactions_partitions: int = 1
     rebalance_delay_ms: int = 0
     latest_memory: int = 128 << 20
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """Return the mechanisms of SASL. PLAIN sends the password: it needs TLS or the loopback interface."""
+        if self.users is None:
+            return []
+        host = self.listen.rpartition(":")[0].strip("[]")
+        is_private = self.tls is not None or self.insecure or host in ("", "localhost", "127.0.0.1", "::1")
+        return [*(["PLAIN"] if is_private else []), "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+    @property
+    def security_protocol(self) -> str:
+        """Return the protocol as clients name it."""
+        return ("SASL_" if self.users else "") + ("SSL" if self.tls else "PLAINTEXT")
 
 
 class Broker:
@@ -139,6 +161,8 @@ class Broker:
         """Return the handlers of this class, by the name of the API."""
         return {
             "ApiVersions": self._api_versions,
+            "SaslHandshake": self._sasl_handshake,
+            "SaslAuthenticate": self._sasl_authenticate,
             "Metadata": self._metadata,
             "CreateTopics": self._create_topics,
             "DeleteTopics": self._delete_topics,
@@ -228,6 +252,17 @@ class Broker:
                 )
                 for name, level in FEATURES.items()
             ],
+        )
+
+    def _sasl_handshake(self, request: Request, connection: Any) -> Message:
+        """Refuse: the connection is authenticated, or needs no authentication."""
+        return SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=self.options.mechanisms)
+
+    def _sasl_authenticate(self, request: Request, connection: Any) -> Message:
+        return SaslAuthenticateResponse(
+            error_code=codes.ILLEGAL_SASL_STATE,
+            error_message="SaslAuthenticate request received after successful authentication",
+            auth_bytes=b"",
         )
 
     def _describe_cluster(self, request: Request, connection: Any) -> Message:

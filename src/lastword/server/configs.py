@@ -171,7 +171,7 @@ class Configs:
         broker = self._broker
         options, settings = broker.options, self._dirs.settings
         of_all = settings.topic("")
-        address = f"PLAINTEXT://{broker.address}"
+        address = f"{options.security_protocol}://{broker.address}"
         values = {
             kafka.synonyms[0]: shown(served_value(of_all, name))
             for name, kafka in kafka_settings("topic").items()

@@ -21,9 +21,10 @@ import logging
 import os
 import resource
 import socket
+import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+    from lastword.server.security import Authentication, TlsSocket
 
 RECEIVE_BYTES = 128 << 10
 """Most bytes of one receive."""
@@ -52,6 +54,8 @@ SLOW_BYTES, SLOW_SECONDS = 64 << 10, 10.0
 TURN_SECONDS = 0.01
 """Requests of one connection are handled for this time before other connections have their turn."""
 ACCEPT_PAUSE_SECONDS = 1.0
+READY_SECONDS = 30.0
+"""A connection has to be authenticated after this time."""
 REPEATED_SECONDS = 60.0
 """A warning that clients can cause is logged once in this time."""
 DRAIN_SECONDS = 5.0
@@ -70,14 +74,26 @@ class Connection:
         active: Time of the loop when bytes were received or sent last.
     """
 
-    def __init__(self, server: Server, sock: socket.socket, peer: str) -> None:
+    def __init__(self, server: Server, sock: socket.socket | TlsSocket, peer: str) -> None:
         self.peer = peer
         self._server = server
         self._loop = server.loop
         self._socket = sock
+        self._tls = None if isinstance(sock, socket.socket) else sock
+        self._is_shaking = self._tls is not None
         self._protocol = ServerConnection(
             apis=server.broker.apis, max_frame=server.limits.socket_request_max_bytes
         )
+        self._authentication: Authentication | None = None
+        self._until_ready: asyncio.TimerHandle | None = None
+        if server.users is not None:
+            from lastword.server import security
+
+            self._authentication = security.Authentication(server, self)
+            apis = {key: server.broker.apis[key] for key in security.BEFORE}
+            self._protocol.allow(apis, security.UNAUTHENTICATED_BYTES)
+        if self._is_shaking or self._authentication is not None:
+            self._until_ready = self._loop.call_later(READY_SECONDS, self._check_ready)
         self._requests: Iterator[Request] = iter(())
         self._in_work: Request | None = None
         self._parts: deque[Part] = deque()
@@ -95,6 +111,9 @@ class Connection:
     # -------------------------------------------------------------- in
 
     def _receive(self) -> None:
+        if self._is_shaking:
+            self._shake()
+            return
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -152,7 +171,10 @@ class Connection:
             self._account()
 
     def _handle(self, request: Request) -> None:
-        answer = self._server.handle(request, self)
+        if self._authentication is not None:
+            answer = self._authentication.handle(request)
+        else:
+            answer = self._server.handle(request, self)
         if isinstance(answer, asyncio.Future):
             self._in_work = request
             answer.add_done_callback(self._answered)
@@ -179,6 +201,35 @@ class Connection:
             self._go_on()
         self._account()
 
+    # -------------------------------------------------------------- handshake, authentication
+
+    def _shake(self) -> None:
+        """Go on with the handshake of TLS."""
+        assert self._tls is not None
+        self.active = self._loop.time()
+        try:
+            awaited = self._tls.handshake()
+        except OSError as error:
+            self.refuse(f"no handshake of TLS: {getattr(error, 'reason', None) or error}")
+            return
+        self._write(awaited == "write")
+        self._is_shaking = awaited is not None
+
+    def _check_ready(self) -> None:
+        if not self._is_closed and (self._is_shaking or self._authentication is not None):
+            self.refuse(f"not authenticated in {READY_SECONDS:.0f} s")
+
+    def expect_tokens(self, has_tokens: bool) -> None:
+        """Take the next frames for tokens of SASL, or for requests."""
+        self._protocol.has_tokens = has_tokens
+
+    def authenticated(self, user: str) -> None:
+        """Serve all requests from now on."""
+        _log.debug("%s: authenticated as %.100r", self.peer, user)
+        self._authentication = None
+        self._protocol.has_tokens = False
+        self._protocol.allow(self._server.broker.apis, self._server.limits.socket_request_max_bytes)
+
     # -------------------------------------------------------------- out
 
     def _send(self, request: Request, body: Any) -> None:
@@ -194,6 +245,9 @@ class Connection:
         try:
             while parts:
                 first = parts[0]
+                if self._tls is not None and isinstance(first, FileRange):
+                    self._split()
+                    first = parts[0]
                 if isinstance(first, FileRange) and first.length > COPIED_BYTES:
                     sent = first.file.send_to(self._socket, first.length, first.position)
                     if sent == first.length:
@@ -216,6 +270,15 @@ class Connection:
             return
         self._write(False)
 
+    def _split(self) -> None:
+        """Read the first block of the range that is sent next: TLS encrypts it."""
+        first: Any = self._parts.popleft()
+        if first.length > SENT_BYTES:
+            left = first.length - SENT_BYTES
+            self._parts.appendleft(FileRange(first.file, first.position + SENT_BYTES, left))
+        size = min(first.length, SENT_BYTES)
+        self._parts.appendleft(_read_range(FileRange(first.file, first.position, size)))
+
     def _buffers(self) -> list[Any]:
         """Return the next parts to send as buffers. Small ranges of files are read."""
         buffers: list[Any] = []
@@ -224,10 +287,7 @@ class Connection:
             if isinstance(part, FileRange):
                 if part.length > COPIED_BYTES or size > SENT_BYTES:
                     break
-                data = part.file.pread(part.length, part.position)
-                if len(data) < part.length:
-                    raise OSError("the file is shorter than it was")
-                part = self._parts[at] = data
+                part = self._parts[at] = _read_range(part)
             buffers.append(part)
             size += len(part)
             if len(buffers) == MOST_BUFFERS:
@@ -248,6 +308,9 @@ class Connection:
                 return
 
     def _writable(self) -> None:
+        if self._is_shaking:
+            self._shake()
+            return
         self._flush()
         if not self._parts and not self._is_closed and self._in_work is None:
             self._go_on()
@@ -319,12 +382,21 @@ class Connection:
             self._read(False)
             self._write(False)
             self._is_closed = True
+            if self._until_ready is not None:
+                self._until_ready.cancel()
             self._parts.clear()
             self._socket.close()
             before, self.held = self.held, 0
             self._server.memory.changed(self, before)
             _log.debug("%s: disconnected", self.peer)
             self._server.closed(self)
+
+
+def _read_range(part: FileRange) -> bytes:
+    data: bytes = part.file.pread(part.length, part.position)
+    if len(data) < part.length:
+        raise OSError("the file is shorter than it was")
+    return data
 
 
 class Memory:
@@ -423,6 +495,8 @@ class Server:
             self.port = listener.getsockname()[1]
         self.loop = asyncio.SelectorEventLoop()
         self.loop.set_exception_handler(_log_exception)
+        self.users, self._tls_context = options.users, options.tls
+        self.mechanisms = options.mechanisms
         self.limits = logs.dirs.settings.instance
         self.memory = Memory(self.limits.queued_max_request_bytes, self.loop)
         self._most_connections = self.limits.max_connections
@@ -505,7 +579,16 @@ class Server:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.connections.add(Connection(self, sock, peer))
+            stream: socket.socket | TlsSocket = sock
+            if self._tls_context is not None:
+                from lastword.server.security import TlsSocket
+
+                try:
+                    stream = TlsSocket(self._tls_context, sock)
+                except OSError:  # the client has gone
+                    sock.close()
+                    continue
+            self.connections.add(Connection(self, stream, peer))
 
     def _accept_again(self) -> None:
         if self._listener.fileno() != -1:
@@ -558,6 +641,8 @@ def serve(
     *,
     advertise: str | None = None,
     insecure: bool = False,
+    users: str | os.PathLike[str] | Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | Sequence[str | os.PathLike[str]] | None = None,
     auto_create_topics: bool = True,
     partitions: int = 1,
     latest_memory: int = 128 << 20,
@@ -570,19 +655,28 @@ def serve(
         listen: Host and port. Port 0: the system chooses one.
         advertise: Host and port that clients are told to connect to; None: those of `listen`.
         insecure: Serve another interface than loopback, without authentication.
+        users: A file of users, as `lastword users` writes it: clients have to log in. Or passwords by name,
+            for tests.
+        tls: The paths of a certificate and its key, and, if clients have to show a certificate, of the
+            authorities for theirs; or a context.
         auto_create_topics: Create a topic when a client that allows it asks for the topic's metadata.
         partitions: Number of partitions of a topic whose creator gives none.
         latest_memory: Bytes for the keys of the topics that are read as `<topic>@latest`.
 
     Raises:
-        UsageError: The address is not a loopback address, or the `LogDir` cannot be changed.
+        UsageError: The address is not a loopback address and clients need not log in, the users or the
+            certificate cannot be read, or the `LogDir` cannot be changed.
     """
     from lastword.api.logs import LogDir
 
+    if users is not None or tls is not None:
+        from lastword.server import security
     options = Options(
         listen=listen,
         advertise=advertise,
         insecure=insecure,
+        users=None if users is None else security.Users(users),
+        tls=security.tls_context(*[os.fspath(path) for path in tls]) if isinstance(tls, Sequence) else tls,
         auto_create_topics=auto_create_topics,
         partitions=partitions,
         latest_memory=latest_memory,
@@ -633,10 +727,11 @@ def bound(options: Options) -> socket.socket:
     except OSError as error:
         raise UsageError(f"{host}: {error.strerror}", remedy="give an address of this machine") from error
     interface = ipaddress.ip_address(address[0])
-    if not options.insecure and not interface.is_loopback:
+    is_open = options.users is None and (options.tls is None or options.tls.verify_mode != ssl.CERT_REQUIRED)
+    if is_open and not options.insecure and not interface.is_loopback:
         raise UsageError(
             f"{host} is not a loopback address: everyone who reaches it could read and change the log",
-            remedy="insecure=True serves it without authentication",
+            remedy='users="users.toml" has clients log in; insecure=True serves it without authentication',
         )
     if options.advertise is not None:
         _address(options.advertise)
