@@ -170,6 +170,8 @@ def test_a_consumer_keeps_its_partitions_while_time_passes(kafka_broker: Broker,
     kafka_broker.clock.advance("2d", heartbeats=False)
     assert members(kafka_broker, "g") == 0
     consumer.close()
+    kafka_broker.clock.advance("2d")  # a member that left sends no heartbeat
+    assert members(kafka_broker, "g") == 0
 
 
 def test_an_open_transaction_is_aborted_when_its_time_is_up(kafka_broker: Broker, client: Client) -> None:

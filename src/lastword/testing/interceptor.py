@@ -171,7 +171,7 @@ class Interceptor:
         if fault is not None:
             return self._changed(answer, lambda metadata: _refuse_topics(metadata, fault.code))
         if api in ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat"):
-            return self._changed(answer, lambda done: self._heard(request, connection, done))
+            return self._changed(answer, lambda done: self._keep_heartbeat(request, connection, done))
         return answer
 
     def _changed(self, answer: Any, change: Any) -> Any:
@@ -182,11 +182,15 @@ class Interceptor:
 
     # -------------------------------------------------------------- members that are alive
 
-    def _heard(self, request: Request, connection: Any, answer: Any) -> Any:
+    def _keep_heartbeat(self, request: Request, connection: Any, answer: Any) -> Any:
         """Keep the heartbeat of the member that sent a request."""
         body = request.body
+        members = self._members.setdefault(connection, {})
         if answer.error_code in (codes.NONE, codes.REBALANCE_IN_PROGRESS):
             if request.api.name == "ConsumerGroupHeartbeat":
+                if body.member_epoch < 0:  # the member leaves
+                    members.pop((body.group_id, body.member_id), None)
+                    return answer
                 api = NAMES["ConsumerGroupHeartbeat"]
                 heartbeat: Any = ConsumerGroupHeartbeatRequest(
                     group_id=body.group_id, member_id=answer.member_id, member_epoch=answer.member_epoch
@@ -202,7 +206,6 @@ class Interceptor:
                     member_id=member_id,
                     group_instance_id=body.group_instance_id,
                 )
-            members = self._members.setdefault(connection, {})
             members[body.group_id, member_id] = Request(api, api.stable, 0, request.client_id, heartbeat, 0)
         return answer
 
