@@ -32,10 +32,11 @@ class Closed(Exception):
 
 @dataclass
 class FakeCluster:
-    """A cluster with one topic, `users`, of one partition.
+    """A cluster with one topic, `users`, of one partition, or of several that have the same log.
 
     Attributes:
         batches: The log: (base offset, last offset, bytes).
+        others: The leaders of further partitions.
         brokers: Its brokers; the leader is the one with the number `leader`.
         answers: By API: called with the request and the usual answer; returns the answer, or bytes.
         most: The newest version of an API, if it is older than ours.
@@ -45,6 +46,7 @@ class FakeCluster:
     batches: list[tuple[int, int, bytes]] = field(default_factory=list)
     start: int = 0
     leader: int = 0
+    others: list[int] = field(default_factory=list)
     leader_epoch: int = 0
     topic_id: bytes = TOPIC_ID
     cluster_id: str = "fake"
@@ -84,20 +86,23 @@ class FakeCluster:
         return ApiVersionsResponse(error_code=request.error, api_keys=keys)
 
     def on_Metadata(self, broker: FakeBroker, request: Request) -> Any:
-        partition = MetadataResponse.MetadataResponsePartition(
-            partition_index=0,
-            leader_id=self.leader,
-            leader_epoch=self.leader_epoch,
-            replica_nodes=[self.leader],
-            isr_nodes=[self.leader],
-        )
+        partitions = [
+            MetadataResponse.MetadataResponsePartition(
+                partition_index=number,
+                leader_id=leader,
+                leader_epoch=self.leader_epoch,
+                replica_nodes=[leader],
+                isr_nodes=[leader],
+            )
+            for number, leader in enumerate([self.leader, *self.others])
+        ]
         names = ["users"] if request.body.topics is None else [topic.name for topic in request.body.topics]
         topics = [
             MetadataResponse.MetadataResponseTopic(
                 name=name,
                 topic_id=self.topic_id if name == "users" and request.version >= 10 else bytes(16),
                 error_code=0 if name == "users" else codes.UNKNOWN_TOPIC_OR_PARTITION,
-                partitions=[partition] if name == "users" else [],
+                partitions=partitions if name == "users" else [],
             )
             for name in names
         ]
@@ -115,12 +120,17 @@ class FakeCluster:
 
     def on_ListOffsets(self, broker: FakeBroker, request: Request) -> Any:
         (topic,) = request.body.topics
-        offset = self.start if topic.partitions[0].timestamp == -2 else self.end
-        partition = ListOffsetsResponse.ListOffsetsPartitionResponse(
-            partition_index=0, timestamp=-1, offset=offset, leader_epoch=-1 if request.version < 4 else 0
-        )
+        partitions = [
+            ListOffsetsResponse.ListOffsetsPartitionResponse(
+                partition_index=asked.partition_index,
+                timestamp=-1,
+                offset=self.start if asked.timestamp == -2 else self.end,
+                leader_epoch=-1 if request.version < 4 else 0,
+            )
+            for asked in topic.partitions
+        ]
         return ListOffsetsResponse(
-            topics=[ListOffsetsResponse.ListOffsetsTopicResponse(name="users", partitions=[partition])]
+            topics=[ListOffsetsResponse.ListOffsetsTopicResponse(name="users", partitions=partitions)]
         )
 
     def on_OffsetForLeaderEpoch(self, broker: FakeBroker, request: Request) -> Any:
@@ -144,7 +154,7 @@ class FakeCluster:
         """Return an answer to a fetch, cut where a caller has cut `records`."""
         (asked,) = request.body.topics
         data = FetchResponse.PartitionData(
-            partition_index=0,
+            partition_index=asked.partitions[0].partition,
             error_code=error,
             high_watermark=-1 if error else self.end,
             last_stable_offset=-1 if error else self.end,

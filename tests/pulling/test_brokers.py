@@ -109,6 +109,27 @@ def test_the_leader_moves(fake: FakeCluster, copy: Path) -> None:
     assert served[1][1].topics[0].partitions[0].current_leader_epoch == 1
 
 
+def test_partitions_of_several_leaders(fake: FakeCluster, copy: Path) -> None:
+    """Each leader has a thread; a leader that is gone for a while does not stop the others."""
+    for _ in range(3):
+        FakeBroker(fake)
+    fake.others = [1, 2, 3, 3]
+    gone = times(3, lambda request, body: type(body)(error_code=codes.REQUEST_TIMED_OUT, responses=[]))
+    fake.answers["Fetch"] = lambda request, body: (
+        gone(request, body) if request.body.topics[0].partitions[0].partition == 1 else body
+    )
+    results = lastword.pull(fake.at, "users", copy)
+    assert [(result.partition, result.next_offset) for result in results] == [(n, 6) for n in range(5)]
+    asked = {(number, p.partition) for number, r in fake.asked if r.api.name == "Fetch" for p in asked_of(r)}
+    assert asked == {(0, 0), (1, 1), (2, 2), (3, 3), (3, 4)}
+    sizes = {request.max_bytes for request in fake.requests("Fetch")}
+    assert max(sizes) <= pulls.BUFFER_BYTES // 4
+
+
+def asked_of(request: Any) -> Any:
+    return request.body.topics[0].partitions
+
+
 @pytest.mark.parametrize("api", ["Fetch", "ListOffsets", "ListGroups", "DescribeConfigs"])
 def test_a_connection_that_is_closed(fake: FakeCluster, copy: Path, api: str) -> None:
     def closed(request: Any, body: Any) -> Any:

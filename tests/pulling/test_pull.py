@@ -22,9 +22,11 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import PartitionLog
 from lastword.protocol import decode_stored
 from lastword.pulling import PullResult, pulls
+from lastword.pulling.positions import Asked, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
 from tests.transactions import end_transaction
@@ -449,6 +451,19 @@ def test_positions_of_groups(source: lastword.LogDir, cluster: Server, copy: Pat
     pull(cluster, None, copy)
     del expected["others", "users", 1]
     assert positions(copy) == expected | {("readers", "users", 0): 9, ("readers", "events", 0): 1}
+
+
+def test_a_position_waits_for_its_records(source: lastword.LogDir, copy: Path) -> None:
+    fill(source, 4)
+    lower, upper = (Key("readers", "users", number) for number in range(2))
+    asked = Asked({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, whole=True)
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        saved = SavedPositions(logs.dirs)
+        for end, expected in ((8, {lower: 2}), (9, {lower: 2, upper: 9})):
+            ends = {TopicPartition("users", 0): 2, TopicPartition("users", 1): end}
+            counts = saved.save(asked, ["users"], ends, lambda: (3, None))
+            assert counts == {TopicPartition(key.topic, key.partition): 1 for key in expected}
+    assert positions(copy) == {tuple(key): offset for key, offset in expected.items()}
 
 
 def test_a_served_copy_continues_the_groups(source: lastword.LogDir, cluster: Server, copy: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -98,12 +99,14 @@ def pull(
         if dry_run
         else f"pulled {plural(records, 'record')}, {format_bytes(size)}; "
         f"{plural(positions, 'position')} of groups",
-        ok=not failed and not signals.noted(),
+        ok=not failed and (follow or not signals.noted()),
         partitions=len(results),
         records=records,
         pulled_bytes=size,
         positions=positions,
     )
+    if follow and signals.first() in (signal.SIGTERM, signal.SIGINT):
+        signals.settle()  # the normal ways to end a pull that follows
     out.raise_all(failed)
 
 
