@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers bucket bucket-processes frames hostile kills differential soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
+.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers bucket bucket-processes frames hostile kills differential differential-server soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -113,6 +113,9 @@ memory-spark: java $(READY) kernels ## a log larger than its executors, read, cl
 differential: java $(READY) kernels ## random logs cleaned by ours, by lists and by Kafka's own cleaner, and by both in turn: make differential N=5000
 	@$(PY) -m tests.differential.compare --logs $(or $(N),5000)
 	@$(PY) -m tests.differential.relay --lives $$(( $(or $(N),5000) / 20 ))
+
+differential-server: java $(READY) kernels ## one script of requests, every version of every API, to a real broker and to the server: the answers field by field
+	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest tests/kafka/test_server_differential.py -q -m ''
 
 soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and killed all the while: make soak N=10000000
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)

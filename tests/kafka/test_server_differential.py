@@ -1,13 +1,177 @@
-"""One script of requests to a real broker and to the server: the answers, field by field."""
+"""One script of requests to a real broker and to the server: the answers, field by field.
+
+`DIFFERENCES` lists each difference that stays, with its reason. A difference that is not listed fails, and so
+does a listed one that no longer occurs. `make differential-server` sends every version.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+from contextlib import closing
 from pathlib import Path
 
-from tests.support.kafka import Tools
+import pytest
+
+import lastword
+from lastword.testing.unsynced import UNSYNCED
+from tests.kafka.server_script import SCRIPT, Difference, Side, compare
+from tests.support.exhaustive import stride
+from tests.support.kafka import Broker, Tools
 
 MAKE_CONFIGS = Path(__file__).parents[2] / "scripts" / "make_configs.py"
+EVERY = stride(100)
+"""In the test command: the first and the last version of each API."""
+
+OWN_TEXT = r"(Create|Alter|IncrementalAlter|Describe|Find|Delete)\w+/.*error_message"
+DIFFERENCES = [
+    # Metadata
+    (r"Metadata/created/.*", "a broker answers before the topic is there; the client asks again"),
+    (
+        r"Metadata/(no name|by id|unknown id|name and id)/(brokers|cluster_id|controller_id|topics).*",
+        "a broker refuses ids in versions 10 and 11; they are served, as in version 12",
+    ),
+    (r"Metadata/no name/error_code", "an accident of the broker: UNKNOWN_SERVER_ERROR for no name and no id"),
+    (r"Metadata/negative count/answer", "a length below -1 is malformed; a broker takes it for -1"),
+    (
+        r"(Metadata|DescribeTopicPartitions)/longer/topics\[.*\]",
+        "the lists have the topics of other differences",
+    ),
+    # topics and settings
+    (OWN_TEXT, "some sentences are lastword's own: they name the limits, or what is not served"),
+    (
+        r"(CreateTopics|DescribeConfigs)/.*\[cleanup\.policy\]\.(config_source|synonyms.*)",
+        "`delete` is saved with a topic: without a policy, a log of lastword keeps everything",
+    ),
+    (
+        r"(CreateTopics|DescribeConfigs)/.*min\.insync\.replicas.*",
+        "a cluster of KRaft sets it itself, for eligible leader replicas, which one node has not",
+    ),
+    (r"CreateTopics/checked only/.*\.topic_id", "a broker invents an id for a topic that it only checks"),
+    (
+        r"(CreateTopics|AlterConfigs|IncrementalAlterConfigs)/(cleanup\.policy=|operation 3 cleanup\.policy)"
+        r"/.*"
+        r"|DescribeConfigs/after all/.*\[cleanup.policy\]\.value",
+        "an empty cleanup.policy is refused: nothing would ever be removed",
+    ),
+    (r"CreateTopics/segment\.bytes=1/.*", "segments may be smaller than a broker's 1 MiB"),
+    (r"DescribeConfigs/.*\.documentation", "the documentation says what a setting does here"),
+    (r"DescribeConfigs/broker/.*\.read_only", "settings of the broker are fixed while it runs"),
+    (
+        r"DescribeConfigs/(broker|topic)/.*\.synonyms\[log\.(roll|roll\.jitter|retention)\.hours\]"
+        r"|DescribeConfigs/(broker|topic)/.*\.synonyms\[log\.flush\.scheduler\.interval\.ms\]",
+        "a broker leaves out the default of a coarser unit while the finer one is not set",
+    ),
+    (
+        r"DescribeConfigs/broker/.*\[(auto\.create\.topics\.enable|broker\.heartbeat\.interval\.ms"
+        r"|broker\.session\.timeout\.ms|controlled\.shutdown\.enable|controller\..*|default\.replication\.factor|listeners|log\.dirs"
+        r"|metadata\.log\.dir|log\.cleaner\.enable|share\.coordinator\..*)\]\..*",
+        "the settings of the broker that the test starts",
+    ),
+    (
+        r"DescribeConfigs/broker/.*\[(group\.coordinator\.rebalance\.protocols|max\.connections"
+        r"|queued\.max\.request\.bytes)\]\..*",
+        "a limit of this server",
+    ),
+    (r"DescribeConfigs/all brokers/.*", "there are no settings for all brokers"),
+    # Produce
+    (r"Produce/.*\.error_message", "a broker sends no text with most of these errors"),
+    (r"Produce/.*\.log_start_offset", "a refused batch has no log start; clients do not read it"),
+    (
+        r"Produce/.*odd\]\.partition_responses\[0\]\.base_offset",
+        "behind batches that only one of both appends",
+    ),
+    (r"Produce/twice/.*", "a partition that is named twice gets two batches; a broker drops the first"),
+    (
+        r"Produce/garbage behind/.*",
+        "bytes behind the batch are refused; a broker drops them, so that it acknowledges less than it got",
+    ),
+    (
+        r"Produce/(codec \d, no data|count and offset 2)/.*",
+        "records are not decoded, except for compacted topics: that is the promise of cost",
+    ),
+    (
+        r"Produce/codec [57]/.*",
+        "an unknown codec has its own error; a broker fails with UNKNOWN_SERVER_ERROR",
+    ),
+    (r"Produce/no epoch/.*", "a producer id without an epoch is refused; no client sends it"),
+    (
+        r"Produce/.*\.log_append_time_ms",
+        "a broker answers a repeated batch with its time as the time of the append",
+    ),
+    (r"Produce/future/.*\.record_errors.*", "the records of a batch from the future are not read"),
+    # Fetch and offsets
+    (r"Fetch/.*\.aborted_transactions", "an error has no list of aborted transactions"),
+    (
+        r"Fetch/several/.*\.records",
+        "an answer ends at a whole batch; a broker cuts the last one, and the client drops it",
+    ),
+    (r"Fetch/packed/.*\.records", "another gzip, with other bytes"),
+    (r"Fetch/isolation 7/.*", "an unknown isolation level reads everything; a broker fails"),
+    (r"Fetch/negative bytes( in all)?/.*", "a negative limit is a limit of 0; a broker fails"),
+    (
+        r"Fetch/fetched epoch 5/.*",
+        "the epoch of a follower's last record is not compared: there are no followers",
+    ),
+    (r"Fetch/as replica state 7/.*\.current_leader\..*", "there is no other leader to name"),
+    (r"Fetch/session, epoch 2/.*", "the partitions of a topic are together in the answer"),
+    (r"ListOffsets/twice/.*", "a partition that is named twice is answered twice"),
+    (r"OffsetForLeaderEpoch/epoch -5, .*", "every negative epoch is unknown; a broker knows one end of -5"),
+    # cluster and producers
+    (
+        r"ApiVersions/.*/(api_keys|supported_features|finalized_features).*",
+        "the APIs and features that are served",
+    ),
+    (
+        r"ApiVersions/((no|wrong) software|longer)/error_code",
+        "a client is served without a valid name and version of its software",
+    ),
+    (r"ApiVersions/unknown version/answer", "answered in version 0, with or without a body"),
+    (r"DescribeProducers/users/.*", "the producers of the odd batches"),
+    (r"DescribeProducers/unknown/.*\.error_message", "a broker sends no text for a missing partition"),
+    (r"InitProducerId/.*/producer_id", "ids begin elsewhere, and are named by the order of their use"),
+    (r"DeleteGroups/several/.*", "a group that is named twice is answered twice"),
+]
+"""(pattern of api/label/field, reason)"""
+SLOW_DIFFERENCES = [
+    (r"Produce/no records/.*", "refused; a broker gives no answer at all"),
+    (r"AlterConfigs/topic twice/answer", "refused; a broker gives no answer at all"),
+    (r"IncrementalAlterConfigs/operation 7/.*", "refused; a broker's controller fails"),
+]
+"""Those of the requests that `make differential-server` sends."""
+
+
+@pytest.fixture(scope="module")
+def differences(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> list[Difference]:
+    root = tmp_path_factory.mktemp("differential")
+    settings = {"auto.create.topics.enable": "true", "group.initial.rebalance.delay.ms": "0"}
+    (root / "lastword").mkdir()
+    (root / "lastword" / "lastword.toml").write_text(
+        "[defaults]\nretention.ms = -1\n"
+    )  # as the broker has it
+    ours = {"files": UNSYNCED, "log_cleaner_enable": False}
+    with (
+        Broker(tools, root / "kafka", settings) as broker,
+        lastword.open(root / "lastword", "a", **ours) as logs,  # type: ignore[arg-type]
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        closing(Side(server.bootstrap_servers)) as here,
+        closing(Side(broker.bootstrap)) as there,
+    ):
+        return list(compare(here, there, SCRIPT, EVERY))
+
+
+def test_every_difference_is_listed(differences: list[Difference]) -> None:
+    patterns = [re.compile(pattern) for pattern, _ in DIFFERENCES + SLOW_DIFFERENCES]
+    unlisted = [d for d in differences if not any(pattern.fullmatch(d.place) for pattern in patterns)]
+    assert not unlisted, f"{len(unlisted)}\n" + "\n".join(map(str, unlisted[:60]))
+
+
+def test_every_listed_difference_occurs(differences: list[Difference]) -> None:
+    places = {difference.place for difference in differences}
+    gone = [
+        pattern for pattern, _ in DIFFERENCES if not any(re.fullmatch(pattern, place) for place in places)
+    ]
+    assert not gone
 
 
 def test_the_table_of_settings_is_that_of_the_jars(tools: Tools) -> None:

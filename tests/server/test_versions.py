@@ -91,7 +91,8 @@ def join_group(version: int, topic_id: bytes) -> Any:
 
 
 def sync_group(version: int, topic_id: bytes) -> Any:
-    return messages.SyncGroupRequest(group_id="g", generation_id=1, member_id="x", assignments=[])
+    protocol = {} if version < 5 else {"protocol_type": "consumer", "protocol_name": "range"}
+    return messages.SyncGroupRequest(group_id="g", generation_id=1, member_id="x", assignments=[], **protocol)
 
 
 def heartbeat(version: int, topic_id: bytes) -> Any:

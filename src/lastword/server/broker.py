@@ -334,16 +334,20 @@ class Broker:
                 served.append(created)
         return self._metadata_of(request, served, refused)
 
+    def _unknown_code(self, name: str) -> int:
+        """Return the error of a name without a topic: it cannot have a topic, or it has none."""
+        try:
+            names.check_topic(name)
+        except InvalidTopicError as invalid:
+            return invalid.kafka_code
+        return codes.UNKNOWN_TOPIC_OR_PARTITION
+
     def _missing(self, topic: Any, version: int, error: LastwordError | None = None) -> Message:
         code = codes.UNKNOWN_TOPIC_ID
         if topic.name is not None and topic.topic_id == ZERO_UUID:
-            code = codes.UNKNOWN_TOPIC_OR_PARTITION
-            try:
-                names.check_topic(topic.name)
-                if error is not None:
-                    code = error.kafka_code
-            except InvalidTopicError as invalid:
-                code = invalid.kafka_code
+            code = self._unknown_code(topic.name)
+            if error is not None:
+                code = error.kafka_code
         name = topic.name if topic.name or version >= 12 else ""
         return MetadataResponse.MetadataResponseTopic(error_code=code, name=name, topic_id=topic.topic_id)
 
@@ -416,8 +420,7 @@ class Broker:
                 name=name, topic_authorized_operations=TOPIC_OPERATIONS
             )
             if topic is None:
-                described.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
-                described.topic_authorized_operations = NO_OPERATIONS
+                described.error_code = self._unknown_code(name)
                 response.topics.append(described)
                 continue
             described.topic_id, described.is_internal = topic.id, name in INTERNAL

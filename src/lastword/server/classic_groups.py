@@ -275,8 +275,7 @@ class ClassicGroups:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
         protocols = [(protocol.name, bytes(protocol.metadata)) for protocol in body.protocols]
         group = self._group(body.group_id)
-        others = known is not None and any(m.id != body.member_id for m in group.members.values())
-        if (not known or others or not group.members) and not group.supports(body.protocol_type, protocols):
+        if not group.supports(body.protocol_type, protocols):
             raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
         if len(group.members) >= MOST_MEMBERS and body.member_id not in group.members:
             raise Refused(codes.GROUP_MAX_SIZE_REACHED, "")
@@ -485,10 +484,11 @@ class ClassicGroups:
     def _sync(self, request: Request, connection: Any) -> Any:
         body = request.body
         try:
+            if request.version >= 5 and (body.protocol_type is None or body.protocol_name is None):
+                raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
             group, member = self._current(body)
             if request.version >= 5 and (
-                body.protocol_type not in (None, group.protocol_type)
-                or body.protocol_name not in (None, group.protocol)
+                body.protocol_type != group.protocol_type or body.protocol_name != group.protocol
             ):
                 raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
             if group.state == PREPARING:
@@ -552,6 +552,8 @@ class ClassicGroups:
 
     def _leave(self, request: Request, connection: Any) -> Message:
         body = request.body
+        if not body.group_id:
+            return LeaveGroupResponse(error_code=codes.INVALID_GROUP_ID)
         leaving = (
             [(member.member_id, member.group_instance_id) for member in body.members]
             if request.version >= 3

@@ -320,7 +320,7 @@ class Groups:
             results.append(result)
             group = self._groups.get(group_id)
             if group is None:
-                result.error_code = codes.GROUP_ID_NOT_FOUND if group_id else codes.INVALID_GROUP_ID
+                result.error_code = codes.GROUP_ID_NOT_FOUND
             elif not group.is_empty:
                 result.error_code = codes.NON_EMPTY_GROUP
             else:

@@ -376,7 +376,7 @@ class RefusedRecords(Refused):
 
     def __init__(self, indexes: list[int], partition: str) -> None:
         self.indexes = indexes
-        self._text = f"Compacted topic cannot accept message without key in topic partition {partition}."
+        self._text = f"Compacted topic cannot accept message without key in topic partition {partition}"
         shown = ", ".join(f"RecordError(batchIndex={index}, message='{self._text}')" for index in indexes[:3])
         super().__init__(
             codes.INVALID_RECORD,

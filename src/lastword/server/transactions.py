@@ -376,6 +376,8 @@ class Transactions:
         body = request.body
         try:
             if body.transactional_id is None:
+                if (body.producer_id == -1) != (body.producer_epoch == -1):
+                    raise Refused(codes.INVALID_REQUEST, "")
                 return InitProducerIdResponse(producer_id=await self._new_id(), producer_epoch=0)
             stored = await self._initialized(request)
             return InitProducerIdResponse(producer_id=stored.producer_id, producer_epoch=stored.epoch)
