@@ -573,6 +573,30 @@ def test_uniform_follows_subscriptions() -> None:
     assert counts(targets) == [3, 3, 4]
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_uniform_leaves_nothing_to_level(seed: int) -> None:
+    rng = random.Random(seed)
+    topics = {bytes([65 + n]) * 16: range(rng.randrange(1, 9)) for n in range(5)}
+    before: dict[str, frozenset[tuple[bytes, int]]] = {}
+    for _ in range(4):
+        members = {
+            f"m{n}": frozenset(rng.sample(sorted(topics), rng.randrange(4)))
+            for n in rng.sample(range(8), rng.randrange(1, 8))
+        }
+        targets = uniform(members, topics, before)
+        assert targets.keys() == members.keys()
+        assigned = [partition for has in targets.values() for partition in has]
+        read = {topic for subscribed in members.values() for topic in subscribed}
+        assert sorted(assigned) == sorted((topic, n) for topic in read for n in topics[topic])
+        for member, has in targets.items():
+            for topic, _ in has:
+                assert topic in members[member]
+                readers = [other for other in members if topic in members[other]]
+                assert len(has) - min(len(targets[other]) for other in readers) <= 1
+        assert uniform(members, topics, targets) == targets
+        before = targets
+
+
 def test_ranges_are_neighbours_and_alike() -> None:
     topics = {A: range(5), B: range(5), C: range(1)}
     members = {"x": frozenset((A, B)), "y": frozenset((A, B)), "z": frozenset((C,))}
@@ -586,3 +610,5 @@ def test_a_real_group_of_many_is_assigned_quickly() -> None:
     topics = {A: range(1000), B: range(1000)}
     members = {f"m{n}": frozenset((A, B)) for n in range(300)}
     assert counts(uniform(members, topics, {}))[-1] == 7
+    mixed = {f"m{n}": frozenset((A, B) if n % 2 else (A,)) for n in range(300)}
+    assert counts(uniform(mixed, topics, {}))[-1] == 7

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import heapq
 import logging
 import uuid
 from collections import deque
@@ -306,13 +307,18 @@ def uniform(
     if len(set(members.values())) == 1:
         _level(result, free)
     else:
-        readers = {
-            topic_id: sorted(member for member, subscribed in members.items() if topic_id in subscribed)
-            for topic_id in wanted
-        }
-        for partition in free:
-            result[_least(result, readers[partition[0]])].add(partition)
-        _level_by_topic(result, readers)
+        readers: dict[bytes, dict[str, list[Partition]]] = {topic_id: {} for topic_id in wanted}
+        for member in sorted(members):
+            for topic_id in members[member] & topics.keys():
+                readers[topic_id][member] = []
+        for member, partitions in result.items():
+            for partition in sorted(partitions):
+                readers[partition[0]][member].append(partition)
+        _level_by_topic(readers, free, {member: len(partitions) for member, partitions in result.items()})
+        result = {member: set() for member in members}
+        for has in readers.values():
+            for member, moved in has.items():
+                result[member].update(moved)
     return {member: frozenset(partitions) for member, partitions in result.items()}
 
 
@@ -335,22 +341,47 @@ def _level(result: dict[str, set[Partition]], free: list[Partition]) -> None:
             short.append((member, missing - 1))
 
 
-def _level_by_topic(result: dict[str, set[Partition]], readers: Mapping[bytes, list[str]]) -> None:
-    """Move partitions to readers of their topic that have at least two less, while there are any."""
+def _level_by_topic(
+    readers: dict[bytes, dict[str, list[Partition]]], free: Iterable[Partition], loads: dict[str, int]
+) -> None:
+    """Divide partitions between members with different subscriptions.
+
+    In the end no member could give a partition to a reader of its topic that has at least two less.
+
+    Args:
+        readers: The partitions that each reader of a topic has.
+        free: The partitions without an owner.
+        loads: The number of partitions of each member.
+    """
+    heaps: dict[bytes, list[tuple[int, str]]] = {}
+    for partition in free:
+        has = readers[partition[0]]
+        least = heaps.setdefault(partition[0], [(-1, member) for member in has])
+        taker = _least(least, loads)
+        has[taker].append(partition)
+        loads[taker] += 1
     is_moving = True
     while is_moving:
         is_moving = False
-        for giver in sorted(result, key=lambda member: (-len(result[member]), member)):
-            for partition in sorted(result[giver]):
-                taker = _least(result, readers[partition[0]])
-                if len(result[taker]) + 1 < len(result[giver]):
-                    result[giver].remove(partition)
-                    result[taker].add(partition)
+        for has in readers.values():
+            least = [(loads[member], member) for member in has]
+            heapq.heapify(least)
+            for giver in sorted((member for member in has if has[member]), key=lambda member: -loads[member]):
+                while has[giver]:
+                    taker = _least(least, loads)
+                    if loads[taker] + 1 >= loads[giver]:
+                        break
+                    has[taker].append(has[giver].pop())
+                    loads[giver] -= 1
+                    loads[taker] += 1
                     is_moving = True
 
 
-def _least(result: Mapping[str, set[Partition]], members: Iterable[str]) -> str:
-    return min(members, key=lambda member: (len(result[member]), member))
+def _least(heap: list[tuple[int, str]], loads: Mapping[str, int]) -> str:
+    """Return the member of a heap with the lowest load, as far as loads have only grown since."""
+    while heap[0][0] != loads[heap[0][1]]:
+        heapq.heapreplace(heap, (loads[heap[0][1]], heap[0][1]))
+    return heap[0][1]
 
 
 def ranges(
