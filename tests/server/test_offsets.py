@@ -320,6 +320,27 @@ def test_leases_are_there_after_a_restart(logs: lastword.LogDir) -> None:
         until(lambda: leases(logs) == {"group.g": 12})
 
 
+def test_leases_that_keep_too_little_are_written_first(
+    client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(logs)
+    for number in range(8):
+        commit(client, f"g{number}", offset=5)
+    until(lambda: len(leases(logs)) == 8)
+    monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 5.0)
+    monkeypatch.setattr(group_leases, "MOST_LATE", 3)
+    for number in range(7):
+        commit(client, f"g{number}", offset=9)
+    commit(client, "g7", offset=2)
+    commit(client, "new", offset=7)
+    until(lambda: leases(logs).get("group.new") == 7)
+    assert leases(logs)["group.g7"] == 2
+    assert list(leases(logs).values()).count(9) <= 4  # what was left in one or two batches
+    monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.01)
+    commit(client, "g7", offset=9)
+    until(lambda: list(leases(logs).values()).count(9) == 8)
+
+
 def test_a_group_that_is_no_file_name_has_a_lease_of_its_own() -> None:
     ids = ["a b", "a/b", "..", "", "x" * 300, "ünï", "a.tmp", "\ud800"]
     lease_names = [lease_name(group) for group in ids]

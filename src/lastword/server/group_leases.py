@@ -4,10 +4,10 @@ Each committed offset in a compacted topic is a lease (`partition.leases`) named
 cleaner keeps tombstones from the offset on, as long as the offset is retained. `lastword.group.leases`
 switches this off.
 
-A commit costs an entry in a dict. Files are written in batches in a thread of the pool: every
-`PAUSE_SECONDS`, at most `MOST` of them, the last position of each. A lease that is late keeps more than it
-must. So leases that keep too little, because they are new or because the group went back, are written first
-and after `SOON_SECONDS`.
+A commit costs an entry in a dict. Files are written in a thread of the pool: every `PAUSE_SECONDS` at most
+`MOST_LATE` of them, the last position of each. A lease that is late keeps more than it must. So leases that
+keep too little, because they are new or because the group went back, are written first, after `SOON_SECONDS`,
+`MOST` at a time.
 
 A group cannot be refused, as another reader is: tombstones that were removed before its first commit, or
 above an offset to which it goes back, are gone. What a group commits for `<topic>@latest` is a lease of its
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import re
 from typing import TYPE_CHECKING
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from lastword.server.broker import Broker
 
 PAUSE_SECONDS, SOON_SECONDS = 5.0, 0.1
-MOST = 500
+MOST, MOST_LATE = 500, 100
+"""Most leases of a batch, and most of those that only keep too much: each costs two syncs of the drive."""
 RENEWED_PARTS = 4
 """A lease is written again when this part of the time after which it lapses has passed."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -112,7 +114,8 @@ class GroupLeases:
             self._timer.cancel()
             self._timer = None
         keys = list(self._urgent)[:MOST]
-        keys += [key for key in self._due if key not in self._urgent][: MOST - len(keys)]
+        others = (key for key in self._due if key not in self._urgent)
+        keys += itertools.islice(others, max(0, MOST_LATE - len(keys)))
         batch = {key: self._due.pop(key) for key in keys}
         for key in keys:
             self._urgent.pop(key, None)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from lastword.server.broker import Broker
 
 TOPIC = "__consumer_offsets"
+RENEWALS = 8
+"""How often the leases of offsets are renewed within the retention of the offsets."""
 COORDINATED = (0, 1)
 """Types of keys that have a coordinator: groups and transactional ids."""
 _log = logging.getLogger("lastword.server")
@@ -59,6 +61,7 @@ class Groups:
         """The transactions that ended while the groups were loaded."""
         self._loading: asyncio.Future[Any] | None = None
         self._is_loaded = False
+        self._renewed_ms = 0
         self._check_later()
         broker.loop.call_soon(self._load_early)
 
@@ -243,7 +246,8 @@ class Groups:
             ]
             is_over = group.is_over and not unstable and len(gone) == len(group.offsets)
             self._forget(group, gone, deletes=is_over)
-        self._renew_leases()
+        if now_ms - self._renewed_ms >= retention_ms // RENEWALS:
+            self._renew_leases()
 
     def topics_deleted(self, topics: set[str]) -> None:
         """Delete the offsets of topics that were deleted."""
@@ -267,6 +271,7 @@ class Groups:
             del self._groups[group.id]
 
     def _renew_leases(self) -> None:
+        self._renewed_ms = self.broker.clock.now_ms()
         for group in self._groups.values():
             for at, committed in group.offsets.items():
                 self.leases.moved(group.id, at, committed.offset)
