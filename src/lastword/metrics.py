@@ -186,6 +186,26 @@ CERTIFICATE_FAILURES = Counter(
     "certificate_failures_total", "Rewrites that failed their certificate", ("dir",)
 )
 
+SERVER_REQUESTS = Counter(
+    "server_requests_total", "Requests of Kafka clients, by the first error of the answer", ("api", "error")
+)
+SERVER_REQUEST_SECONDS = Histogram(
+    "server_request_duration_seconds", "Time from a request that is received to its answer", ("api",)
+)
+SERVER_RECEIVED_BYTES = Counter("server_received_bytes_total", "Bytes of requests", ("api",))
+SERVER_SENT_BYTES = Counter("server_sent_bytes_total", "Bytes of answers", ("api",))
+SERVER_CONNECTIONS = Gauge("server_connections", "Open connections of Kafka clients", ("address",))
+SERVER_HELD_BYTES = Gauge(
+    "server_held_bytes", "Memory of requests that are incomplete or in work, and of answers", ("address",)
+)
+SERVER_REFUSED_CONNECTIONS = Counter(
+    "server_refused_connections_total",
+    "Connections that the server closed: limit, authentication, slow, or malformed requests",
+    ("reason",),
+)
+
+is_exported = False
+"""Whether `register` was called. A server counts its requests only then."""
 
 BUILD_INFO = Gauge("build_info", "Always 1; the labels name the versions", ("version", "python"))
 
@@ -237,10 +257,12 @@ def metrics() -> Iterator[Metric]:
 
 def register(registry: Any = None) -> None:
     """Export all metrics in a prometheus_client registry; None: its default registry."""
+    global is_exported
     import platform
 
     from lastword.version import __version__
 
+    is_exported = True
     BUILD_INFO.set(1, __version__, platform.python_version())
     try:
         from prometheus_client import REGISTRY

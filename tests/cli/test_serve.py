@@ -82,7 +82,11 @@ def test_a_process_serves_and_ends_with_its_log_synced(tmp_path: Path) -> None:
             assert client.produce("users", batch((b"ada", b"1"))).error_code == 0
             metrics_row = json.loads(server.said().splitlines()[0])
             with urllib.request.urlopen(metrics_row["address"], timeout=10) as answer:
-                assert 'lastword_log_end_offset{partition="0",topic="users"} 1.0' in answer.read().decode()
+                exported = answer.read().decode()
+                assert 'lastword_log_end_offset{partition="0",topic="users"} 1.0' in exported
+                assert 'lastword_append_records_total{topic="users"} 1.0' in exported
+                assert 'lastword_server_requests_total{api="Produce",error="NONE"} 1.0' in exported
+                assert f'lastword_server_connections{{address="127.0.0.1:{server.port}"}} 1.0' in exported
             with pytest.raises(lastword.errors.BusyError):
                 lastword.open(data, "a")
             summary = json.loads(server.ended(signal.SIGTERM))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword import metrics
 from lastword.errors import UsageError
 from lastword.protocol import codes
 from lastword.protocol.codes import APIS
@@ -642,3 +643,35 @@ def test_bytes_that_are_no_request_close_the_connection(server: Server, client: 
     assert client.socket.recv(100) == b""
     with Client(server) as other:
         assert other.ask(ApiVersionsRequest()).error_code == 0
+
+
+def test_requests_are_counted_when_metrics_are_exported(
+    server: Server, client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for metric in metrics.metrics():
+        if metric.name.startswith("server_"):
+            monkeypatch.setattr(metric, "_values", {})
+    logs.create_topic("users")
+    client.ask(ApiVersionsRequest())
+    assert metrics.SERVER_REQUESTS.samples() == []
+    monkeypatch.setattr(metrics, "is_exported", True)
+    data = batch((b"k", b"v" * 1000))
+    client.produce("users", data)
+    client.produce("nowhere", data)
+    client.produce("users", data, acks=0)
+    assert len(client.fetch("users", 0).records) > 2000
+    client.fetch("users", 9)
+    assert metrics.SERVER_REQUESTS.samples() == [
+        (("Fetch", "NONE"), 1),
+        (("Fetch", "OFFSET_OUT_OF_RANGE"), 1),
+        (("Produce", "NONE"), 2),
+        (("Produce", "UNKNOWN_TOPIC_OR_PARTITION"), 1),
+    ]
+    assert metrics.SERVER_REQUEST_SECONDS.count("Produce") == 3
+    assert 3000 < metrics.SERVER_RECEIVED_BYTES.value("Produce") < 4000
+    assert 2000 < metrics.SERVER_SENT_BYTES.value("Fetch") < 3000
+    list(metrics.metrics())
+    assert metrics.SERVER_CONNECTIONS.value(server.bootstrap_servers) == 1
+    client.socket.sendall(b"\xff" * 10)
+    assert client.socket.recv(1) == b""
+    assert metrics.SERVER_REFUSED_CONNECTIONS.samples() == [(("malformed",), 1)]

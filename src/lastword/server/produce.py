@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from google_crc32c import value as crc32c
 
+from lastword import metrics
 from lastword.errors import CorruptBatchError, DecompressionLimitError, LastwordError
 from lastword.protocol import Request, codes
 from lastword.protocol.messages import ProduceResponse
@@ -212,6 +213,9 @@ class Producing:
         if codec != header.codec:
             batch = recompressed(records, header, codec, config, _limit(log))
         appended: AppendedBatch = log.append_batch(batch)
+        if metrics.is_exported:
+            metrics.APPEND_RECORDS.add(header.count, log.name.rpartition("-")[0])
+            metrics.APPEND_BYTES.add(len(batch), log.name.rpartition("-")[0])
         partition.base_offset = appended.base_offset
         partition.log_start_offset = log.log_start
         if config.message_timestamp_type == "LogAppendTime":

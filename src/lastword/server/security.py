@@ -26,6 +26,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lastword import metrics
 from lastword.errors import UsageError
 from lastword.protocol import Request, codes
 from lastword.protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse
@@ -357,6 +358,7 @@ class Authentication:
         except Denied as denied:
             self._is_denied = True
             _log.info("%s: denied: %s", self._connection.peer, denied)
+            metrics.SERVER_REFUSED_CONNECTIONS.add(1, "authentication")
             await asyncio.sleep(DENIED_SECONDS)
             if request.version < 0:  # a token has no answer with an error
                 raise Refused(codes.SASL_AUTHENTICATION_FAILED, "authentication failed") from None

@@ -29,10 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lastword import metrics
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
 from lastword.objects import is_url
-from lastword.protocol import FileRange, Request, ServerConnection
+from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
+from lastword.protocol.schemas import Message
 from lastword.server.broker import Answer, Broker, Options
 from lastword.server.topics import Refused
 
@@ -101,6 +103,7 @@ class Connection:
         self._is_reading = self._is_writing = self._is_closed = False
         self._is_draining = self._is_paused = self._is_resting = False
         self.held = self.moved = 0
+        self._began = 0.0  # of the request in work
         self.active = self._loop.time()
         _log.debug("%s: connected", peer)
         self._read(True)
@@ -155,8 +158,7 @@ class Connection:
                     self.close()
                 return
         except (MalformedMessageError, UnsupportedVersionError) as error:
-            _log.info("%s: closed: %s", self.peer, error.message)
-            self.close()
+            self.refuse(error.message, "malformed")
         except Refused as refused:  # a Produce without acknowledgement
             _log.info("%s: closed: %s", self.peer, refused.message)
             self.close()
@@ -171,6 +173,7 @@ class Connection:
             self._account()
 
     def _handle(self, request: Request) -> None:
+        self._began = self._loop.time()
         if self._authentication is not None:
             answer = self._authentication.handle(request)
         else:
@@ -210,14 +213,14 @@ class Connection:
         try:
             awaited = self._tls.handshake()
         except OSError as error:
-            self.refuse(f"no handshake of TLS: {getattr(error, 'reason', None) or error}")
+            self.refuse(f"no handshake of TLS: {getattr(error, 'reason', None) or error}", "authentication")
             return
         self._write(awaited == "write")
         self._is_shaking = awaited is not None
 
     def _check_ready(self) -> None:
         if not self._is_closed and (self._is_shaking or self._authentication is not None):
-            self.refuse(f"not authenticated in {READY_SECONDS:.0f} s")
+            self.refuse(f"not authenticated in {READY_SECONDS:.0f} s", "authentication")
 
     def expect_tokens(self, has_tokens: bool) -> None:
         """Take the next frames for tokens of SASL, or for requests."""
@@ -234,10 +237,22 @@ class Connection:
 
     def _send(self, request: Request, body: Any) -> None:
         if body is None:  # a Produce without acknowledgement
+            if metrics.is_exported:
+                self._count(request, None)
             return
         self._parts.extend(self._protocol.response(request, body))
         self._answer_bytes = sum(len(part) for part in self._parts if not isinstance(part, FileRange))
+        if metrics.is_exported:
+            self._count(request, body)
         self._flush()
+
+    def _count(self, request: Request, body: Any) -> None:
+        """Count a request and its answer, of which nothing is sent yet."""
+        name, error = request.api.name, 0 if body is None else first_error(body)
+        metrics.SERVER_REQUESTS.add(1, name, codes.ERROR_NAMES.get(error, str(error)))
+        metrics.SERVER_REQUEST_SECONDS.observe(self._loop.time() - self._began, name)
+        metrics.SERVER_RECEIVED_BYTES.add(request.size + 4, name)
+        metrics.SERVER_SENT_BYTES.add(sum(map(len, self._parts)), name)
 
     def _flush(self) -> None:
         """Send as much as the client takes."""
@@ -346,9 +361,10 @@ class Connection:
         """Return whether nothing was received or sent since a time of the loop, and no request is in work."""
         return self.active < since and self._in_work is None
 
-    def refuse(self, why: str) -> None:
-        """Close the connection, with a line in the log."""
+    def refuse(self, why: str, reason: str) -> None:
+        """Close the connection, with a line in the log; `reason` is a label of the metric."""
         _log.info("%s: closed: %s", self.peer, why)
+        metrics.SERVER_REFUSED_CONNECTIONS.add(1, reason)
         self.close()
 
     # -------------------------------------------------------------- readiness, end
@@ -390,6 +406,22 @@ class Connection:
             self._server.memory.changed(self, before)
             _log.debug("%s: disconnected", self.peer)
             self._server.closed(self)
+
+
+def first_error(message: Any) -> int:
+    """Return the first error code of a message, or of a struct in it, that is not 0."""
+    code: int = getattr(message, "error_code", 0)
+    if code:
+        return code
+    for name in message.__slots__:
+        value = getattr(message, name)
+        for part in value if isinstance(value, list) else (value,):
+            if not isinstance(part, Message):
+                break
+            code = first_error(part)
+            if code:
+                return code
+    return 0
 
 
 def _read_range(part: FileRange) -> bytes:
@@ -467,7 +499,7 @@ class Memory:
         seconds, moved = now - self._turn_since, connection.moved - self._turn_moved
         if seconds > SLOW_SECONDS:
             if moved < seconds * SLOW_BYTES and connection.is_idle(now):
-                connection.refuse("too slow, while others wait for memory (queued.max.request.bytes)")
+                connection.refuse("too slow, while others wait for memory (queued.max.request.bytes)", "slow")
             else:
                 self._begin(connection)
 
@@ -515,6 +547,7 @@ class Server:
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
+        metrics.watch(self)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -532,6 +565,11 @@ class Server:
     def __repr__(self) -> str:
         return f"Server({self.bootstrap_servers!r}{', closed' if self._is_closed else ''})"
 
+    def measure(self) -> None:
+        """Set the gauges of this server."""
+        metrics.SERVER_CONNECTIONS.set(len(self.connections), self.bootstrap_servers)
+        metrics.SERVER_HELD_BYTES.set(self.memory.used, self.bootstrap_servers)
+
     def close(self) -> None:
         """Finish the requests that were received, refuse others, sync, and end.
 
@@ -540,6 +578,9 @@ class Server:
         if self._is_closed:
             return
         self._is_closed = True
+        metrics.unwatch(self)
+        for gauge in (metrics.SERVER_CONNECTIONS, metrics.SERVER_HELD_BYTES):
+            gauge.remove(self.bootstrap_servers)
         asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(DRAIN_SECONDS + 5)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -573,6 +614,7 @@ class Server:
             peer = f"{address[0]}:{address[1]}"
             if len(self.connections) >= self._most_connections:
                 sock.close()
+                metrics.SERVER_REFUSED_CONNECTIONS.add(1, "limit")
                 self._warn(
                     "%s: refused: %d connections are open (max.connections)", peer, len(self.connections)
                 )
