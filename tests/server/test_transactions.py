@@ -588,6 +588,19 @@ def test_a_deleted_topic_needs_no_marker(writer: Writer, client: Client, logs: l
     assert committed(client) == [b"v"]
 
 
+def test_transactions_begin_again_when_their_topic_is_deleted(
+    writer: Writer, client: Client, logs: lastword.LogDir
+) -> None:
+    writer.send(b"v")
+    writer.end()
+    logs.delete_topic("__transaction_state")
+    assert described(client).error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
+    assert writer.end() == codes.INVALID_PRODUCER_ID_MAPPING
+    before = writer.producer_id
+    assert writer.init().error_code == 0 and writer.producer_id != before
+    assert [writer.send(b"w"), writer.end(), committed(client)] == [0, 0, [b"v", b"w"]]
+
+
 def test_a_waiting_committed_read_gets_the_records_of_a_commit(
     writer: Writer, client: Client, server: Server
 ) -> None:

@@ -258,6 +258,7 @@ class Transactions:
         self._ids = ProducerIds(broker)
         self._transactional_ids: dict[str, TransactionalId] = {}
         self._loading: asyncio.Future[Any] | None = None
+        self._expires = False
         self._tasks: set[asyncio.Task[Any]] = set()
         broker.loop.call_soon_threadsafe(self._start)
 
@@ -294,10 +295,14 @@ class Transactions:
             self._load().add_done_callback(_log_failure)
 
     def _load(self) -> asyncio.Future[Any]:
-        """Return a future that is done when the state is loaded."""
-        if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
-            self._loading = self._spawn(self._read())
-        return self._loading
+        """Return a future that is done when the state is loaded; again, if its topic was deleted."""
+        loading = self._loading
+        is_gone = loading is not None and loading.done() and self._broker.topics.get(TOPIC) is None
+        if is_gone:
+            self._transactional_ids.clear()
+        if loading is None or is_gone or (loading.done() and loading.exception() is not None):
+            loading = self._loading = self._spawn(self._read())
+        return loading
 
     async def _loaded(self) -> None:
         try:
@@ -317,7 +322,9 @@ class Transactions:
             if transaction.stored.state in DECIDED:
                 self._spawn(self._complete(transaction)).add_done_callback(_log_failure)
             self._watch(transaction)
-        self._broker.timers.after(EXPIRATION_CHECK_MS, self._expire)
+        if not self._expires:
+            self._expires = True
+            self._broker.timers.after(EXPIRATION_CHECK_MS, self._expire)
 
     def _read_topic(self) -> list[StoredRecord]:
         self.topic.open()
@@ -857,7 +864,8 @@ class Transactions:
         """Forget the transactional ids that had no transaction for a long time."""
         least_ms = self._broker.clock.now_ms() - EXPIRATION_MS
         expired: dict[int, list[str]] = {}
-        for transaction in self._transactional_ids.values():
+        is_there = self._broker.topics.get(TOPIC) is not None
+        for transaction in self._transactional_ids.values() if is_there else ():
             stored = transaction.stored
             is_open = transaction.is_busy or stored.state in (ONGOING, *DECIDED)
             if not is_open and stored.changed_ms <= least_ms:
@@ -919,6 +927,8 @@ class Transactions:
         """Wait until the state is loaded. A request that only reads does not create the topic."""
         if self._broker.topics.get(TOPIC) is not None:
             await self._loaded()
+        else:
+            self._transactional_ids.clear()
 
     async def _list(self, request: Request) -> Message:
         body = request.body
