@@ -28,6 +28,7 @@ from lastword.errors import (
     MalformedMessageError,
     NotAuthorizedError,
     RecordTooLargeError,
+    UnknownTopicError,
     UnsupportedVersionError,
     UsageError,
 )
@@ -210,6 +211,37 @@ def test_a_broker_that_does_not_answer(fake: FakeCluster, copy: Path) -> None:
     with pytest.raises(BrokerUnreachableError, match=r"does not answer within 0\.1 s"):
         pull(fake, copy, client_config={"request.timeout.ms": 100})
     ended.set()
+
+
+def test_groups_that_cannot_be_asked(fake: FakeCluster, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records are copied first; then the request is repeated, and its error is raised at the end."""
+    fake.answers["ListGroups"] = times(
+        4, lambda request, body: type(body)(error_code=codes.REQUEST_TIMED_OUT)
+    )
+    assert pull(fake, copy).next_offset == 6
+    monkeypatch.setattr(pulls, "backoff", lambda attempt, rng: 30.0)
+    fake.answers["ListGroups"] = lambda request, body: type(body)(error_code=codes.UNKNOWN_SERVER_ERROR)
+    with pytest.raises(BrokerRefusedError, match="cannot list its groups: UNKNOWN_SERVER_ERROR") as raised:
+        pull(fake, copy.with_name("other"), clock=ManualClock())
+    assert [result.next_offset for result in raised.value.results] == [6]  # type: ignore[attr-defined]
+
+
+def test_the_topic_is_deleted_under_way(
+    fake: FakeCluster, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulls, "backoff", lambda attempt, rng: 30.0)
+
+    def deleted(request: Any, body: Any) -> Any:
+        for topic in body.topics if fake.requests("Fetch") else ():
+            topic.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+        return body
+
+    fake.answers["Metadata"] = deleted
+    fake.answers["Fetch"] = lambda request, body: fake.fetched(request, b"", error=codes.UNKNOWN_TOPIC_ID)
+    for follow in (False, True):
+        fake.asked.clear()
+        with pytest.raises(UnknownTopicError, match=r"users is not in .* any more"):
+            pull(fake, copy, clock=ManualClock(), follow=follow)
 
 
 def test_throttling_is_observed(fake: FakeCluster, copy: Path) -> None:

@@ -398,7 +398,10 @@ def test_following(
         fill(source, 6)
     commit(cluster, "readers", "users", {0: 4})
     wait_for(lambda: positions(copy).get(("readers", "users", 0)) == 4)
+    commit(cluster, "readers", "users", {0: 9})
+    wait_for(lambda: positions(copy).get(("readers", "users", 0)) == 9)
     assert [result.next_offset for result in end()] == [14, 14]
+    assert positions(copy) == {("readers", "users", 0): 9}
     same(source, copy, "users")
 
 

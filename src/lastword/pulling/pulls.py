@@ -383,6 +383,7 @@ class Pulling:
         self._failed: dict[str, LastwordError] = {}
         self._positions_due = clock.monotonic() + POSITIONS_SECONDS
         self._positions: dict[TopicPartition, int] = {}
+        self._asked: Asked | None = None
         self._saved: SavedPositions | None = None
         self._nodes = 1
 
@@ -431,13 +432,15 @@ class Pulling:
             except LastwordError as error:
                 self._failed[name] = error
         names = [name for name in topics if name not in self._failed]
-        asked = self._ask_positions(names)
+        self._ask_positions(names, seconds=0)  # before the records: then the copy has the records below them
         began = self._clock.monotonic()
         try:
             self._rounds(metadata, names, progress, began)
+            if self._asked is None:
+                self._ask_positions(names, seconds=RETRY_SECONDS)
         finally:
             self._ended.set()
-        self._save_positions(asked, names)
+        self._save_positions(names)
         return self._results()
 
     def _results(self) -> list[PullResult]:
@@ -535,27 +538,30 @@ class Pulling:
 
     # -------------------------------------------------------------- positions
 
-    def _ask_positions(self, topics: Sequence[str]) -> Asked | None:
-        """Return the positions before the records are copied: so the copy has the records below them."""
+    def _ask_positions(self, topics: Sequence[str], seconds: float) -> None:
+        """Ask for the positions; after `seconds` of failures that may pass, note the last one."""
         began, attempt = self._clock.monotonic(), 0
         while self._groups and topics and not self._stopped():
             try:
-                return ask_positions(self._cluster, topics)
+                self._asked = ask_positions(self._cluster, topics)
+                return
             except LastwordError as error:
-                if not error.retriable or self._clock.monotonic() - began > RETRY_SECONDS:
+                if not seconds:
+                    _log.warning("positions of groups: %s", error.message)
+                    return
+                if not error.retriable or self._clock.monotonic() - began > seconds:
                     self._failed[TOPIC] = error  # raised at the end; the records are copied
-                    break
+                    return
                 pause(self._clock, backoff(attempt, self._rng), self._stopped)
                 attempt += 1
-        return None
 
-    def _save_positions(self, asked: Asked | None, topics: Sequence[str]) -> None:
-        if asked is None:
+    def _save_positions(self, topics: Sequence[str]) -> None:
+        if self._asked is None:
             return
         self._dirs.sync()  # a position must not survive a power cut that its records do not survive
         self._saved = self._saved or SavedPositions(self._dirs)
         ends = {tp: copy.log_end for tp, copy in self._copies.items()}
-        self._positions = self._saved.save(asked, topics, ends, self._shape_of_positions)
+        self._positions = self._saved.save(self._asked, topics, ends, self._shape_of_positions)
 
     def _shape_of_positions(self) -> tuple[int, str | None]:
         facts = self._cluster.metadata([TOPIC]).topics.get(TOPIC)
@@ -615,10 +621,8 @@ class Pulling:
                 self._round_over.set()
             if self._follow and self._groups and now >= self._positions_due and not self._stopped():
                 self._positions_due = now + POSITIONS_SECONDS
-                try:
-                    self._save_positions(ask_positions(self._cluster, topics), topics)
-                except LastwordError as error:
-                    _log.warning("positions of groups: %s", error.message)
+                self._ask_positions(topics, seconds=0)
+                self._save_positions(topics)
 
     def _report(self, progress: ProgressLike | None, began: float) -> None:
         if progress is None or self._follow:
@@ -647,8 +651,14 @@ class Pulling:
             if facts is None or facts.error:
                 code = codes.UNKNOWN_TOPIC_OR_PARTITION if facts is None else facts.error
                 metadata.topics.pop(name, None)
+                why = refused(self._cluster.bootstrap, code, f"describe {name}")
+                if code == codes.UNKNOWN_TOPIC_OR_PARTITION:
+                    why = UnknownTopicError(
+                        f"{name} is not in {self._cluster.bootstrap} any more",
+                        remedy="the copy stays as it is",
+                    )
                 for copy in self._of(name):
-                    self._fail(copy, refused(self._cluster.bootstrap, code, f"describe {name}"))
+                    self._fail(copy, why)
                 continue
             for copy in self._of(name):
                 if copy.topic_id != facts.topic_id and copy.error is None:
@@ -682,7 +692,8 @@ class Pulling:
         now = self._clock.monotonic()
         for copy in self._copies.values():
             since = copy.failing_since
-            if not self._follow and since is not None and now - since > RETRY_SECONDS and not copy.is_done:
+            lasts = not self._follow or isinstance(copy.failure, UnknownTopicError)
+            if lasts and since is not None and now - since > RETRY_SECONDS and not copy.is_done:
                 copy.error = copy.failure
 
     def _fail(self, copy: Copy, error: LastwordError) -> None:
