@@ -948,6 +948,112 @@ def _groups() -> Iterator[Step]:
     yield deleted("no group", "users", "")
 
 
+def _transactions() -> Iterator[Step]:
+    def who(name: str = "t-{v}", producer: Any = None, epoch: Any = None) -> dict[str, Any]:
+        return {
+            "transactional_id": name,
+            "producer_id": Kept("producer {v}") if producer is None else producer,
+            "producer_epoch": Kept("epoch {v}") if epoch is None else epoch,
+        }
+
+    def begun(version: int) -> Step:
+        keep = {
+            f"producer {version}": lambda answer: answer.producer_id,
+            f"epoch {version}": lambda answer: answer.producer_epoch,
+        }
+        given = {"transactional_id": f"t-{version}", "transaction_timeout_ms": 60_000}
+        return Step("InitProducerId", "transactional", given, first=4, last=4, keep=keep)
+
+    def added(label: str, *topics: str, **given: Any) -> Step:
+        listed = [{"name": name, "partitions": [0]} for name in topics]
+        old = {f"v3_and_below_{key}": value for key, value in who(**given).items()}
+        new = [who(**given) | {"topics": listed, "verify_only": False}]
+        return Step("AddPartitionsToTxn", label, old | {"v3_and_below_topics": listed, "transactions": new})
+
+    def group(label: str, name: str = "tg", **given: Any) -> Step:
+        return Step("AddOffsetsToTxn", label, who(**given) | {"group_id": name})
+
+    def ended(label: str, commit: bool, **given: Any) -> Step:
+        return Step("EndTxn", label, who(**given) | {"committed": commit})
+
+    def committed(label: str, topic: str = "users", name: str = "tg", **given: Any) -> Step:
+        fields = {key: given.pop(key) for key in ("generation_id", "member_id") if key in given}
+        part = {"partition_index": 0, "committed_offset": 3, "committed_metadata": ""}
+        more = {"group_id": name, "topics": by_name((topic, part)), "generation_id": -1, "member_id": ""}
+        return Step("TxnOffsetCommit", label, who(**given) | more | fields)
+
+    for timeout in (0, -1, 1 << 30):
+        given = {"transactional_id": "timed", "transaction_timeout_ms": timeout}
+        yield Step("InitProducerId", f"timeout {timeout}", given)
+    given = {"transactional_id": "timed", "transaction_timeout_ms": 5000}
+    yield Step("InitProducerId", "transactional, plain", given)
+    yield Step("InitProducerId", "transactional, no epoch", given | {"producer_id": 5}, first=3)
+    unknown = {"producer_id": 999_999_999, "producer_epoch": 3}
+    yield Step("InitProducerId", "transactional, unknown", given | unknown, first=3)
+    for version in range(6):
+        yield begun(version)
+    yield added("partitions", "users", "table")
+    yield added("partitions again", "users")
+    yield added("unknown topic", "users", "nope")
+    yield added("no partitions")
+    yield added("unknown id", "users", name="nobody")
+    yield added("no id", "users", name="")
+    yield added("another producer", "users", producer=12345)
+    yield added("older epoch", "users", epoch=-1)
+    yield added("newer epoch", "users", epoch=77)
+    yield Step("DescribeTransactions", "ongoing", {"transactional_ids": ["t-0", "nobody", ""]})
+    yield Step("ListTransactions", "ongoing", {"state_filters": ["Ongoing"]})
+    yield Step("ListTransactions", "unknown state", {"state_filters": ["Odd"]})
+    yield Step("ListTransactions", "of a producer", {"producer_id_filters": [12345]})
+    yield Step("ListTransactions", "by pattern", {"transactional_id_pattern": "t-[01]"}, first=2)
+    yield Step("ListTransactions", "by a wrong pattern", {"transactional_id_pattern": "t-["}, first=2)
+    yield Step("ListTransactions", "by duration", {"duration_filter": 3600_000}, first=1)
+    yield group("group")
+    yield group("no group", name="")
+    yield group("another producer", producer=12345)
+    yield committed("offsets")
+    yield committed("unknown topic", topic="nope")
+    yield committed("no group", name="")
+    yield committed("another producer", producer=12345)
+    yield committed("unknown member", member_id="x", generation_id=4)
+    yield ended("commit", True)
+    yield ended("commit again", True)
+    yield ended("abort after commit", False)
+    yield ended("unknown id", True, name="nobody")
+    yield ended("another producer", True, producer=12345)
+    yield ended("newer epoch", True, epoch=77)
+    yield Step("DescribeTransactions", "ended", {"transactional_ids": ["t-4"]})
+    yield Step("DescribeTransactions", "nothing", {"transactional_ids": []})
+
+
+def _consumer_groups() -> Iterator[Step]:
+    def beat(label: str, group: str = "c-{v}", **fields: Any) -> Step:
+        given = {"group_id": group, "member_id": "m-{v}", "member_epoch": 0, "rebalance_timeout_ms": 10_000}
+        given |= {"subscribed_topic_names": ["users"], "topic_partitions": []}
+        return Step("ConsumerGroupHeartbeat", label, given | fields)
+
+    yield beat("join")
+    steady = {"rebalance_timeout_ms": -1, "subscribed_topic_names": None, "topic_partitions": None}
+    yield beat("stay", member_epoch=1, **steady)
+    yield beat("newer epoch", member_epoch=9, **steady)
+    yield beat("unknown member", member_id="other", member_epoch=1, **steady)
+    yield beat("unknown group", group="none", member_epoch=1, **steady)
+    yield beat("no group", group="")
+    yield beat("no member", member_id="")
+    yield beat("no topics", group="d-{v}", subscribed_topic_names=None)
+    yield beat("no timeout", group="d-{v}", rebalance_timeout_ms=-1)
+    yield beat("partitions at the start", group="d-{v}", topic_partitions=None)
+    yield beat("unknown assignor", group="d-{v}", server_assignor="mine")
+    yield beat("empty instance", group="d-{v}", instance_id="")
+    yield beat("epoch -3", member_epoch=-3, **steady)
+    yield beat("a wrong pattern", group="d-{v}", subscribed_topic_regex="[")
+    yield Step("ConsumerGroupDescribe", "described", {"group_ids": ["c-0", "none", "", "j-0"]})
+    yield Step("ConsumerGroupDescribe", "nothing", {"group_ids": []})
+    yield Step("ListGroups", "consumer groups", {"types_filter": ["consumer"]}, first=5)
+    yield beat("leave", member_epoch=-1, **steady)
+    yield beat("left before", member_epoch=-1, **steady)
+
+
 def _hostile() -> Iterator[Step]:
     """Yield frames that are wrong in each version of each API."""
     for api in SERVED_ALONE:
@@ -1007,6 +1113,8 @@ SCRIPT = [
     *_cluster(),
     *_configs(),
     *_groups(),
+    *_transactions(),
+    *_consumer_groups(),
     *_change_topics(),
     *_hostile(),
 ]
