@@ -36,7 +36,12 @@ ANSWER_SECONDS = 3
 SETTLE_SECONDS = 0.01
 """A real broker answers a change before it is in the metadata that its other handlers use."""
 CLOSED = "the connection was closed"
-LOADING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "'NOT_COORDINATOR'")
+LOADING = (
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "COORDINATOR_NOT_AVAILABLE",
+    "'NOT_COORDINATOR'",
+    "CONCURRENT_TRANSACTIONS",
+)
 TIMED_OUT = "the time was over"
 SILENT = "no answer"
 
@@ -191,7 +196,9 @@ class Side:
             return ERROR_NAMES.get(value, value)
         if f.name in ("host", "port", "cluster_id", "log_dir", "total_bytes", "usable_bytes"):
             return f"<{f.name}>" if value not in (None, "", -1) else value
-        if f.name in ("member_id", "leader", "session_id", "producer_id") and value not in (0, -1, "", None):
+        if f.name == "producer_id" and value != -1:
+            return self.name(f.name, value)
+        if f.name in ("member_id", "leader", "session_id") and value not in (0, "", None):
             return self.name(f.name.replace("leader", "member_id"), value)
         if isinstance(value, str) and f"{self._address[0]}:{self._address[1]}" in value:
             return value.replace(f"{self._address[0]}:{self._address[1]}", "<address>")
@@ -227,7 +234,17 @@ def _filled(kind: type[Message], fields: list[Field], values: dict[str, Any], ve
 
 IDENTITIES = (
     *("name", "topic", "topic_name", "topic_id", "group_id", "resource_name", "partition_index", "partition"),
-    *("index", "api_key", "log_dir", "node_id", "broker_id", "member_id", "key", "config_operation"),
+    *(
+        "index",
+        "api_key",
+        "transactional_id",
+        "log_dir",
+        "node_id",
+        "broker_id",
+        "member_id",
+        "key",
+        "config_operation",
+    ),
 )
 """Fields by which the elements of a list are paired."""
 

@@ -18,12 +18,17 @@ from lastword.protocol.messages import (
     AlterConfigsRequest,
     ApiVersionsRequest,
     CreateTopicsRequest,
+    DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeConfigsRequest,
+    DescribeTopicPartitionsRequest,
     IncrementalAlterConfigsRequest,
     InitProducerIdRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
     MetadataRequest,
     OffsetForLeaderEpochRequest,
+    SyncGroupRequest,
 )
 from lastword.records.batch import read_header
 from lastword.server import Server
@@ -220,6 +225,38 @@ def test_wrong_changes_of_settings_are_refused(client: Client, users: lastword.T
     assert change((4, "1", [("node.id", "2")]), (2, "", one)) == [codes.INVALID_REQUEST] * 2
     assert change((2, "a/b", one)) == [codes.INVALID_TOPIC_EXCEPTION]
     assert change((2, "users", one)) == [0]
+
+
+def test_wrong_requests_for_groups_and_producers_are_refused_as_by_a_broker(client: Client) -> None:
+    assert client.ask(LeaveGroupRequest(group_id="", members=[])).error_code == codes.INVALID_GROUP_ID
+    unnamed = SyncGroupRequest(group_id="g", generation_id=1, member_id="x", assignments=[])
+    assert client.ask(unnamed).error_code == codes.INCONSISTENT_GROUP_PROTOCOL
+    deleted = client.ask(DeleteGroupsRequest(groups_names=[""])).results
+    assert [result.error_code for result in deleted] == [codes.GROUP_ID_NOT_FOUND]
+    half = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0, producer_id=5)
+    assert client.ask(half).error_code == codes.INVALID_REQUEST
+    wrong = DescribeTopicPartitionsRequest.TopicRequest(name="a/b")
+    described = client.ask(DescribeTopicPartitionsRequest(topics=[wrong], cursor=None)).topics
+    assert [topic.error_code for topic in described] == [codes.INVALID_TOPIC_EXCEPTION]
+
+
+def test_a_member_that_rejoins_keeps_a_protocol_of_its_group(client: Client) -> None:
+    kind = JoinGroupRequest.JoinGroupRequestProtocol
+
+    def join(member_id: str, protocol: str) -> Any:
+        protocols = [kind(name=protocol, metadata=b"")]
+        body = JoinGroupRequest(
+            group_id="g",
+            session_timeout_ms=10_000,
+            member_id=member_id,
+            protocol_type="consumer",
+            protocols=protocols,
+        )
+        return client.ask(body, 0)
+
+    member_id = join("", "range").member_id
+    assert join(member_id, "other").error_code == codes.INCONSISTENT_GROUP_PROTOCOL
+    assert join(member_id, "range").error_code == 0
 
 
 # ------------------------------------------------------------------ Produce
