@@ -24,6 +24,7 @@ from lastword.cleaner.distributed import job as jobs
 from lastword.cleaner.distributed import sharded
 from lastword.errors import (
     LastwordError,
+    NotPermittedError,
     PartialFailure,
     SparkOptionError,
     UnknownSettingError,
@@ -370,6 +371,36 @@ def test_a_topic_that_is_removed_while_its_giant_partition_is_cleaned(
     assert not left_over(url)
     with lastword.open(url) as logs:
         assert not logs.dirs.topics()
+
+
+def test_values_expire_before_a_giant_partition_is_divided(here: None, url: str, tmp_path: Path) -> None:
+    root = giant(url, tmp_path)  # its records are years old
+    for log in (root, url):
+        with lastword.open(log, "a", log_cleaner_enable=False) as logs:
+            logs["t"].append(b"new", b"1")
+            logs.set_config("t", lastword_ttl_ms="1d")
+    lastword.spark.clean(None, url, "t", task_bytes=20_000)
+    with lastword.open(root, "a") as logs:
+        logs.clean("t")
+    newest = [(key, value) for _, _, key, value in records_at(url)]
+    assert newest == [(key, value) for _, _, key, value in records_at(root)]
+    assert (b"new", b"1") in newest and all(value is None for key, value in newest if key != b"new")
+
+
+def test_a_plan_without_the_permission_to_write_is_one_task(
+    here: None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    giant(url, tmp_path)
+    divided = lastword.spark.plan(None, url, "t", task_bytes=20_000, strategy="kafka")
+
+    def refused(*given: Any) -> None:
+        raise NotPermittedError(f"{url}: the credentials do not allow to write", file=url)
+
+    monkeypatch.setattr(in_bucket, "change", refused)
+    whole = lastword.spark.plan(None, url, "t", task_bytes=20_000, strategy="kafka")
+    assert [(plan.action, plan.write_bytes) for plan in whole] == [
+        (plan.action, plan.write_bytes) for plan in divided
+    ]
 
 
 def test_damage_in_a_giant_partition_sets_it_aside(here: None, url: str, tmp_path: Path) -> None:
