@@ -16,6 +16,7 @@ import pytest
 import lastword
 from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import at_offset
+from tests.server.certificates import made_pem
 from tests.server.client import batch
 from tests.support.jars import HERE, KafkaJars
 from tests.support.kafka import Clients, KafkaRecord, Tools
@@ -366,3 +367,36 @@ def test_connect_copies_a_file_to_a_file(java: Clients, kafka_jars: KafkaJars, t
             assert process.poll() is None and time.monotonic() < end, (tmp_path / "connect.log").read_text()
             time.sleep(0.05)
         process.kill()
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
+def test_a_user_over_tls(tools: Tools, logs: lastword.LogDir, tmp_path: Path, mechanism: str) -> None:
+    pem = made_pem(tmp_path)
+    users = {"ada": "secret, =é"}
+    module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
+    config = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"org.apache.kafka.common.security.{module}LoginModule required "
+        f'username="ada" password="{users["ada"]}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": pem.ca,
+    }
+    properties = tmp_path / "client.properties"
+    properties.write_text(
+        "".join(f"{name}={value}\n" for name, value in config.items()).replace("é", "\\u00e9")
+    )
+    topic = f"secured-{mechanism}"
+    with lastword.serve(logs, "127.0.0.1:0", users=users, tls=(pem.cert, pem.key)) as server:
+        java = Clients(tools, server.bootstrap_servers)
+        sent = [KafkaRecord(key=b"k%d" % number, value=b"v" * 50_000) for number in range(20)]
+        assert java.produce(
+            topic, [sent], **{name.replace(".", "_"): value for name, value in config.items()}
+        )
+        assert topic in java.run("TopicCommand", "--list", "--command-config", str(properties)).split()
+        reader = ("--topic", topic, "--from-beginning", "--max-messages", "20", "--timeout-ms", "20000")
+        read = java.run("consumer.ConsoleConsumer", *reader, "--command-config", str(properties))
+        assert read.count("v" * 50_000) == 20
+        properties.write_text(properties.read_text().replace("secret", "wrong"))
+        with pytest.raises(RuntimeError, match=r"[Aa]uthentication"):
+            java.run("TopicCommand", "--list", "--command-config", str(properties))

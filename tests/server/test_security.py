@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -355,6 +356,31 @@ def test_kafka_python_over_tls(serve: Serve, pem: Pem) -> None:
     )
     assert producer.send("users", b"value").get(timeout=20).offset == 0
     producer.close()
+
+
+def test_aiokafka_over_tls(serve: Serve, pem: Pem) -> None:
+    aiokafka = pytest.importorskip("aiokafka")
+    server = serve(tls=(pem.cert, pem.key, pem.ca), users=USERS)
+    context = ssl.create_default_context(cafile=pem.ca)
+    context.load_cert_chain(pem.cert, pem.key)
+
+    async def produce_and_read() -> bytes:
+        config = {
+            "bootstrap_servers": server.bootstrap_servers,
+            "security_protocol": "SASL_SSL",
+            "ssl_context": context,
+            "sasl_mechanism": "SCRAM-SHA-256",
+            "sasl_plain_username": "bob",
+            "sasl_plain_password": "other",
+        }
+        async with aiokafka.AIOKafkaProducer(**config) as producer:
+            await producer.send_and_wait("users", b"value")
+        reader = aiokafka.AIOKafkaConsumer("users", auto_offset_reset="earliest", **config)
+        async with reader:
+            value: bytes = (await reader.getone()).value
+            return value
+
+    assert asyncio.run(produce_and_read()) == b"value"
 
 
 class TlsClient(Client):

@@ -21,6 +21,7 @@ from google_crc32c import value as crc32c
 
 from lastword import metrics
 from lastword.errors import CorruptBatchError, DecompressionLimitError, LastwordError
+from lastword.partition.appending import check_sizes
 from lastword.protocol import Request, codes
 from lastword.protocol.messages import ProduceResponse
 from lastword.protocol.schemas import Message
@@ -206,6 +207,8 @@ class Producing:
                 "a transactional batch without a transactional id",
             )
         _check_time(records, header, self._broker.clock.now_ms(), config)
+        if config.compacts or config.compression_type in CODECS:
+            check_sizes([records], config, log.name)  # before records are decompressed, as in Kafka
         if config.compacts:
             check_keys(records, header, log.name, f"{log.directory}/produce")
         batch = records
