@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import shlex
 import ssl
 import struct
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +37,7 @@ from lastword.pulling import pulls
 from lastword.pulling.client_config import client_config, read_properties
 from tests.partition.logs import at_offset, batch
 from tests.pulling.fake import Closed, FakeBroker, FakeCluster
+from tests.server.certificates import Pem, made_pem
 
 
 @pytest.fixture
@@ -509,28 +508,36 @@ def test_a_session_is_replaced_before_it_ends(fake: FakeCluster, copy: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a self-signed certificate of 127.0.0.1 with its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        shlex.split(
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
-            "-subj /CN=test -keyout key.pem -out cert.pem -addext subjectAltName=IP:127.0.0.1"
-        ),
-        cwd=directory,
-        check=True,
-        capture_output=True,
-    )
-    return directory
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Pem:
+    return made_pem(tmp_path_factory.mktemp("pem"))
 
 
-def test_tls(certificates: Path, copy: Path) -> None:
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_our_server_with_tls_and_users(source: lastword.LogDir, copy: Path, pem: Pem, mechanism: str) -> None:
+    source.create_topic("users")
+    source["users"].extend([(b"k", b"v")] * 100)
+    password = "secret, =\u00e9"
+    config = secured(mechanism, password) | {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": pem.ca,
+        "ssl.certificate.location": pem.cert,
+        "ssl.key.location": pem.key,
+    }
+    tls = (pem.cert, pem.key, pem.ca)
+    with lastword.serve(source, "127.0.0.1:0", tls=tls, users={"backup": password}) as server:
+        at = server.bootstrap_servers
+        assert lastword.pull(at, "users", copy, client_config=config)[0].records == 100
+        with pytest.raises(AuthenticationFailedError, match="refuses the user backup"):
+            lastword.pull(at, "users", copy, client_config=config | {"sasl.password": "wrong"})
+
+
+def test_tls(pem: Pem, copy: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    context.load_cert_chain(pem.cert, pem.key)
     fake = FakeCluster()
     FakeBroker(fake, context)
     try:
-        trusted = {"security.protocol": "SSL", "ssl.truststore.location": str(certificates / "cert.pem")}
+        trusted = {"security.protocol": "SSL", "ssl.truststore.location": pem.ca}
         assert pull(fake, copy, client_config=trusted).next_offset == 0
         with pytest.raises(AuthenticationFailedError, match=r"the certificate of .* is refused"):
             pull(fake, copy, client_config={"security.protocol": "SSL"})
@@ -568,16 +575,16 @@ def test_properties_of_javas_clients(tmp_path: Path) -> None:
     assert read_properties(path)["acks"] == "all"
 
 
-def test_properties_of_librdkafka(certificates: Path) -> None:
+def test_properties_of_librdkafka(pem: Pem) -> None:
     config = client_config(
         {
             "security.protocol": "sasl_ssl",
             "sasl.mechanisms": "PLAIN",
             "sasl.username": "u",
             "sasl.password": "p",
-            "ssl.ca.location": str(certificates / "cert.pem"),
-            "ssl.certificate.location": str(certificates / "cert.pem"),
-            "ssl.key.location": str(certificates / "key.pem"),
+            "ssl.ca.location": pem.cert,
+            "ssl.certificate.location": pem.cert,
+            "ssl.key.location": pem.key,
             "ssl.endpoint.identification.algorithm": "none",
             "socket.timeout.ms": 1500,
             "queue.buffering.max.ms": 5,
