@@ -21,6 +21,7 @@ PROOFS = {
     "bucket",
     "bucket-processes",
     "frames",
+    "hostile",
     "clusters",
     "kills-server",
     "kills-spark",
