@@ -174,7 +174,8 @@ class Connection:
             self._account()
 
     def _handle(self, request: Request) -> None:
-        self._began = self._loop.time()
+        if metrics.is_exported:
+            self._began = self._loop.time()
         if self._authentication is not None:
             answer = self._authentication.handle(request)
         else:
