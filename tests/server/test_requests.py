@@ -531,6 +531,18 @@ def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogD
     assert gone.error_code == codes.FETCH_SESSION_ID_NOT_FOUND
 
 
+def test_one_answer_has_the_batches_of_several_segments(
+    client: Client, logs: lastword.LogDir, users: lastword.Topic
+) -> None:
+    log = logs.dirs.log("users", 0)
+    for _ in range(5):
+        client.produce("users", ONE)
+        log.roll()
+    assert bases(client.fetch("users", 1)) == [1, 2, 3, 4]
+    assert bases(client.fetch("users", 0, partition_max_bytes=2 * len(ONE))) == [0, 1]
+    assert bases(client.fetch("users", 0, partition_max_bytes=1)) == [0]
+
+
 def transactional(number: int, producer_id: int = 5, sequence: int = 0) -> bytes:
     return batch((b"t%d" % number, b"v"), producer=(producer_id, 0, sequence), attributes=0x10)
 

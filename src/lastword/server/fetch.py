@@ -1,9 +1,9 @@
 """Fetch with sessions and long polls; ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
 
 A read of a partition (`read_log`) finds the batch that contains the offset, and as many whole batches behind
-it as the limits allow, in one segment. The answer has them as ranges of the segment's open file: a segment
-that a cleaning replaces meanwhile stays readable. The first batch of an answer is sent even if it is above
-the limits, or a client could never pass it.
+it as the limits allow. The answer has them as ranges of the segments' open files: a segment that a cleaning
+replaces meanwhile stays readable. The first batch of an answer is sent even if it is above the limits, or a
+client could never pass it.
 
 Long polls. A fetch without enough bytes waits for an append to one of its partitions, or for its time. Only
 the partitions that were appended to are read again. `PartitionLog.on_append` is set while a fetch waits.
@@ -49,6 +49,8 @@ MOST_SESSIONS = 1000
 MOST_INDEXES = 10_000
 """Most closed segments whose aborted transactions are kept in memory."""
 TRIES = 20
+MOST_SEGMENTS = 16
+"""Most segments of one read of a partition. A reader of emptied segments gets records in its first answer."""
 READ_COMMITTED = 1
 _log = logging.getLogger("lastword.server")
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -3, -4, -5, -6
@@ -92,18 +94,22 @@ def read_log(log: PartitionLog, offset: int, limit: int, most_bytes: int, *, fir
 def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bool) -> Read:
     if offset >= limit:
         return NOTHING
+    ranges: list[FileRange] = []
+    size = 0
     for segment in log.segment_set.starting_at(offset):
-        if segment.base_offset >= limit:
+        if segment.base_offset >= limit or len(ranges) == MOST_SEGMENTS:
             break
         start = segment.position_of(offset) if offset > segment.base_offset else 0
         end = segment.size if segment.next_offset <= limit else segment.end_position_of(limit)
         if start >= end:
             continue
-        end = _whole_batches(segment, start, end, most_bytes, first)
-        if start >= end:
-            return NOTHING
-        return Read([FileRange(segment.handle, start, end - start)], end - start)
-    return NOTHING
+        stop = _whole_batches(segment, start, end, most_bytes - size, first and not size)
+        if stop > start:
+            ranges.append(FileRange(segment.handle, start, stop - start))
+            size += stop - start
+        if stop < end:
+            break
+    return Read(ranges, size) if ranges else NOTHING
 
 
 def _whole_batches(segment: Segment, start: int, end: int, most_bytes: int, first: bool) -> int:
