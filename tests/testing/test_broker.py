@@ -121,7 +121,8 @@ def join(client: Client, group: str, *, instance: str | None = None) -> Heartbea
         joined = client.ask(asked)
     member = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}
     member["group_instance_id"] = instance
-    assert client.ask(SyncGroupRequest(**member, assignments=[])).error_code == 0
+    named = {"protocol_type": "consumer", "protocol_name": "range"}
+    assert client.ask(SyncGroupRequest(**member, **named, assignments=[])).error_code == 0
     return HeartbeatRequest(**member)
 
 
