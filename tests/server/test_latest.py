@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from lastword.protocol import codes
 from lastword.protocol.messages import DeleteTopicsRequest, MetadataRequest
 from lastword.records.formats import read_header, read_records
 from lastword.server import Server
+from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch, fetch_request
 from tests.transactions import end_transaction
 
@@ -201,11 +203,13 @@ def test_it_is_read_by_its_id(client: Client, users: lastword.Topic) -> None:
     assert [record.value for record in records_of(bytes(answer.records))] == [b"2"]
 
 
-def test_keys_that_do_not_fit_the_memory_are_an_error(logs: lastword.LogDir, users: lastword.Topic) -> None:
+def test_keys_that_do_not_fit_the_memory_are_an_error(tmp_path: Path) -> None:
     with (
-        lastword.serve(logs, "127.0.0.1:0", latest_memory=1 << 10) as server,
+        lastword.open(tmp_path, "a", files=UNSYNCED, lastword_latest_bytes="1KiB") as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
         Client(server) as client,
     ):
+        users = logs.create_topic("users", cleanup_policy="compact")
         users.extend((b"key-%d" % number, b"") for number in range(5000))
         for _ in range(2):
             assert client.fetch(NAME, 0).error_code == codes.KAFKA_STORAGE_ERROR

@@ -84,7 +84,6 @@ class Options:
     offsets_partitions: int = 1
     transactions_partitions: int = 1
     rebalance_delay_ms: int = 0
-    latest_memory: int = 128 << 20
 
     @property
     def mechanisms(self) -> list[str]:

@@ -184,7 +184,7 @@ class Fetches:
         self._woken: set[PartitionLog] = set()
         self._woken_lock = threading.Lock()
         self._aborted: dict[tuple[Any, ...], list[AbortedTransaction]] = {}
-        self._latest = LatestReads(broker.options.latest_memory)
+        self._latest = LatestReads(broker.dirs.settings.instance.lastword_latest_bytes)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""

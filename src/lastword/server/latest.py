@@ -131,7 +131,7 @@ class LatestReads:
                 resolved.error = CapacityError(
                     f"{view.topic}-{view.partition}: {full.keys} keys do not fit {self._memory_bytes} bytes",
                     file=view.directory,
-                    remedy="serve the directory with more memory for newest records (latest_memory)",
+                    remedy="serve the directory with a larger lastword.latest.bytes",
                 )
                 raise resolved.error from None
             except BaseException:

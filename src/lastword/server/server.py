@@ -689,7 +689,6 @@ def serve(
     tls: ssl.SSLContext | Sequence[str | os.PathLike[str]] | None = None,
     auto_create_topics: bool = True,
     partitions: int = 1,
-    latest_memory: int = 128 << 20,
 ) -> Server:
     """Serve a log directory to Kafka's clients. Return when the server accepts connections.
 
@@ -705,7 +704,6 @@ def serve(
             authorities for theirs; or a context.
         auto_create_topics: Create a topic when a client that allows it asks for the topic's metadata.
         partitions: Number of partitions of a topic whose creator gives none.
-        latest_memory: Bytes for the keys of the topics that are read as `<topic>@latest`.
 
     Raises:
         UsageError: The address is not a loopback address and clients need not log in, the users or the
@@ -723,7 +721,6 @@ def serve(
         tls=security.tls_context(*[os.fspath(path) for path in tls]) if isinstance(tls, Sequence) else tls,
         auto_create_topics=auto_create_topics,
         partitions=partitions,
-        latest_memory=latest_memory,
     )
     if isinstance(directory, LogDir):
         directory.dirs.require_writable()
