@@ -226,6 +226,7 @@ def _measured(run: Run, name: str, tools: Tools) -> _Side:
         with _started(name, place, tools) as peer:
             side.add("start to first metadata", "s", peer.seconds_to_metadata)
             side.add("memory after the start", "MB", peer.memory())
+            _fixture(side, name, peer.seconds_to_metadata)
             if number == 0:
                 partitions = 1000 if run.records >= 1_000_000 else 50
                 cpu = peer.cpu()
@@ -234,6 +235,33 @@ def _measured(run: Run, name: str, tools: Tools) -> _Side:
                 _throughput(run, peer, side)
                 _latency(run, peer, side, place)
     return side
+
+
+FIXTURE = """
+import time
+began = time.perf_counter()
+from lastword.testing import Broker
+with Broker():
+    pass
+first = time.perf_counter()
+for _ in range(20):
+    with Broker():
+        pass
+print(first - began, (time.perf_counter() - first) / 20)
+"""
+
+
+def _fixture(side: _Side, name: str, seconds: float) -> None:
+    """Add the time of the test broker: the first one of a process, and each further one.
+
+    The rival is the start of a broker, which a test would have to wait for.
+    """
+    first = further = seconds
+    if name == "ours":
+        done = subprocess.run([sys.executable, "-c", FIXTURE], capture_output=True, text=True, check=True)
+        first, further = map(float, done.stdout.split())
+    side.add("first broker of a test session", "s", first)
+    side.add("broker of each further test", "s", further)
 
 
 def _started(name: str, place: Path, tools: Tools) -> AbstractContextManager[Peer]:
