@@ -91,7 +91,7 @@ def compaction_tester(
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_producer_and_the_consumer(java: Clients, logs: lastword.LogDir, codec: str) -> None:
-    java.create_topic(codec)
+    java.create_topic(codec, retention_ms="-1")  # the records are of 1970
     sent = [
         KafkaRecord(b"k%d" % n, b"v" * n if n % 5 else None, 1000 + n, (("h", b"x"), ("none", None)))
         for n in range(50)

@@ -104,13 +104,16 @@ def story(tools: Tools, kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPath
                 wait_for(lambda name=name: described(client, name).transaction_state.startswith("Complete"))
             send(broker, "commit", "begin", b"java 5", "commit", "close")
             insist(writer.end)
-            wait_for(lambda: described(client, "raw").transaction_state == "CompleteCommit")
+            for name in ("raw", "java"):  # the markers follow the answer
+                wait_for(lambda name=name: described(client, name).transaction_state == "CompleteCommit")
             insist(lambda: write(writer, b"raw 4", 4))
             insist(writer.end)
             wait_for(lambda: offset_of(client, stable=True)[1] == 0)
             story.offsets.append(("back", offset_of(client, stable=True)))
             for name in decided:
-                story.offsets.append((name, offset_of(client, stable=True, group=f"group of {name}")))
+                group = f"group of {name}"
+                wait_for(lambda group=group: offset_of(client, stable=True, group=group)[1] == 0)
+                story.offsets.append((name, offset_of(client, stable=True, group=group)))
         read = broker.consume("users", "events", isolation="read_committed")
         story.read = {name: [r.value or b"" for r in found.records] for name, found in read.items()}
         story.broker_log = broker.log_text
