@@ -84,7 +84,10 @@ class Peer:
             if failed:
                 raise RuntimeError(f"{failed[0].name}: {failed[0].error_message}")
             deadline = time.monotonic() + 30
-            while any(not count for count in self._partitions(client, list(topics))):
+            while not (
+                all(self._partitions(client, list(topics)))
+                and all(client.offset(name, -1, version=5).error_code == 0 for name in topics)
+            ):  # Kafka names a leader some time before it serves
                 if time.monotonic() > deadline:
                     raise RuntimeError("the topics have no leaders")
                 time.sleep(0.02)
@@ -228,12 +231,12 @@ def _measured(run: Run, name: str, tools: Tools) -> _Side:
             side.add("memory after the start", "MB", peer.memory())
             _fixture(side, name, peer.seconds_to_metadata)
             if number == 0:
+                _throughput(run, peer, side)
+                _latency(run, peer, side, place)
                 partitions = 1000 if run.records >= 1_000_000 else 50
                 cpu = peer.cpu()
                 peer.create(many={"partitions": partitions})
                 side.add(f"create {partitions:,} partitions", "CPU s", peer.cpu() - cpu)
-                _throughput(run, peer, side)
-                _latency(run, peer, side, place)
     return side
 
 
@@ -266,8 +269,8 @@ def _fixture(side: _Side, name: str, seconds: float) -> None:
 
 def _started(name: str, place: Path, tools: Tools) -> AbstractContextManager[Peer]:
     if name == "ours":
-        return ours(place, "log.cleaner.backoff.ms = 50\n")
-    return broker(tools, place, log_cleaner_enable="true", log_cleaner_backoff_ms="50")
+        return ours(place, "log.cleaner.backoff.ms = 500\n")
+    return broker(tools, place, log_cleaner_enable="true", log_cleaner_backoff_ms="500")
 
 
 def _throughput(run: Run, peer: Peer, side: _Side) -> None:
