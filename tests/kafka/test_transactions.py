@@ -142,7 +142,7 @@ def served(broker: Broker) -> Iterator[Clients]:
 @contextmanager
 def connected(cluster: Clients, writer: Writer) -> Iterator[Client]:
     host, _, port = cluster.bootstrap.partition(":")
-    with Client(SimpleNamespace(host=host, port=int(port)), timeout=30) as client:  # type: ignore[arg-type]
+    with Client(SimpleNamespace(host=host, port=int(port)), timeout=30) as client:
         writer.client = client
         yield client
 
