@@ -21,7 +21,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tests.server.client import Client, batch, produce_request
@@ -51,7 +50,7 @@ class Peer:
     seconds_to_metadata: float = 0.0
 
     def client(self) -> Client:
-        return Client(SimpleNamespace(host=self.host, port=self.port), timeout=60)  # type: ignore[arg-type]
+        return Client(self, timeout=60)
 
     def cpu(self) -> float:
         """Return the CPU seconds of the process up to now."""

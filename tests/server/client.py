@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from lastword.protocol import ClientConnection
 from lastword.protocol.codes import APIS
@@ -13,15 +13,24 @@ from lastword.protocol.schemas import Message
 from lastword.records.batch import write_batch
 from lastword.records.compression import compress
 from lastword.records.record import encode_varint
-from lastword.server import Server
 
 NEWEST = {api.name: api.stable for api in APIS.values()}
+
+
+class Address(Protocol):
+    """A server here, or the address of another one."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
 
 
 class Client:
     """One connection. `with Client(server) as client: client.ask(body)`."""
 
-    def __init__(self, server: Server, *, timeout: float = 10) -> None:
+    def __init__(self, server: Address, *, timeout: float = 10) -> None:
         self.socket = socket.create_connection((server.host, server.port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._protocol = ClientConnection("tests")

@@ -392,7 +392,7 @@ _RISING = ("base_offset", "next_offset", "garbage_age_at", "written_at")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is chosen by, of a partition in a bucket: so a plan does not read its garbage index.
+    """The facts from which a partition in a bucket is chosen: a plan does not read its garbage index.
 
     Attributes:
         log: Digest of the segments that it describes (`digest_of`).

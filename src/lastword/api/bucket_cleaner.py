@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.api import cleaning
-from lastword.background.scheduler import BackgroundTask, Done, Stop, Urgency
+from lastword.background.scheduler import BackgroundTask, Done, Result, Stop, Urgency
 from lastword.background.states import States
 from lastword.errors import LastwordError, PartialFailure, UnknownTopicError
 from lastword.logdir.checkpoints import TopicPartition
@@ -108,7 +109,9 @@ class BucketWork:
             try:
                 if not self._has_expired(tp, config):
                     continue
-                deletions = self.dirs.transaction(lambda dirs, tp=tp: cleaning.expire(dirs, *tp))  # type: ignore[misc]
+                deletions = self.dirs.transaction(
+                    partial(cleaning.expire, topic=tp.topic, partition=tp.partition)
+                )
             except UnknownTopicError:
                 continue
             except LastwordError as error:
@@ -172,5 +175,5 @@ class _BucketTask:
             return Done(*self.partition, self.drive, "failed", now_ms, error=error.message, damaged=damaged)
         if not rounds:
             return None
-        result = "ok" if rounds[-1].complete else "partial"
-        return Done(*self.partition, self.drive, result, rounds[-1].now_ms, round=rounds[-1])  # type: ignore[arg-type]
+        result: Result = "ok" if rounds[-1].complete else "partial"
+        return Done(*self.partition, self.drive, result, rounds[-1].now_ms, round=rounds[-1])

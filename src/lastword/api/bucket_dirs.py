@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic
@@ -251,7 +251,7 @@ def in_private(
     result = bucket.transaction(run, uploads=uploads)
     if failures:
         raise failures[0]
-    return result  # type: ignore[return-value]
+    return cast("T", result)  # None only after a failure
 
 
 def _run(

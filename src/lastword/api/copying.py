@@ -8,6 +8,7 @@ bounded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -116,8 +117,8 @@ def copy(
         PartialFailure: Partitions are damaged, for example. It is raised at the end, with the results of the
             others. It is also an instance of the first error's class.
     """
-    one_source = source if isinstance(source, str) or not isinstance(source, Sequence) else None
-    check_different([one_source] if one_source is not None else list(source), target)  # type: ignore[arg-type]
+    one_source = source if isinstance(source, str | os.PathLike) else None
+    check_different([source] if isinstance(source, str | os.PathLike) else list(source), target)
     extra: dict[str, Any] = {} if clock is None else {"clock": clock}
     with ExitStack() as stack:
         given = (source_storage_options or storage_options) if _is_url(one_source) else None

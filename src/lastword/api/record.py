@@ -218,7 +218,7 @@ def records_of(
             draft.is_tombstone = False
         draft.headers = none if headers is None else headers[index]
         # The draft has the slots of `Record`, so it becomes a Record by a change of its class.
-        draft.__class__ = Record  # type: ignore[assignment]
+        draft.__class__ = Record  # type: ignore[assignment]  # a class attribute of another class
         position[partition] = offset + 1
         yield draft  # type: ignore[misc]  # now a Record; mypy keeps the first class
 

@@ -829,7 +829,7 @@ def open_state(
         start = SnapshotFile(dirs, os.fspath(snapshot), topic.schema)
     log = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
     source = StateSource(
-        log=log if dirs.holds_logs else log.buffered(),  # type: ignore[attr-defined]
+        log=log if dirs.holds_logs else log.buffered(),  # type: ignore[attr-defined]  # a BucketTopic
         views=lambda: dirs.views(name),
         ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
         sync=dirs.sync,

@@ -21,7 +21,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from lastword import metrics
-from lastword.background.scheduler import BackgroundTask, Done, Stop, Urgency
+from lastword.background.scheduler import BackgroundTask, Done, Result, Stop, Urgency
 from lastword.background.states import States
 from lastword.cleaner.engine.throttle import Drives, Stopped
 from lastword.cleaner.policy import quarantine
@@ -91,9 +91,8 @@ class CleaningTask:
         if cleaned is None:
             return None
         published = cleaned.certificate is not None
-        result = "ok" if cleaned.complete else "partial" if published else "aborted"
-        # mypy infers `str` for `result`, which is one of three literals.
-        return Done(*self.partition, self.drive, result, cleaned.now_ms, round=cleaned)  # type: ignore[arg-type]
+        result: Result = "ok" if cleaned.complete else "partial" if published else "aborted"
+        return Done(*self.partition, self.drive, result, cleaned.now_ms, round=cleaned)
 
 
 @dataclass(frozen=True, slots=True)

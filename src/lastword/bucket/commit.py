@@ -26,6 +26,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from lastword.bucket.files import BucketFiles, Node, PatchedFile
@@ -389,7 +390,7 @@ class Bucket:
             elif isinstance(node, PatchedFile):
                 patch = Patch(node.parts).encode()
                 entry = node.entry._replace(number=node.number)
-                bundle.add(len(patch), lambda data=patch: data, _patched(entries, path, entry, len(patch)))  # type: ignore[misc]
+                bundle.add(len(patch), partial(bytes, patch), _patched(entries, path, entry, len(patch)))
             else:
                 facts = node.facts()
                 entry = Entry(node.number, facts.size, facts.mtime_ms)

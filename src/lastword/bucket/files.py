@@ -379,7 +379,7 @@ class BucketFiles(Files):
 
     def lock(self, path: Path) -> FileLock:
         """Return a lock that excludes no other process: the swap of a commit decides between them."""
-        return _NoLock()  # type: ignore[return-value]
+        return _NoLock()  # type: ignore[return-value]  # it has all that a holder of a lock uses
 
     def free_bytes(self, path: Path) -> int:
         """Return the room on the drive of the scratch directory; a bucket is never full."""

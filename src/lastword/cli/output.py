@@ -225,6 +225,7 @@ class Output:
         message = error.message if isinstance(error, LastwordError) else str(error)
         kind = type(error.errors[0] if isinstance(error, PartialFailure) else error)
         remedy = remedy_of(error)
+        file = getattr(error, "file", None)
         if self.as_json:
             self._object(
                 "error",
@@ -232,7 +233,7 @@ class Output:
                     "class": kind.__name__,
                     "message": message,
                     "remedy": remedy,
-                    "file": None if getattr(error, "file", None) is None else str(error.file),  # type: ignore[attr-defined]
+                    "file": None if file is None else str(file),
                     "position": getattr(error, "position", None),
                     "code": getattr(error, "exit_code", 70),
                 },

@@ -60,7 +60,7 @@ def serve(
         bool,
         typer.Option(
             "--auto-create-topics/--no-auto-create-topics",
-            help="create a topic when a client that allows it asks for the topic's metadata",
+            help="create a topic when a client that allows it requests the topic's metadata",
         ),
     ] = True,
     insecure: Annotated[

@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from types import TracebackType
 from typing import Any
 
 from lastword import files as storage
@@ -191,9 +190,7 @@ class LogDirectory:
     def __enter__(self) -> LogDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

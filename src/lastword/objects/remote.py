@@ -203,8 +203,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
         url: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, or `memory://NAME/PREFIX`
             for a store of this process. The prefix may be empty.
         options: obstore's options for this kind of store and for its HTTP client, such as region, endpoint,
-            access_key_id, account_name, timeout. What is not given comes from the environment, under the
-            names that the store's own tools use (AWS_REGION, GOOGLE_APPLICATION_CREDENTIALS, ...). Options of
+            access_key_id, account_name, timeout. Absent options come from the environment, under the names
+            that the store's own tools use (AWS_REGION, GOOGLE_APPLICATION_CREDENTIALS, ...). Options of
             ours: cache, a local directory for small ranges of objects, and cache_bytes, its size; the bounds
             of repetitions max_retries, retry_timeout and commit_attempts.
 

@@ -148,7 +148,7 @@ class Field:
 @cache
 def _table() -> str:
     # The loader reads from a directory and from a zip file; importlib.resources takes 15 ms to import.
-    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/schemas.jsonl")  # type: ignore
+    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/schemas.jsonl")  # type: ignore[union-attr]  # also from a zip
     return data.decode()
 
 

@@ -67,7 +67,7 @@ class KafkaSetting(NamedTuple):
 @cache
 def kafka_settings(scope: str) -> dict[str, KafkaSetting]:
     """Return Kafka's settings of a "topic" or a "broker", by name."""
-    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/kafka_configs.jsonl")  # type: ignore
+    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/kafka_configs.jsonl")  # type: ignore[union-attr]  # also from a zip
     rows = [json.loads(line) for line in data.splitlines()]
     return {
         row["name"]: KafkaSetting(row["name"], row["type"], row["default"], row["synonyms"])

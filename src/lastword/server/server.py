@@ -26,7 +26,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
@@ -559,9 +558,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -696,13 +693,13 @@ def serve(
         directory: A path, which is opened to append and closed with the server; or a `LogDir` of mode "a",
             which stays open, so that Python and clients work on one log.
         listen: Host and port. Port 0: the system chooses one.
-        advertise: Host and port that clients are told to connect to; None: those of `listen`.
+        advertise: Host and port in the answers, to which clients connect; None: those of `listen`.
         insecure: Serve another interface than loopback, without authentication.
         users: A file of users, as `lastword users` writes it: clients have to log in. Or passwords by name,
             for tests.
         tls: The paths of a certificate and its key, and, if clients have to show a certificate, of the
             authorities for theirs; or a context.
-        auto_create_topics: Create a topic when a client that allows it asks for the topic's metadata.
+        auto_create_topics: Create a topic when a client that allows it requests the topic's metadata.
         partitions: Number of partitions of a topic whose creator gives none.
 
     Raises:

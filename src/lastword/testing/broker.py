@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastword.api.logs import LogDir
@@ -87,7 +86,7 @@ class Broker:
         directory: An empty or new directory, which stays; None: a temporary one.
         port: 0: the system chooses the port.
         partitions: Number of partitions of a topic whose creator gives none.
-        auto_create_topics: Create a topic when a client that allows it asks for the topic's metadata.
+        auto_create_topics: Create a topic when a client that allows it requests the topic's metadata.
 
     Attributes:
         directory: The log directory.
@@ -122,9 +121,7 @@ class Broker:
     def __enter__(self) -> Broker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
