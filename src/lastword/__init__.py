@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
-    from lastword.pulling.pulls import PullResult, pull
+    from lastword.pulling.copies import PullResult
+    from lastword.pulling.pulls import pull
     from lastword.retention import Deletion
     from lastword.server import Server, serve
     from lastword.state.state import Restored, State
@@ -105,7 +106,7 @@ _HOMES = {
     "PartitionInfo": "api.inspections",
     "Plan": "cleaner.policy.plan",
     "Progress": "values",
-    "PullResult": "pulling.pulls",
+    "PullResult": "pulling.copies",
     "Reader": "api.reader",
     "Record": "api.record",
     "Restored": "state.state",
