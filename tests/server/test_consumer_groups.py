@@ -25,7 +25,7 @@ from lastword.protocol.messages import (
     OffsetFetchRequest,
 )
 from lastword.server import Server, consumer_groups
-from lastword.server.consumer_groups import ranges, uniform
+from lastword.server.assignors import ranges, uniform
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 from tests.server.test_groups import Consumer, until
