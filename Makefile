@@ -67,7 +67,7 @@ exhaustive: java $(READY) kernels ## the slow tests without sampling: every bit,
 model: $(READY) kernels ## random operations against a dict: make model N=5000
 	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q
 
-crash: $(READY) kernels ## power cuts: so many different states recovered and judged: make crash N=1000000
+crash: $(READY) kernels ## power cuts: N different states recovered and judged: make crash N=1000000
 	@$(PY) -m tests.crash.enumerate --states $(or $(N),100000)
 
 damage: $(READY) kernels ## damaged directories by seed, every verb on each: a result or an error of ours: make damage N=10000

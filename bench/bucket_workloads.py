@@ -193,7 +193,7 @@ def _timed_verbs(logs: LogDir, table: pa.Table, times: dict[str, list[Times]]) -
 
 
 def _scan(run: Run, slower: int = 1) -> Measured:
-    """Scan with 30 ms for each request and 100 MB/s for each connection, or a network so many times slower.
+    """Scan with 30 ms for each request and 100 MB/s for each connection, or `slower` times slower.
 
     The other load of the machine counts less in a slow network, in which requests and bytes cost the same.
     """

@@ -66,7 +66,7 @@ public class CleanerRun {
         System.exit(0);
     }
 
-    /** Kafka's cleaner, with the CPU time of its thread told apart for its map phase. */
+    /** Kafka's cleaner, with the CPU time of its map phase counted separately. */
     static final class PhaseCleaner extends Cleaner {
         double mapCpuSeconds;
 

@@ -26,7 +26,7 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import PartitionLog
 from lastword.protocol import decode_stored
 from lastword.pulling import PullResult, copies, pulls
-from lastword.pulling.positions import Asked, Key, Position, SavedPositions
+from lastword.pulling.positions import ClusterPositions, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
 from tests.transactions import end_transaction
@@ -459,7 +459,7 @@ def test_positions_of_groups(source: lastword.LogDir, cluster: Server, copy: Pat
 def test_a_position_waits_for_its_records(source: lastword.LogDir, copy: Path) -> None:
     fill(source, 4)
     lower, upper = (Key("readers", "users", number) for number in range(2))
-    asked = Asked({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, whole=True)
+    asked = ClusterPositions({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, whole=True)
     with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
         saved = SavedPositions(logs.dirs)
         for end, expected in ((8, {lower: 2}), (9, {lower: 2, upper: 9})):

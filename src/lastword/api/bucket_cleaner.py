@@ -32,7 +32,7 @@ CHECK_AGAIN_SECONDS = 3600.0
 GROWN_RATIO = 0.1
 """A partition is checked when it has grown by this share of its size: garbage does not grow faster."""
 GROWN_SEGMENTS = 16
-"""A partition is checked when it has so many segments more: the cleaner joins small ones."""
+"""A partition is checked when it has this many new segments: the cleaner joins small ones."""
 
 
 class _Checked(NamedTuple):

@@ -179,14 +179,14 @@ class Topic(ProcessBound, Generic[K, V]):
         data: tuple[bytes | None, bytes | None],
         batch: bytes,
         partition: int,
-        asked: tuple[str | None, int | None],
+        named: tuple[str | None, int | None],
         level: str,
         began: float,
     ) -> Appended:
         """Append one record of a named producer."""
         from lastword.api import producers
 
-        with self._call(*asked) as call:
+        with self._call(*named) as call:
             if call is None or call.skips(partition, *data):
                 done = None
             else:
@@ -196,7 +196,7 @@ class Topic(ProcessBound, Generic[K, V]):
         size = 0 if done is None else len(batch)
         count_append(self.name, int(done is not None), size, level, perf_counter() - began)
         if done is None:
-            return producers.find_appended(self._producers(), self._log_of, *asked, partition)
+            return producers.find_appended(self._producers(), self._log_of, *named, partition)
         return Appended(partition, done.base_offset, done.timestamp)
 
     def delete(
@@ -684,7 +684,7 @@ def create_topic(
             partitioner=None if isinstance(partitioner, str) else partitioner,
         )
     names.check_topic(name)
-    asked = {
+    formats = {
         "lastword_key_serializer": serializer_of(key_serializer or "bytes").name,
         "lastword_value_serializer": serializer_of(value_serializer or "bytes").name,
         "lastword_partitioner": partitioner_of(partitioner or "murmur2")[0],
@@ -698,7 +698,7 @@ def create_topic(
             config = {"lastword_partitioner": partitioner, **config}
         _refuse_contradictions(dirs, name, partitions, (key_serializer, value_serializer), config)
     else:
-        settings = {key: value for key, value in asked.items() if value is not None} | dict(config)
+        settings = {key: value for key, value in formats.items() if value is not None} | dict(config)
         _create(dirs, name, 1 if partitions is None else partitions, settings)
     return open_topic(
         dirs,

@@ -3,7 +3,7 @@
     state         meaning
     idle          may be cleaned
     cleaning      a background cleaning runs
-    aborted       a cleaning runs, and was asked to end at its next safe point
+    aborted       a cleaning runs, and has to end at its next safe point
     paused        not cleaned; counted: it is idle again after as many resumes as pauses
     quarantined   damage was found: not cleaned before a user has checked it (`retry`)
 

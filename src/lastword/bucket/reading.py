@@ -1,6 +1,6 @@
 """`ObjectReads`: read files that are ranges of objects, with read-ahead.
 
-A request costs tens of milliseconds, so a read fetches more than it was asked for when the reads of a file
+A request costs tens of milliseconds, so a read fetches more bytes than its range when the reads of a file
 follow each other: at first `FIRST_BYTES`, then `GROWTH` times the last range, up to `BLOCK_BYTES`.
 
 A scan is a *stream* of blocks that threads fetch while the caller decodes. It goes on in the next log of the
@@ -96,7 +96,7 @@ class ObjectReads:
 
     Args:
         store: The store of the objects.
-        ahead_blocks: Blocks that are fetched before they are asked for, of all files together.
+        ahead_blocks: Blocks that are fetched before they are read, of all files together.
     """
 
     def __init__(self, store: ObjectStore, ahead_blocks: int = AHEAD_BLOCKS) -> None:

@@ -55,7 +55,7 @@ which is then scanned too; a partition that another thread keeps changing is lef
 MANY_PARTITIONS = 64
 """A drive of fewer partitions is inspected as a whole before each choice."""
 SEGMENTS_PER_RUN = 256
-"""A partition of more segments is inspected after one run for each of so many: an inspection visits all."""
+"""A partition of more segments is inspected once for this many segments of it: an inspection visits all."""
 INSPECTION_SHARE = 10.0
 """A drive of more partitions is inspected as a whole after this many times the time of such an inspection."""
 

@@ -42,7 +42,7 @@ _state = _State()
 
 
 def noted() -> bool:
-    """Return whether a signal has asked the command to end."""
+    """Return whether a signal has come that ends the command."""
     return _state.first is not None
 
 

@@ -448,7 +448,7 @@ class PartitionLog(Reads):
                 appended.append(AppendedBatch(known.first_offset, known.last_offset, known.timestamp))
                 continue
             if pending.headers and local.is_full(len(pending.headers)):
-                self._write(pending)  # to know exactly how full the indexes are
+                self._write(pending)  # only then are the sizes of the indexes exact
                 pending = Pending(local.log_end)
             header = pending.add(data, epoch, self._append_time())
             if local.must_roll(header, pending):

@@ -230,7 +230,7 @@ class ServerConnection:
             raise _unsupported(key, version, api)
         if version >= api.flexible:
             position = _skip_tags(frame, position)
-        # Kafka ignores bytes behind a request. librdkafka sends 3 of them when it asks for all topics.
+        # Kafka ignores bytes behind a request. librdkafka sends 3 of them when it requests all topics.
         body = codec(f"{api.name}Request", version).decode(frame, position, whole=False)
         return Request(api, version, correlation_id, client_id, body, size)
 

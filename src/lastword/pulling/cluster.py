@@ -1,6 +1,6 @@
 """A client of a Kafka cluster: connections, authentication, metadata. It has no log.
 
-A `Connection` belongs to one thread and has one request under way. It asks each API in the newest version
+A `Connection` belongs to one thread and has one request under way. It sends each API in the newest version
 that both sides have. It waits as long as the broker's last answer demands (`throttle_time_ms`).
 """
 

@@ -260,13 +260,13 @@ class Leader:
                 tp = TopicPartition(topic.name, partition.partition_index)
                 if tp not in wanted:
                     continue
-                asked = wanted.pop(tp)
+                copy = wanted.pop(tp)
                 if partition.error_code:
-                    self._refuse(asked, partition.error_code, "list its offsets")
+                    self._refuse(copy, partition.error_code, "list its offsets")
                 elif partition.offset < 0:
-                    self._refuse(asked, codes.UNKNOWN_SERVER_ERROR, "list its offsets")
+                    self._refuse(copy, codes.UNKNOWN_SERVER_ERROR, "list its offsets")
                 else:
-                    offsets[asked] = partition.offset
+                    offsets[copy] = partition.offset
         for copy in wanted.values():
             self._refuse(copy, codes.UNKNOWN_TOPIC_OR_PARTITION, "list its offsets")
         return offsets
@@ -298,9 +298,9 @@ class Leader:
         ends = {}
         for topic in answer.topics:
             for partition in topic.partitions:
-                asked = wanted.get(TopicPartition(topic.topic, partition.partition))
-                if asked is not None and not partition.error_code:
-                    ends[asked] = partition.leader_epoch, partition.end_offset
+                tp = TopicPartition(topic.topic, partition.partition)
+                if tp in wanted and not partition.error_code:
+                    ends[wanted[tp]] = partition.leader_epoch, partition.end_offset
         return ends
 
     def check_ends(self, copy: Copy, ends: RemoteEnds) -> None:
@@ -406,9 +406,8 @@ class Leader:
         for fetched in answer.responses:
             for data in fetched.partitions:
                 key = bytes(fetched.topic_id) if by_id else fetched.topic
-                asked = wanted.pop((key, data.partition_index), None)
-                if asked is not None:
-                    size += self._answered(asked, data)
+                if (key, data.partition_index) in wanted:
+                    size += self._answered(wanted.pop((key, data.partition_index)), data)
         for copy in copies if not size else ():
             self._pass_gap(copy)
 
@@ -434,7 +433,7 @@ class Leader:
         """Append the batches that are new, after a comparison of those that the copy has.
 
         A base offset has no checksum. A batch at or above the high watermark of the answer is not appended,
-        but asked for again.
+        but fetched again.
         """
         limits = [offset for offset in (copy.end, high_watermark) if offset is not None and offset >= 0]
         limit = min(limits, default=1 << 63)

@@ -1,4 +1,4 @@
-"""Committed offsets of groups: asked from a cluster, saved as records of `__consumer_offsets`.
+"""Committed offsets of groups: read from a cluster, saved as records of `__consumer_offsets`.
 
 The records have Kafka's format, so that `lastword serve` and a broker continue the groups. A position is
 saved when the copy has the records below it.
@@ -56,14 +56,14 @@ class Position(NamedTuple):
     metadata: str
 
 
-class Asked(NamedTuple):
+class ClusterPositions(NamedTuple):
     """The positions of a cluster. `whole`: of all its groups, so that other positions were deleted."""
 
     positions: dict[Key, Position]
     whole: bool
 
 
-def ask_positions(cluster: Cluster, topics: Collection[str]) -> Asked:
+def ask_positions(cluster: Cluster, topics: Collection[str]) -> ClusterPositions:
     """Ask each broker for the positions of its groups in these topics.
 
     A group that this user may not describe is left out.
@@ -82,7 +82,7 @@ def ask_positions(cluster: Cluster, topics: Collection[str]) -> Asked:
                 whole = _ask(connection, some, topics, positions) and whole
         finally:
             connection.close()
-    return Asked(positions, whole)
+    return ClusterPositions(positions, whole)
 
 
 def _ask(
@@ -90,13 +90,13 @@ def _ask(
 ) -> bool:
     """Add the positions of groups; return False if a group was left out."""
     if connection.version("OffsetFetch", NEWEST_WITH_NAMES) >= 8:
-        asked = [
+        groups_wanted = [
             OffsetFetchRequest.OffsetFetchRequestGroup(
                 group_id=group, member_id=None, member_epoch=-1, topics=None
             )
             for group in groups
         ]
-        answers = connection.ask(OffsetFetchRequest(groups=asked), most=NEWEST_WITH_NAMES).groups
+        answers = connection.ask(OffsetFetchRequest(groups=groups_wanted), most=NEWEST_WITH_NAMES).groups
     else:
         answers = []
         for group in groups:
@@ -132,7 +132,7 @@ class SavedPositions:
 
     def save(
         self,
-        asked: Asked,
+        cluster: ClusterPositions,
         topics: Collection[str],
         log_ends: Mapping[TopicPartition, int],
         shape: Callable[[], tuple[int, str | None]],
@@ -140,7 +140,7 @@ class SavedPositions:
         """Append what has changed.
 
         Args:
-            asked: The positions in the cluster.
+            cluster: The positions in the cluster.
             topics: The topics that are pulled; positions in others stay as they are.
             log_ends: The log end of each copy. A position above it is saved later.
             shape: Returns the number of partitions and the id of the cluster's `__consumer_offsets`.
@@ -148,7 +148,7 @@ class SavedPositions:
         Returns:
             The number of positions that are saved now, by partition.
         """
-        if not asked.positions and TOPIC not in self._dirs.topics():
+        if not cluster.positions and TOPIC not in self._dirs.topics():
             return {}
         if TOPIC not in self._dirs.topics():
             count, topic_id = shape()
@@ -161,7 +161,7 @@ class SavedPositions:
         now_ms = self._dirs.clock.now_ms()
         records: dict[int, list[tuple[bytes, bytes | None]]] = {}
         counts: dict[TopicPartition, int] = {}
-        for key, position in asked.positions.items():
+        for key, position in cluster.positions.items():
             tp = TopicPartition(key.topic, key.partition)
             stored = encode_stored(OffsetCommitKey(group=key.group, topic=key.topic, partition=key.partition))
             before = _decoded(saved.get(stored))
@@ -179,9 +179,9 @@ class SavedPositions:
                 before = position
             if before is not None:
                 counts[tp] = counts.get(tp, 0) + 1
-        for stored in [s for s, value in saved.items() if value is not None] if asked.whole else ():
+        for stored in [s for s, value in saved.items() if value is not None] if cluster.whole else ():
             key_of = _key(stored)
-            if key_of is not None and key_of.topic in topics and key_of not in asked.positions:
+            if key_of is not None and key_of.topic in topics and key_of not in cluster.positions:
                 records.setdefault(java_hash(key_of.group) % len(numbers), []).append((stored, None))
         for number, changes in records.items():
             self._append(number, changes, now_ms)

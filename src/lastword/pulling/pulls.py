@@ -7,7 +7,7 @@
                                                                                    └──────────────────────┘
 ```
 
-A round ends for all threads when a partition has to be asked elsewhere: its leader has moved, a broker does
+A round ends for all threads when a partition has to be fetched elsewhere: its leader has moved, a broker does
 not answer, metadata are old. The next round begins with new metadata. A failed request is repeated with a
 backoff, without progress for `RETRY_SECONDS` at most (following: without a limit).
 
@@ -65,7 +65,7 @@ from lastword.pulling.cluster import (
     refused,
 )
 from lastword.pulling.copies import Copy, Leader, PullResult
-from lastword.pulling.positions import PARTITIONS, TOPIC, Asked, SavedPositions, ask_positions
+from lastword.pulling.positions import PARTITIONS, TOPIC, ClusterPositions, SavedPositions, ask_positions
 from lastword.values import Progress, ProgressLike, listener
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Pulling:
         self._failed: dict[str, LastwordError] = {}
         self._positions_due = clock.monotonic() + POSITIONS_SECONDS
         self._positions: dict[TopicPartition, int] = {}
-        self._asked: Asked | None = None
+        self._cluster_positions: ClusterPositions | None = None
         self._saved: SavedPositions | None = None
         self._nodes = 1
 
@@ -275,7 +275,7 @@ class Pulling:
         began = self._clock.monotonic()
         try:
             self._rounds(metadata, names, progress, began)
-            if self._asked is None:
+            if self._cluster_positions is None:
                 self._ask_positions(names, seconds=RETRY_SECONDS)
         finally:
             self._ended.set()
@@ -382,7 +382,7 @@ class Pulling:
         began, attempt = self._clock.monotonic(), 0
         while self._groups and topics and not self._stopped():
             try:
-                self._asked = ask_positions(self._cluster, topics)
+                self._cluster_positions = ask_positions(self._cluster, topics)
                 return
             except LastwordError as error:
                 if not seconds:
@@ -395,12 +395,12 @@ class Pulling:
                 attempt += 1
 
     def _save_positions(self, topics: Sequence[str]) -> None:
-        if self._asked is None:
+        if self._cluster_positions is None:
             return
         self._dirs.sync()  # a position must not survive a power cut that its records do not survive
         self._saved = self._saved or SavedPositions(self._dirs)
         ends = {tp: copy.log_end for tp, copy in self._copies.items()}
-        self._positions = self._saved.save(self._asked, topics, ends, self._shape_of_positions)
+        self._positions = self._saved.save(self._cluster_positions, topics, ends, self._shape_of_positions)
 
     def _shape_of_positions(self) -> tuple[int, str | None]:
         facts = self._cluster.metadata([TOPIC]).topics.get(TOPIC)

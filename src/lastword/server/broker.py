@@ -209,9 +209,9 @@ class Broker:
         before.add_done_callback(go_on)
         return answer
 
-    def with_logs(self, asked: Iterable[tuple[ServedTopic | None, int]], call: Callable[[], Any]) -> Any:
+    def with_logs(self, partitions: Iterable[tuple[ServedTopic | None, int]], call: Callable[[], Any]) -> Any:
         """Return the answer of `call`, which needs these logs open. A recovery runs in the pool."""
-        closed = [(topic, number) for topic, number in asked if topic and not topic.is_open(number)]
+        closed = [(topic, number) for topic, number in partitions if topic and not topic.is_open(number)]
         return self.then(self.in_pool(_open_logs, closed), call) if closed else call()
 
     async def write_leases(self) -> None:
@@ -658,7 +658,7 @@ class Broker:
 
     def _described_log_dirs(self, request: Request) -> Message:
         wanted = request.body.topics
-        asked = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
+        partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
         results = []
         for log_dir in self.dirs.directories:
             disk = os.statvfs(log_dir.path)
@@ -680,7 +680,7 @@ class Broker:
                         partition_index=number, partition_size=log_dir.log(name, number).segment_set.size
                     )
                     for number in numbers
-                    if asked is None or (name, number) in asked
+                    if partitions_wanted is None or (name, number) in partitions_wanted
                 ]
                 if partitions:
                     result.topics.append(
@@ -696,8 +696,8 @@ class Broker:
         return DescribeLogDirsResponse(results=results)
 
     def _describe_producers(self, request: Request, connection: Any) -> Any:
-        asked = [(self.topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
-        return self.with_logs(asked, lambda: self._described_producers(request))
+        partitions = [(self.topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
+        return self.with_logs(partitions, lambda: self._described_producers(request))
 
     def _described_producers(self, request: Request) -> Message:
         topics = []

@@ -358,7 +358,7 @@ class ClassicGroups:
             response = self._joined(group, member)
             if (
                 leads and request.version < 9
-            ):  # it must not compute an assignment: it is not told that it leads
+            ):  # it must not compute an assignment, so the answer does not name it as leader
                 response.leader, response.members = old.id, []
             response.skip_assignment = leads and request.version >= 9
             answer.set_result(response)

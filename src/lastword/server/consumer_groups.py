@@ -296,7 +296,7 @@ def reconciled(
     if member.state == UNREVOKED:
         if owned is None or owned & member.revoking:
             return member
-        epoch += 1  # it has given up what the epoch asked for
+        epoch += 1  # it has given up the partitions that the epoch revoked
     kept = {partition: since for partition, since in member.assigned.items() if partition in target}
     revoking = frozenset(member.assigned) - target
     if revoking and (owned is None or owned & revoking):
@@ -681,14 +681,14 @@ class ConsumerGroups:
         if body.generation_id != member.epoch:
             raise Refused(codes.ILLEGAL_GENERATION, "")
 
-    def check_fetch(self, group: ConsumerGroup, asked: Any) -> None:
+    def check_fetch(self, group: ConsumerGroup, body: Any) -> None:
         """Refuse the fetch of offsets by a member of another epoch."""
-        if not asked.member_id and asked.member_epoch < 0:
+        if not body.member_id and body.member_epoch < 0:
             return
-        member = group.members.get(asked.member_id)
+        member = group.members.get(body.member_id)
         if member is None:
             raise Refused(codes.UNKNOWN_MEMBER_ID, "")
-        if asked.member_epoch != member.epoch:
+        if body.member_epoch != member.epoch:
             raise Refused(codes.STALE_MEMBER_EPOCH, "")
 
     # -------------------------------------------------------------- describe

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from lastword.server.broker import Broker
 
 MOST_BYTES = 55 << 20
-"""Most bytes of one answer, whatever the client asks: Kafka's `fetch.max.bytes` of a broker."""
+"""Most bytes of one answer, also if the request allows more: Kafka's `fetch.max.bytes` of a broker."""
 MOST_SESSIONS = 1000
 MOST_INDEXES = 10_000
 """Most closed segments whose aborted transactions are kept in memory."""
@@ -125,8 +125,8 @@ def _whole_batches(segment: Segment, start: int, end: int, most_bytes: int, firs
 
 
 @dataclass
-class Asked:
-    """One partition of a fetch: what the client asks, and what it was last answered (in a session)."""
+class PartitionFetch:
+    """One partition of a fetch: the fields of the request, and the last answer (in a session)."""
 
     topic: str
     topic_id: bytes
@@ -152,7 +152,7 @@ class Asked:
 class Session:
     """A fetch session: the partitions of a client, in order."""
 
-    def __init__(self, number: int, partitions: OrderedDict[Any, Asked]) -> None:
+    def __init__(self, number: int, partitions: OrderedDict[Any, PartitionFetch]) -> None:
         self.id = number
         self.epoch = 1
         self.partitions = partitions
@@ -161,10 +161,12 @@ class Session:
 class Waiting:
     """A fetch that waits for bytes."""
 
-    def __init__(self, request: Request, session: Session | None, asked: list[Asked], *, full: bool) -> None:
+    def __init__(
+        self, request: Request, session: Session | None, fetches: list[PartitionFetch], *, full: bool
+    ) -> None:
         self.request = request
         self.session = session
-        self.asked = asked
+        self.fetches = fetches
         self.full = full
         """The answer has all partitions, not only those that changed."""
         self.answers: list[Any] = []
@@ -199,17 +201,19 @@ class Fetches:
 
     def _fetch(self, request: Request, connection: Any) -> Any:
         find = self._broker.topics.find
-        asked = [(find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions]
-        return self._broker.with_logs(asked, lambda: self._fetched(request))
+        partitions = [
+            (find(t.topic, t.topic_id), p.partition) for t in request.body.topics for p in t.partitions
+        ]
+        return self._broker.with_logs(partitions, lambda: self._fetched(request))
 
     def _fetched(self, request: Request) -> Any:
         body = request.body
         session: Session | None = None
         named = OrderedDict(
-            (asked.key, asked)
+            (fetch.key, fetch)
             for topic in body.topics
-            for asked in (
-                Asked(
+            for fetch in (
+                PartitionFetch(
                     topic.topic,
                     topic.topic_id,
                     partition.partition,
@@ -237,20 +241,20 @@ class Fetches:
         for topic in body.forgotten_topics_data:
             for number in topic.partitions:
                 session.partitions.pop((topic.topic or topic.topic_id, number), None)
-        for key, asked in named.items():
+        for key, fetch in named.items():
             known = session.partitions.get(key)
             if known is not None:
-                known.offset, known.most_bytes = asked.offset, asked.most_bytes
-                known.leader_epoch = asked.leader_epoch
+                known.offset, known.most_bytes = fetch.offset, fetch.most_bytes
+                known.leader_epoch = fetch.leader_epoch
             else:
-                session.partitions[key] = asked
+                session.partitions[key] = fetch
         return self._first_answer(request, session, list(session.partitions.values()), full=False)
 
-    def _is_latest(self, asked: Any) -> bool:
-        topic = self._broker.topics.find(asked.topic, asked.topic_id)
-        return topic is not None and topic.is_latest
+    def _is_latest(self, topic: Any) -> bool:
+        served = self._broker.topics.find(topic.topic, topic.topic_id)
+        return served is not None and served.is_latest
 
-    def _new_session(self, partitions: OrderedDict[Any, Asked]) -> Session:
+    def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> Session:
         number = 0
         while not number or number in self._sessions:
             number = self._rng.randrange(1, 1 << 31)
@@ -261,80 +265,84 @@ class Fetches:
 
     # -------------------------------------------------------------- answers
 
-    def _first_answer(self, request: Request, session: Session | None, asked: list[Asked], full: bool) -> Any:
-        waiting = Waiting(request, session, asked, full=full)
-        latest = [partition for partition in asked if partition.is_latest]
+    def _first_answer(
+        self, request: Request, session: Session | None, fetches: list[PartitionFetch], full: bool
+    ) -> Any:
+        waiting = Waiting(request, session, fetches, full=full)
+        latest = [fetch for fetch in fetches if fetch.is_latest]
         if latest:
             read = self._broker.in_pool(self._read_latest, request, latest)
             return self._broker.then(read, lambda: self._answer_or_wait(waiting))
         return self._answer_or_wait(waiting)
 
-    def _read_latest(self, request: Request, latest: list[Asked]) -> None:
+    def _read_latest(self, request: Request, latest: list[PartitionFetch]) -> None:
         """Read the newest records of these partitions, in a thread of the pool."""
         left = min(request.body.max_bytes, MOST_BYTES)
         size = 0
-        for asked in latest:
-            asked.batches = b""
+        for fetch in latest:
+            fetch.batches = b""
             try:
-                log = self._log(asked.topic, asked.topic_id, asked.partition, asked.leader_epoch)
-                asked.stable = log.stable_offset
-                if asked.offset >= log.log_start:
-                    most_bytes = max(min(left - size, asked.most_bytes), 0)
-                    asked.batches = self._latest.read(log, asked.offset, most_bytes, first=not size)
+                log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch)
+                fetch.stable = log.stable_offset
+                if fetch.offset >= log.log_start:
+                    most_bytes = max(min(left - size, fetch.most_bytes), 0)
+                    fetch.batches = self._latest.read(log, fetch.offset, most_bytes, first=not size)
             except Refused:  # again when it is answered
                 continue
             except LastwordError as error:
-                _log.warning("%s-%d: %s", asked.topic or asked.topic_id.hex(), asked.partition, error)
-                asked.batches = error
+                _log.warning("%s-%d: %s", fetch.topic or fetch.topic_id.hex(), fetch.partition, error)
+                fetch.batches = error
                 continue
-            size += len(asked.batches)
+            size += len(fetch.batches)
 
     def _answer_or_wait(self, waiting: Waiting) -> Any:
-        request, asked = waiting.request, waiting.asked
+        request, fetches = waiting.request, waiting.fetches
         body = request.body
         left = min(body.max_bytes, MOST_BYTES)
         size, has_error = 0, False
-        for partition in asked:
-            answer, read = self._read(request, partition, left - size, first=not size)
+        for fetch in fetches:
+            answer, read = self._read(request, fetch, left - size, first=not size)
             waiting.answers.append(answer)
             size += read
             has_error = has_error or answer.error_code != 0
-        if size >= body.min_bytes or has_error or body.max_wait_ms <= 0 or not asked:
+        if size >= body.min_bytes or has_error or body.max_wait_ms <= 0 or not fetches:
             return self._response(waiting)
         return self._wait(waiting)
 
-    def _changed(self, asked: Asked, answer: Any) -> bool:
+    def _changed(self, fetch: PartitionFetch, answer: Any) -> bool:
         """Return whether an incremental answer has to have the partition, besides its records."""
         return (
             answer.error_code != 0
-            or asked.high_watermark != answer.high_watermark
-            or asked.log_start != answer.log_start_offset
-            or asked.has_error
+            or fetch.high_watermark != answer.high_watermark
+            or fetch.log_start != answer.log_start_offset
+            or fetch.has_error
         )
 
     def _response(self, waiting: Waiting) -> Message:
         responses: list[Any] = []
         at: dict[Any, Any] = {}
-        for asked, answer in zip(waiting.asked, waiting.answers, strict=True):
-            if not waiting.full and not answer.records and not self._changed(asked, answer):
+        for fetch, answer in zip(waiting.fetches, waiting.answers, strict=True):
+            if not waiting.full and not answer.records and not self._changed(fetch, answer):
                 continue
-            asked.high_watermark, asked.log_start = answer.high_watermark, answer.log_start_offset
-            asked.has_error = answer.error_code != 0
-            key = asked.key[0]
+            fetch.high_watermark, fetch.log_start = answer.high_watermark, answer.log_start_offset
+            fetch.has_error = answer.error_code != 0
+            key = fetch.key[0]
             topic = at.get(key)
             if topic is None:
                 topic = at[key] = FetchResponse.FetchableTopicResponse(
-                    topic=asked.topic, topic_id=asked.topic_id, partitions=[]
+                    topic=fetch.topic, topic_id=fetch.topic_id, partitions=[]
                 )
                 responses.append(topic)
             topic.partitions.append(answer)
         session = waiting.session
         return FetchResponse(session_id=0 if session is None else session.id, responses=responses)
 
-    def _read(self, request: Request, asked: Asked, most_bytes: int, *, first: bool) -> tuple[Any, int]:
+    def _read(
+        self, request: Request, fetch: PartitionFetch, most_bytes: int, *, first: bool
+    ) -> tuple[Any, int]:
         """Return the answer for one partition, and its bytes of records."""
         answer = FetchResponse.PartitionData(
-            partition_index=asked.partition,
+            partition_index=fetch.partition,
             high_watermark=-1,
             last_stable_offset=-1,
             log_start_offset=-1,
@@ -343,33 +351,33 @@ class Fetches:
         )
         body = request.body
         try:
-            log = self._log(asked.topic, asked.topic_id, asked.partition, asked.leader_epoch)
+            log = self._log(fetch.topic, fetch.topic_id, fetch.partition, fetch.leader_epoch)
             if body.replica_id >= 0 or body.replica_state.replica_id >= 0:
                 raise Refused(codes.NOT_LEADER_OR_FOLLOWER, "there are no other replicas")
             if self._broker.refuse is not None:
-                topic = self._broker.topics.find(asked.topic, asked.topic_id)
+                topic = self._broker.topics.find(fetch.topic, fetch.topic_id)
                 assert topic is not None
                 self._broker.refuse(request, topic)
             committed = body.isolation_level == READ_COMMITTED
-            stable = asked.stable if asked.is_latest else log.stable_offset
-            end = stable if asked.is_latest else log.log_end
+            stable = fetch.stable if fetch.is_latest else log.stable_offset
+            end = stable if fetch.is_latest else log.log_end
             answer.high_watermark = end
             answer.last_stable_offset = stable
             answer.log_start_offset = log.log_start
-            if not log.log_start <= asked.offset <= end:
+            if not log.log_start <= fetch.offset <= end:
                 raise Refused(codes.OFFSET_OUT_OF_RANGE, "")
-            if asked.is_latest:
-                batches, asked.batches = asked.batches, None
+            if fetch.is_latest:
+                batches, fetch.batches = fetch.batches, None
                 if isinstance(batches, LastwordError):
                     raise batches
                 answer.records = [batches] if batches else []
                 answer.aborted_transactions = [] if committed else None
                 return answer, len(batches or b"")
             limit = stable if committed else end
-            read = read_log(log, asked.offset, limit, min(most_bytes, asked.most_bytes), first=first)
+            read = read_log(log, fetch.offset, limit, min(most_bytes, fetch.most_bytes), first=first)
             answer.records = read.records
             if committed:
-                answer.aborted_transactions = self._aborted_of(log, asked.offset, limit) if read.size else []
+                answer.aborted_transactions = self._aborted_of(log, fetch.offset, limit) if read.size else []
             return answer, read.size
         except Refused as refused:
             answer.error_code = refused.code
@@ -425,15 +433,15 @@ class Fetches:
             waiting.request.body.max_wait_ms / 1000, self._answer, waiting
         )
         appended = False
-        for asked, answer in zip(waiting.asked, waiting.answers, strict=True):
-            log = self._log(asked.topic, asked.topic_id, asked.partition)
+        for fetch, answer in zip(waiting.fetches, waiting.answers, strict=True):
+            log = self._log(fetch.topic, fetch.topic_id, fetch.partition)
             waiting.logs.append(log)
             others = self._waiting.get(log)
             if others is None:
                 others = self._waiting[log] = set()
                 log.on_append = lambda log=log: self._appended(log)
             others.add(waiting)
-            end = log.stable_offset if asked.is_latest else log.log_end
+            end = log.stable_offset if fetch.is_latest else log.log_end
             appended = appended or end != answer.high_watermark
         if appended:  # between the read and the registration
             for log in waiting.logs:
@@ -455,7 +463,7 @@ class Fetches:
         for log in woken:
             concerned.update(dict.fromkeys(self._waiting.get(log, ())))
         for waiting in concerned:
-            if any(asked.is_latest for asked in waiting.asked):
+            if any(fetch.is_latest for fetch in waiting.fetches):
                 self._answer(waiting)  # newest records are read in the pool, by the next fetch
             else:
                 self._read_again(waiting, woken)
@@ -469,7 +477,7 @@ class Fetches:
         for number, log in enumerate(waiting.logs):
             if log in woken:
                 size -= sum(map(len, waiting.answers[number].records))
-                answer, read = self._read(request, waiting.asked[number], left - size, first=not size)
+                answer, read = self._read(request, waiting.fetches[number], left - size, first=not size)
                 waiting.answers[number] = answer
                 size += read
                 has_error = has_error or answer.error_code != 0
@@ -505,8 +513,8 @@ class Fetches:
         special = all(p.timestamp in (EARLIEST, LATEST) for t in request.body.topics for p in t.partitions)
         if special:
             get = self._broker.topics.find
-            asked = [(get(t.name), p.partition_index) for t in request.body.topics for p in t.partitions]
-            return self._broker.with_logs(asked, lambda: self._listed_offsets(request))
+            partitions = [(get(t.name), p.partition_index) for t in request.body.topics for p in t.partitions]
+            return self._broker.with_logs(partitions, lambda: self._listed_offsets(request))
         return self._broker.in_pool(self._listed_offsets, request)
 
     def _listed_offsets(self, request: Request) -> Message:
@@ -517,15 +525,17 @@ class Fetches:
             topics.append(
                 ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=partitions)
             )
-            for asked in topic.partitions:
+            for partition in topic.partitions:
                 answer = ListOffsetsResponse.ListOffsetsPartitionResponse(
-                    partition_index=asked.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
+                    partition_index=partition.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
                 )
                 partitions.append(answer)
                 try:
-                    log = self._log(topic.name, ZERO_UUID, asked.partition_index, asked.current_leader_epoch)
+                    log = self._log(
+                        topic.name, ZERO_UUID, partition.partition_index, partition.current_leader_epoch
+                    )
                     committed = body.isolation_level == READ_COMMITTED or topic.name.endswith(LATEST_SUFFIX)
-                    self._find_offset(log, asked.timestamp, committed, request.version, answer)
+                    self._find_offset(log, partition.timestamp, committed, request.version, answer)
                 except Refused as refused:
                     answer.error_code = refused.code
                 except LastwordError as error:
@@ -566,8 +576,8 @@ class Fetches:
 
     def _offset_for_leader_epoch(self, request: Request, connection: Any) -> Any:
         get = self._broker.topics.find
-        asked = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
-        return self._broker.with_logs(asked, lambda: self._ends_of_epochs(request))
+        partitions = [(get(t.topic), p.partition) for t in request.body.topics for p in t.partitions]
+        return self._broker.with_logs(partitions, lambda: self._ends_of_epochs(request))
 
     def _ends_of_epochs(self, request: Request) -> Message:
         topics = []
@@ -578,14 +588,16 @@ class Fetches:
                     topic=topic.topic, partitions=partitions
                 )
             )
-            for asked in topic.partitions:
+            for partition in topic.partitions:
                 answer = OffsetForLeaderEpochResponse.EpochEndOffset(
-                    partition=asked.partition, leader_epoch=-1, end_offset=-1
+                    partition=partition.partition, leader_epoch=-1, end_offset=-1
                 )
                 partitions.append(answer)
                 try:
-                    log = self._log(topic.topic, ZERO_UUID, asked.partition, asked.current_leader_epoch)
-                    answer.leader_epoch, answer.end_offset = _end_of_epoch(log, asked.leader_epoch)
+                    log = self._log(
+                        topic.topic, ZERO_UUID, partition.partition, partition.current_leader_epoch
+                    )
+                    answer.leader_epoch, answer.end_offset = _end_of_epoch(log, partition.leader_epoch)
                 except Refused as refused:
                     answer.error_code = refused.code
                 except LastwordError as error:
@@ -604,13 +616,15 @@ class Fetches:
             topics.append(
                 DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=partitions)
             )
-            for asked in topic.partitions:
+            for partition in topic.partitions:
                 answer = DeleteRecordsResponse.DeleteRecordsPartitionResult(
-                    partition_index=asked.partition_index, low_watermark=-1
+                    partition_index=partition.partition_index, low_watermark=-1
                 )
                 partitions.append(answer)
                 try:
-                    answer.low_watermark = self._raise_start(topic.name, asked.partition_index, asked.offset)
+                    answer.low_watermark = self._raise_start(
+                        topic.name, partition.partition_index, partition.offset
+                    )
                 except Refused as refused:
                     answer.error_code = refused.code
                 except LastwordError as error:

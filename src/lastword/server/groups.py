@@ -116,11 +116,11 @@ class Groups:
         elif isinstance(group, ClassicGroup):
             self.classic.check_transactional_commit(group, body)
 
-    def check_fetch(self, asked: Any) -> None:
+    def check_fetch(self, body: Any) -> None:
         """Refuse the fetch of offsets by a member that is not of the group."""
-        group = self._groups.get(asked.group_id)
+        group = self._groups.get(body.group_id)
         if isinstance(group, ConsumerGroup):
-            self.consumers.check_fetch(group, asked)
+            self.consumers.check_fetch(group, body)
 
     def answer_all(self) -> None:
         """Answer every request that waits: the server closes."""

@@ -1,7 +1,7 @@
 """`<topic>@latest`: the newest record of each key, for a client that reads it like a topic.
 
 A partition is resolved up to its last stable offset when it is first read. The map of its keys and the dead
-bitmap stay in memory, and batches that follow are added when a fetch asks for them. So a reader that keeps up
+bitmap stay in memory, and batches that follow are added when a fetch needs them. So a reader that keeps up
 costs one more pass over what is appended.
 
 An answer has the batches of the log without their dead records, made by the kernels of the cleaner. Dead are:

@@ -328,15 +328,15 @@ class Offsets:
                 )
             )
         groups = []
-        for asked in body.groups:
-            described = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id)
+        for group in body.groups:
+            described = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
             groups.append(described)
             try:
                 if request.version >= 9:
-                    self._groups.check_fetch(asked)
+                    self._groups.check_fetch(group)
                 described.topics = self._fetched(
-                    asked.group_id,
-                    asked.topics,
+                    group.group_id,
+                    group.topics,
                     body.require_stable,
                     OffsetFetchResponse.OffsetFetchResponseTopics,
                     OffsetFetchResponse.OffsetFetchResponsePartitions,
@@ -346,12 +346,12 @@ class Offsets:
         return OffsetFetchResponse(groups=groups)
 
     def _fetched(
-        self, group_id: str, asked: Any, is_stable: bool, topic_kind: Any, partition_kind: Any
+        self, group_id: str, wanted_topics: Any, is_stable: bool, topic_kind: Any, partition_kind: Any
     ) -> list[Any]:
         group = self._groups.get(group_id)
         offsets = {} if group is None else group.offsets
         wanted: list[tuple[str, bytes, list[int], int]] = []
-        if asked is None:
+        if wanted_topics is None:
             by_topic: dict[str, list[int]] = {}
             for name, number in offsets:
                 by_topic.setdefault(name, []).append(number)
@@ -359,7 +359,7 @@ class Offsets:
                 served = self._broker.topics.get(name)
                 wanted.append((name, ZERO_UUID if served is None else served.id, numbers, 0))
         else:
-            for topic in asked:
+            for topic in wanted_topics:
                 topic_id = getattr(topic, "topic_id", ZERO_UUID)
                 served = self._broker.topics.find(topic.name, topic_id)
                 name = topic.name or ("" if served is None else served.name)
@@ -408,18 +408,18 @@ class Offsets:
             topics.append(
                 OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions)
             )
-            for asked in topic.partitions:
+            for partition in topic.partitions:
                 result = OffsetDeleteResponse.OffsetDeleteResponsePartition(
-                    partition_index=asked.partition_index
+                    partition_index=partition.partition_index
                 )
                 partitions.append(result)
                 served = self._broker.topics.find(topic.name)
-                if _unknown(served, asked.partition_index, by_id=False):
+                if _unknown(served, partition.partition_index, by_id=False):
                     result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
                 elif are_consumers and (subscribed is None or topic.name in subscribed):
                     result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
-                elif (topic.name, asked.partition_index) in group.offsets:
-                    gone.append((topic.name, asked.partition_index))
+                elif (topic.name, partition.partition_index) in group.offsets:
+                    gone.append((topic.name, partition.partition_index))
         stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
         self.deleted(group, gone)
         self._supersede(group.id, gone)

@@ -520,16 +520,16 @@ class Transactions:
         return AddPartitionsToTxnResponse(
             results_by_transaction=[
                 AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
-                    transactional_id=asked.transactional_id,
+                    transactional_id=transaction.transactional_id,
                     topic_results=await self._added(
                         request,
-                        asked.transactional_id,
-                        (asked.producer_id, asked.producer_epoch),
-                        asked.topics,
-                        only_verifies=asked.verify_only,
+                        transaction.transactional_id,
+                        (transaction.producer_id, transaction.producer_epoch),
+                        transaction.topics,
+                        only_verifies=transaction.verify_only,
                     ),
                 )
-                for asked in body.transactions
+                for transaction in body.transactions
             ]
         )
 
@@ -643,7 +643,7 @@ class Transactions:
         """
         body = request.body
         adds = request.version >= 12
-        asked: list[tuple[tuple[int, int], set[Partition]]] = []
+        by_producer: list[tuple[tuple[int, int], set[Partition]]] = []
         for topic in body.topic_data:
             served = self._broker.topics.find(topic.name, topic.topic_id)
             for data in topic.partition_data:
@@ -652,14 +652,16 @@ class Transactions:
                     continue
                 if data.index not in served.directories:
                     continue
-                same = next((partitions for other, partitions in asked if other == producer and adds), None)
+                same = next(
+                    (partitions for other, partitions in by_producer if other == producer and adds), None
+                )
                 if same is not None:
                     same.add((served.name, data.index))
                 else:
-                    asked.append((producer, {(served.name, data.index)}))
+                    by_producer.append((producer, {(served.name, data.index)}))
         admitted = None
         refusals: dict[Partition, Refused] = {}
-        for producer, partitions in asked:
+        for producer, partitions in by_producer:
             try:
                 await self._loaded()
                 admitted = await self._admit(body.transactional_id, producer, partitions, adds=adds)
@@ -798,13 +800,13 @@ class Transactions:
             LastwordError: A marker could not be appended. The other partitions may have theirs.
         """
         stored = transaction.stored
-        asked: list[tuple[ServedTopic, int]] = []
+        logs: list[tuple[ServedTopic, int]] = []
         for name, number in sorted(stored.partitions):
             served = self._broker.topics.get(name)
             if served is not None and number in served.directories:  # else the topic was deleted
-                asked.append((served, number))
-        if not all(served.is_open(number) for served, number in asked):
-            await self._broker.in_pool(_open_logs, asked)
+                logs.append((served, number))
+        if not all(served.is_open(number) for served, number in logs):
+            await self._broker.in_pool(_open_logs, logs)
         is_commit = stored.state == PREPARE_COMMIT
         epoch = self.topic.log(self.topic.partition_of(transaction.id)).epochs.latest or 0
         builder = BatchBuilder(
@@ -814,7 +816,7 @@ class Transactions:
         marker = builder.build()
         syncs: list[PartitionLog] = []
         failed: LastwordError | None = None
-        for served, number in asked:
+        for served, number in logs:
             try:
                 log = served.log(number)
                 log.append_batch(marker)
@@ -1000,8 +1002,8 @@ def _producer_of(records: Any) -> tuple[int, int] | None:
     return (producer_id, epoch) if attributes & TRANSACTIONAL_BIT else None
 
 
-def _open_logs(asked: list[tuple[ServedTopic, int]]) -> None:
-    for served, number in asked:
+def _open_logs(partitions: list[tuple[ServedTopic, int]]) -> None:
+    for served, number in partitions:
         with contextlib.suppress(LastwordError):  # raised again when the log is used
             served.log(number)
 

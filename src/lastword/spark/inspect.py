@@ -651,7 +651,7 @@ def _check_columns(delivered: DataFrame) -> None:
         if name not in names:
             raise UsageError(
                 f"delivered has no column {name!r}; it has {', '.join(delivered.columns)}",
-                remedy="columns key and offset; partition if you know it",
+                remedy="columns key and offset, and partition if you have it",
             )
     if not isinstance(names["key"].dataType, BinaryType | StringType):
         raise UsageError(

@@ -154,7 +154,7 @@ def differences(
 ) -> DataFrame:
     """Return the records that turn the newest values of a topic into the result.
 
-    A key that exists stays in its partition; a new key has a null partition, for which the sink asks the
+    A key that exists stays in its partition; a new key has a null partition, for which the sink uses the
     topic's partitioner. Columns with a format are compared decoded, others as bytes.
     """
     from pyspark.sql import functions as F

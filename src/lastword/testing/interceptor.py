@@ -236,16 +236,16 @@ def error_answer(request: Request, code: int) -> Message:
     """Return the answer that refuses a request, with an error for each of its parts."""
     name, version = request.api.name, request.version
     response = schema_of(f"{name}Response").structs[f"{name}Response"]
-    asked = schema_of(f"{name}Request").fields
-    return _refusal(response[1], response[0], request.body, asked, version, code)
+    request_fields = schema_of(f"{name}Request").fields
+    return _refusal(response[1], response[0], request.body, request_fields, version, code)
 
 
 def _refusal(
-    kind: type[Message], fields: list[Field], row: Any, asked: list[Field], version: int, code: int
+    kind: type[Message], fields: list[Field], row: Any, request_fields: list[Field], version: int, code: int
 ) -> Message:
     """Return a struct with the error, or with rows for those of the request if only its rows have errors."""
     fields = [field for field in fields if within(field.versions, version)]
-    asked = [field for field in asked if within(field.versions, version)]
+    request_fields = [field for field in request_fields if within(field.versions, version)]
     values: dict[str, Any] = {name: -1 for name in UNKNOWN if any(field.name == name for field in fields)}
     errors = [field for field in fields if field.name.endswith("error_code") and not field.is_array]
     for field in fields:
@@ -253,21 +253,21 @@ def _refusal(
             values[field.name] = code
         elif field.name == "error_message":
             values[field.name] = f"{codes.ERROR_NAMES[code]}, by the test"
-        elif field.name in KEYS and any(field.name == key.name for key in asked):
+        elif field.name in KEYS and any(field.name == key.name for key in request_fields):
             value = getattr(row, field.name)
             if value is not None or within(field.nullable, version):
                 values[field.name] = value
         elif field.name == "protocol_name" and within(field.nullable, version):
             values[field.name] = None
         elif field.is_array and field.struct is not None and not errors and _has_error(field, version):
-            values[field.name] = _rows(field, row, asked, version, code)
+            values[field.name] = _rows(field, row, request_fields, version, code)
     return kind(**values)
 
 
-def _rows(response: Field, row: Any, asked: list[Field], version: int, code: int) -> list[Message]:
+def _rows(response: Field, row: Any, request_fields: list[Field], version: int, code: int) -> list[Message]:
     """Return an answer for each element of the first list of a request, if both are of the same things."""
     assert response.struct is not None
-    listed = next((field for field in asked if field.is_array), None)
+    listed = next((field for field in request_fields if field.is_array), None)
     if listed is None:
         return []
     answers: list[Any] = []

@@ -5,9 +5,10 @@ type in the file of the schema, as zigzag varints: how many there are, then the 
 and of each nested one. A single 0 stands for the first message.
 
 The schemas are on a server (`schema.registry.url` of http or https) or in a folder, as `<id>.avsc`,
-`<id>.json`, or `<id>.desc` (a descriptor file, in which the file of the schema is the last). A server is
-asked by plain HTTP: the schema of an id, the latest schema of a subject, the id of a schema to write. A
-process asks once for each id. A server translates a Protobuf schema to a descriptor (`format=serialized`).
+`<id>.json`, or `<id>.desc` (a descriptor file, in which the file of the schema is the last). The requests
+to a server are plain HTTP: the schema of an id, the latest schema of a subject, the id of a schema to
+write. A process requests each id once. A server translates a Protobuf schema to a descriptor
+(`format=serialized`).
 
 Reading. Each record is read with the schema of its own id. The schema of the column is `avroSchema`,
 `descFilePath` and `messageName`, else the latest of the subject. Avro records of other ids are resolved to
@@ -258,7 +259,7 @@ class Registry:
 
 @lru_cache(maxsize=1024)
 def format_by_id(registry: Registry, number: int) -> Datum:
-    """Return the format of a schema's values, which never changes; asked once in a process."""
+    """Return the format of a schema's values, which never changes; requested once in a process."""
     return registry.by_id(number)
 
 

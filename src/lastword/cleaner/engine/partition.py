@@ -46,7 +46,7 @@ def clean_partition(
     Args:
         log: The open log.
         config: Settings of the topic.
-        request: What is asked for.
+        request: The kind of the cleaning.
         context: Where and how.
         record_first_dirty: Called with the new checkpoint, after the last swap is durable.
         ledger: For strategy `generational`: the partition's garbage accounts, held by the caller; None: those
@@ -102,7 +102,7 @@ def plan_partition(
     Args:
         view: The partition.
         config: Settings of the topic.
-        request: What is asked for.
+        request: The kind of the cleaning.
         context: A dry one.
         clocks: Clocks of tombstones, from the accounts in memory.
         space_target: Space target, as if the partition had a drive of its own.

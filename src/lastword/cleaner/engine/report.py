@@ -232,7 +232,7 @@ class ScanStats:
         passes: Passes of the scan, one per map.
         used_ratio: Used share of the key map.
         read_bytes: Bytes of the log that all passes read.
-        waiting: The tombstone that is due first, if accounts know it.
+        waiting: The tombstone that is due first, if the accounts have it.
         scratch_bytes: Of the scratch file; 0: there was none.
     """
 
