@@ -239,9 +239,9 @@ def state_of(records: Iterable[RawRecord]) -> dict[bytes, bytes]:
     return state
 
 
-def every_stop(work: Callable[[int], bool], limit: int = 10_000) -> int:
-    """Call work(0), work(1), ... until one returns True (it was not stopped); return that number."""
-    for number in range(limit):
+def every_stop(work: Callable[[int], bool], step: int = 1, limit: int = 10_000) -> int:
+    """Call work(0), work(step), ... until one returns True (it was not stopped); return that number."""
+    for number in range(0, limit, step):
         if work(number):
             return number
     raise AssertionError(f"still stopped after {limit} changes")

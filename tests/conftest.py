@@ -42,11 +42,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let Spark run from a SPARK_HOME whose Python processes start fast (`farm`)."""
+    """Let Spark run from a SPARK_HOME whose processes start fast (`farm`, `class_archive`)."""
     pytest.importorskip("pyspark")
-    from tests.spark.clusters import farm
+    from tests.spark.clusters import class_archive, farm
 
     with pytest.MonkeyPatch.context() as patch:
+        # A JVM that the archive does not fit would say so in its output, which Spark's launcher reads.
+        patch.setenv("JDK_JAVA_OPTIONS", f"-XX:SharedArchiveFile={class_archive()} -Xlog:disable")
         patch.setenv("SPARK_HOME", str(farm(tmp_path_factory.mktemp("spark"))))
         yield
 
@@ -54,7 +56,8 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def short_lived_jvms(monkeypatch: pytest.MonkeyPatch, spark_home: None) -> None:
     """Halve the CPU of this test's JVMs: one compiler and one collector are enough."""
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+    options = os.environ["JDK_JAVA_OPTIONS"]
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", f"{options} -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 
 @pytest.fixture(autouse=True)

@@ -152,7 +152,7 @@ def test_a_swap_without_the_history_of_nonces(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(Bucket, "following", following)
     monkeypatch.setattr(commit, "_follows", lambda current, base: True)
-    caught("twice")
+    caught("twice", first=300)
 
 
 def test_an_upload_that_is_named_before_it_is_complete(monkeypatch: Patch) -> None:
@@ -216,7 +216,7 @@ def test_a_merge_that_ignores_leases(monkeypatch: Patch) -> None:
 
 def test_a_removal_by_the_clock_of_the_machine(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Bucket, "store_now_ms", lambda bucket: bucket.clock.now_ms())
-    caught("retention", "pin")
+    caught("retention", "pin", first=250)
 
 
 def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
@@ -235,7 +235,7 @@ def test_a_time_from_before_the_version(monkeypatch: Patch) -> None:
             return collect.collect(bucket, **given)
 
     monkeypatch.setattr(histories, "collect", collect_by_an_earlier_time)
-    caught("retention", "pin", first=480)
+    caught("retention", "pin", first=500)
 
 
 def test_a_collection_without_a_number(monkeypatch: Patch) -> None:
@@ -245,7 +245,7 @@ def test_a_collection_without_a_number(monkeypatch: Patch) -> None:
         return replace(manifest, **changes)
 
     monkeypatch.setattr(collect, "replace", without_number)
-    caught("missing object")
+    caught("missing object", first=250)
 
 
 def test_a_collection_that_ignores_uploads_under_way(monkeypatch: Patch) -> None:
@@ -284,4 +284,4 @@ def test_a_time_that_is_kept_although_the_object_got_a_name(monkeypatch: Patch) 
     monkeypatch.setattr(collect, "_decide", decide)
     only = ["writer", "cleaner", "collector", "collector"] * 2
     given = {"retention_ms": HOUR_MS // 2, "pause_rate": 0.12, "only": only}
-    caught("retention", "pin", first=2100, seeds=4000, **given)
+    caught("retention", "pin", first=4500, **given)

@@ -144,8 +144,7 @@ def test_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_kill(tmp_path: Path) -> None:
     before, after = prepare(tmp_path / "start")
-    step = stride(5)
-    assert every_stop(lambda n: kill(tmp_path, tmp_path / "start", before, after, n * step)) * step > 100
+    assert every_stop(lambda n: kill(tmp_path, tmp_path / "start", before, after, n), stride(5)) > 100
 
 
 @pytest.mark.slow
@@ -171,7 +170,6 @@ def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
 def test_every_failing_call(tmp_path: Path) -> None:
     """A full drive, at any call: a typed error, and the next copy ends the work."""
     before, after = prepare(tmp_path / "start")
-    step = stride(4)
 
     def failing_at(number: int) -> bool:
         root = tmp_path / "run"
@@ -181,7 +179,7 @@ def test_every_failing_call(tmp_path: Path) -> None:
         def fail(call) -> LastwordError | None:  # type: ignore[no-untyped-def]
             if call.changes and call.name in ("append", "create", "mkdir", "rename", "pwrite"):
                 count[0] += 1
-                if count[0] == number * step + 1:
+                if count[0] == number + 1:
                     return DiskFullError("no room", file=call.path)
             return None
 
@@ -190,7 +188,7 @@ def test_every_failing_call(tmp_path: Path) -> None:
         files.fail = fail
         with suppress(DiskFullError):
             copied(root, target)
-        reached = count[0] > number * step
+        reached = count[0] > number
         files.fail = None
         try:
             target.close()
@@ -200,4 +198,4 @@ def test_every_failing_call(tmp_path: Path) -> None:
         shutil.rmtree(root)
         return not reached
 
-    assert every_stop(failing_at) * step > 20
+    assert every_stop(failing_at, stride(4)) > 20

@@ -28,7 +28,7 @@ FAST_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": FAST_JVM,
+    "spark.driver.extraJavaOptions": os.environ.get("DRIVER_JVM", FAST_JVM),
     "spark.executor.extraJavaOptions": FAST_JVM,
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
