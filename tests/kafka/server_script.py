@@ -2,7 +2,8 @@
 
 A `Step` is a request as a dict, in Kafka's fields with Python's spelling. It is sent in each version of its
 API that the step allows: fields that the version does not have are left out. Strings may contain `{v}`, the
-version. A value may be a `Kept`: a value that an earlier answer of the same server had.
+version. A value may be a `Kept`: a value that an earlier answer of the same server had; or a function of all
+values that were kept.
 
     differences = compare(side_a, side_b, steps)
 
@@ -21,6 +22,7 @@ from typing import Any
 from lastword.protocol import ClientConnection
 from lastword.protocol.codes import APIS, ERROR_NAMES
 from lastword.protocol.schemas import ZERO_UUID, Field, Message, message_class, schema_of, within
+from lastword.records.batch import crc_ok, read_header, read_records
 from tests.server.client import batch
 
 API = {api.name: api for api in APIS.values()}
@@ -66,6 +68,12 @@ class Step:
     """Values of the answer that later steps use."""
     bytes_of: Callable[[bytes], bytes] | None = None
     """Changes the frame of the request, without its length."""
+    is_token: bool = False
+    """The frame is `auth_bytes` alone, and so is its answer, as after SaslHandshake in version 0."""
+    shown_bytes: Callable[[dict[str, Any], bytes], str] | None = None
+    """Returns the text by which bytes of the answer are compared, from the kept values and the bytes."""
+    wait: float = 0.0
+    """Seconds to wait before the request."""
     client_id: str = "script"
     slow: bool = False
     """A real broker needs seconds: its controller fails, or it gives no answer."""
@@ -74,6 +82,12 @@ class Step:
     def versions(self) -> range:
         api = API[self.api]
         return range(max(api.first, self.first), min(api.stable, self.last) + 1)
+
+    def sent(self, version: int) -> tuple[int, int]:
+        """Return the API key and the version that the frame has."""
+        frame = struct.pack(">hhih", API[self.api].key, version, 0, -1)
+        key, version = struct.unpack_from(">hh", self.bytes_of(frame) if self.bytes_of else frame)
+        return key, version
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,7 @@ class Side:
         self._connections: dict[str, tuple[socket.socket, ClientConnection]] = {}
         self.kept: dict[str, Any] = {}
         self._names: dict[tuple[str, Any], str] = {}
+        self._shown_bytes: Callable[[dict[str, Any], bytes], str] | None = None
 
     def close(self) -> None:
         for client_id in list(self._connections):
@@ -105,19 +120,23 @@ class Side:
 
     def ask(self, step: Step, version: int) -> Any:
         """Return the answer as dicts and lists; CLOSED or SILENT without one."""
+        time.sleep(step.wait)
         body = filled(f"{step.api}Request", self._resolved(step.fields, version), version)
-        if step.client_id not in self._connections:
+        client_id = step.client_id.replace("{v}", str(version))
+        if client_id not in self._connections:
             sock = socket.create_connection(self._address, ANSWER_SECONDS)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections[step.client_id] = sock, ClientConnection(step.client_id)
-        sock, protocol = self._connections[step.client_id]
-        frame = b"".join(bytes(part) for part in protocol.request(body, version))
-        if step.bytes_of is not None:
-            content = step.bytes_of(frame[4:])
-            frame = struct.pack(">i", len(content)) + content
-        if step.api == "Produce" and step.fields.get("acks") == 0:
-            return self._silence(step, sock, frame)
+            self._connections[client_id] = sock, ClientConnection(client_id)
+        sock, protocol = self._connections[client_id]
         try:
+            if step.is_token:
+                return self._answered(step, _token_answer(sock, body.auth_bytes), 0)
+            frame = b"".join(bytes(part) for part in protocol.request(body, version))
+            if step.bytes_of is not None:
+                content = step.bytes_of(frame[4:])
+                frame = struct.pack(">i", len(content)) + content
+            if step.api == "Produce" and step.fields.get("acks") == 0:
+                return self._silence(client_id, sock, frame)
             sock.sendall(frame)
             answers: list[Any] = []
             while not answers:
@@ -126,14 +145,18 @@ class Side:
                     raise ConnectionError
                 answers += protocol.receive_data(data)
         except (ConnectionError, TimeoutError) as error:
-            self._drop(step.client_id)
+            self._drop(client_id)
             return TIMED_OUT if isinstance(error, TimeoutError) else CLOSED
-        answer = answers[0].body
+        return self._answered(step, answers[0].body, version)
+
+    def _answered(self, step: Step, answer: Any, version: int) -> dict[str, Any]:
+        """Keep what later steps use, and return the answer as dicts and lists."""
         for name, get in step.keep.items():
             self.kept[name] = get(answer)
+        self._shown_bytes = step.shown_bytes
         return self.shown(answer, version)
 
-    def _silence(self, step: Step, sock: socket.socket, frame: bytes) -> str:
+    def _silence(self, client_id: str, sock: socket.socket, frame: bytes) -> str:
         """Send a frame that has no answer; it may close the connection."""
         sock.sendall(frame)
         sock.settimeout(0.15)
@@ -143,12 +166,14 @@ class Side:
             closed = False
         except ConnectionError:
             closed = True
-        self._drop(step.client_id)
+        self._drop(client_id)
         return CLOSED if closed else SILENT
 
     def _resolved(self, value: Any, version: int) -> Any:
         if isinstance(value, Kept):
             return self.kept[value.name.format(v=version)]
+        if callable(value):
+            return value(self.kept)
         if isinstance(value, str):
             return value.replace("{v}", str(version))
         if isinstance(value, dict):
@@ -184,13 +209,16 @@ class Side:
                 return [self._struct(part, f.fields, version) for part in value]
             return self._struct(value, f.fields, version)
         if isinstance(value, list):
-            return [self._single(part, f) for part in value]
+            shown = [self._single(part, f) for part in value]
+            return sorted(shown) if f.name == "mechanisms" else shown
         return self._single(value, f)
 
     def _single(self, value: Any, f: Field) -> Any:
         if f.kind == "uuid":
             return "no id" if value == ZERO_UUID else self._names.get(("topic", bytes(value)), value.hex())
         if f.kind in ("records", "bytes"):
+            if value is not None and self._shown_bytes is not None:
+                return self._shown_bytes(self.kept, bytes(value))
             return value if value is None else bytes(value).hex()
         if f.name == "error_code":
             return ERROR_NAMES.get(value, value)
@@ -205,6 +233,16 @@ class Side:
         if f.name.endswith(("_ms", "timestamp", "time")) and isinstance(value, int):
             return "<now>" if abs(value - time.time() * 1000) < 600_000 else value
         return value
+
+
+def _token_answer(sock: socket.socket, token: bytes) -> Message:
+    """Send a token without a header; return its answer as a SaslAuthenticateResponse."""
+    sock.sendall(struct.pack(">i", len(token)) + token)
+    size = sock.recv(4, socket.MSG_WAITALL)
+    if len(size) < 4:
+        raise ConnectionError
+    data = sock.recv(struct.unpack(">i", size)[0], socket.MSG_WAITALL) if any(size) else b""
+    return filled("SaslAuthenticateResponse", {"auth_bytes": data}, 0)
 
 
 def filled(name: str, values: dict[str, Any], version: int) -> Message:
@@ -312,6 +350,7 @@ def _answer(side: Side, step: Step, version: int) -> Any:
 NOW = int(time.time() * 1000)
 BATCH = batch((b"k", b"v"), (b"l", None), timestamp=NOW)
 LONG = "x" * 250
+HOUR = 3600_000
 
 
 def _ids(answer: Any) -> dict[str, bytes]:
@@ -393,7 +432,11 @@ def header(offset: int, value: bytes) -> Callable[[bytes], bytes]:
 
 TOPIC, BROKER = 2, 4
 
-SET_UP_TOPICS = ("users", "table", "stamped", "packed", "small", "changed", "odd")
+SET_UP_TOPICS = (
+    *("users", "table", "stamped", "packed", "small", "changed", "odd"),
+    *("stamped-log", "stamped-gzip", "stamped-table", "switched"),
+)
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
 SET_UP = [
     Step(
         "CreateTopics",
@@ -401,7 +444,11 @@ SET_UP = [
         topics(
             new("users", num_partitions=2),
             new("table", configs={"cleanup.policy": "compact"}),
-            new("stamped", configs={"message.timestamp.type": "LogAppendTime"}),
+            new("stamped", configs=STAMPED),
+            new("stamped-log", configs=STAMPED),
+            new("stamped-gzip", configs=STAMPED | {"compression.type": "gzip"}),
+            new("stamped-table", configs=STAMPED | {"cleanup.policy": "compact"}),
+            new("switched"),
             new("packed", configs={"compression.type": "gzip"}),
             new("small", configs={"max.message.bytes": "300"}),
             new("changed"),
@@ -588,6 +635,8 @@ def _produce() -> Iterator[Step]:
     yield one("leader epoch", batch((b"k", b"v"), leader_epoch=9, timestamp=NOW), "users")
     yield one("control batch", batch((b"k", b"v"), attributes=0x20, timestamp=NOW))
     yield one("log append time", batch((b"k", b"v"), attributes=0x08, timestamp=NOW), "users")
+    yield one("log append time, no time", batch((b"k", b"v"), attributes=0x08, timestamp=-1), "users")
+    yield one("no time", batch((b"k", b"v"), timestamp=-1), "users")
     yield one("delete horizon", batch((b"k", b"v"), attributes=0x40, timestamp=NOW), "users")
     yield one("unused attributes", batch((b"k", b"v"), attributes=0x100, timestamp=NOW), "users")
     yield one("count 0", batch((b"k", b"v"), count=0, timestamp=NOW))
@@ -614,6 +663,104 @@ def _produce() -> Iterator[Step]:
     yield one("newer epoch, later", with_producer(6000, 1, 4), "users")
     yield one("newer epoch", with_producer(6000, 1, 0), "users")
     yield one("older epoch", with_producer(6000, 0, 2), "users")
+
+
+def batches_shown(kept: dict[str, Any], data: bytes) -> str:
+    """Describe batches without what differs between two servers: checksums, and the bytes of a codec.
+
+    A time that an answer to Produce had is `<kept time>`, and another one near the present `<now>`.
+    """
+    times = {value for name, value in kept.items() if name.startswith("time ")}
+
+    def shown(time_ms: int) -> str:
+        if time_ms in times:
+            return "<kept time>"
+        return "<now>" if abs(time_ms - time.time() * 1000) < 600_000 else f"now{time_ms - NOW:+}"
+
+    lines, position = [], 0
+    while position + 61 <= len(data):
+        header = read_header(data, position, len(data), "")
+        records = [(r.offset, shown(r.timestamp), r.key, r.value) for r in read_records(data, header)]
+        fields = (header.base_offset, header.last_offset, header.attributes, header.leader_epoch)
+        producer = (header.producer_id, header.producer_epoch, header.base_sequence)
+        times_shown = (shown(header.base_timestamp), shown(header.max_timestamp))
+        is_valid = "valid" if crc_ok(data, header) else "invalid"
+        lines.append(f"{is_valid} {fields} {producer} {times_shown} {records}")
+        position = header.end
+    return "\n".join(lines)
+
+
+def _stamped() -> Iterator[Step]:
+    """Yield requests for topics with the time of the append; their batches have other times."""
+
+    def one(label: str, records: Any, topic: str = "stamped-log", **fields: Any) -> Step:
+        return Step("Produce", f"stamped, {label}", produce((topic, 0, records)), wait=0.003, **fields)
+
+    def fetched(label: str, topic: str, offset: int = 0) -> Step:
+        return Step(
+            "Fetch", f"stamped, {label}", fetch((topic, 0, offset)), first=11, shown_bytes=batches_shown
+        )
+
+    def at(label: str, time_ms: Any, topic: str = "stamped-log") -> Step:
+        return Step("ListOffsets", f"stamped, {label}", offsets((topic, 0, time_ms)))
+
+    def append_time(answer: Any) -> int:
+        time_ms: int = answer.responses[0].partition_responses[0].log_append_time_ms
+        return time_ms
+
+    def shifted(name: str, by: int) -> Callable[[dict[str, Any]], int]:
+        return lambda kept: kept[name] + by
+
+    past = batch((b"k", b"v"), (b"l", None), timestamp=NOW - 5 * HOUR)
+    for version in Step("Produce", "").versions:
+        name = f"time {version}"
+        yield one("kept", past, first=version, last=version, keep={name: append_time})
+    yield one("acks 1", past, topic="stamped-table")
+    yield one("future", batch((b"k", b"v"), timestamp=NOW + 50 * HOUR))
+    yield one("negative time", batch((b"k", b"v"), timestamp=-5))
+    yield one("no time", batch((b"k", b"v"), timestamp=-1))
+    yield one("own append time", batch((b"k", b"v"), attributes=0x08, timestamp=NOW - 5 * HOUR))
+    yield one("delete horizon", batch((b"k", b"v"), attributes=0x40, timestamp=NOW - 5 * HOUR))
+    for codec in range(5):
+        packed = batch((b"k", b"v" * 50), (b"l", b"w" * 50), codec=codec, timestamp=NOW - 5 * HOUR)
+        for topic in ("stamped-log", "stamped-gzip", "stamped-table"):
+            yield one(f"codec {codec}", packed, topic)
+    yield one("no key", batch((None, b"v"), timestamp=NOW - 5 * HOUR), "stamped-table")
+    yield one("wrong checksum", past[:-1] + b"x")
+    for name, sequence in (("first", 0), ("repeated", 0), ("second", 1), ("gap", 5)):
+        data = batch((b"k", b"v"), timestamp=NOW - 5 * HOUR, producer=(6500, 0, sequence))
+        yield one(f"sequence: {name}", data)
+    yield one("packed table", past, "stamped-table")
+    for topic in ("stamped-log", "stamped-gzip", "stamped-table"):
+        yield fetched(f"{topic} whole", topic)
+        yield fetched(f"{topic} from 3", topic, 3)
+    first, last = min(Step("Produce", "").versions), max(Step("Produce", "").versions)
+    for special in (-1, -2, -3, -4, -5, 0):
+        yield at(f"time {special}", special)
+    yield at("time of the batches", NOW - 5 * HOUR)
+    yield at("an hour later", NOW + HOUR)
+    for by in (-1, 0, 1):
+        yield at(f"first append {by:+}", shifted(f"time {first}", by))
+        yield at(f"last append {by:+}", shifted(f"time {last}", by))
+    yield at("largest of a table", -3, "stamped-table")
+    for number, (label, kind) in enumerate(
+        (("before", ""), ("append time", "LogAppendTime"), ("create time", "CreateTime"))
+    ):
+        if kind:
+            changes = [
+                resource(TOPIC, "switched", configs=set_to(("message.timestamp.type", kind), operation=0))
+            ]
+            yield Step("IncrementalAlterConfigs", f"switched, {label}", {"resources": changes}, first=1)
+        yield Step(
+            "Produce",
+            f"switched, {label}",
+            produce(("switched", 0, batch((b"k", b"v"), timestamp=NOW - (9 - number) * HOUR))),
+            wait=0.2,
+            first=12,
+        )
+        yield Step("Fetch", f"switched, {label}", fetch(("switched", 0, 0)), 11, shown_bytes=batches_shown)
+        for name, time_ms in (("largest", -3), ("after the first", NOW - 9 * HOUR + 1), ("now", NOW)):
+            yield Step("ListOffsets", f"switched, {label}, {name}", offsets(("switched", 0, time_ms)))
 
 
 def _fetch() -> Iterator[Step]:
@@ -1089,6 +1236,10 @@ def _hostile() -> Iterator[Step]:
     yield Step(
         "Metadata", "huge count", {"topics": []}, first=1, last=8, bytes_of=header(16, b"\x7f\xff\xff\xff")
     )
+    for version in range(API["Produce"].first):
+        yield Step(
+            "Produce", f"version {version}", {"acks": -1}, 3, 3, bytes_of=header(2, bytes([0, version]))
+        )
     yield Step("Metadata", "unknown version", {"topics": []}, bytes_of=header(2, b"\0\x63"))
     yield Step("ApiVersions", "unknown version", {}, bytes_of=header(2, b"\0\x63"), last=2)
     yield Step("Metadata", "unknown API", {"topics": []}, bytes_of=header(0, b"\x03\xe7"))
@@ -1124,6 +1275,7 @@ SCRIPT = [
     *_metadata(),
     *_create_topics(),
     *_produce(),
+    *_stamped(),
     *_fetch(),
     *_offsets(),
     *_delete_records(),

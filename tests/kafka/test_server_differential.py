@@ -11,14 +11,19 @@ import re
 from contextlib import closing
 from pathlib import Path
 
+import confluent_kafka.admin
 import pytest
 
 import lastword
 from lastword.protocol.codes import APIS
+from lastword.protocol.messages import ApiVersionsRequest
+from lastword.server import security
 from lastword.testing.unsynced import UNSYNCED
+from tests.kafka.sasl_script import HASHES, SASL_SCRIPT, USERS, WITHOUT_PASSWORDS
 from tests.kafka.server_script import SCRIPT, Difference, Side, compare
+from tests.server.client import Client
 from tests.support.exhaustive import stride
-from tests.support.kafka import Broker, Tools
+from tests.support.kafka import Broker, Tools, _free_ports
 
 MAKE_CONFIGS = Path(__file__).parents[2] / "scripts" / "make_configs.py"
 EVERY = stride(100)
@@ -66,7 +71,9 @@ DIFFERENCES = [
     (
         r"DescribeConfigs/broker/.*\[(auto\.create\.topics\.enable|broker\.heartbeat\.interval\.ms"
         r"|broker\.session\.timeout\.ms|controlled\.shutdown\.enable|controller\..*|default\.replication\.factor|listeners|log\.dirs"
-        r"|metadata\.log\.dir|log\.cleaner\.enable|group\.consumer\.assignment\.interval\.ms|share\.coordinator\..*)\]\..*",
+        r"|metadata\.log\.dir|advertised\.listeners"
+        r"|connection\.failed\.authentication\.delay\.ms|inter\.broker\.listener\.name|listener\.name\.sasl\..*"
+        r"|listener\.security\.protocol\.map|log\.cleaner\.enable|group\.consumer\.assignment\.interval\.ms|share\.coordinator\..*)\].*",
         "the settings of the broker that the test starts",
     ),
     (
@@ -97,10 +104,13 @@ DIFFERENCES = [
     ),
     (r"Produce/no epoch/.*", "a producer id without an epoch is refused; no client sends it"),
     (
-        r"Produce/.*\.log_append_time_ms",
+        r"Produce/(unknown producer, .*|sequence: .*|newer epoch)/.*\.log_append_time_ms",
         "a broker answers a repeated batch with its time as the time of the append",
     ),
-    (r"Produce/future/.*\.record_errors.*", "the records of a batch from the future are not read"),
+    (
+        r"Produce/(future|stamped, own append time|log append time, no time)/.*\.record_errors.*",
+        "the records of a batch with a wrong time are not read",
+    ),
     # Fetch and offsets
     (r"Fetch/.*\.aborted_transactions", "an error has no list of aborted transactions"),
     (
@@ -136,6 +146,42 @@ DIFFERENCES = [
     ),
     (r"ConsumerGroupHeartbeat/a wrong pattern/error_message", "the sentence of another library of RE2"),
     (r"DeleteGroups/several/.*", "a group that is named twice is answered twice"),
+    # SASL
+    (
+        r"SaslAuthenticate/PLAIN, (empty password|no message|zeros|garbage|for another user|no user"
+        r"|four parts|two parts), message 1/error_message"
+        r"|SaslAuthenticate/SCRAM-.*, first of another user, message 1/error_message",
+        "one sentence for every refusal: it does not say what was wrong",
+    ),
+    (
+        r"SaslAuthenticate/SCRAM-.*, (unknown user|without headers, unknown|first no user), message \d/.*",
+        "an unknown user gets a salt, as a known one does, and is refused at the end of the exchange: the "
+        "answers do not say which users exist",
+    ),
+    (
+        r"SaslAuthenticate/SCRAM-.*, first without a binding, message 1/.*",
+        "the flag `y` of RFC 5802 (a client that could bind a channel) is allowed; a broker refuses it",
+    ),
+    (
+        r"SaslAuthenticate/SCRAM-.*, first mandatory extension, message 1/.*",
+        "RFC 5802: a mandatory extension that is not known must be refused; a broker ignores it",
+    ),
+    (
+        r"(SaslAuthenticate|DescribeCluster)/(behind )?SCRAM-.*, final extension(, message 2)?/.*",
+        "RFC 5802: the proof is for the message with its extensions; a broker leaves them out of it",
+    ),
+    (
+        r"SaslAuthenticate/SCRAM-.*, final (empty|short) proof, message 2/answer",
+        "refused as a wrong proof is; a broker fails and closes the connection without an answer",
+    ),
+    (
+        r"DescribeCluster/behind SCRAM-.*, first .*/answer"
+        r"|SaslHandshake/(handshake twice|behind longer)/answer"
+        r"|(ApiVersions|Metadata)/.* behind a handshake/answer",
+        "another request during the exchange closes the connection; a broker answers with ILLEGAL_SASL_STATE "
+        "before it closes",
+    ),
+    (r"ApiVersions/ApiVersions twice/answer", "answered; a broker closes the connection"),
 ]
 """(pattern of api/label/field, reason)"""
 SLOW_DIFFERENCES = [
@@ -146,39 +192,96 @@ SLOW_DIFFERENCES = [
 """Those of the requests that `make differential-server` sends."""
 
 
-@pytest.fixture(scope="module")
-def differences(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> list[Difference]:
-    root = tmp_path_factory.mktemp("differential")
+def secured_broker(tools: Tools, directory: Path) -> tuple[Broker, str]:
+    """Return a broker with a second listener, for SASL, and that listener's address."""
+    plain, controller, secured = _free_ports(3)
+    login = "org.apache.kafka.common.security"
+    users = " ".join(f'user_{name}="{password}"' for name, password in USERS.items() if name.isalpha())
     settings = {
         "auto.create.topics.enable": "true",
         "group.initial.rebalance.delay.ms": "0",
         "group.consumer.assignment.interval.ms": "0",
+        "connection.failed.authentication.delay.ms": "10",
+        "listeners": f"PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},"
+        f"SASL://127.0.0.1:{secured}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{secured}",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+        "listener.name.sasl.sasl.enabled.mechanisms": ",".join(("PLAIN", *HASHES)),
+        "listener.name.sasl.plain.sasl.jaas.config": f"{login}.plain.PlainLoginModule required {users};",
+    } | {
+        f"listener.name.sasl.{name.lower()}.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;"
+        for name in HASHES
     }
+    broker = Broker(tools, directory, settings, keeps_port=True)
+    broker.bootstrap, broker._controller = f"127.0.0.1:{plain}", controller
+    return broker, f"127.0.0.1:{secured}"
+
+
+def add_users(broker: Broker) -> None:
+    """Add the users to the broker, with both hashes of SCRAM."""
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": broker.bootstrap})
+    kinds = confluent_kafka.admin.ScramMechanism
+    for name, password in USERS.items():
+        for kind in (kinds.SCRAM_SHA_256, kinds.SCRAM_SHA_512):
+            info = confluent_kafka.admin.ScramCredentialInfo(kind, security.ITERATIONS)
+            user = confluent_kafka.admin.UserScramCredentialUpsertion(name, info, password.encode())
+            admin.alter_user_scram_credentials([user])[name].result(10)
+
+
+@pytest.fixture(scope="module")
+def differences(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> list[Difference]:
+    root = tmp_path_factory.mktemp("differential")
     (root / "lastword").mkdir()
     (root / "lastword" / "lastword.toml").write_text(
         "[defaults]\nretention.ms = -1\n"
     )  # as the broker has it
     ours = {"files": UNSYNCED, "log_cleaner_enable": False}
+    broker, secured = secured_broker(tools, root / "kafka")
     with (
-        Broker(tools, root / "kafka", settings) as broker,
+        pytest.MonkeyPatch.context() as patch,
+        broker,
         lastword.open(root / "lastword", "a", **ours) as logs,  # type: ignore[arg-type]
         lastword.serve(logs, "127.0.0.1:0") as server,
         closing(Side(server.bootstrap_servers)) as here,
         closing(Side(broker.bootstrap)) as there,
+        lastword.open(root / "secured", "a", **ours) as private_logs,  # type: ignore[arg-type]
+        lastword.serve(private_logs, "127.0.0.1:0", users=USERS) as private,
+        closing(Side(private.bootstrap_servers)) as private_here,
+        closing(Side(secured)) as private_there,
     ):
-        return list(compare(here, there, SCRIPT, EVERY))
+        patch.setattr(security, "DENIED_SECONDS", 0.01)
+        add_users(broker)
+        return [
+            *compare(here, there, [*SCRIPT, *WITHOUT_PASSWORDS], EVERY),
+            *compare(private_here, private_there, SASL_SCRIPT, EVERY),
+        ]
 
 
-def test_the_script_has_every_api() -> None:
-    """Without a password there is nothing to say by SASL."""
-    sasl = {"SaslHandshake", "SaslAuthenticate"}
-    assert {step.api for step in SCRIPT} | sasl == {api.name for api in APIS.values()}
+def test_the_script_has_every_version_that_is_served(tmp_path: Path) -> None:
+    """All pairs of API and version in the answer to ApiVersions."""
+    scripted = {
+        step.sent(version)
+        for step in (*SCRIPT, *WITHOUT_PASSWORDS, *SASL_SCRIPT)
+        for version in step.versions
+    }
+    with (
+        lastword.open(tmp_path, "a") as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        listed = client.ask(ApiVersionsRequest(), 3).api_keys
+    served = {
+        (api.api_key, version) for api in listed for version in range(api.min_version, api.max_version + 1)
+    }
+    missing = served - scripted
+    assert len(served) > 200 and not [(APIS[key].name, version) for key, version in sorted(missing)]
 
 
 def test_every_difference_is_listed(differences: list[Difference]) -> None:
     patterns = [re.compile(pattern) for pattern, _ in DIFFERENCES + SLOW_DIFFERENCES]
     unlisted = [d for d in differences if not any(pattern.fullmatch(d.place) for pattern in patterns)]
-    assert not unlisted, f"{len(unlisted)}\n" + "\n".join(map(str, unlisted[:60]))
+    assert not unlisted, f"{len(unlisted)}\n" + "\n".join(f"{d!s:.400}" for d in unlisted[:60])
 
 
 def test_every_listed_difference_occurs(differences: list[Difference]) -> None:

@@ -391,6 +391,20 @@ def test_the_time_of_the_append_is_answered(client: Client, logs: lastword.LogDi
     assert (header.log_append, header.max_timestamp) == (True, answer.log_append_time_ms)
 
 
+def test_a_batch_that_claims_the_time_of_an_append_is_refused(client: Client, logs: lastword.LogDir) -> None:
+    """A broker refuses it where it does not check the batch's own time."""
+    logs.create_topic("stamped", message_timestamp_type="LogAppendTime")
+    logs.create_topic("users", message_timestamp_before_max_ms=1000)
+    for topic, timestamp, code in (
+        ("stamped", 5, codes.INVALID_TIMESTAMP),
+        ("users", -1, codes.INVALID_TIMESTAMP),
+        ("users", None, codes.NONE),
+    ):
+        answer = client.produce(topic, batch((b"k", b"v"), attributes=0x08, timestamp=timestamp))
+        assert answer.error_code == code
+    assert client.produce("users", batch((b"k", b"v"), timestamp=-1)).error_code == codes.NONE
+
+
 def test_a_topic_with_a_codec_stores_that_codec(client: Client, logs: lastword.LogDir) -> None:
     topic = logs.create_topic("users", compression_type="zstd")
     for codec in range(5):

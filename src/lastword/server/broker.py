@@ -255,7 +255,7 @@ class Broker:
 
     def _sasl_handshake(self, request: Request, connection: Any) -> Message:
         """Refuse: the connection is authenticated, or needs no authentication."""
-        return SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=self.options.mechanisms)
+        return SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=[])
 
     def _sasl_authenticate(self, request: Request, connection: Any) -> Message:
         return SaslAuthenticateResponse(

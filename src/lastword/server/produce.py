@@ -29,6 +29,7 @@ from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header, read
 from lastword.records.compression import compress, decompress, limit_of
 from lastword.server.configs import served_value
 from lastword.server.topics import INTERNAL, Refused, ServedTopic
+from lastword.units import NO_TIMESTAMP
 from lastword.wire import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -358,13 +359,16 @@ def _check_header(header: BatchHeader, size: int, version: int) -> None:
 
 
 def _check_time(records: Any, header: BatchHeader, now_ms: int, config: TopicConfig) -> None:
-    """Raise Refused if the times of a batch are too far from the present."""
-    if config.message_timestamp_type == "CreateTime" and not (
-        -config.message_timestamp_before_max_ms <= header.max_timestamp - now_ms
-        and header.max_timestamp - now_ms <= served_value(config, "message.timestamp.after.max.ms")
-    ):
+    """Raise Refused if the times of a batch are too far from the present, or claim to be an append's."""
+    if config.message_timestamp_type == "LogAppendTime" or header.max_timestamp == NO_TIMESTAMP:
+        refusal = "Producer should not set timestamp type to LogAppendTime." if header.log_append else ""
+    else:
+        newest = served_value(config, "message.timestamp.after.max.ms")
+        is_near = -config.message_timestamp_before_max_ms <= header.max_timestamp - now_ms <= newest
+        refusal = "" if is_near else f"Timestamp {header.max_timestamp} of message is out of range"
+    if refusal:
         _check_checksum(records, header.size)
-        raise Refused(codes.INVALID_TIMESTAMP, f"Timestamp {header.max_timestamp} of message is out of range")
+        raise Refused(codes.INVALID_TIMESTAMP, refusal)
 
 
 def _limit(log: PartitionLog) -> int:

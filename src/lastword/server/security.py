@@ -43,6 +43,11 @@ ITERATIONS = 8192
 SALT_BYTES = 16
 DENIED_SECONDS = 0.2
 """Pause before a wrong password is answered."""
+WRONG_PASSWORD = "Authentication failed: Invalid username or password"
+WRONG_CREDENTIALS = (
+    "Authentication failed during authentication due to invalid credentials with SASL mechanism"
+)
+"""Kafka's sentences for PLAIN and SCRAM, whatever was wrong."""
 UNAUTHENTICATED_BYTES = 512 << 10
 """Largest request of a connection that is not authenticated; Kafka's `sasl.server.max.receive.size`."""
 BEFORE = (17, 18, 36)
@@ -363,13 +368,16 @@ class Authentication:
             if request.version < 0:  # a token has no answer with an error
                 raise Refused(codes.SASL_AUTHENTICATION_FAILED, "authentication failed") from None
             self._connection.drain()
-            text = f"Authentication failed: invalid credentials with SASL mechanism {self._mechanism}"
             return SaslAuthenticateResponse(
-                error_code=codes.SASL_AUTHENTICATION_FAILED, error_message=text, auth_bytes=b""
+                error_code=codes.SASL_AUTHENTICATION_FAILED,
+                error_message=WRONG_PASSWORD
+                if self._scram is None
+                else f"{WRONG_CREDENTIALS} {self._mechanism}",
+                auth_bytes=b"",
             )
         if is_done:
             self._connection.authenticated(user)
-        return SaslAuthenticateResponse(error_message=None, auth_bytes=answer)
+        return SaslAuthenticateResponse(error_message="", auth_bytes=answer)
 
 
 # -------------------------------------------------------------- TLS
