@@ -87,11 +87,19 @@ def read(spark: Any, source: str, address: str, case: dict[str, Any]) -> dict[st
 
 
 def write(spark: Any, source: str, address: str, case: dict[str, Any]) -> dict[str, Any]:
-    """Write the rows of a batch read to the cluster `to`: same topics, partitions, keys, values, headers."""
+    """Write the rows of a batch read to the cluster `to`: same topics, partitions, keys, values, headers.
+
+    `topic` replaces the topic, `codec` is the producer's.
+    """
+    from pyspark.sql import functions
+
     reader = spark.read.format(source).options(**case["options"])
     frame = reader.option("kafka.bootstrap.servers", address).load()
     rows = frame.select("topic", "partition", "key", "value", "headers")
-    rows.write.format("kafka").option("kafka.bootstrap.servers", case["to"]).save()
+    if "topic" in case:
+        rows = rows.drop("topic").withColumn("topic", functions.lit(case["topic"]))
+    producer = rows.write.format("kafka").option("kafka.bootstrap.servers", case["to"])
+    producer.option("kafka.compression.type", case.get("codec", "none")).save()
     return {}
 
 

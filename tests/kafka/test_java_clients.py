@@ -1,4 +1,7 @@
-"""Kafka's Java clients and its command-line tools against the server; one JVM, one server for all."""
+"""Kafka's command-line tools, and its Java clients, against the server; one JVM, one server for all.
+
+`test_client_matrix.py` has the Java clients with each codec, isolation level and gap.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import json
 import re
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +20,12 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import at_offset
 from tests.server.certificates import made_pem
 from tests.server.client import batch
+from tests.server.gaps import CODECS
+from tests.support.exhaustive import stride
 from tests.support.jars import HERE, KafkaJars
 from tests.support.kafka import Clients, KafkaRecord, Tools
 from tests.transactions import end_transaction
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 FAR = (1 << 31) + 5
 GROUPS = "consumer.group.ConsumerGroupCommand"
@@ -272,13 +275,18 @@ def test_offsets_sizes_and_deleted_records(java: Clients, tmp_path: Path) -> Non
     assert offsets("-2") == ["sized:0:2", "sized:1:0"]
 
 
-def test_tools_that_measure(java: Clients) -> None:
-    properties = (f"bootstrap.servers={java.bootstrap}", "acks=all", "compression.type=lz4")
+@pytest.mark.parametrize("codec", CODECS[3 % stride(5) :: stride(5)])
+def test_performance_of_producer_and_consumer(java: Clients, codec: str) -> None:
+    topic = f"load-{codec}"
+    properties = (f"bootstrap.servers={java.bootstrap}", "acks=all", f"compression.type={codec}")
     load = ("--num-records", "20000", "--record-size", "100", "--throughput", "-1")
-    sent = java.tools.run("ProducerPerformance", "--topic", "load", *load, "--command-property", *properties)
+    sent = java.tools.run("ProducerPerformance", "--topic", topic, *load, "--command-property", *properties)
     assert "20000 records sent" in sent
-    read = java.run("ConsumerPerformance", "--topic", "load", "--num-records", "20000", "--timeout", "9000")
+    read = java.run("ConsumerPerformance", "--topic", topic, "--num-records", "20000", "--timeout", "9000")
     assert ", 20000, " in read
+
+
+def test_the_latency_from_end_to_end(java: Clients) -> None:
     options = ("--num-records", "50", "--producer-acks", "all", "--record-size", "20")
     assert "Avg latency" in java.run("EndToEndLatency", "--topic", "latency", *options)
 
@@ -318,60 +326,24 @@ def test_the_client_compatibility_test(java: Clients) -> None:
 
 def test_the_log_compaction_tester(compaction_tester: subprocess.Popen[str], tester_log: Path) -> None:
     printed, _ = compaction_tester.communicate(timeout=60)
-    if "produced, 0 rows of data consumed" in printed:
-        # The tool takes an empty poll for the end. A poll of Kafka's consumer is also empty if it passed
-        # only emptied batches, which may be all that a cleaning left of the first segment.
-        again = subprocess.run(compaction_tester.args, capture_output=True, text=True, timeout=90)
-        printed, compaction_tester.returncode = again.stdout, again.returncode
-    assert compaction_tester.returncode == 0, printed + tester_log.read_text()
+    code = compaction_tester.returncode
+    if not 0 < _consumed_rows(printed) < 15_000:
+        # The tool waits 2 s for a cleaning, which may come later on a busy machine. It takes an empty poll
+        # for the end: a poll of Kafka's consumer is also empty if it passed only emptied batches, which may
+        # be all that a cleaning left of the first segment.
+        assert isinstance(compaction_tester.args, list)
+        again = [*compaction_tester.args[:-1], "20"]
+        done = subprocess.run(again, capture_output=True, text=True, timeout=120)
+        printed, code = done.stdout, done.returncode
+    assert code == 0, printed + tester_log.read_text()
     assert "0 mismatches" in printed
+    assert 0 < _consumed_rows(printed) < 15_000, printed
+
+
+def _consumed_rows(printed: str) -> int:
+    """Return the number of rows that LogCompactionTester has consumed of its 20,000."""
     rows = re.search(r"20000 rows of data produced, (\d+) rows of data consumed", printed)
-    assert rows is not None and int(rows[1]) < 15_000, printed
-
-
-# ------------------------------------------------------------------ Streams, Connect
-
-
-def test_streams_restores_its_state_from_the_changelog(
-    java: Clients, logs: lastword.LogDir, kafka_jars: KafkaJars, tmp_path: Path
-) -> None:
-    """With exactly-once processing: records, changelog and offsets are one transaction."""
-    java.create_topic("words", 2)
-    classpath = kafka_jars.compiled(Path(__file__).parent / "java", f"{kafka_jars.apps()}/*")
-    command = [kafka_jars.java, *FLAGS, *_logging(tmp_path / "streams.log"), "-cp", classpath, "Counts"]
-    command += [java.bootstrap, str(tmp_path), "exactly_once_v2"]
-    first, second = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-    assert first == "0 {k0=10, k1=10, k2=10}"
-    assert re.fullmatch(r"[3-9]\d* {k0=20, k1=20, k2=20}", second)
-    changelog = logs["counts-counts-changelog"]
-    assert changelog.config.cleanup_policy == {"compact"}
-    newest = {record.key: int.from_bytes(record.value or b"") for record in changelog.read(view="latest")}
-    assert newest == {b"k0": 20, b"k1": 20, b"k2": 20}
-
-
-def test_connect_copies_a_file_to_a_file(java: Clients, kafka_jars: KafkaJars, tmp_path: Path) -> None:
-    source, sink = tmp_path / "source.txt", tmp_path / "sink.txt"
-    source.write_text("".join(f"line {number}\n" for number in range(100)))
-    connector = "connector.class=org.apache.kafka.connect.file.FileStream"
-    strings = "converter=org.apache.kafka.connect.storage.StringConverter"
-    worker = (f"bootstrap.servers={java.bootstrap}", f"key.{strings}", f"value.{strings}")
-    worker += (f"offset.storage.file.filename={tmp_path}/offsets", "listeners=http://127.0.0.1:0")
-    files = {
-        "worker": (*worker, "plugin.discovery=service_load"),
-        "source": ("name=source", f"{connector}SourceConnector", f"file={source}", "topic=copied"),
-        "sink": ("name=sink", f"{connector}SinkConnector", f"file={sink}", "topics=copied"),
-    }
-    for name, lines in files.items():
-        (tmp_path / name).write_text("\n".join(lines))
-    classpath = f"{kafka_jars.apps()}/*:{kafka_jars.classpath}"
-    command = [kafka_jars.java, *FLAGS, *_logging(tmp_path / "connect.log"), "-cp", classpath]
-    command += ["org.apache.kafka.connect.cli.ConnectStandalone", *(str(tmp_path / name) for name in files)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        end = time.monotonic() + 60
-        while not sink.exists() or sink.read_bytes() != source.read_bytes():
-            assert process.poll() is None and time.monotonic() < end, (tmp_path / "connect.log").read_text()
-            time.sleep(0.05)
-        process.kill()
+    return int(rows[1]) if rows else 0
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])

@@ -22,8 +22,10 @@ pytest.importorskip("pyspark")
 from bench.spark_rival import Rival
 
 import lastword
+from lastword.testing.unsynced import UNSYNCED
 from tests.kafka.spark_job import text
 from tests.kafka.traffic import START_MS, batches, updates
+from tests.server.gaps import CODECS, LEVELS, PLACES, Row, topic_with_gap, write_topics
 from tests.support.exhaustive import stride
 from tests.support.jars import KafkaMissing, must_not_skip
 from tests.support.kafka import Broker, KafkaRecord, Tools
@@ -126,6 +128,25 @@ SERVED = [
 ]
 """Reads of lastword's server with Kafka's source, after Kafka's sink copied the topic `p` to the server."""
 
+GAPS = {f"gap-{codec}-{place}": topic_with_gap(codec, place) for codec in CODECS for place in PLACES}
+APPENDED = list(GAPS)[:: stride(3)]  # each codec, each place
+APPENDS = [
+    case(f"append {topic}", subscribe="r") | {"topic": topic, "codec": topic.split("-")[1]}
+    for topic in APPENDED
+]
+"""Appends of Kafka's sink, with the topic's codec, behind the gaps."""
+PASSES = [
+    case(f"{name}, {level}", committed=level == "read_committed", stream=name == "stream", **options)
+    for name, options in {
+        "batch": {"subscribePattern": "gap-.*"},
+        "split batch": {"subscribePattern": "gap-.*-(start|middle|far)", "minPartitions": "40"},
+        "stream": {"subscribePattern": "gap-.*", "startingOffsets": "earliest"},
+    }.items()
+    for level in LEVELS
+]
+PASSES = [*PASSES[:2], *PASSES[2 :: stride(3)]]
+"""Reads of every codec and gap, after the appends."""
+
 
 @pytest.fixture(scope="module")
 def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
@@ -140,6 +161,8 @@ def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with Broker(tools, directory) as broker:
         broker.create_topic("p", 3)
         broker.create_topic("q", 1, message_timestamp_type="LogAppendTime")
+        broker.create_topic("r", 1)
+        broker.produce("r", [[KafkaRecord(b"k", b"appended")] * 3])
         broker.create_topic("tx", 1)
         for partition, count in PARTITIONS:
             broker.produce("p", [_placed(part, partition) for part in batches(updates(count, 20, partition))])
@@ -150,8 +173,10 @@ def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         broker.send("tx", ("a", "begin"), ("a", rows[:10]), ("a", "commit"))
         broker.send("tx", ("a", "begin"), ("a", rows[10:20]), ("a", "abort"))
         broker.send("tx", ("a", "begin"), ("a", rows[20:30]), ("a", "commit"), ("a", "close"))
+        served_directory = tmp_path_factory.mktemp("served")
+        write_topics(served_directory, GAPS, cleanup_policy="delete")
         with (
-            lastword.open(tmp_path_factory.mktemp("served"), "a") as logs,
+            lastword.open(served_directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs,
             lastword.serve(logs, "127.0.0.1:0") as server,
             ThreadPoolExecutor() as pool,
         ):
@@ -159,10 +184,15 @@ def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             address = server.bootstrap_servers
             copy = case("copy", includeHeaders="true") | {"to": address}
             served = [copy, *(case | {"address": address} for case in SERVED)]
+            served += [case | {"to": address} for case in APPENDS]
+            served += [case | {"address": address} for case in PASSES]
             arguments = (str(rival.python), "kafka", broker.bootstrap, str(rival.jars))
             kafka = pool.submit(_run, *arguments, SAME + REFUSED + served)
             ours = pool.submit(_run, sys.executable, "lastword", str(directory), "-", SAME + REFUSED)
             yield {"kafka": kafka.result(), "lastword": ours.result()}
+            for topic in APPENDED:
+                *_, last = logs.dirs.log(topic, 0).segment_set
+                assert [header.codec for header in last.headers()][-1] == CODECS.index(topic.split("-")[1])
 
 
 def _placed(records: Any, partition: int) -> list[KafkaRecord]:
@@ -226,6 +256,31 @@ def test_kafkas_sink_and_source_work_with_the_server(answers: dict[str, dict[str
             assert headers == ([[name, text(data)] for name, data in record.headers] or None)
     places = {(row[1], row[2]) for row in rows}
     assert len(places) == len(rows) == {"served: offsets": 15 + 70}.get(name, 280)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case["name"] for case in PASSES])
+def test_kafkas_source_reads_each_codec_and_passes_each_gap(
+    answers: dict[str, dict[str, Any]], name: str
+) -> None:
+    assert all(answers["kafka"][case["name"]] == {"name": case["name"]} for case in APPENDS)
+    kind, level = name.split(", ")
+    expected: dict[str, list[Row]] = {}
+    for topic, made in GAPS.items():
+        if kind != "split batch" or not topic.endswith("-end"):
+            expected[topic] = list(made.rows[level])
+            if topic in APPENDED:
+                expected[topic] += [(made.end + number, b"k", b"appended") for number in range(3)]
+    result = answers["kafka"][name]
+    assert "error" not in result, result
+    read: dict[str, list[list[Any]]] = {topic: [] for topic in expected}
+    for batch in result["batches"]:
+        for topic, _, offset, _, _, key, value, _ in batch:
+            read[topic].append([offset, key, value])
+    assert read == {
+        topic: [[offset, text(key), text(value)] for offset, key, value in rows]
+        for topic, rows in expected.items()
+    }
 
 
 @pytest.mark.slow

@@ -9,9 +9,7 @@ lastword   reads the same records, and the state of each transactional id
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +28,6 @@ from lastword.server.transactions import Transactions
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 from tests.server.writer import Writer, described, offset_of
-from tests.support.jars import KafkaJars
 from tests.support.kafka import Broker, Clients, KafkaRecord, Tools
 
 RETRIED = {
@@ -40,7 +37,6 @@ RETRIED = {
     codes.NOT_COORDINATOR,
     codes.NOT_ENOUGH_REPLICAS,
 }
-MESSAGES = 600
 
 
 @dataclass
@@ -54,23 +50,20 @@ class Story:
     described: str = ""
     hanging: str = ""
     performance: str = ""
-    copied: list[bytes] = field(default_factory=list)
-    copied_offset: int = -1
-    killed_copier: str = ""
     back: dict[str, list[bytes]] = field(default_factory=dict)
     problems: list[Any] = field(default_factory=list)
     broker_log: str = ""
 
 
 @pytest.fixture(scope="module")
-def story(tools: Tools, kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     story = Story()
     directory = tmp_path_factory.mktemp("transactions") / "logs"
     broker = Broker(tools, directory, keeps_port=True)
     writer = Writer(Any, SystemClock(), "raw")
     decided = {name: Writer(Any, SystemClock(), name) for name in ("committing", "aborting")}
     with broker:
-        broker.create_topics({"users": {}, "events": {}, "in": {}, "out": {}})
+        broker.create_topics({"users": {}, "events": {}})
         broker.keep_producer("java", transactional_id="java")
         send(broker, "begin", b"java 1", "commit", "begin", b"java lost", "abort", "begin", b"java 2")
         with connected(broker, writer) as client:
@@ -86,7 +79,7 @@ def story(tools: Tools, kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPath
             story.offsets.append(("ours", offset_of(client, stable=True)))
             insist(writer.end)
             story.offsets.append(("ended", offset_of(client, stable=True)))
-            with_tools(java, kafka_jars, story)
+            with_tools(java, story)
             write(writer, b"raw 3", 3)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Transactions, "_append_markers", _cut)
@@ -188,7 +181,7 @@ async def _cut(*arguments: Any) -> None:
     raise StorageError("the server ends here")
 
 
-def with_tools(java: Clients, jars: KafkaJars, story: Story) -> None:
+def with_tools(java: Clients, story: Story) -> None:
     """Run Kafka's tools for transactions."""
     story.listed = java.run("TransactionsCommand", "list")
     story.described = java.run("TransactionsCommand", "describe", "--transactional-id", "java")
@@ -199,24 +192,6 @@ def with_tools(java: Clients, jars: KafkaJars, story: Story) -> None:
     story.performance = java.tools.run(
         "ProducerPerformance", "--topic", "load", *load, *transactional, *properties
     )
-    java.produce("in", [[KafkaRecord(b"k", b"%d" % number) for number in range(MESSAGES)]])
-    options = ["--input-topic", "in", "--input-partition", "0", "--output-topic", "out"]
-    options += ["--broker-list", java.bootstrap, "--consumer-group", "copiers"]
-    options += ["--transaction-size", "20", "--transactional-id", "copier", "--use-group-metadata"]
-    command = [jars.java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars.classpath]
-    command += ["org.apache.kafka.tools.TransactionalMessageCopier", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            story.killed_copier = line
-            if '"stage":"ProcessLoop"' in line:
-                break
-        process.kill()
-    java.tools.run("TransactionalMessageCopier", *options, "--enable-random-aborts")
-    found = java.consume("out", isolation="read_committed")["out-0"]
-    story.copied = [record.value or b"" for record in found.records]
-    lag = java.run("consumer.group.ConsumerGroupCommand", "--describe", "--group", "copiers").splitlines()
-    story.copied_offset = int(lag[-1].split()[3])
 
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -260,13 +235,6 @@ def test_the_tool_for_transactions(story: Story) -> None:
 
 def test_the_transactional_performance_producer(story: Story) -> None:
     assert "2000 records sent" in story.performance
-
-
-def test_the_message_copier_that_is_killed(story: Story) -> None:
-    """One copier is killed in the middle, the next aborts some transactions: each message is there once."""
-    assert json.loads(story.killed_copier)["stage"] == "ProcessLoop"
-    assert story.copied == [b"%d" % number for number in range(MESSAGES)]
-    assert story.copied_offset == MESSAGES
 
 
 def test_the_broker_found_nothing_wrong(story: Story) -> None:

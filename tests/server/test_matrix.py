@@ -1,43 +1,34 @@
-"""Clients of three makers: what one of them produces, with every codec, all of them read, through every gap.
+"""Clients of four makers: each reads every codec, isolation level and gap, and the records of the others.
 
-One server for all tests. A consumer reads every topic in one go, so that there are six of them, one for each
-client and isolation level. `kcat` reads, too, if it is installed.
+One server for all tests. A consumer reads every topic together, so that there is one for each client and
+isolation level. kcat reads one topic, so that there is one process for each topic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pytest
 
 import lastword
-from lastword.records.batch import write_batch
-from lastword.records.compression import compress
-from lastword.records.record import encode_varint
-from lastword.segment import names
 from lastword.server import Server
 from lastword.testing.unsynced import UNSYNCED
-from tests.transactions import marker_batch
+from tests.server.gaps import CODECS, FAR, LEVELS, PLACES, Row, topic_with_gap, write_topics
+from tests.support.kcat import Kcat, KcatMissing
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 aiokafka = pytest.importorskip("aiokafka")
 kafka = pytest.importorskip("kafka")
 kafka_codec = pytest.importorskip("kafka.codec")
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-LEVELS = ("read_uncommitted", "read_committed")
 SECONDS = 20.0
-FAR = (1 << 31) + 10
-"""The first offset behind a gap of more than 2^31."""
 RECORDS = [(b"key-%d" % n, None if n == 7 else b"value-%d " % n * 20) for n in range(12)]
 
-Row = tuple[int, bytes | None, bytes | None]
 Rows = dict[str, list[Row]]
 
 
@@ -225,89 +216,13 @@ def has(client: str, codec: str) -> bool:
     return client != "kafka-python" or codec == "none" or getattr(kafka_codec, f"has_{codec}")()
 
 
-# -------------------------------------------------------------- topics with gaps
-
-
-def record(delta: int, key: bytes, value: bytes | None) -> bytes:
-    body = b"\0\0" + encode_varint(delta)
-    for data in (key, value):
-        body += encode_varint(-1) if data is None else encode_varint(len(data)) + data
-    body += b"\0"
-    return encode_varint(len(body)) + body
-
-
-def batch(
-    codec: int, base: int, last: int, rows: list[Row], *, producer: tuple[int, int, int] = (-1, -1, -1)
-) -> bytes:
-    """Return a batch as a cleaning leaves it: rows at some of its offsets; none: only its header."""
-    payload = b"".join(record(offset - base, key, value) for offset, key, value in rows)
-    now_ms = int(time.time() * 1000)
-    return write_batch(
-        base_offset=base,
-        leader_epoch=0,
-        attributes=(codec if rows else 0) | (0x10 if producer[0] >= 0 else 0),
-        last_offset_delta=last - base,
-        base_timestamp=now_ms,
-        max_timestamp=now_ms,
-        producer=producer,
-        count=len(rows),
-        payload=compress(codec, payload) if codec and rows else payload,
-    )
-
-
-class Gaps(NamedTuple):
-    """The segments of a topic by base offset, and its rows by isolation level."""
-
-    segments: dict[int, bytes]
-    rows: dict[str, list[Row]]
-
-
-def gaps(codec: int) -> Gaps:
-    """Return a topic with gaps at the start, in and between batches, of more than 2^31, and at the end."""
-    early: list[Row] = [(7, b"a", b"1"), (8, b"b", None), (40, b"c", b"3"), (42, b"d", b"4" * 500)]
-    kept: list[Row] = [(FAR, b"e", b"5"), (FAR + 2, b"f", b"6")]
-    aborted: list[Row] = [(FAR + 4, b"g", b"7"), (FAR + 5, b"h", b"8")]
-    late: list[Row] = [(FAR + 9, b"i", b"9")]
-    now_ms = int(time.time() * 1000)
-
-    def marker(offset: int, commit: bool) -> bytes:
-        return offset.to_bytes(8, "big") + marker_batch(7, 0, commit, 0, now_ms)[8:]
-
-    first = (
-        batch(codec, 0, 9, early[:2])
-        + batch(codec, 40, 49, early[2:])
-        + batch(codec, 60, 64, [])  # kept for its producer's sequence
-    )
-    second = (
-        batch(codec, FAR, FAR + 2, kept, producer=(7, 0, 0))
-        + marker(FAR + 3, True)
-        + batch(codec, FAR + 4, FAR + 5, aborted, producer=(7, 0, 2))
-        + marker(FAR + 6, False)
-        + batch(codec, FAR + 8, FAR + 12, late)
-        + batch(codec, FAR + 20, FAR + 29, [])
-    )
-    committed = early + kept + late
-    return Gaps(
-        {0: first, FAR: second},
-        {"read_committed": committed, "read_uncommitted": sorted(committed + aborted)},
-    )
-
-
-GAPS = {f"gaps-{codec}": gaps(number) for number, codec in enumerate(CODECS)}
+GAPS = {f"{place}-{codec}": topic_with_gap(codec, place) for codec in CODECS for place in PLACES}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("matrix")
-    with lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
-        for topic in GAPS:
-            logs.create_topic(topic, cleanup_policy="compact")
-    (directory / names.CLEAN_SHUTDOWN).unlink()  # the segments below are recovered
-    for topic, (segments, _) in GAPS.items():
-        for path in (directory / f"{topic}-0").iterdir():
-            path.unlink()
-        for base, data in segments.items():
-            (directory / f"{topic}-0" / f"{base:020d}.log").write_bytes(data)
+    write_topics(directory, GAPS)
     with (
         lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs,
         lastword.serve(logs, "127.0.0.1:0") as server,
@@ -367,29 +282,32 @@ def test_each_reads_the_transactions_of_all(server: Server) -> None:
             assert reader.read(server.bootstrap_servers, counts(expected), level) == expected
 
 
-STARTS = (9, 43, 62, 65, 1 << 31, FAR + 1, FAR + 10)
+STARTS = [("start", 0), ("start", 6), ("middle", 43), ("middle", 62), ("middle", 65), ("end", 10), ("far", 3)]
+STARTS += [("far", 1 << 31), ("far", FAR + 4)]
 
 
 @pytest.mark.parametrize(
-    ("reader", "start"),
-    [("confluent", start) for start in STARTS] + [(name, 1 << 31) for name in ("aiokafka", "kafka-python")],
+    ("reader", "place", "start"),
+    [("confluent", *start) for start in STARTS]
+    + [(name, "far", 1 << 31) for name in ("aiokafka", "kafka-python")],
 )
-def test_a_read_that_starts_in_a_gap_goes_on_behind_it(server: Server, reader: str, start: int) -> None:
-    rows = {topic: made.rows["read_uncommitted"] for topic, made in GAPS.items()}
+def test_a_read_that_starts_in_a_gap_goes_on_behind_it(
+    server: Server, reader: str, place: str, start: int
+) -> None:
+    rows = {topic: made.rows[LEVELS[0]] for topic, made in GAPS.items() if topic.startswith(place)}
     expected = {topic: [row for row in of if row[0] >= start] for topic, of in readable(reader, rows).items()}
     read = CLIENTS[reader].read(server.bootstrap_servers, counts(expected), LEVELS[0], start)
     assert read == expected
 
 
-def test_the_gap_at_the_end_stalls_nobody(server: Server) -> None:
-    for topic in GAPS:
+def test_a_record_behind_the_gap_at_the_end_is_read(server: Server) -> None:
+    topics = {topic: made.end for topic, made in GAPS.items() if topic.startswith("end")}
+    for topic in topics:
         CLIENTS["confluent"].produce(server.bootstrap_servers, topic, "none", [(b"new", b"record")])
     for reader, client in CLIENTS.items():
-        expected = {
-            topic: [(FAR + 30, b"new", b"record")] for topic in GAPS if has(reader, topic.rpartition("-")[2])
-        }
+        expected = readable(reader, {topic: [(end, b"new", b"record")] for topic, end in topics.items()})
         for level in LEVELS:
-            assert client.read(server.bootstrap_servers, counts(expected), level, FAR + 13) == expected
+            assert client.read(server.bootstrap_servers, counts(expected), level, 13) == expected
 
 
 @pytest.mark.parametrize("reader", CLIENTS)
@@ -408,24 +326,41 @@ def test_a_group_goes_on_where_it_committed(server: Server, produced: Rows, read
         produced[topic] += more[topic]
 
 
+@pytest.fixture(scope="module")
+def kcat() -> Kcat:
+    try:
+        return Kcat.find_or_fetch()
+    except KcatMissing as missing:
+        pytest.skip(str(missing))
+
+
 @pytest.mark.parametrize("level", LEVELS)
-def test_kcat_reads_and_produces(server: Server, produced: Rows, level: str) -> None:
-    program = shutil.which("kcat") or shutil.which("kafkacat")
-    if program is None:
-        pytest.skip("kcat is not installed (apt-get install kcat)")
+def test_kcat_reads_all_and_passes_gaps(server: Server, produced: Rows, kcat: Kcat, level: str) -> None:
     expected = produced | {topic: made.rows[level] for topic, made in GAPS.items()}
-    command = [program, "-b", server.bootstrap_servers, "-X", f"isolation.level={level}"]
-    for topic in ("confluent-zstd", "aiokafka-lz4", *GAPS):
-        if level == "read_committed":
-            subprocess.run(
-                [*command, "-P", "-t", topic, "-K", ":"], input=b"kcat:value\n", check=True, timeout=SECONDS
-            )
-        reading = [*command, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J"]
-        lines = subprocess.run(reading, capture_output=True, check=True, timeout=SECONDS).stdout.splitlines()
-        rows = [json.loads(line) for line in lines]
+    command = [kcat.program, "-b", server.bootstrap_servers, "-C", "-o", "beginning", "-e", "-q", "-J"]
+    command += ["-X", f"isolation.level={level}", "-X", "fetch.wait.max.ms=50", "-t"]
+    readers = {
+        topic: subprocess.Popen([*command, topic], stdout=subprocess.PIPE, env=kcat.env) for topic in expected
+    }
+    for topic, process in readers.items():
+        lines, _ = process.communicate(timeout=SECONDS)
+        rows = [json.loads(line) for line in lines.splitlines()]
         read = [(row["offset"], row["key"], row["payload"]) for row in rows]
-        written = [
-            (offset, key and key.decode(), value and value.decode()) for offset, key, value in expected[topic]
-        ]
+        written = [(n, key and key.decode(), value and value.decode()) for n, key, value in expected[topic]]
+        assert process.returncode == 0
         assert read[: len(written)] == written
-        assert level == "read_uncommitted" or ("kcat", "value") in [row[1:] for row in read]
+        assert all(offset >= GAPS[topic].end for offset, _, _ in read[len(written) :])  # of other tests
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_others_read_what_kcat_produces(server: Server, kcat: Kcat, codec: str) -> None:
+    topic = f"kcat-{codec}"
+    command = [kcat.program, "-b", server.bootstrap_servers, "-P", "-t", topic, "-z", codec, "-K", ":"]
+    lines = b"".join(b"key:%s%d\n" % (b"value" * 50, number) for number in range(20))
+    subprocess.run([*command, "-X", "linger.ms=50"], input=lines, env=kcat.env, check=True, timeout=SECONDS)
+    rows: list[Row] = [(number, b"key", b"value" * 50 + b"%d" % number) for number in range(20)]
+    for reader, client in CLIENTS.items():
+        if has(reader, codec):
+            assert client.read(server.bootstrap_servers, {topic: 20}, LEVELS[1]) == {topic: rows}
+    (segment,) = server.broker.logs.dirs.log(topic, 0).segment_set
+    assert {header.codec for header in segment.headers()} == {CODECS.index(codec)}

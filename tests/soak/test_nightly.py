@@ -22,6 +22,7 @@ PROOFS = {
     "bucket-processes",
     "frames",
     "hostile",
+    "clients",
     "clusters",
     "kills-server",
     "kills-spark",

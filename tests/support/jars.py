@@ -62,9 +62,11 @@ class KafkaJars:
             fetch(cached, "pom.xml", WANTED)
         return KafkaJars(java, cached)
 
-    @staticmethod
-    def apps() -> Path:
-        """Return a directory with Kafka Streams and Connect's file connectors, and nothing else."""
+    @property
+    def apps(self) -> Path:
+        """Return a directory with Kafka Streams and Connect's file connectors."""
+        if complete(self.directory, APPS):
+            return self.directory
         cached = cache_directory() / f"kafka-apps-{KAFKA_VERSION}"
         if not complete(cached, APPS):
             fetch(cached, "apps_pom.xml", APPS)

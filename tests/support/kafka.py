@@ -58,8 +58,16 @@ class Consumed:
         return {record.key: record.value for record in self.records}
 
 
+@dataclass(frozen=True)
+class Counted:
+    """The counts of a store of Kafka Streams, and the records that it restored from its changelog."""
+
+    restored: int
+    counts: dict[str, int]
+
+
 class Tools:
-    """A JVM with Kafka's clients and tools, driven by lines of JSON. Not safe for several threads."""
+    """A JVM with Kafka's clients, tools, Streams and Connect, driven by lines of JSON; for one thread."""
 
     def __init__(self, jars: KafkaJars, log_file: Path | None = None) -> None:
         self.jars = jars
@@ -70,7 +78,7 @@ class Tools:
             "-XX:TieredStopAtLevel=1",
             *_logging(log_file, "warn"),
         ]
-        command += ["-cp", jars.compiled(HERE), "Tools"]
+        command += ["-cp", jars.compiled(HERE, f"{jars.apps}/*"), "Tools"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, do: str, **request: Any) -> Any:
@@ -213,6 +221,50 @@ class Clients:
         """
         producers = self.tools.ask("producers", bootstrap=self.bootstrap, topic=topic, partition=partition)
         return sorted(producers, key=lambda producer: producer["id"])
+
+    def offsets(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, dict[str, int]]:
+        """Return the offsets of partition 0 of each topic: "start", "end", and "newest" by timestamp."""
+        return self.tools.ask("offsets", bootstrap=self.bootstrap, topics=topics, isolation=isolation)
+
+    def count(
+        self,
+        application: str,
+        stores: dict[str, str],
+        wanted: dict[str, int],
+        *,
+        state: Path,
+        guarantee: str,
+        codec: str,
+    ) -> dict[str, Counted]:
+        """Run an application of Kafka Streams that counts the records of each key.
+
+        Args:
+            application: Its id.
+            stores: The topic of each of its stores.
+            wanted: The sum of the counts of each store with which the application is closed.
+            state: Its state directory.
+            guarantee: Its `processing.guarantee`; exactly_once_v2 reads committed records only.
+            codec: The `compression.type` of its producer, which writes the changelogs.
+        """
+        answer = self.tools.ask(
+            "count",
+            bootstrap=self.bootstrap,
+            application=application,
+            stores=stores,
+            wanted=wanted,
+            state=str(state),
+            guarantee=guarantee,
+            codec=codec,
+        )
+        return {store: Counted(**counted) for store, counted in answer.items()}
+
+    def copy_files(
+        self, worker: dict[str, str], connectors: dict[str, dict[str, str]], lines: dict[Path, int]
+    ) -> None:
+        """Run a worker of Kafka Connect with connectors, by name, until each file has its lines."""
+        wanted = {str(path): count for path, count in lines.items()}
+        settings = {"bootstrap.servers": self.bootstrap, **worker}
+        self.tools.ask("copy", worker=settings, connectors=connectors, lines=wanted)
 
     def consume(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, Consumed]:
         """Read every partition of the topics, from its first record to its current end."""

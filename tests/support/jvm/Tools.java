@@ -20,13 +20,16 @@ import java.util.concurrent.atomic.AtomicReference;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
 import org.apache.kafka.clients.admin.ConfigEntry;
+import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigDef;
 import org.apache.kafka.common.config.ConfigResource;
@@ -101,6 +104,9 @@ public class Tools {
             case "send" -> send(request);
             case "producers" -> producers(request);
             case "consume" -> consume(request);
+            case "offsets" -> offsets(request);
+            case "count" -> Counts.run(request);
+            case "copy" -> Copies.run(request);
             case "run" -> run(request);
             case "configs" -> configs();
             default -> throw new IllegalArgumentException("no such request: " + request);
@@ -284,6 +290,24 @@ public class Tools {
                     ArrayNode headers = record.putArray("headers");
                     for (Header h : r.headers()) headers.addArray().add(h.key()).add(text(h.value()));
                 }
+            }
+        }
+        return answer;
+    }
+
+    /** The offsets of partition 0 of each topic that an isolation level has: start, end, newest by timestamp. */
+    static JsonNode offsets(JsonNode request) throws Exception {
+        IsolationLevel level = IsolationLevel.valueOf(request.get("isolation").asText().toUpperCase(java.util.Locale.ROOT));
+        Map<String, OffsetSpec> specs = Map.of("start", OffsetSpec.earliest(), "end", OffsetSpec.latest(),
+                "newest", OffsetSpec.maxTimestamp());
+        ObjectNode answer = JSON.createObjectNode();
+        request.get("topics").forEach(topic -> answer.putObject(topic.asText()));
+        try (Admin admin = Admin.create(client(request))) {
+            for (Map.Entry<String, OffsetSpec> spec : specs.entrySet()) {
+                Map<TopicPartition, OffsetSpec> partitions = new HashMap<>();
+                answer.fieldNames().forEachRemaining(t -> partitions.put(new TopicPartition(t, 0), spec.getValue()));
+                admin.listOffsets(partitions, new ListOffsetsOptions(level)).all().get().forEach(
+                        (p, found) -> ((ObjectNode) answer.get(p.topic())).put(spec.getKey(), found.offset()));
             }
         }
         return answer;

@@ -1,0 +1,120 @@
+"""Topics with gaps between their offsets, as cleanings leave them: one for each codec and place of the gap.
+
+Each has a committed transaction, an aborted one, and records without a transaction, so that the rows that a
+client must read differ by its isolation level.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import lastword
+from lastword.records.batch import write_batch
+from lastword.records.compression import compress
+from lastword.records.record import encode_varint
+from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
+from tests.transactions import marker_batch
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""Kafka's codecs; the place of each is its number in a batch."""
+LEVELS = ("read_uncommitted", "read_committed")
+PLACES = ("start", "middle", "end", "far")
+"""The places of a gap; `far` is a gap of more than 2^31 offsets."""
+FAR = (1 << 31) + 10
+"""The first offset behind the gap of place `far`."""
+
+Row = tuple[int, bytes | None, bytes | None]
+
+
+class Gaps(NamedTuple):
+    """The segments of a topic by base offset, its rows by isolation level, and its log end."""
+
+    segments: dict[int, bytes]
+    rows: dict[str, list[Row]]
+    end: int
+
+
+def _record(delta: int, key: bytes | None, value: bytes | None) -> bytes:
+    body = b"\0\0" + encode_varint(delta)
+    for data in (key, value):
+        body += encode_varint(-1) if data is None else encode_varint(len(data)) + data
+    body += b"\0"
+    return encode_varint(len(body)) + body
+
+
+def _batch(codec: int, base: int, last: int, rows: list[Row], *, sequence: int = -1) -> bytes:
+    """Return a batch as a cleaning leaves it: rows at some of its offsets; none: only its header.
+
+    With a `sequence` the batch belongs to a transaction of producer 7.
+    """
+    payload = b"".join(_record(offset - base, key, value) for offset, key, value in rows)
+    now_ms = int(time.time() * 1000)
+    return write_batch(
+        base_offset=base,
+        leader_epoch=0,
+        attributes=(codec if rows else 0) | (0x10 if sequence >= 0 else 0),
+        last_offset_delta=last - base,
+        base_timestamp=now_ms,
+        max_timestamp=now_ms,
+        producer=(7, 0, sequence) if sequence >= 0 else (-1, -1, -1),
+        count=len(rows),
+        payload=compress(codec, payload) if codec and rows else payload,
+    )
+
+
+def topic_with_gap(
+    codec: str, place: str, value: Callable[[int], bytes] = lambda number: b"%d" % number * 99
+) -> Gaps:
+    """Return a topic with a gap at the place; `value` makes the value of a record from its number."""
+    number = CODECS.index(codec)
+    now_ms = int(time.time() * 1000)
+    before: list[Row] = []
+    behind: list[Row] = []
+    segments: dict[int, bytes] = {}
+    data, start = b"", 0
+    if place == "start":
+        before = [(7, b"a", value(1)), (8, b"b", value(2))]
+        data, start = _batch(number, 0, 4, []) + _batch(number, 5, 9, before), 10
+    elif place == "middle":
+        before = [(0, b"a", value(1)), (40, b"b", value(2)), (42, b"c", value(3))]
+        data = _batch(number, 0, 9, before[:1]) + _batch(number, 40, 49, before[1:])
+        data, start = data + _batch(number, 60, 64, []), 70
+    elif place == "far":
+        before = [(0, b"a", value(1)), (2, b"b", value(2))]
+        segments[0], start = _batch(number, 0, 2, before), FAR
+    kept: list[Row] = [(start, b"d", value(4)), (start + 1, b"e", None)]
+    aborted: list[Row] = [(start + 3, b"d", value(5)), (start + 4, b"f", value(6))]
+    late: list[Row] = [(start + 6, b"a", value(7)), (start + 7, b"g", value(8))]
+    end = start + 8
+    data += _batch(number, start, start + 1, kept, sequence=0) + _marker(start + 2, True, now_ms)
+    data += _batch(number, start + 3, start + 4, aborted, sequence=2) + _marker(start + 5, False, now_ms)
+    data += _batch(number, start + 6, start + 7, late)
+    if place == "end":
+        behind = [(end + 1, b"h", value(9))]
+        data += _batch(number, end, end + 4, behind) + _batch(number, end + 12, end + 21, [])
+        end += 22
+    segments[start if place == "far" else 0] = data
+    committed = before + kept + late + behind
+    rows = {"read_committed": committed, "read_uncommitted": sorted(committed + aborted)}
+    return Gaps(segments, rows, end)
+
+
+def _marker(offset: int, commit: bool, now_ms: int) -> bytes:
+    return offset.to_bytes(8, "big") + marker_batch(7, 0, commit, 0, now_ms)[8:]
+
+
+def write_topics(directory: Path, topics: Mapping[str, Gaps], *, cleanup_policy: str = "compact") -> None:
+    """Create topics of one partition in a log directory that is not open, and write their segments."""
+    with lastword.open(directory, "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+        for topic in topics:
+            logs.create_topic(topic, cleanup_policy=cleanup_policy)
+    (directory / names.CLEAN_SHUTDOWN).unlink(missing_ok=True)  # the segments below are recovered
+    for topic, (segments, _, _) in topics.items():
+        for path in (directory / f"{topic}-0").iterdir():
+            path.unlink()
+        for base, data in segments.items():
+            (directory / f"{topic}-0" / f"{base:020d}.log").write_bytes(data)
