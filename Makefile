@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers bucket bucket-processes frames hostile kills differential differential-server clients soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
+.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka test-beside model crash damage readers bucket bucket-processes frames hostile kills differential differential-server clients soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -52,14 +52,17 @@ test: java $(READY) ## lint and every test: fast and slow ones, then Spark and a
 test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'
 
-test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, the two beside each other
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-spark test-kafka
+test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, in three processes: each waits much
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 test-kafka test-spark test-beside
 
 test-spark: java $(READY) kernels
 	@$(PY) -m pytest -m 'spark and not kafka and not beside'
 
 test-kafka: java $(READY) kernels
-	@$(PY) -m pytest -m 'kafka or beside'
+	@$(PY) -m pytest -m 'kafka and not beside'
+
+test-beside: java $(READY) kernels
+	@$(PY) -m pytest -m beside
 
 exhaustive: java $(READY) kernels ## the slow tests without sampling: every bit, every failing call, every moment of a power cut
 	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m '(slow or kafka) and not spark' --timeout 1800

@@ -30,7 +30,7 @@ STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover", "partitio
 
 @pytest.mark.parametrize(
     "names",
-    [LOCAL[:: stride(3)], STORAGE[:: stride(3)], ("drives",), ("server",)],
+    [LOCAL[:: stride(5)], STORAGE[:: stride(4)], ("drives",), ("server",)],
     ids=["cleaning", "storage", "drives", "server"],
 )
 def test_every_local_workload_gives_a_ratio(

@@ -1,4 +1,4 @@
-"""A log on the servers: the same result as in memory."""
+"""A log on the servers: the same result as in memory; test_conformance.py has Azurite and S3Mock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import lastword
 from lastword.errors import NotALogDirError, UnconditionalStoreError
 from tests.support.stores import Server
 
-SERVERS = ["gcs", *(pytest.param(name, marks=pytest.mark.slow) for name in ("moto", "azurite", "s3mock"))]
 TOPIC = {"key_serializer": "str", "value_serializer": "int64", "cleanup_policy": "compact"}
 SETTINGS = {"log_cleaner_enable": False, "lastword_commit_linger_ms": 0}
 
@@ -31,7 +30,7 @@ def life(url: str, options: dict[str, str] | None) -> list[object]:
     return seen
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", ["gcs", pytest.param("moto", marks=pytest.mark.slow)])
 def test_a_log_on_a_server(name: str, request: pytest.FixtureRequest, url: str) -> None:
     server: Server = request.getfixturevalue(name)
     assert life(f"{server.root}/a/log", server.options) == life(url, None)

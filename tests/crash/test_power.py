@@ -36,11 +36,11 @@ LEAST = {
     "checkpoints": 400,
     "closes": 300,
     "killed_between": 350,
-    "topics": 150,
+    "topics": 125,
     "trims": 200,
     "expires": 225,
-    "truncates": 250,
-    "transacts": 250,
+    "truncates": 200,
+    "transacts": 200,
     "cleans": 225,
     "cleans_small": 275,
     "cleans_acked_before_unacked": 200,
@@ -60,7 +60,7 @@ def test_five_thousand_and_more() -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_power_cut(name: str) -> None:
     scenario_run = run(SCENARIOS[name])
-    moments = range(0, len(scenario_run.files.journal) + 1, STRIDES.get(name, 1) * stride(2))
+    moments = range(0, len(scenario_run.files.journal) + 1, STRIDES.get(name, 1) * stride(4))
     tally = judge_run(scenario_run, moments=moments, seeds=range(2))
     tally.raise_any()
     assert len(tally.states) >= LEAST.get(name, 100)
@@ -78,7 +78,7 @@ def test_some_power_cuts(name: str) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_power_cuts_during_recovery(name: str) -> None:
     for again in recoveries(run(SCENARIOS[name]), range(2)):
-        judge_run(again, moments=range(0, len(again.files.journal) + 1, stride(18))).raise_any()
+        judge_run(again, moments=range(0, len(again.files.journal) + 1, stride(36))).raise_any()
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_power_cuts_during_recovery(name: str) -> None:
 def test_power_cuts_of_random_lives(seed: int) -> None:
     scenario_run = run(from_seed(seed))
     judge_run(
-        scenario_run, moments=range(0, len(scenario_run.files.journal) + 1, 3 * stride(6)), seeds=range(1)
+        scenario_run, moments=range(0, len(scenario_run.files.journal) + 1, 3 * stride(12)), seeds=range(1)
     ).raise_any()
 
 

@@ -30,6 +30,8 @@ from tests.support.exhaustive import stride
 from tests.support.jars import KafkaMissing, must_not_skip
 from tests.support.kafka import Broker, KafkaRecord, Tools
 
+pytestmark = pytest.mark.beside
+
 JOB = Path(__file__).with_name("spark_job.py")
 PARTITIONS = ((0, 120), (1, 70), (2, 90))
 LATE_MS = START_MS + 10_000_000

@@ -9,6 +9,7 @@ import pytest
 
 from lastword.clock import ManualClock, SystemClock
 from lastword.objects import open_store
+from tests.bucket.test_servers import life
 from tests.fakes.objects import Bucket
 from tests.objects.conformance import (
     CHECKS,
@@ -60,6 +61,7 @@ def test_azurite(azurite: Server, tmp_path: Path) -> None:
     for check in CHECKS:
         with azurite.open(check.__name__) as store:
             check(store, tmp_path)
+    assert life(f"{azurite.root}/a/log", azurite.options) == life("memory://azurite/log", None)
 
 
 @pytest.mark.slow
@@ -72,3 +74,4 @@ def test_s3mock(s3mock: Server, tmp_path: Path) -> None:
         if check not in left_out:
             with s3mock.open(check.__name__) as store:
                 check(store, tmp_path)
+    assert life(f"{s3mock.root}/a/log", s3mock.options) == life("memory://s3mock/log", None)

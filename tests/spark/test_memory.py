@@ -107,6 +107,7 @@ def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.beside
 @pytest.mark.usefixtures("short_lived_jvms")
 def test_executors_of_a_gibibyte_each_step_checked() -> None:
     """`make memory-spark` at its smallest size: 100,000 records, each read, cleaned and restored."""
