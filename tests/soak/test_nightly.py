@@ -21,6 +21,7 @@ PROOFS = {
     "bucket",
     "bucket-processes",
     "frames",
+    "second-opinion",
     "hostile",
     "clients",
     "clusters",
