@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 # The tests start hundreds of Python processes: without bytecode files each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install java demo demo-bucket lint check test exhaustive kernels test-local test-engines test-spark test-kafka test-beside model crash damage readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
+.PHONY: help install java demo demo-bucket lint check test exhaustive kernels bytecode test-local test-engines test-spark test-kafka test-beside model crash damage readers bucket bucket-processes frames second-opinion hostile kills differential differential-server clients soak nightly bench bench-clean golden figures docs clean pipeline pipeline-bucket kills-server kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -45,15 +45,18 @@ check: lint kernels ## lint and the fast tests; some minutes
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
 
 test: java $(READY) ## lint and every test: fast and slow ones, then Spark and a real Kafka
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint kernels
-	@$(MAKE) --no-print-directory test-local
-	@$(MAKE) --no-print-directory test-engines
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 lint kernels bytecode
+	@$(MAKE) --no-print-directory -j 3 test-local test-engines
+
+# Every process of pytest imports all tests. The first import compiles them, which takes 17 s. Their errors are those of the tests' run.
+bytecode: $(READY)
+	@$(PY) -m pytest --collect-only -qq > /dev/null 2>&1 || true
 
 test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka and not quick'
 
 test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, in three processes: each waits much
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 test-kafka test-spark test-beside
+	@$(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) test-kafka test-spark test-beside
 
 test-spark: java $(READY) kernels
 	@$(PY) -m pytest -m 'spark and not kafka and not beside'

@@ -57,6 +57,10 @@ class Peer:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
+    def spent_since(self, before: float) -> float:
+        """Return the CPU seconds since `cpu` returned `before`: a tick at least, so that a ratio exists."""
+        return max(self.cpu() - before, 1 / TICKS)
+
     def memory(self) -> float:
         """Return the resident memory in MB."""
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -217,7 +221,7 @@ class _Side:
         """Add the CPU and wall seconds of `work` for a million of `count`."""
         cpu, wall = peer.cpu(), time.perf_counter()
         work()
-        self.add(what, "CPU s/M records", (peer.cpu() - cpu) / count * 1e6)
+        self.add(what, "CPU s/M records", peer.spent_since(cpu) / count * 1e6)
         self.add(what, "s/M records", (time.perf_counter() - wall) / count * 1e6)
 
 
@@ -235,7 +239,7 @@ def _measured(run: Run, name: str, tools: Tools) -> _Side:
                 partitions = 1000 if run.records >= 1_000_000 else 50
                 cpu = peer.cpu()
                 peer.create(many={"partitions": partitions})
-                side.add(f"create {partitions:,} partitions", "CPU s", peer.cpu() - cpu)
+                side.add(f"create {partitions:,} partitions", "CPU s", peer.spent_since(cpu))
     return side
 
 
