@@ -19,19 +19,23 @@ would announce records that do not exist to its followers; so recovery cuts the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from lastword.errors import CorruptFileError, FileVanishedError
-from lastword.files import Files
+from lastword.files import FileFacts, Files
 from lastword.segment import names
 
 MAX_CHECKPOINT_BYTES = 64 << 20
 """A million partitions; a longer file is damaged."""
+SETTLED_MS = 100
+"""Age from which the facts of a file name its content. File times have a resolution of some ms."""
 _VERSION = 0
+T = TypeVar("T")
 
 
 def read_lines(files: Files, path: str, fields: int) -> list[list[str]]:
@@ -74,9 +78,32 @@ class OffsetLines(NamedTuple):
 def read_offset_lines(files: Files, path: str) -> OffsetLines:
     """Return the lines of an offset checkpoint; none if there is no file or it cannot be read.
 
-    The bytes are parsed once as long as they do not change: the file has a line for each partition, and is
-    read for each of them.
+    The file is read once as long as it is not replaced (`read_settled`).
     """
+    return read_settled(files, path, _read_offset_lines) or OffsetLines({}, {})
+
+
+def read_settled(files: Files, path: str, read: Callable[[Files, str], T]) -> T | None:
+    """Return `read(files, path)` of a file that is only replaced as a whole; None if there is no file.
+
+    A file of the root that has a line for each partition is needed for each of them. So the value is kept
+    until the file is replaced. A file that changed just now is read each time: two replacements within the
+    resolution of file times may leave the same facts.
+    """
+    facts = files.stat(path)
+    if facts is None:
+        return None
+    if time.time_ns() // 1_000_000 - facts.mtime_ms < SETTLED_MS:
+        return read(files, path)
+    return cast("T", _read_once(read, files, path, facts))
+
+
+@lru_cache(maxsize=16)
+def _read_once(read: Callable[[Files, str], Any], files: Files, path: str, facts: FileFacts) -> Any:
+    return read(files, path)
+
+
+def _read_offset_lines(files: Files, path: str) -> OffsetLines:
     try:
         return _offset_lines(_bytes_of(files, path), path)
     except CorruptFileError:

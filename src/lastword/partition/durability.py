@@ -46,7 +46,7 @@ import google_crc32c
 from lastword.clock import Clock
 from lastword.errors import CorruptBatchError, LastwordError
 from lastword.files import Files, Handle, Steps, run_steps
-from lastword.partition.checkpoint_file import MAX_CHECKPOINT_BYTES, LeaderEpochs
+from lastword.partition.checkpoint_file import LeaderEpochs, read_offset_lines
 from lastword.partition.segment_store import SegmentStore
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
@@ -407,20 +407,5 @@ def read_log_end(files: Files, directory: str, end: int, listing: Collection[str
 
 
 def _recovery_point(files: Files, root: str, name: str) -> int:
-    """Return the partition's line of the recovery-point checkpoint, 0 if there is none.
-
-    The file may have lines of very many partitions: only this partition's line is parsed.
-    """
-    path = os.path.join(root, names.RECOVERY_POINTS)
-    topic, _, partition = name.rpartition("-")
-    try:
-        facts = files.stat(path)
-        data = files.read_bytes(path) if facts is not None and facts.size <= MAX_CHECKPOINT_BYTES else b""
-    except LastwordError:
-        return 0
-    key = f"\n{topic} {partition} ".encode()
-    start = data.find(key)
-    if start < 0 or data.count(key) > 1:
-        return 0
-    digits = data[start + len(key) :].partition(b"\n")[0]
-    return int(digits) if digits.isdigit() and len(digits) < 20 else 0
+    """Return the partition's line of the recovery-point checkpoint; 0 if there is none."""
+    return read_offset_lines(files, os.path.join(root, names.RECOVERY_POINTS)).offsets.get(name, 0)

@@ -29,13 +29,13 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from lastword.errors import CorruptFileError, FileVanishedError
 from lastword.files import Files, Handle
 from lastword.files.framed import Framed
+from lastword.partition.checkpoint_file import read_settled
 from lastword.records.batch import check_crc, read_header
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
@@ -91,18 +91,14 @@ def load_log_ends(files: Files, root: str) -> LogEnds | None:
 
     CorruptFileError if the note is damaged: batches that are in the logs could not be recognized.
     """
-    path = os.path.join(root, names.BEGUN)
-    if not files.exists(path):
-        return None
     try:
-        return _decoded_log_ends(files.read_bytes(path), path)
+        return read_settled(files, os.path.join(root, names.BEGUN), _read_log_ends)
     except FileVanishedError:
         return None
 
 
-@lru_cache(maxsize=1)  # each partition is opened with the same bytes
-def _decoded_log_ends(data: bytes, path: str) -> LogEnds:
-    fields = LOG_ENDS_FORM.decode(data, path)
+def _read_log_ends(files: Files, path: str) -> LogEnds:
+    fields = LOG_ENDS_FORM.decode(files.read_bytes(path), path)
     with LOG_ENDS_FORM.reading(path):
         offsets = fields["log_ends"]
         if not all(type(offset) is int and offset >= 0 for offset in offsets.values()):
