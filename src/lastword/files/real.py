@@ -81,6 +81,7 @@ class Descriptors:
 
     def __init__(self, limit: int | None = None) -> None:
         self._fixed_limit = limit
+        self._last_limit = 0  # `limit` when it was last reached
         self._lock = threading.RLock()  # reentrant: the garbage collector may close a handle meanwhile
         self._open: OrderedDict[int, weakref.ref[Reopenable]] = OrderedDict()
         _instances.add(self)
@@ -164,7 +165,9 @@ class Descriptors:
             return fd
 
     def _evict_excess(self) -> None:
-        limit = self.limit
+        if len(self._open) < self._last_limit:
+            return  # a limit that is lowered meanwhile is noticed by `open`, or when it is reached
+        limit = self._last_limit = self.limit
         excess = len(self._open) - limit + 1
         if excess > 0:  # a share of the limit together: finding idle descriptors visits all open ones
             self._evict(max(excess, limit // EVICTED_SHARE))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lastword.errors import LastwordError
+from lastword.errors import FileVanishedError, LastwordError
 from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.segment import names
@@ -70,19 +70,21 @@ class SegmentAppender:
     copy of the facts of that moment.
     """
 
-    def __init__(
-        self, segment: Segment, log: Handle, index: Handle, times: Handle, builder: IndexBuilder
-    ) -> None:
+    _log: Handle
+    _index: Handle
+    _times: Handle
+
+    def __init__(self, segment: Segment, builder: IndexBuilder, handles: Iterable[Handle] = ()) -> None:
+        """Append to a segment. `handles`: its open log and indexes; else each is opened at its first use."""
         self.base_offset = segment.base_offset
         self.file = segment.file
         self.aborted = TransactionIndex(segment.stored)
         self.end = SegmentEnd(segment.size, segment.next_offset, segment.largest_timestamp)
         """Replaced as a whole when the bytes are in the log: no other thread finds half of an append."""
         self._segment = segment
-        self._log = log
-        self._index = index
-        self._times = times
         self._builder = builder
+        for name, handle in zip(_HANDLES, handles, strict=False):
+            setattr(self, name, handle)
         self._index_bytes = len(segment.offset_index) * OFFSET_ENTRY_BYTES
         self._time_bytes = len(segment.time_index) * TIME_ENTRY_BYTES
         self.rolling_timestamp = segment.first_timestamp
@@ -104,7 +106,7 @@ class SegmentAppender:
             raise
         builder = IndexBuilder(stored.base_offset, index_interval_bytes)
         segment = _active(stored, facts, builder, stored.base_offset)
-        return cls(segment, handles[0], handles[1], handles[2], builder)
+        return cls(segment, builder, handles)
 
     @classmethod
     def resume(cls, segment: Segment, *, index_interval_bytes: int) -> SegmentAppender:
@@ -112,8 +114,9 @@ class SegmentAppender:
 
         A last time entry, which closing added, is removed: so the index stays what the rule makes of the log.
         """
-        stored = segment.stored
         offsets, times = segment.offset_index, segment.time_index
+        entries = len(times)
+        ends_with_tail = [index.damaged or index.zero_tail_bytes > 0 for index in (offsets, times)]
         times.cut(offsets.last.offset if len(offsets) else segment.base_offset - 1)
         last = times.last
         builder = IndexBuilder(
@@ -128,14 +131,46 @@ class SegmentAppender:
         for header in segment.headers(offsets.last.position):
             builder.seen(header.last_offset, header.max_timestamp)
             next_offset = header.next_offset
-        log = stored.open_append(names.LOG)
-        index = stored.open_append(names.INDEX, create=True)
-        time_handle = stored.open_append(names.TIME_INDEX, create=True)
-        for handle, size in ((index, offsets.size_bytes), (time_handle, times.size_bytes)):
-            if handle.size() != size:
-                handle.truncate(size)
         segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)
-        return cls(segment, log, index, time_handle, builder)
+        appender = cls(segment, builder)
+        if ends_with_tail[0]:
+            appender._index  # noqa: B018  opens and cuts it
+        if ends_with_tail[1] or len(times) < entries:
+            appender._times  # noqa: B018
+        return appender
+
+    def __getattr__(self, name: str) -> Handle:
+        """Open the log or an index at its first use.
+
+        Not in `resume`: a commit opens more logs than there are descriptors, and then appends to one after
+        the other.
+        """
+        if name == "_log":
+            self._log = self._opened_log()
+        elif name == "_index":
+            self._index = self._opened(names.INDEX, self._index_bytes)
+        elif name == "_times":
+            self._times = self._opened(names.TIME_INDEX, self._time_bytes)
+        else:
+            raise AttributeError(name)
+        handle: Handle = self.__dict__[name]
+        return handle
+
+    def _opened_log(self) -> Handle:
+        """Open the log. FileVanishedError if it is not the one that was read."""
+        handle = self._segment.stored.open_append(names.LOG)
+        facts = handle.stat()
+        if facts.inode != self._segment.id.number or facts.size != self.end.size:
+            handle.close()
+            raise FileVanishedError(f"{self.file} was replaced since it was opened", file=self.file)
+        return handle
+
+    def _opened(self, extension: str, size: int) -> Handle:
+        """Open an index and remove the bytes behind its entries."""
+        handle = self._segment.stored.open_append(extension, create=True)
+        if handle.size() != size:
+            handle.truncate(size)
+        return handle
 
     @classmethod
     def from_file(
@@ -179,7 +214,7 @@ class SegmentAppender:
         files.fsync_dir(stored.directory)
         files.fsync_dir(os.path.dirname(file))
         segment = _active(stored, facts, builder, batches[-1].last_offset + 1)
-        appender = cls(segment, log, handles[0], handles[1], builder)
+        appender = cls(segment, builder, (log, *handles))
         appender.rolling_timestamp = batches[0].max_timestamp
         return appender
 
@@ -351,7 +386,7 @@ class SegmentAppender:
     def close(self) -> Segment:
         """Close the files and return the segment, which takes no more batches."""
         self.aborted.close()
-        for handle in (self._log, self._index, self._times):
+        for handle in filter(None, map(self.__dict__.get, _HANDLES)):
             handle.close()
         if self._finished is not None:
             self._segment.time_index.extend(self._final_entry)
@@ -360,6 +395,7 @@ class SegmentAppender:
 
 
 _APPENDED = (names.LOG, names.INDEX, names.TIME_INDEX)
+_HANDLES = ("_log", "_index", "_times")
 
 
 def _facts(handle: Handle) -> StoredFacts:
