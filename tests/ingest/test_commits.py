@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
 from lastword.segment import names
 from tests.fakes.forgetful import ForgetfulFiles
-from tests.fakes.recording import RecordingFiles, Stopped
+from tests.fakes.recording import Call, RecordingFiles, Stopped
 from tests.retention.support import expire_partition, raise_log_start
 from tests.support.exhaustive import stride
 
@@ -244,6 +245,35 @@ def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) ->
     assert values(tmp_path)[0] == ["a"]
 
 
+def test_a_commit_into_an_existing_partition_does_each_thing_once(tmp_path: Path) -> None:
+    """The calls of each partition are the costs of a commit into thousands of them."""
+    make(tmp_path)
+    for job in ("h", "i", "j"):  # `j` removes the producer snapshot of `h`
+        shared = [staging.SharedWriter(DEFAULT, str(tmp_path), job, order, 0) for order in range(3)]
+        for order, writer in enumerate(shared):
+            writer.write("t", 0, batch(f"{job}{order}"), 1)
+        runs = tuple(run for writer in shared for run in writer.close(sync=True))
+        files = RecordingFiles(OsFiles())
+        commit(tmp_path, Manifest(job, runs, sync=True), files)
+    assert values(tmp_path)[0] == [f"{job}{order}" for job in "hij" for order in range(3)]
+    calls = Counter((call.name, Path(call.path).name) for call in files.calls if "/t-0" in call.path)
+    log, snapshot = f"{0:020d}.log", f"{9:020d}.snapshot.tmp"
+    assert [calls[name, log] for name in ("open_append", "append", "fsync")] == [1, 1, 1]
+    assert [calls[name, snapshot] for name in ("create", "append", "fsync", "rename")] == [1, 1, 1, 1]
+    assert calls["unlink", f"{3:020d}.snapshot"] == calls["fsync_dir", "t-0"] == 1
+
+
+def test_a_snapshot_gets_its_name_when_its_log_is_durable(tmp_path: Path) -> None:
+    make(tmp_path)
+    files = RecordingFiles(OsFiles())
+    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True), files)
+    steps = [(call.name, Path(call.path).name) for call in files.changes if "/t-0" in call.path]
+    named = steps.index(("rename", f"{1:020d}.snapshot.tmp"))
+    for extension in ("log", "index", "timeindex"):
+        assert steps.index(("fsync", f"{0:020d}.{extension}")) < named
+    assert steps.index(("fsync_dir", "t-0")) > named
+
+
 ON_THREADS = pytest.mark.parametrize("much_bytes", [0, 16 << 20], ids=["on threads", "one by one"])
 
 
@@ -253,9 +283,11 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
 ) -> None:
     make(tmp_path)
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
+    monkeypatch.setattr(apply, "PARALLEL_PARTITION_BYTES", 0)
 
-    def full(call: object) -> LastwordError | None:
-        return DiskFullError("full") if full.on and "append" in str(call) and ".log" in str(call) else None  # type: ignore[attr-defined]
+    def full(call: Call) -> LastwordError | None:
+        is_append = call.name == "append" and call.path.endswith(".log")
+        return DiskFullError("full") if full.on and is_append else None  # type: ignore[attr-defined]
 
     full.on = True  # type: ignore[attr-defined]
     files = RecordingFiles(OsFiles(), fail=full)
@@ -281,6 +313,7 @@ def test_killed_at_every_step_and_run_again(
     there and nothing was committed.
     """
     monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
+    monkeypatch.setattr(apply, "PARALLEL_PARTITION_BYTES", 0)
     staged_as(monkeypatch, way)
     sequence = None if writer is None else 7
     outcomes = set()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,16 @@ from lastword.errors import (
     StorageError,
     SyncFailedError,
 )
-from lastword.files import DEFAULT, OsFiles, Steps, interface, overlapped, run_steps, run_together
+from lastword.files import (
+    DEFAULT,
+    OsFiles,
+    Steps,
+    interface,
+    overlapped,
+    run_steps,
+    run_together,
+    sync_along,
+)
 from lastword.metrics import DIR_OFFLINE
 
 
@@ -496,6 +506,35 @@ def test_a_sync_that_fails_ends_its_item_only(count: int) -> None:
     assert str(done.pop(7)) == "item 7" and len(done) == count - 1
     assert done == [2 * item for item in range(count) if item != 7]
     assert work.events[7] == ["step", "a", "end"]
+
+
+@pytest.mark.parametrize("fails", [None, "snapshot", "other"])
+def test_syncs_along_with_the_first_ones_of_work_in_steps(fails: str | None) -> None:
+    events: list[str] = []
+
+    def sync(name: str) -> None:
+        events.append(name)
+        if name == fails:
+            raise StorageError(name)
+
+    def work() -> Steps[None]:
+        try:
+            yield (partial(sync, "snapshot"),)
+        except StorageError:
+            events.append("cleared")
+            raise
+        yield (partial(sync, "name"),)
+
+    steps = sync_along((partial(sync, "other"),), work())
+    if fails is None:
+        run_steps(steps)
+        assert events == ["other", "snapshot", "name"]
+    else:
+        with pytest.raises(StorageError, match=fails):
+            run_steps(steps)
+        assert events[-2:] == [fails, "cleared"]
+    run_steps(sync_along((partial(sync, "alone"),), None))
+    assert events[-1] == "alone"
 
 
 @pytest.mark.parametrize("count", [50, 90])

@@ -22,6 +22,7 @@ from lastword.files.interface import (
     real_path,
     run_steps,
     run_together,
+    sync_along,
 )
 from lastword.files.lock import FileLock
 from lastword.files.real import OsFiles
@@ -45,4 +46,5 @@ __all__ = [
     "real_path",
     "run_steps",
     "run_together",
+    "sync_along",
 ]

@@ -17,8 +17,9 @@ import contextlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -370,6 +371,19 @@ def run_steps(steps: Steps[R]) -> R:
         return end.value
 
 
+def sync_along(syncs: Syncs, steps: Steps[None] | None) -> Steps[None]:
+    """Make syncs together with the first ones of work in steps, and continue that work."""
+    first = () if steps is None else next(steps, ())
+    try:
+        yield (*syncs, *first)
+    except BaseException as error:
+        if steps is not None and first:
+            steps.throw(error)  # it removes its temporary files, and raises the error
+        raise
+    if steps is not None:
+        yield from steps
+
+
 def run_together(works: Sequence[Steps[R]], *, any_thread: bool = False) -> list[R | LastwordError]:
     """Run work in steps, each with files of its own; return their results, or the errors that ended them.
 
@@ -422,11 +436,20 @@ def _in_rounds(
         while errors:
             taken = zip(errors, overlapped(step, list(errors), threads=step_threads), strict=True)
             syncs = {number: each for number, each in taken if each is not None}
-            errors = dict(zip(syncs, pool.map(_first_error, syncs.values()), strict=True))
+            # The syncs of several items are one call of the pool, which costs as much as a short sync.
+            size = -(-len(syncs) // OVERLAP_THREADS) or 1
+            waiting = list(syncs.values())
+            shares = [waiting[first : first + size] for first in range(0, len(waiting), size)]
+            errors = dict(zip(syncs, chain.from_iterable(pool.map(_first_errors, shares)), strict=True))
     finally:
         for steps in works:
             steps.close()  # here, not in the thread of the garbage collector: an item may hold a lock
     return [results[number] for number in range(len(works))]
+
+
+def _first_errors(works: Iterable[Syncs]) -> list[BaseException | None]:
+    """Call the syncs of several items; return the first error of each."""
+    return [_first_error(syncs) for syncs in works]
 
 
 def _first_error(syncs: Syncs) -> BaseException | None:

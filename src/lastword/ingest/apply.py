@@ -28,9 +28,10 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
+from itertools import groupby
 from typing import NamedTuple
 
 from lastword.clock import Clock
@@ -60,7 +61,15 @@ from lastword.ingest.staging import (
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
-from lastword.partition.staged_batches import Block, LogEnds, blocks_between, discard, staging_dir
+from lastword.partition.staged_batches import (
+    Block,
+    LogEnds,
+    blocks_between,
+    blocks_of,
+    discard,
+    joined,
+    staging_dir,
+)
 from lastword.segment import names
 from lastword.wire import HEADER_BYTES
 
@@ -69,6 +78,8 @@ logger = logging.getLogger(__name__)
 KEEP_REFUSED_MS = 7 * 24 * 3600 * 1000
 PARALLEL_BYTES = 16 << 20
 """A commit of more bytes uses a thread for each core; a smaller one uses threads only to overlap syncs."""
+PARALLEL_PARTITION_BYTES = 1 << 20
+"""So does a commit of fewer bytes for each partition."""
 
 
 def open_to_append(
@@ -216,9 +227,12 @@ def _apply(directory: LogDirectory, manifest: Manifest, *, close_logs: bool) -> 
 def _threads(partitions: int, size_bytes: int) -> int | None:
     """Return the number of threads for this many bytes; None: `overlapped` decides by the drive's waits.
 
-    Reading, checking and writing release the interpreter's lock.
+    Reading, checking and writing release the interpreter's lock. For a small partition that takes less time
+    than other threads take to get the lock.
     """
-    return None if size_bytes < PARALLEL_BYTES else min(partitions, os.cpu_count() or 1)
+    if size_bytes < PARALLEL_BYTES or size_bytes < partitions * PARALLEL_PARTITION_BYTES:
+        return None
+    return min(partitions, os.cpu_count() or 1)
 
 
 def _remove_old(directory: LogDirectory) -> None:
@@ -268,20 +282,19 @@ def ingest(
     with log.lock:  # the batches of a commit are neighbours in the log
         appended = _Appended(files, _appended_since(log, began))
         before = log.log_end
-        for run in wanted:
-            if run.position is not None:
-                assert shared is not None
-                _append_missing(log, appended, shared[run.name], run.position, run.size_bytes)
+        for is_shared, runs in groupby(wanted, key=lambda run: run.position is not None):
+            if is_shared:
+                _append_missing(log, appended, joined(_blocks_of_shared(runs, shared or {})))
                 continue
-            path = os.path.join(folder, run.name)
-            if appended.as_segment(run, path) or (
-                appended.is_over
-                and staged_batches.is_worth_a_segment(log.config, run.size_bytes)
-                and log.ingest_file(path)
-            ):
-                continue
-            with files.open_read(path) as handle:
-                _append_missing(log, appended, handle, 0, handle.size())
+            for run in runs:
+                path = os.path.join(folder, run.name)
+                if appended.as_segment(run, path) or (
+                    appended.is_over
+                    and staged_batches.is_worth_a_segment(log.config, run.size_bytes)
+                    and log.ingest_file(path)
+                ):
+                    continue
+                _append_missing(log, appended, blocks_of(files, path))
         added = log.log_end - before  # a staged batch has an offset for each record, and no others
     if finish is not None:
         finish()
@@ -291,11 +304,16 @@ def ingest(
     return added
 
 
-def _append_missing(
-    log: PartitionLog, appended: _Appended, handle: Handle, position: int, size_bytes: int
-) -> None:
-    """Append the batches of a part of a file that the log does not have."""
-    for block in blocks_between(handle, position, position + size_bytes):
+def _blocks_of_shared(runs: Iterable[StagedRun], shared: Mapping[str, Handle]) -> Iterator[Block]:
+    """Yield the batches of runs in shared files."""
+    for run in runs:
+        assert run.position is not None
+        yield from blocks_between(shared[run.name], run.position, run.position + run.size_bytes)
+
+
+def _append_missing(log: PartitionLog, appended: _Appended, blocks: Iterable[Block]) -> None:
+    """Append the batches that the log does not have, each block with one write."""
+    for block in blocks:
         # Without `sync`, too: a directory that was opened for this commit syncs when it is closed.
         log.append_batches(appended.missing(block), sync_follows=True)
 

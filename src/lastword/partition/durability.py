@@ -45,7 +45,7 @@ import google_crc32c
 
 from lastword.clock import Clock
 from lastword.errors import CorruptBatchError, LastwordError
-from lastword.files import Files, Handle, Steps, run_steps
+from lastword.files import Files, Handle, Steps, run_steps, sync_along
 from lastword.partition.checkpoint_file import LeaderEpochs, read_offset_lines
 from lastword.partition.segment_store import SegmentStore
 from lastword.segment import names
@@ -179,13 +179,20 @@ class Durability:
         """Sync every file with offsets below `end` that may not be durable. The caller has the turn."""
         run_steps(self.syncing(appender, end, indexes=indexes))
 
-    def syncing(self, appender: SegmentAppender, end: int, *, indexes: bool) -> Steps[None]:
-        """As `sync_files`, in steps."""
+    def syncing(
+        self, appender: SegmentAppender, end: int, *, indexes: bool, snapshot: Steps[None] | None = None
+    ) -> Steps[None]:
+        """As `sync_files`, in steps.
+
+        The first syncs of `snapshot` are made together with those of the segments, which it has no part in.
+        So a snapshot gets its name when the batches that it is computed from are durable.
+        """
         unsynced = list(self._unsynced)
         # Segments from before this process, or from before a recovery, and the active segment.
         older = [partial(self._store.sync, s) for s in unsynced if s.base_offset != appender.base_offset]
         try:
-            yield (*older, appender.sync_log, *((appender.sync_indexes,) if indexes else ()))
+            syncs = *older, appender.sync_log, *((appender.sync_indexes,) if indexes else ())
+            yield from sync_along(syncs, snapshot)
             if self.directory_unsynced:
                 self.directory_unsynced = False
                 try:

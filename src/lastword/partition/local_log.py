@@ -473,11 +473,14 @@ class LocalLog:
 
     # -------------------------------------------------------------- close
 
-    def finishing(self) -> Steps[None]:
-        """Write the last entry of the time index, and sync everything with the indexes."""
+    def finishing(self, snapshot: Steps[None]) -> Steps[None]:
+        """Write the last entry of the time index, and sync everything with the indexes.
+
+        `snapshot`: the steps that write the producer snapshot. Its content is synced with the segment.
+        """
         self.appender.finish()
         with self.durability.group_commit.turn():
-            yield from self.durability.syncing(self.appender, self.log_end, indexes=True)
+            yield from self.durability.syncing(self.appender, self.log_end, indexes=True, snapshot=snapshot)
 
     def abandon(self) -> None:
         """Close the files and nothing else, as a killed process would."""

@@ -845,8 +845,7 @@ class PartitionLog(Reads):
             try:
                 if local.failure.error is not None:
                     return False
-                yield from self._taking_snapshot()
-                yield from local.finishing()
+                yield from local.finishing(self._taking_snapshot())
                 return True
             finally:
                 local.remove_deferred(all=True)

@@ -364,9 +364,11 @@ class _Opening:
             left.add(log_end)
         outside = store.remove_outside(sorted(left), bases[0] - 1, log_end)
         stray = store.stray(sorted(left.difference(outside)), bases)
-        if outside or stray or result.damaged:
-            # A snapshot above a cut must not return when the log has grown there again.
-            yield (partial(store.remove, stray),)
+        store.remove(stray)
+        if outside or result.damaged:
+            # A snapshot above a cut must not return when the log has grown there again. The removal of the
+            # others is durable with the first sync of the log, or of a cut.
+            yield (partial(self.files.fsync_dir, self.directory),)
         if result.exact:
             store.mark_current(log_end)
         return result.state

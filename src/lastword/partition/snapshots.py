@@ -185,10 +185,9 @@ class Snapshots:
         return stray
 
     def remove(self, offsets: Iterable[int]) -> None:
-        """Remove the snapshots at `offsets`, durably."""
+        """Remove the snapshots at `offsets`. It is durable when the directory is synced."""
         for offset in offsets:
             self.files.unlink(self.path(offset), missing_ok=True)
-        self.files.fsync_dir(self.directory)
 
 
 # ---------------------------------------------------------------- replay

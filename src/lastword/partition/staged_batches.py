@@ -53,6 +53,8 @@ BEGUN_FORM = Framed("begun", 1, "bad-begun", _REMEDY)
 LOG_ENDS_FORM = Framed("commit-begun", 1, "bad-begun", _REMEDY)
 
 BLOCK_BYTES = 8 << 20
+JOINED_BYTES = 1 << 20
+"""Smaller blocks are joined up to this size: each block is a write to the log and one to each index."""
 SLACK_BYTES = 64
 """Bytes behind the last batch that kernels may read."""
 _LENGTH_END = 12
@@ -254,6 +256,22 @@ def blocks_between(handle: Handle, position: int, size: int) -> Iterator[Block]:
             continue
         yield Block(buffer, sizes)
         position += end
+
+
+def joined(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield the batches of blocks in their order, with many small blocks joined into one."""
+    buffer, sizes = bytearray(), list[int]()
+    for block in blocks:
+        if sizes and len(buffer) + block.size_bytes > JOINED_BYTES:
+            yield Block(buffer + bytes(SLACK_BYTES), sizes)
+            buffer, sizes = bytearray(), []
+        if block.size_bytes > JOINED_BYTES:
+            yield block
+            continue
+        buffer += memoryview(block.buffer)[: block.size_bytes]
+        sizes += block.sizes
+    if sizes:
+        yield Block(buffer + bytes(SLACK_BYTES), sizes)
 
 
 def _whole_batches(buffer: bytearray, have: int) -> tuple[list[int], int]:
