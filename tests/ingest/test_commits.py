@@ -452,7 +452,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     none, first, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
     seen = set()
     for number, image in enumerate(files.images(seeds=range(1))):
-        if number % (12 if way == "together" else 6):
+        if number % stride(24 if way == "together" else 12):
             continue
         target = tmp_path / "image"
         image.write(target)

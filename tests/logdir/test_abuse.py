@@ -33,6 +33,7 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import NOW, build_batch, pair, records
+from tests.support.exhaustive import stride
 
 CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY, names.HIGH_WATERMARKS)
 
@@ -341,4 +342,4 @@ def test_17_every_failing_call_of_a_directorys_life(tmp_path: Path, kind: str) -
         shutil.rmtree(root)
         return not files.hit
 
-    assert every_stop(failing_at) > 3
+    assert every_stop(failing_at, stride(3)) > 3

