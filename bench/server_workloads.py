@@ -1,14 +1,19 @@
 """Measure `lastword serve` beside a Kafka broker: CPU time, latency, start and memory of the server process.
 
-Both servers run on the same cores, one at a time, and get the same bytes from the same client, which sends
-requests that were built before. So the client costs both the same, and CPU seconds are those of the server.
+The servers run on the same cores, one at a time, and get the same bytes from the same client, which sends
+requests that were built before. So the client costs each the same, and CPU seconds are those of the server.
+
+The third rival is kfake, franz-go's broker for tests, if Go is there: `kfake/` is built once, into the user's
+cache. It keeps records in memory and writes no file, so it is a bound for start, memory and CPU time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import statistics
@@ -24,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.server.client import Client, batch, produce_request
-from tests.support.jars import KafkaJars
+from tests.support.jars import KafkaJars, cache_directory
 from tests.support.kafka import Broker, Tools
 
 from bench import kafka
@@ -38,6 +43,8 @@ RATE = 400
 """Requests per second while latency is measured, over all connections."""
 LATENCY_SECONDS = 5.0
 KAFKA = "Kafka 4.3.1"
+KFAKE = "kfake, in memory"
+KFAKE_SOURCE = Path(__file__).parent / "kfake"
 
 
 @dataclass
@@ -141,6 +148,40 @@ def broker(tools: Tools, directory: Path, **settings: str) -> Iterator[Peer]:
         yield peer
 
 
+def built_kfake() -> Path | None:
+    """Return kfake's program, built once with modules in the user's cache; None, with the reason printed."""
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if go is None:
+        print("kfake is left out: Go is not there", file=sys.stderr)
+        return None
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(KFAKE_SOURCE.iterdir())))
+    program = cache_directory() / f"kfake-{digest.hexdigest()[:16]}"
+    if not program.exists():
+        paths = {"GOMODCACHE": "go-modules", "GOCACHE": "go-build"}
+        settings = {name: str(cache_directory() / folder) for name, folder in paths.items()}
+        command = [go, "build", "-mod=readonly", "-trimpath", "-o", str(program), "."]
+        environment = {**os.environ, **settings, "GOTOOLCHAIN": "local"}
+        built = subprocess.run(command, cwd=KFAKE_SOURCE, env=environment, capture_output=True, text=True)
+        if built.returncode:
+            print(f"kfake is left out: {built.stderr.strip()}", file=sys.stderr)
+            return None
+    return program
+
+
+@contextmanager
+def kfake(program: Path) -> Iterator[Peer]:
+    """Run kfake."""
+    began = time.perf_counter()
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        host, _, port = process.stdout.readline().strip().rpartition(":")
+        peer = Peer(host, int(port), process.pid)
+        _first_metadata(peer)
+        peer.seconds_to_metadata = time.perf_counter() - began
+        yield peer
+        process.stdin.close()
+
+
 def _first_metadata(peer: Peer) -> None:
     with peer.client() as client:
         client.ask(MetadataRequest(topics=[], allow_auto_topic_creation=False), 9)
@@ -194,16 +235,23 @@ def fetch_all(peer: Peer, topic: str, end: int) -> None:
 def server(run: Run) -> Iterator[Measured]:
     """Serve Kafka's protocol: produce, fetch, latency, start, memory, partitions.
 
-    Rival: a Kafka broker, one at a time on the same cores. CPU seconds are those of the server's process for
-    a million records of 124 bytes, after as many to warm up.
+    Rivals: a Kafka broker, and kfake (start, memory, produce and fetch), one at a time on the same cores. CPU
+    seconds are those of the server's process for a million records of 124 bytes, after as many to warm up.
     """
+    program = built_kfake()
     with Tools(KafkaJars.find_or_fetch()) as tools:
         mine = _measured(run, "ours", tools)
-        rival = _measured(run, "rival", tools)
-    for (what, unit), amounts in mine.amounts.items():
-        ours, theirs = statistics.median(amounts), statistics.median(rival.amounts[what, unit])
-        facts = {"cleaned": mine.cleaned, "rival_cleaned": rival.cleaned} if "cleaning" in what else {}
-        yield Measured("server", what, unit, ours, theirs, KAFKA, theirs / (ours or 1 / TICKS), facts)
+        rivals = {KAFKA: _measured(run, "rival", tools)}
+    if program is not None:
+        rivals[KFAKE] = _measured_kfake(run, program)
+    for name, rival in rivals.items():
+        for (what, unit), amounts in mine.amounts.items():
+            if (what, unit) in rival.amounts:
+                ours, theirs = statistics.median(amounts), statistics.median(rival.amounts[what, unit])
+                facts = (
+                    {"cleaned": mine.cleaned, "rival_cleaned": rival.cleaned} if "cleaning" in what else {}
+                )
+                yield Measured("server", what, unit, ours, theirs, name, theirs / (ours or 1 / TICKS), facts)
 
 
 @dataclass
@@ -230,8 +278,7 @@ def _measured(run: Run, name: str, tools: Tools) -> _Side:
     for number in range(run.repetitions):
         place = run.scratch / f"server-{name}-{number}"
         with _started(name, place, tools) as peer:
-            side.add("start to first metadata", "s", peer.seconds_to_metadata)
-            side.add("memory after the start", "MB", peer.memory())
+            _add_start(side, peer)
             _fixture(side, name, peer.seconds_to_metadata)
             if number == 0:
                 _throughput(run, peer, side)
@@ -241,6 +288,21 @@ def _measured(run: Run, name: str, tools: Tools) -> _Side:
                 peer.create(many={"partitions": partitions})
                 side.add(f"create {partitions:,} partitions", "CPU s", peer.spent_since(cpu))
     return side
+
+
+def _measured_kfake(run: Run, program: Path) -> _Side:
+    side = _Side()
+    for number in range(run.repetitions):
+        with kfake(program) as peer:
+            _add_start(side, peer)
+            if number == 0:
+                _throughput(run, peer, side)
+    return side
+
+
+def _add_start(side: _Side, peer: Peer) -> None:
+    side.add("start to first metadata", "s", peer.seconds_to_metadata)
+    side.add("memory after the start", "MB", peer.memory())
 
 
 FIXTURE = """
