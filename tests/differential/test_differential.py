@@ -14,7 +14,6 @@ from tests.differential.compare import Totals, check_ours, clean_ours, compare
 from tests.differential.kafka_cleaner import KafkaCleaner
 from tests.differential.logs import TOPIC, random_log
 from tests.differential.relay import WHO, live
-from tests.support.exhaustive import stride
 from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 
@@ -33,7 +32,7 @@ def kafka() -> Iterator[KafkaCleaner]:
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_logs_beside_kafkas_own_cleaner(tmp_path: Path, kafka: KafkaCleaner) -> None:
-    count = 120 // stride(3)
+    count = 200
     totals = Totals()
     compare(range(count), tmp_path, kafka, totals)
     assert totals.logs == count and totals.refused < count / 10

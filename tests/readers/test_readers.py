@@ -1,4 +1,4 @@
-"""Run readers of every kind beside a writer and cleaners: 5,000 interleavings, threads, another process."""
+"""Run readers of every kind beside a writer and cleaners: 10,000 interleavings, threads, another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.readers.run import judge_history
 from tests.readers.travel import TravellingFiles
 from tests.support.exhaustive import stride
 
-HISTORIES, EACH = 20, 1000 // stride(4)
+HISTORIES, EACH = 20, 500
 
 
 @pytest.mark.slow
