@@ -250,6 +250,7 @@ def test_both_refuse(answers: dict[str, dict[str, Any]], name: str) -> None:
 @pytest.mark.parametrize("name", [case["name"] for case in SERVED])
 def test_kafkas_sink_and_source_work_with_the_server(answers: dict[str, dict[str, Any]], name: str) -> None:
     """The rows are those that the broker got, besides the time, which the sink cannot set."""
+    assert answers["kafka"]["copy"] == {"name": "copy"}
     result = answers["kafka"][name]
     rows = [row for batch in result["batches"] for row in batch]
     sent = {number: updates(count, 20, number) for number, count in PARTITIONS}
