@@ -23,21 +23,8 @@ from lastword.api.logs import LogDir
 from lastword.api.topic import create_topic
 from lastword.errors import InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.logdir.identity import read_meta_properties
-from lastword.protocol import Request, codes
+from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS, Api
-from lastword.protocol.messages import (
-    ApiVersionsResponse,
-    CreatePartitionsResponse,
-    CreateTopicsResponse,
-    DeleteTopicsResponse,
-    DescribeClusterResponse,
-    DescribeLogDirsResponse,
-    DescribeProducersResponse,
-    DescribeTopicPartitionsResponse,
-    MetadataResponse,
-    SaslAuthenticateResponse,
-    SaslHandshakeResponse,
-)
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
 from lastword.server.configs import Configs
@@ -230,23 +217,23 @@ class Broker:
 
     def _api_versions(self, request: Request, connection: Any) -> Message:
         listed = [
-            ApiVersionsResponse.ApiVersion(
+            messages.ApiVersionsResponse.ApiVersion(
                 api_key=api.key,
                 min_version=0 if api.key == 0 else api.first,  # librdkafka compresses only from 0 on
                 max_version=min(api.last, api.stable),
             )
             for api in self.apis.values()
         ]
-        return ApiVersionsResponse(
+        return messages.ApiVersionsResponse(
             error_code=request.error,
             api_keys=listed,
             supported_features=[
-                ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=0, max_version=level)
+                messages.ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=0, max_version=level)
                 for name, level in FEATURES.items()
             ],
             finalized_features_epoch=0,
             finalized_features=[
-                ApiVersionsResponse.FinalizedFeatureKey(
+                messages.ApiVersionsResponse.FinalizedFeatureKey(
                     name=name, max_version_level=level, min_version_level=level
                 )
                 for name, level in FEATURES.items()
@@ -255,10 +242,10 @@ class Broker:
 
     def _sasl_handshake(self, request: Request, connection: Any) -> Message:
         """Refuse: the connection is authenticated, or needs no authentication."""
-        return SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=[])
+        return messages.SaslHandshakeResponse(error_code=codes.ILLEGAL_SASL_STATE, mechanisms=[])
 
     def _sasl_authenticate(self, request: Request, connection: Any) -> Message:
-        return SaslAuthenticateResponse(
+        return messages.SaslAuthenticateResponse(
             error_code=codes.ILLEGAL_SASL_STATE,
             error_message="SaslAuthenticate request received after successful authentication",
             auth_bytes=b"",
@@ -267,7 +254,7 @@ class Broker:
     def _describe_cluster(self, request: Request, connection: Any) -> Message:
         body = request.body
         if body.endpoint_type != 1:
-            return DescribeClusterResponse(
+            return messages.DescribeClusterResponse(
                 error_code=codes.UNSUPPORTED_ENDPOINT_TYPE
                 if body.endpoint_type != 2
                 else codes.MISMATCHED_ENDPOINT_TYPE,
@@ -276,11 +263,11 @@ class Broker:
                 else "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
                 "CONTROLLER",
             )
-        return DescribeClusterResponse(
+        return messages.DescribeClusterResponse(
             cluster_id=self.cluster_id,
             controller_id=self.node_id,
             brokers=[
-                DescribeClusterResponse.DescribeClusterBroker(
+                messages.DescribeClusterResponse.DescribeClusterBroker(
                     broker_id=self.node_id, host=self.host, port=self.port
                 )
             ],
@@ -348,17 +335,19 @@ class Broker:
             if error is not None:
                 code = error.kafka_code
         name = topic.name if topic.name or version >= 12 else ""
-        return MetadataResponse.MetadataResponseTopic(error_code=code, name=name, topic_id=topic.topic_id)
+        return messages.MetadataResponse.MetadataResponseTopic(
+            error_code=code, name=name, topic_id=topic.topic_id
+        )
 
     def _metadata_of(self, request: Request, served: list[ServedTopic], refused: list[Any]) -> Message:
         body = request.body
         described = [
-            MetadataResponse.MetadataResponseTopic(
+            messages.MetadataResponse.MetadataResponseTopic(
                 name=topic.name,
                 topic_id=topic.id,
                 is_internal=topic.name in INTERNAL,
                 partitions=[
-                    self._partition(MetadataResponse.MetadataResponsePartition, topic, number)
+                    self._partition(messages.MetadataResponse.MetadataResponsePartition, topic, number)
                     for number in topic.directories
                 ],
                 topic_authorized_operations=TOPIC_OPERATIONS
@@ -367,9 +356,11 @@ class Broker:
             )
             for topic in served
         ]
-        return MetadataResponse(
+        return messages.MetadataResponse(
             brokers=[
-                MetadataResponse.MetadataResponseBroker(node_id=self.node_id, host=self.host, port=self.port)
+                messages.MetadataResponse.MetadataResponseBroker(
+                    node_id=self.node_id, host=self.host, port=self.port
+                )
             ],
             cluster_id=self.cluster_id,
             controller_id=self.node_id,
@@ -411,11 +402,11 @@ class Broker:
         if first[1] < 0 or (body.cursor is not None and wanted and first[0] not in wanted):
             return _refused_partitions(wanted or [topic.name for topic in self.topics.all()])
         left = max(1, min(body.response_partition_limit, 2000))
-        response = DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
+        response = messages.DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
         for name, topic in topics:
             if name < first[0]:
                 continue
-            described = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+            described = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
                 name=name, topic_authorized_operations=TOPIC_OPERATIONS
             )
             if topic is None:
@@ -424,10 +415,10 @@ class Broker:
                 continue
             described.topic_id, described.is_internal = topic.id, name in INTERNAL
             numbers = [n for n in topic.directories if name > first[0] or n >= first[1]]
-            kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
+            kind = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
             for number in numbers:
                 if left == 0:
-                    response.next_cursor = DescribeTopicPartitionsResponse.Cursor(
+                    response.next_cursor = messages.DescribeTopicPartitionsResponse.Cursor(
                         topic_name=name, partition_index=number
                     )
                     break
@@ -463,7 +454,7 @@ class Broker:
         twice = _twice(topic.name for topic in body.topics)
         results = []
         for topic in _once(body.topics):
-            result = CreateTopicsResponse.CreatableTopicResult(
+            result = messages.CreateTopicsResponse.CreatableTopicResult(
                 name=topic.name, error_message=None, num_partitions=-1, replication_factor=-1, configs=[]
             )
             results.append(result)
@@ -475,7 +466,7 @@ class Broker:
                 result.error_code, result.error_message = refused.code, refused.message
             except LastwordError as error:
                 result.error_code, result.error_message = error.kafka_code, error.message
-        return CreateTopicsResponse(topics=results)
+        return messages.CreateTopicsResponse(topics=results)
 
     def _create_one(self, topic: Any, validate_only: bool, result: Any) -> None:
         check_topic_name(topic.name)
@@ -488,7 +479,7 @@ class Broker:
             result.topic_id = self.create(topic.name, partitions, settings).id
         result.num_partitions, result.replication_factor = partitions, 1
         result.configs = [
-            CreateTopicsResponse.CreatableTopicConfigs(
+            messages.CreateTopicsResponse.CreatableTopicConfigs(
                 name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False
             )
             for row in self._configs.topic_rows(topic.name, CREATED | settings if validate_only else {})
@@ -569,7 +560,7 @@ class Broker:
         for name, topic_id in dict.fromkeys(wanted):
             if name is None and topic_id in by_both:
                 continue  # answered by name
-            result = DeleteTopicsResponse.DeletableTopicResult(
+            result = messages.DeleteTopicsResponse.DeletableTopicResult(
                 name=name, topic_id=topic_id, error_message=None
             )
             results.append(result)
@@ -598,7 +589,7 @@ class Broker:
                 result.error_code, result.error_message = error.kafka_code, error.message
         self.topics.all()  # so that their offsets are deleted before the answer
         self.loop.call_soon_threadsafe(self._fetches.topics_changed)
-        return DeleteTopicsResponse(responses=results)
+        return messages.DeleteTopicsResponse(responses=results)
 
     def _create_partitions(self, request: Request, connection: Any) -> Answer:
         return self.in_turn(self._created_partitions, request)
@@ -607,7 +598,9 @@ class Broker:
         twice = _twice(topic.name for topic in request.body.topics)
         results = []
         for topic in _once(request.body.topics):
-            result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name, error_message=None)
+            result = messages.CreatePartitionsResponse.CreatePartitionsTopicResult(
+                name=topic.name, error_message=None
+            )
             results.append(result)
             try:
                 if topic.name in twice:
@@ -617,7 +610,7 @@ class Broker:
                 result.error_code, result.error_message = refused.code, refused.message
             except LastwordError as error:
                 result.error_code, result.error_message = error.kafka_code, error.message
-        return CreatePartitionsResponse(results=results)
+        return messages.CreatePartitionsResponse(results=results)
 
     def _add_partitions(self, topic: Any, validate_only: bool) -> None:
         served = self.topics.get(topic.name)
@@ -662,7 +655,7 @@ class Broker:
         results = []
         for log_dir in self.dirs.directories:
             disk = os.statvfs(log_dir.path)
-            result = DescribeLogDirsResponse.DescribeLogDirsResult(
+            result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(
                 log_dir=os.path.realpath(log_dir.path),
                 topics=[],
                 total_bytes=disk.f_blocks * disk.f_frsize,
@@ -676,7 +669,7 @@ class Broker:
                 continue
             for name, numbers in log_dir.partitions_by_topic().items():
                 partitions = [
-                    DescribeLogDirsResponse.DescribeLogDirsPartition(
+                    messages.DescribeLogDirsResponse.DescribeLogDirsPartition(
                         partition_index=number, partition_size=log_dir.log(name, number).segment_set.size
                     )
                     for number in numbers
@@ -684,16 +677,18 @@ class Broker:
                 ]
                 if partitions:
                     result.topics.append(
-                        DescribeLogDirsResponse.DescribeLogDirsTopic(name=name, partitions=partitions)
+                        messages.DescribeLogDirsResponse.DescribeLogDirsTopic(
+                            name=name, partitions=partitions
+                        )
                     )
         for path in self.dirs.offline:
             if path not in {log_dir.path for log_dir in self.dirs.directories}:
                 results.append(
-                    DescribeLogDirsResponse.DescribeLogDirsResult(
+                    messages.DescribeLogDirsResponse.DescribeLogDirsResult(
                         error_code=codes.KAFKA_STORAGE_ERROR, log_dir=os.path.realpath(path)
                     )
                 )
-        return DescribeLogDirsResponse(results=results)
+        return messages.DescribeLogDirsResponse(results=results)
 
     def _describe_producers(self, request: Request, connection: Any) -> Any:
         partitions = [(self.topics.get(t.name), n) for t in request.body.topics for n in t.partition_indexes]
@@ -703,10 +698,10 @@ class Broker:
         topics = []
         for topic in request.body.topics:
             served = self.topics.get(topic.name)
-            described = DescribeProducersResponse.TopicResponse(name=topic.name, partitions=[])
+            described = messages.DescribeProducersResponse.TopicResponse(name=topic.name, partitions=[])
             topics.append(described)
             for number in topic.partition_indexes:
-                partition = DescribeProducersResponse.PartitionResponse(
+                partition = messages.DescribeProducersResponse.PartitionResponse(
                     partition_index=number, active_producers=[]
                 )
                 described.partitions.append(partition)
@@ -720,13 +715,13 @@ class Broker:
                     partition.error_code, partition.error_message = refused.code, refused.message
                 except LastwordError as error:
                     partition.error_code, partition.error_message = error.kafka_code, error.message
-        return DescribeProducersResponse(topics=topics)
+        return messages.DescribeProducersResponse(topics=topics)
 
 
 def _refused_partitions(topics: list[str]) -> Message:
     """Return the answer of DescribeTopicPartitions to a wrong cursor."""
-    kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
-    return DescribeTopicPartitionsResponse(
+    kind = messages.DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+    return messages.DescribeTopicPartitionsResponse(
         topics=[
             kind(name=name, error_code=codes.INVALID_REQUEST, topic_authorized_operations=NO_OPERATIONS)
             for name in topics
@@ -743,7 +738,7 @@ def _open_logs(closed: list[tuple[ServedTopic, int]]) -> None:
 
 def _producer_state(producer: Any) -> Any:
     start = producer.transaction_start
-    return DescribeProducersResponse.ProducerState(
+    return messages.DescribeProducersResponse.ProducerState(
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,
         last_sequence=producer.last_sequence,

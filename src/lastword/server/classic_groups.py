@@ -22,16 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import MalformedMessageError, UnsupportedVersionError
-from lastword.protocol import Request, codes, decode_stored, encode_stored
-from lastword.protocol.messages import (
-    DescribeGroupsResponse,
-    GroupMetadataKey,
-    GroupMetadataValue,
-    HeartbeatResponse,
-    JoinGroupResponse,
-    LeaveGroupResponse,
-    SyncGroupResponse,
-)
+from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server.coordinator import Timer
 from lastword.server.offsets import Committed, Group
@@ -132,7 +123,7 @@ class ClassicGroup(Group):
 
     def tombstones(self) -> list[tuple[bytes, bytes | None]]:
         """Return the records that delete the group without its offsets."""
-        return [(encode_stored(GroupMetadataKey(group=self.id)), None)]
+        return [(encode_stored(messages.GroupMetadataKey(group=self.id)), None)]
 
     def supports(self, protocol_type: str, protocols: list[tuple[str, bytes]]) -> bool:
         """Return whether a member with these protocols can be in the group."""
@@ -230,14 +221,14 @@ class ClassicGroups:
         return group if isinstance(group, ClassicGroup) else None
 
     def _store_group(self, group: ClassicGroup) -> asyncio.Future[Any] | None:
-        value = GroupMetadataValue(
+        value = messages.GroupMetadataValue(
             protocol_type=group.protocol_type or "",
             generation=group.generation,
             protocol=group.protocol,
             leader=group.leader,
             current_state_timestamp=group.changed_ms,
             members=[
-                GroupMetadataValue.MemberMetadata(
+                messages.GroupMetadataValue.MemberMetadata(
                     member_id=member.id,
                     group_instance_id=member.instance_id,
                     client_id=member.client_id,
@@ -250,7 +241,7 @@ class ClassicGroups:
                 for member in group.members.values()
             ],
         )
-        key = encode_stored(GroupMetadataKey(group=group.id))
+        key = encode_stored(messages.GroupMetadataKey(group=group.id))
         return self._groups.store(group.id, [(key, encode_stored(value, GROUP_VERSION))])
 
     # -------------------------------------------------------------- join
@@ -461,14 +452,14 @@ class ClassicGroups:
 
     def _joined(self, group: ClassicGroup, member: Member) -> Any:
         leads = member.id == group.leader
-        return JoinGroupResponse(
+        return messages.JoinGroupResponse(
             generation_id=group.generation,
             protocol_type=group.protocol_type,
             protocol_name=group.protocol,
             leader=group.leader or "",
             member_id=member.id,
             members=[
-                JoinGroupResponse.JoinGroupResponseMember(
+                messages.JoinGroupResponse.JoinGroupResponseMember(
                     member_id=other.id,
                     group_instance_id=other.instance_id,
                     metadata=other.metadata(group.protocol),
@@ -494,12 +485,12 @@ class ClassicGroups:
             if group.state == PREPARING:
                 raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         except Refused as refused:
-            return SyncGroupResponse(error_code=refused.code)
+            return messages.SyncGroupResponse(error_code=refused.code)
         if group.state == STABLE:
             self._keep_alive(group, member)
             return self._synced(group, member)
         if member.syncing is not None and not member.syncing.done():
-            member.syncing.set_result(SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
+            member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
         member.syncing = self._broker.loop.create_future()
         answer = member.syncing
         if member.id == group.leader:
@@ -529,7 +520,7 @@ class ClassicGroups:
         return answer.result() if answer.done() else answer
 
     def _synced(self, group: ClassicGroup, member: Member) -> Message:
-        return SyncGroupResponse(
+        return messages.SyncGroupResponse(
             protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=member.assignment
         )
 
@@ -537,7 +528,7 @@ class ClassicGroups:
         for member in group.members.values():
             answer, member.syncing = member.syncing, None
             if answer is not None and not answer.done():
-                answer.set_result(SyncGroupResponse(error_code=code))
+                answer.set_result(messages.SyncGroupResponse(error_code=code))
                 self._keep_alive(group, member)
 
     def _heartbeat(self, request: Request, connection: Any) -> Message:
@@ -547,13 +538,13 @@ class ClassicGroups:
             if group.state == PREPARING:
                 raise Refused(codes.REBALANCE_IN_PROGRESS, "")
         except Refused as refused:
-            return HeartbeatResponse(error_code=refused.code)
-        return HeartbeatResponse()
+            return messages.HeartbeatResponse(error_code=refused.code)
+        return messages.HeartbeatResponse()
 
     def _leave(self, request: Request, connection: Any) -> Message:
         body = request.body
         if not body.group_id:
-            return LeaveGroupResponse(error_code=codes.INVALID_GROUP_ID)
+            return messages.LeaveGroupResponse(error_code=codes.INVALID_GROUP_ID)
         leaving = (
             [(member.member_id, member.group_instance_id) for member in body.members]
             if request.version >= 3
@@ -563,7 +554,9 @@ class ClassicGroups:
         group = self._known(body.group_id)
         changed = False
         for member_id, instance_id in leaving:
-            result = LeaveGroupResponse.MemberResponse(member_id=member_id, group_instance_id=instance_id)
+            result = messages.LeaveGroupResponse.MemberResponse(
+                member_id=member_id, group_instance_id=instance_id
+            )
             results.append(result)
             try:
                 if self._groups.consumers.remove(body.group_id, member_id, instance_id):
@@ -583,8 +576,8 @@ class ClassicGroups:
         if changed and group is not None:
             self._after_loss(group)
         if request.version < 3:
-            return LeaveGroupResponse(error_code=results[0].error_code if results else 0)
-        return LeaveGroupResponse(members=results)
+            return messages.LeaveGroupResponse(error_code=results[0].error_code if results else 0)
+        return messages.LeaveGroupResponse(members=results)
 
     def _current(self, body: Any) -> tuple[ClassicGroup, Member]:
         """Return the group and the member of a request of a generation."""
@@ -648,13 +641,13 @@ class ClassicGroups:
         if member.joining is not None and not member.joining.done():
             member.joining.set_result(_join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
         if member.syncing is not None and not member.syncing.done():
-            member.syncing.set_result(SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
+            member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
 
     def _fence(self, member: Member) -> None:
         if member.joining is not None and not member.joining.done():
             member.joining.set_result(_join_error(codes.FENCED_INSTANCE_ID, member.id, member.join_version))
         if member.syncing is not None and not member.syncing.done():
-            member.syncing.set_result(SyncGroupResponse(error_code=codes.FENCED_INSTANCE_ID))
+            member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.FENCED_INSTANCE_ID))
 
     def answer_all(self) -> None:
         """Answer every request that waits: the server closes."""
@@ -667,7 +660,7 @@ class ClassicGroups:
                         _join_error(codes.NOT_COORDINATOR, member.id, member.join_version)
                     )
                 if member.syncing is not None and not member.syncing.done():
-                    member.syncing.set_result(SyncGroupResponse(error_code=codes.NOT_COORDINATOR))
+                    member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.NOT_COORDINATOR))
 
     # -------------------------------------------------------------- describe
 
@@ -676,7 +669,7 @@ class ClassicGroups:
         groups = []
         for group_id in body.groups:
             group = self._known(group_id)
-            described = DescribeGroupsResponse.DescribedGroup(
+            described = messages.DescribeGroupsResponse.DescribedGroup(
                 group_id=group_id, error_message=None, members=[]
             )
             groups.append(described)
@@ -693,7 +686,7 @@ class ClassicGroups:
             described.group_state, described.protocol_type = group.state, group.protocol_type or ""
             described.protocol_data = (group.protocol or "") if is_stable else ""
             described.members = [
-                DescribeGroupsResponse.DescribedGroupMember(
+                messages.DescribeGroupsResponse.DescribedGroupMember(
                     member_id=member.id,
                     group_instance_id=member.instance_id,
                     client_id=member.client_id,
@@ -703,7 +696,7 @@ class ClassicGroups:
                 )
                 for member in group.members.values()
             ]
-        return DescribeGroupsResponse(groups=groups)
+        return messages.DescribeGroupsResponse(groups=groups)
 
     # -------------------------------------------------------------- offsets
 
@@ -732,7 +725,7 @@ class ClassicGroups:
 
 
 def _join_error(code: int, member_id: str, version: int) -> Any:
-    return JoinGroupResponse(
+    return messages.JoinGroupResponse(
         error_code=code,
         generation_id=-1,
         protocol_type=None,

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, TopicConfig
 from lastword.errors import InvalidSettingError, LastwordError
-from lastword.protocol import Request, codes
-from lastword.protocol.messages import (
-    AlterConfigsResponse,
-    DescribeConfigsResponse,
-    IncrementalAlterConfigsResponse,
-)
+from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.topics import Refused, check_topic_name
 from lastword.server.transactions import EXPIRATION_MS, MOST_TIMEOUT_MS
@@ -218,7 +213,7 @@ class Configs:
         body = request.body
         results = []
         for resource in body.resources:
-            result = DescribeConfigsResponse.DescribeConfigsResult(
+            result = messages.DescribeConfigsResponse.DescribeConfigsResult(
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
                 error_message="",
@@ -235,7 +230,7 @@ class Configs:
                 if wanted and row.name not in wanted:
                     continue
                 result.configs.append(
-                    DescribeConfigsResponse.DescribeConfigsResourceResult(
+                    messages.DescribeConfigsResponse.DescribeConfigsResourceResult(
                         name=row.name,
                         value=row.value,
                         read_only=read_only,
@@ -246,7 +241,7 @@ class Configs:
                         documentation=row.text if body.include_documentation else None,
                     )
                 )
-        return DescribeConfigsResponse(results=results)
+        return messages.DescribeConfigsResponse(results=results)
 
     def _rows_of(self, resource: Any) -> tuple[list[Row], bool]:
         kind, name = resource.resource_type, resource.resource_name
@@ -313,11 +308,11 @@ class Configs:
 
     def _alter_incrementally(self, request: Request, connection: Any) -> Any:
         return self._broker.in_turn(
-            self._altered, request, IncrementalAlterConfigsResponse, self._incremental
+            self._altered, request, messages.IncrementalAlterConfigsResponse, self._incremental
         )
 
     def _alter(self, request: Request, connection: Any) -> Any:
-        return self._broker.in_turn(self._altered, request, AlterConfigsResponse, self._whole)
+        return self._broker.in_turn(self._altered, request, messages.AlterConfigsResponse, self._whole)
 
     def _altered(self, request: Request, kind: Any, changes_of: Callable[[Any], dict[str, Any]]) -> Message:
         responses = []
@@ -421,5 +416,5 @@ def shown(value: Any) -> str:
 
 
 def _synonyms(row: Row) -> list[Any]:
-    kind = DescribeConfigsResponse.DescribeConfigsSynonym
+    kind = messages.DescribeConfigsResponse.DescribeConfigsSynonym
     return [kind(name=name, value=value, source=source) for name, value, source in row.synonyms]

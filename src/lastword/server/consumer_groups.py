@@ -33,24 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError
-from lastword.protocol import Request, codes, decode_stored, encode_stored
-from lastword.protocol.messages import (
-    ConsumerGroupCurrentMemberAssignmentKey,
-    ConsumerGroupCurrentMemberAssignmentValue,
-    ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatResponse,
-    ConsumerGroupMemberMetadataKey,
-    ConsumerGroupMemberMetadataValue,
-    ConsumerGroupMetadataKey,
-    ConsumerGroupMetadataValue,
-    ConsumerGroupPartitionMetadataKey,
-    ConsumerGroupRegularExpressionKey,
-    ConsumerGroupRegularExpressionValue,
-    ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
-    ConsumerGroupTargetAssignmentMetadataKey,
-    ConsumerGroupTargetAssignmentMetadataValue,
-)
+from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.server.assignors import ASSIGNORS, Partition, Partitions
 from lastword.server.coordinator import Timer
@@ -110,7 +93,7 @@ class Member:
     def metadata(self) -> bytes:
         """Return the record of what the member subscribes to."""
         return encode_stored(
-            ConsumerGroupMemberMetadataValue(
+            messages.ConsumerGroupMemberMetadataValue(
                 instance_id=self.instance_id,
                 rack_id=self.rack_id,
                 client_id=self.client_id,
@@ -126,7 +109,7 @@ class Member:
 
     def current(self) -> bytes:
         """Return the record of what the member has."""
-        kind = ConsumerGroupCurrentMemberAssignmentValue
+        kind = messages.ConsumerGroupCurrentMemberAssignmentValue
         return encode_stored(
             kind(
                 member_epoch=self.epoch,
@@ -224,9 +207,9 @@ class ConsumerGroup(Group):
         return [
             (encode_stored(key(group_id=self.id)), None)
             for key in (
-                ConsumerGroupTargetAssignmentMetadataKey,
-                ConsumerGroupPartitionMetadataKey,
-                ConsumerGroupMetadataKey,
+                messages.ConsumerGroupTargetAssignmentMetadataKey,
+                messages.ConsumerGroupPartitionMetadataKey,
+                messages.ConsumerGroupMetadataKey,
             )
         ]
 
@@ -407,7 +390,7 @@ class ConsumerGroups:
             change.take()
             self._await_revocation(group, member)
         self._await_session(group, member)
-        answer = ConsumerGroupHeartbeatResponse(
+        answer = messages.ConsumerGroupHeartbeatResponse(
             member_id=member.id,
             member_epoch=member.epoch,
             heartbeat_interval_ms=self._settings.group_consumer_heartbeat_interval_ms,
@@ -419,7 +402,7 @@ class ConsumerGroups:
             and body.topic_partitions is not None
         )
         if joins or is_full or member.assigned.keys() != before.assigned.keys():
-            kind = ConsumerGroupHeartbeatResponse
+            kind = messages.ConsumerGroupHeartbeatResponse
             answer.assignment = kind.Assignment(
                 topic_partitions=[
                     kind.TopicPartitions(topic_id=topic_id, partitions=numbers)
@@ -503,7 +486,7 @@ class ConsumerGroups:
         if not isinstance(group, ConsumerGroup):
             text = "not found" if group is None else "is not a consumer group"
             raise Refused(codes.GROUP_ID_NOT_FOUND, f"Group {body.group_id} {text}.")
-        answer = ConsumerGroupHeartbeatResponse(
+        answer = messages.ConsumerGroupHeartbeatResponse(
             member_id=body.member_id,
             member_epoch=body.member_epoch,
             heartbeat_interval_ms=0,
@@ -524,7 +507,7 @@ class ConsumerGroups:
             assigned=dict.fromkeys(member.assigned, 0),
             revoking=frozenset(),
         )
-        key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group.id, member_id=member.id)
+        key = messages.ConsumerGroupCurrentMemberAssignmentKey(group_id=group.id, member_id=member.id)
         stored = self._groups.store(group.id, [(encode_stored(key), away.current())])
         group.put(away)
         self._await_revocation(group, away)
@@ -697,7 +680,7 @@ class ConsumerGroups:
         described = []
         for group_id in request.body.group_ids:
             group = self._groups.get(group_id)
-            result = ConsumerGroupDescribeResponse.DescribedGroup(
+            result = messages.ConsumerGroupDescribeResponse.DescribedGroup(
                 group_id=group_id, authorized_operations=NO_OPERATIONS
             )
             described.append(result)
@@ -711,10 +694,10 @@ class ConsumerGroups:
                 self._describe_group(group, result)
                 if request.body.include_authorized_operations:
                     result.authorized_operations = GROUP_OPERATIONS
-        return ConsumerGroupDescribeResponse(groups=described)
+        return messages.ConsumerGroupDescribeResponse(groups=described)
 
     def _describe_group(self, group: ConsumerGroup, result: Any) -> None:
-        kind = ConsumerGroupDescribeResponse
+        kind = messages.ConsumerGroupDescribeResponse
         topic_names = {topic.id: topic.name for topic in self._broker.topics.all()}
         topic_names |= {topic_id: name for name, (topic_id, _) in group.read.items()}  # also `<topic>@latest`
 
@@ -772,7 +755,7 @@ class _Change:
         self._read, self._digest, self._seen = group.read, group.digest, group.seen
         if replaced is not None:
             self.records += _tombstones_of(group.id, replaced.id)
-        key = ConsumerGroupMemberMetadataKey(group_id=group.id, member_id=member.id)
+        key = messages.ConsumerGroupMemberMetadataKey(group_id=group.id, member_id=member.id)
         if is_new or member.metadata() != before.metadata():
             self.records.append((encode_stored(key), member.metadata()))
         if replaced is not None:
@@ -824,8 +807,8 @@ class _Change:
         for member_id, target in self._targets.items():
             if before.get(member_id) != target:
                 self.records.append(_target_record(group_id, member_id, target))
-        key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
-        value = ConsumerGroupTargetAssignmentMetadataValue(
+        key = messages.ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
+        value = messages.ConsumerGroupTargetAssignmentMetadataValue(
             assignment_epoch=self._target_epoch, assignment_timestamp=now_ms
         )
         self.records.append((encode_stored(key), encode_stored(value, 0)))
@@ -842,7 +825,7 @@ class _Change:
             lambda partition: group.owners.get(partition) in mine,
         )
         if self._is_new or member.current() != self._before.current():
-            key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group.id, member_id=member.id)
+            key = messages.ConsumerGroupCurrentMemberAssignmentKey(group_id=group.id, member_id=member.id)
             self.records.append((encode_stored(key), member.current()))
         return member
 
@@ -951,30 +934,32 @@ def _new_id() -> str:
 
 
 def _epoch_record(group_id: str, epoch: int, digest: int) -> tuple[bytes, bytes | None]:
-    value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=digest)
-    return encode_stored(ConsumerGroupMetadataKey(group_id=group_id)), encode_stored(value, 0)
+    value = messages.ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=digest)
+    return encode_stored(messages.ConsumerGroupMetadataKey(group_id=group_id)), encode_stored(value, 0)
 
 
 def _target_record(group_id: str, member_id: str, target: Partitions) -> tuple[bytes, bytes | None]:
-    kind = ConsumerGroupTargetAssignmentMemberValue
+    kind = messages.ConsumerGroupTargetAssignmentMemberValue
     value = kind(
         topic_partitions=[
             kind.TopicPartition(topic_id=topic_id, partitions=numbers)
             for topic_id, numbers in by_topic(target).items()
         ]
     )
-    key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
+    key = messages.ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
     return encode_stored(key), encode_stored(value, 0)
 
 
 def _regex_key(group_id: str, regex: str) -> bytes:
-    return encode_stored(ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regex))
+    return encode_stored(
+        messages.ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regex)
+    )
 
 
 def _regex_record(
     group_id: str, regex: str, topics: frozenset[str], version: int
 ) -> tuple[bytes, bytes | None]:
-    value = ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version, timestamp=0)
+    value = messages.ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version, timestamp=0)
     return _regex_key(group_id, regex), encode_stored(value, 0)
 
 
@@ -983,9 +968,9 @@ def _tombstones_of(group_id: str, member_id: str) -> Records:
     return [
         (encode_stored(key(group_id=group_id, member_id=member_id)), None)
         for key in (
-            ConsumerGroupCurrentMemberAssignmentKey,
-            ConsumerGroupTargetAssignmentMemberKey,
-            ConsumerGroupMemberMetadataKey,
+            messages.ConsumerGroupCurrentMemberAssignmentKey,
+            messages.ConsumerGroupTargetAssignmentMemberKey,
+            messages.ConsumerGroupMemberMetadataKey,
         )
     ]
 
@@ -994,7 +979,7 @@ def _tombstones_of(group_id: str, member_id: str) -> Records:
 
 
 def _refusal(refused: Refused) -> Message:
-    return ConsumerGroupHeartbeatResponse(
+    return messages.ConsumerGroupHeartbeatResponse(
         error_code=refused.code,
         error_message=refused.message,
         member_id=None,

@@ -25,13 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import FileVanishedError, LastwordError, OffsetOutOfRangeError
 from lastword.partition.reads import record_at_time
-from lastword.protocol import FileRange, Request, codes
-from lastword.protocol.messages import (
-    DeleteRecordsResponse,
-    FetchResponse,
-    ListOffsetsResponse,
-    OffsetForLeaderEpochResponse,
-)
+from lastword.protocol import FileRange, Request, codes, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.latest import LatestReads
 from lastword.server.topics import LATEST as LATEST_SUFFIX
@@ -233,9 +227,9 @@ class Fetches:
             return self._first_answer(request, session, list(named.values()), full=True)
         session = self._sessions.get(body.session_id)
         if session is None:
-            return FetchResponse(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
+            return messages.FetchResponse(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != body.session_epoch:
-            return FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH)
+            return messages.FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH)
         self._sessions.move_to_end(session.id)
         session.epoch = session.epoch % 0x7FFFFFFF + 1
         for topic in body.forgotten_topics_data:
@@ -329,19 +323,19 @@ class Fetches:
             key = fetch.key[0]
             topic = at.get(key)
             if topic is None:
-                topic = at[key] = FetchResponse.FetchableTopicResponse(
+                topic = at[key] = messages.FetchResponse.FetchableTopicResponse(
                     topic=fetch.topic, topic_id=fetch.topic_id, partitions=[]
                 )
                 responses.append(topic)
             topic.partitions.append(answer)
         session = waiting.session
-        return FetchResponse(session_id=0 if session is None else session.id, responses=responses)
+        return messages.FetchResponse(session_id=0 if session is None else session.id, responses=responses)
 
     def _read(
         self, request: Request, fetch: PartitionFetch, most_bytes: int, *, first: bool
     ) -> tuple[Any, int]:
         """Return the answer for one partition, and its bytes of records."""
-        answer = FetchResponse.PartitionData(
+        answer = messages.FetchResponse.PartitionData(
             partition_index=fetch.partition,
             high_watermark=-1,
             last_stable_offset=-1,
@@ -394,7 +388,7 @@ class Fetches:
                 if entry.last_offset >= start and entry.first_offset < end:
                     entries[entry.producer_id, entry.first_offset] = None
         return [
-            FetchResponse.AbortedTransaction(producer_id=producer_id, first_offset=first)
+            messages.FetchResponse.AbortedTransaction(producer_id=producer_id, first_offset=first)
             for producer_id, first in entries
         ]
 
@@ -523,10 +517,10 @@ class Fetches:
         for topic in body.topics:
             partitions: list[Any] = []
             topics.append(
-                ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=partitions)
+                messages.ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=partitions)
             )
             for partition in topic.partitions:
-                answer = ListOffsetsResponse.ListOffsetsPartitionResponse(
+                answer = messages.ListOffsetsResponse.ListOffsetsPartitionResponse(
                     partition_index=partition.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
                 )
                 partitions.append(answer)
@@ -542,7 +536,7 @@ class Fetches:
                     answer.error_code = error.kafka_code
                 if request.version < 4:
                     answer.leader_epoch = -1  # these versions have no field for it
-        return ListOffsetsResponse(topics=topics)
+        return messages.ListOffsetsResponse(topics=topics)
 
     def _find_offset(
         self, log: PartitionLog, timestamp: int, committed: bool, version: int, answer: Any
@@ -584,12 +578,12 @@ class Fetches:
         for topic in request.body.topics:
             partitions: list[Any] = []
             topics.append(
-                OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
+                messages.OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
                     topic=topic.topic, partitions=partitions
                 )
             )
             for partition in topic.partitions:
-                answer = OffsetForLeaderEpochResponse.EpochEndOffset(
+                answer = messages.OffsetForLeaderEpochResponse.EpochEndOffset(
                     partition=partition.partition, leader_epoch=-1, end_offset=-1
                 )
                 partitions.append(answer)
@@ -602,7 +596,7 @@ class Fetches:
                     answer.error_code = refused.code
                 except LastwordError as error:
                     answer.error_code = error.kafka_code
-        return OffsetForLeaderEpochResponse(topics=topics)
+        return messages.OffsetForLeaderEpochResponse(topics=topics)
 
     # -------------------------------------------------------------- DeleteRecords
 
@@ -614,10 +608,12 @@ class Fetches:
         for topic in request.body.topics:
             partitions: list[Any] = []
             topics.append(
-                DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=partitions)
+                messages.DeleteRecordsResponse.DeleteRecordsTopicResult(
+                    name=topic.name, partitions=partitions
+                )
             )
             for partition in topic.partitions:
-                answer = DeleteRecordsResponse.DeleteRecordsPartitionResult(
+                answer = messages.DeleteRecordsResponse.DeleteRecordsPartitionResult(
                     partition_index=partition.partition_index, low_watermark=-1
                 )
                 partitions.append(answer)
@@ -629,7 +625,7 @@ class Fetches:
                     answer.error_code = refused.code
                 except LastwordError as error:
                     answer.error_code = error.kafka_code
-        return DeleteRecordsResponse(topics=topics)
+        return messages.DeleteRecordsResponse(topics=topics)
 
     def _raise_start(self, name: str, partition: int, offset: int) -> int:
         from lastword.api.cleaning import trim

@@ -20,12 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError
-from lastword.protocol import Request, codes
-from lastword.protocol.messages import (
-    DeleteGroupsResponse,
-    FindCoordinatorResponse,
-    ListGroupsResponse,
-)
+from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_groups import KEYS as CONSUMER_KEYS
@@ -282,22 +277,22 @@ class Groups:
         body, broker = request.body, self.broker
         if request.version < 4:
             if body.key_type not in COORDINATED:
-                return FindCoordinatorResponse(
+                return messages.FindCoordinatorResponse(
                     error_code=codes.INVALID_REQUEST, error_message="not served", node_id=-1, host="", port=-1
                 )
-            return FindCoordinatorResponse(
+            return messages.FindCoordinatorResponse(
                 error_message="NONE", node_id=broker.node_id, host=broker.host, port=broker.port
             )
         coordinators = []
         for key in body.coordinator_keys:
-            found = FindCoordinatorResponse.Coordinator(
+            found = messages.FindCoordinatorResponse.Coordinator(
                 key=key, node_id=broker.node_id, host=broker.host, port=broker.port, error_message=""
             )
             if body.key_type not in COORDINATED:
                 found.error_code, found.error_message = codes.INVALID_REQUEST, "not served"
                 found.node_id, found.host, found.port = -1, "", -1
             coordinators.append(found)
-        return FindCoordinatorResponse(coordinators=coordinators)
+        return messages.FindCoordinatorResponse(coordinators=coordinators)
 
     # -------------------------------------------------------------- list, delete
 
@@ -305,9 +300,9 @@ class Groups:
         body = request.body
         states = {state.lower() for state in body.states_filter}
         types = {kind.lower() for kind in body.types_filter}
-        return ListGroupsResponse(
+        return messages.ListGroupsResponse(
             groups=[
-                ListGroupsResponse.ListedGroup(
+                messages.ListGroupsResponse.ListedGroup(
                     group_id=group.id,
                     protocol_type=group.protocol_type or "",
                     group_state=group.state,
@@ -321,7 +316,7 @@ class Groups:
     def _delete(self, request: Request, connection: Any) -> Any:
         results = []
         for group_id in request.body.groups_names:
-            result = DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
+            result = messages.DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
             results.append(result)
             group = self._groups.get(group_id)
             if group is None:
@@ -338,7 +333,7 @@ class Groups:
                     self.offsets.forget(group_id)
                 except LastwordError as error:
                     result.error_code = error.kafka_code
-        return DeleteGroupsResponse(results=results)
+        return messages.DeleteGroupsResponse(results=results)
 
 
 def _log_failure(done: asyncio.Future[Any]) -> None:

@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError
-from lastword.protocol import Request, codes, decode_stored, encode_stored
-from lastword.protocol.messages import (
-    OffsetCommitKey,
-    OffsetCommitResponse,
-    OffsetCommitValue,
-    OffsetDeleteResponse,
-    OffsetFetchResponse,
-    TxnOffsetCommitResponse,
-)
+from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.coordinator import StoredRecord
 from lastword.server.topics import Refused, ServedTopic
@@ -155,10 +147,10 @@ class Offsets:
             request,
             code,
             is_stale,
-            OffsetCommitResponse.OffsetCommitResponseTopic,
-            OffsetCommitResponse.OffsetCommitResponsePartition,
+            messages.OffsetCommitResponse.OffsetCommitResponseTopic,
+            messages.OffsetCommitResponse.OffsetCommitResponsePartition,
         )
-        answer = OffsetCommitResponse(topics=topics)
+        answer = messages.OffsetCommitResponse(topics=topics)
         stored = self._stored(body.group_id, topics, changes)
         if changes:
             self.committed(self._groups.get_or_simple(body.group_id), changes)
@@ -259,15 +251,15 @@ class Offsets:
             request,
             code,
             None,
-            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic,
-            TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition,
+            messages.TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic,
+            messages.TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition,
         )
         stored = self._stored(body.group_id, topics, changes, producer)
         if changes:
             self._groups.get_or_simple(body.group_id)
             offsets = self._undecided.setdefault(producer[0], {})
             offsets.update(((body.group_id, *at), committed) for at, committed in changes.items())
-        return self._groups.answer_after(stored, TxnOffsetCommitResponse(topics=topics))
+        return self._groups.answer_after(stored, messages.TxnOffsetCommitResponse(topics=topics))
 
     def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
         """Take or drop the offsets of a transaction whose marker was appended to a partition of the topic."""
@@ -318,18 +310,18 @@ class Offsets:
     def _fetch(self, request: Request, connection: Any) -> Message:
         body = request.body
         if request.version < 8:
-            return OffsetFetchResponse(
+            return messages.OffsetFetchResponse(
                 topics=self._fetched(
                     body.group_id,
                     body.topics,
                     body.require_stable,
-                    OffsetFetchResponse.OffsetFetchResponseTopic,
-                    OffsetFetchResponse.OffsetFetchResponsePartition,
+                    messages.OffsetFetchResponse.OffsetFetchResponseTopic,
+                    messages.OffsetFetchResponse.OffsetFetchResponsePartition,
                 )
             )
         groups = []
         for group in body.groups:
-            described = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
+            described = messages.OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
             groups.append(described)
             try:
                 if request.version >= 9:
@@ -338,12 +330,12 @@ class Offsets:
                     group.group_id,
                     group.topics,
                     body.require_stable,
-                    OffsetFetchResponse.OffsetFetchResponseTopics,
-                    OffsetFetchResponse.OffsetFetchResponsePartitions,
+                    messages.OffsetFetchResponse.OffsetFetchResponseTopics,
+                    messages.OffsetFetchResponse.OffsetFetchResponsePartitions,
                 )
             except Refused as refused:
                 described.error_code = refused.code
-        return OffsetFetchResponse(groups=groups)
+        return messages.OffsetFetchResponse(groups=groups)
 
     def _fetched(
         self, group_id: str, wanted_topics: Any, is_stable: bool, topic_kind: Any, partition_kind: Any
@@ -396,20 +388,22 @@ class Offsets:
         body = request.body
         group = self._groups.get(body.group_id)
         if group is None:
-            return OffsetDeleteResponse(
+            return messages.OffsetDeleteResponse(
                 error_code=codes.GROUP_ID_NOT_FOUND if body.group_id else codes.INVALID_GROUP_ID
             )
         subscribed, are_consumers = group.subscribed(), group.protocol_type == "consumer"
         if not group.is_empty and not are_consumers:
-            return OffsetDeleteResponse(error_code=codes.NON_EMPTY_GROUP)
+            return messages.OffsetDeleteResponse(error_code=codes.NON_EMPTY_GROUP)
         topics, gone = [], []
         for topic in body.topics:
             partitions: list[Any] = []
             topics.append(
-                OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions)
+                messages.OffsetDeleteResponse.OffsetDeleteResponseTopic(
+                    name=topic.name, partitions=partitions
+                )
             )
             for partition in topic.partitions:
-                result = OffsetDeleteResponse.OffsetDeleteResponsePartition(
+                result = messages.OffsetDeleteResponse.OffsetDeleteResponsePartition(
                     partition_index=partition.partition_index
                 )
                 partitions.append(result)
@@ -423,7 +417,7 @@ class Offsets:
         stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
         self.deleted(group, gone)
         self._supersede(group.id, gone)
-        return self._groups.answer_after(stored, OffsetDeleteResponse(topics=topics))
+        return self._groups.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
 
 
 def _unknown(served: ServedTopic | None, partition: int, *, by_id: bool) -> int:
@@ -435,12 +429,12 @@ def _unknown(served: ServedTopic | None, partition: int, *, by_id: bool) -> int:
 
 def offset_key(group: str, topic: str, partition: int) -> bytes:
     """Return the key of the record of a committed offset."""
-    return encode_stored(OffsetCommitKey(group=group, topic=topic, partition=partition))
+    return encode_stored(messages.OffsetCommitKey(group=group, topic=topic, partition=partition))
 
 
 def offset_value(committed: Committed) -> bytes:
     """Return the value of the record of a committed offset."""
-    value = OffsetCommitValue(
+    value = messages.OffsetCommitValue(
         offset=committed.offset,
         leader_epoch=committed.leader_epoch,
         metadata=committed.metadata,

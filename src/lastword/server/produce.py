@@ -22,8 +22,7 @@ from google_crc32c import value as crc32c
 from lastword import metrics
 from lastword.errors import CorruptBatchError, DecompressionLimitError, LastwordError
 from lastword.partition.appending import check_sizes
-from lastword.protocol import Request, codes
-from lastword.protocol.messages import ProduceResponse
+from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, HEAD, BatchHeader, read_header, read_records
 from lastword.records.compression import compress, decompress, limit_of
@@ -146,12 +145,12 @@ class Producing:
             served = self._broker.topics.find(topic.name, topic.topic_id)
             partitions: list[Any] = []
             responses.append(
-                ProduceResponse.TopicProduceResponse(
+                messages.ProduceResponse.TopicProduceResponse(
                     name=topic.name, topic_id=topic.topic_id, partition_responses=partitions
                 )
             )
             for data in topic.partition_data:
-                partition = ProduceResponse.PartitionProduceResponse(
+                partition = messages.ProduceResponse.PartitionProduceResponse(
                     index=data.index,
                     base_offset=-1,
                     log_append_time_ms=-1,
@@ -162,7 +161,7 @@ class Producing:
                 partitions.append(partition)
                 logs.append((data, partition, served))
         missing = codes.UNKNOWN_TOPIC_OR_PARTITION if request.version < 13 else codes.UNKNOWN_TOPIC_ID
-        answer = ProduceResponse(responses=responses)
+        answer = messages.ProduceResponse(responses=responses)
         syncs: list[tuple[PartitionLog, Any]] = []
         if not waits and not all(
             served is None or (_is_free(served, data.index) and _is_short(served, data))
@@ -226,13 +225,13 @@ class Producing:
             partition.log_append_time_ms = appended.timestamp
 
     def _refuse_all(self, body: Any, code: int) -> Message:
-        return ProduceResponse(
+        return messages.ProduceResponse(
             responses=[
-                ProduceResponse.TopicProduceResponse(
+                messages.ProduceResponse.TopicProduceResponse(
                     name=topic.name,
                     topic_id=topic.topic_id,
                     partition_responses=[
-                        ProduceResponse.PartitionProduceResponse(
+                        messages.ProduceResponse.PartitionProduceResponse(
                             index=data.index, error_code=code, base_offset=-1, log_append_time_ms=-1
                         )
                         for data in topic.partition_data
@@ -397,7 +396,7 @@ class RefusedRecords(Refused):
 
     def errors(self) -> list[Any]:
         """Return the refused records for the answer."""
-        kind = ProduceResponse.BatchIndexAndErrorMessage
+        kind = messages.ProduceResponse.BatchIndexAndErrorMessage
         return [kind(batch_index=index, batch_index_error_message=self._text) for index in self.indexes]
 
 

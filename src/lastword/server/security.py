@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword import metrics
 from lastword.errors import UsageError
-from lastword.protocol import Request, codes
-from lastword.protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse
+from lastword.protocol import Request, codes, messages
 from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
@@ -342,13 +341,15 @@ class Authentication:
         if wanted not in mechanisms:
             self._is_denied = True
             _log.info("%s: no mechanism %.40r", self._connection.peer, wanted)
-            return SaslHandshakeResponse(error_code=codes.UNSUPPORTED_SASL_MECHANISM, mechanisms=mechanisms)
+            return messages.SaslHandshakeResponse(
+                error_code=codes.UNSUPPORTED_SASL_MECHANISM, mechanisms=mechanisms
+            )
         self._mechanism = wanted
         users = self._server.users
         assert users is not None
         self._scram = Scram(wanted, users) if wanted in HASHES else None
         self._connection.expect_tokens(request.version == 0)
-        return SaslHandshakeResponse(mechanisms=mechanisms)
+        return messages.SaslHandshakeResponse(mechanisms=mechanisms)
 
     async def _authenticate(self, request: Request) -> Any:
         token = bytes(request.body.auth_bytes)
@@ -368,7 +369,7 @@ class Authentication:
             if request.version < 0:  # a token has no answer with an error
                 raise Refused(codes.SASL_AUTHENTICATION_FAILED, "authentication failed") from None
             self._connection.drain()
-            return SaslAuthenticateResponse(
+            return messages.SaslAuthenticateResponse(
                 error_code=codes.SASL_AUTHENTICATION_FAILED,
                 error_message=WRONG_PASSWORD
                 if self._scram is None
@@ -377,7 +378,7 @@ class Authentication:
             )
         if is_done:
             self._connection.authenticated(user)
-        return SaslAuthenticateResponse(error_message="", auth_bytes=answer)
+        return messages.SaslAuthenticateResponse(error_message="", auth_bytes=answer)
 
 
 # -------------------------------------------------------------- TLS

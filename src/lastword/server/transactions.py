@@ -37,18 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError, MalformedMessageError, ProducerFencedError, UnsupportedVersionError
 from lastword.logdir.identity import PRODUCER_IDS
-from lastword.protocol import Request, codes, decode_stored, encode_stored
-from lastword.protocol.messages import (
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnResponse,
-    DescribeTransactionsResponse,
-    EndTxnResponse,
-    InitProducerIdResponse,
-    ListTransactionsResponse,
-    TransactionLogKey,
-    TransactionLogValue,
-    TxnOffsetCommitResponse,
-)
+from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, BatchBuilder
 from lastword.records.record import marker_record
@@ -148,10 +137,10 @@ class Stored:
             for name, number in sorted(self.partitions):
                 topics.setdefault(name, []).append(number)
             partitions = [
-                TransactionLogValue.PartitionsSchema(topic=name, partition_ids=numbers)
+                messages.TransactionLogValue.PartitionsSchema(topic=name, partition_ids=numbers)
                 for name, numbers in topics.items()
             ]
-        value = TransactionLogValue(
+        value = messages.TransactionLogValue(
             producer_id=self.producer_id,
             previous_producer_id=self.previous_producer_id,
             next_producer_id=self.next_producer_id,
@@ -385,12 +374,14 @@ class Transactions:
             if body.transactional_id is None:
                 if (body.producer_id == -1) != (body.producer_epoch == -1):
                     raise Refused(codes.INVALID_REQUEST, "")
-                return InitProducerIdResponse(producer_id=await self._new_id(), producer_epoch=0)
+                return messages.InitProducerIdResponse(producer_id=await self._new_id(), producer_epoch=0)
             stored = await self._initialized(request)
-            return InitProducerIdResponse(producer_id=stored.producer_id, producer_epoch=stored.epoch)
+            return messages.InitProducerIdResponse(
+                producer_id=stored.producer_id, producer_epoch=stored.epoch
+            )
         except Refused as refused:
             code = _older_code(refused.code, request.version < 4)
-            return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
+            return messages.InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
 
     async def _initialized(self, request: Request) -> Stored:
         """Return the state of a transactional id with the epoch for a new instance of its producer."""
@@ -516,10 +507,10 @@ class Transactions:
                 (body.v3_and_below_producer_id, body.v3_and_below_producer_epoch),
                 body.v3_and_below_topics,
             )
-            return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
-        return AddPartitionsToTxnResponse(
+            return messages.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+        return messages.AddPartitionsToTxnResponse(
             results_by_transaction=[
-                AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
+                messages.AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
                     transactional_id=transaction.transactional_id,
                     topic_results=await self._added(
                         request,
@@ -563,10 +554,10 @@ class Transactions:
             except Refused as refused:
                 results = dict.fromkeys(partitions, _older_code(refused.code, request.version < 2))
         return [
-            AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
+            messages.AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
                 name=topic.name,
                 results_by_partition=[
-                    AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+                    messages.AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
                         partition_index=number, partition_error_code=results[topic.name, number]
                     )
                     for number in topic.partitions
@@ -588,7 +579,7 @@ class Transactions:
             await self._add(transaction, {partition}, 0)
         except Refused as refused:
             code = _older_code(refused.code, request.version < 2)
-        return AddOffsetsToTxnResponse(error_code=code)
+        return messages.AddOffsetsToTxnResponse(error_code=code)
 
     async def _offsets_partition(self, group_id: str) -> Partition:
         """Return the partition that has the offsets of a group, when groups and transactions are loaded."""
@@ -615,7 +606,7 @@ class Transactions:
                 code = codes.COORDINATOR_LOAD_IN_PROGRESS
             elif code == codes.TRANSACTION_ABORTABLE and request.version < 4:
                 code = codes.INVALID_TXN_STATE
-        kind = TxnOffsetCommitResponse
+        kind = messages.TxnOffsetCommitResponse
         return kind(
             topics=[
                 kind.TxnOffsetCommitResponseTopic(
@@ -690,9 +681,9 @@ class Transactions:
             producer = stored.producer_id, stored.epoch
             if stored.next_producer_id >= 0:
                 producer = stored.next_producer_id, 0
-            return EndTxnResponse(producer_id=producer[0], producer_epoch=producer[1])
+            return messages.EndTxnResponse(producer_id=producer[0], producer_epoch=producer[1])
         except Refused as refused:
-            return EndTxnResponse(error_code=_older_code(refused.code, request.version < 2))
+            return messages.EndTxnResponse(error_code=_older_code(refused.code, request.version < 2))
 
     async def _end_first(
         self, transaction: TransactionalId, producer: tuple[int, int], is_commit: bool
@@ -885,7 +876,7 @@ class Transactions:
     # -------------------------------------------------------------- describe, list
 
     async def _describe(self, request: Request) -> Message:
-        kind = DescribeTransactionsResponse
+        kind = messages.DescribeTransactionsResponse
         states = []
         for transactional_id in request.body.transactional_ids:
             described = kind.TransactionState(
@@ -934,7 +925,7 @@ class Transactions:
 
     async def _list(self, request: Request) -> Message:
         body = request.body
-        kind = ListTransactionsResponse
+        kind = messages.ListTransactionsResponse
         unknown = [state for state in body.state_filters if state not in STATES]
         wanted = set(body.state_filters)
         now_ms = self._broker.clock.now_ms()
@@ -969,7 +960,7 @@ class Transactions:
 
 
 def _key(transactional_id: str) -> bytes:
-    return encode_stored(TransactionLogKey(transactional_id=transactional_id))
+    return encode_stored(messages.TransactionLogKey(transactional_id=transactional_id))
 
 
 def _is_known(stored: Stored, producer_id: int, epoch: int) -> bool:

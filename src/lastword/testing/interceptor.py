@@ -11,9 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from lastword.errors import UsageError
-from lastword.protocol import Message, Request, codes
+from lastword.protocol import Message, Request, codes, messages
 from lastword.protocol.codes import APIS
-from lastword.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest
 from lastword.protocol.schemas import Field, schema_of, within
 from lastword.server import Server
 from lastword.server.topics import Refused, ServedTopic
@@ -192,7 +191,7 @@ class Interceptor:
                     members.pop((body.group_id, body.member_id), None)
                     return answer
                 api = NAMES["ConsumerGroupHeartbeat"]
-                heartbeat: Any = ConsumerGroupHeartbeatRequest(
+                heartbeat: Any = messages.ConsumerGroupHeartbeatRequest(
                     group_id=body.group_id, member_id=answer.member_id, member_epoch=answer.member_epoch
                 )
                 member_id = answer.member_id
@@ -200,7 +199,7 @@ class Interceptor:
                 api = NAMES["Heartbeat"]
                 joined = request.api.name == "JoinGroup"
                 member_id = answer.member_id if joined else body.member_id
-                heartbeat = HeartbeatRequest(
+                heartbeat = messages.HeartbeatRequest(
                     group_id=body.group_id,
                     generation_id=answer.generation_id if joined else body.generation_id,
                     member_id=member_id,
