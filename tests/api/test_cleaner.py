@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,48 @@ print([name for name in ("numba", "pyarrow", "prometheus_client") if name in sys
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]" and done.stderr == ""
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_a_check_plans_only_the_partitions_that_have_changed(logs, clock, monkeypatch, strategy):
+    """Partitions whose log, settings and garbage are as before, and the drive, are not inspected again."""
+    from lastword.background import work as background
+    from lastword.cleaner import inspection
+    from lastword.cleaner.policy import choose
+
+    topic = logs.create_topic(
+        "many", 20, cleanup_policy="compact", lastword_strategy=strategy, min_cleanable_dirty_ratio=1.0
+    )
+    topic.append(b"a", b"1", partition=3)
+    logs.dirs.log("many", 3).roll()  # the drive has a closed segment, so its accounts are inspected
+    while turn(logs):
+        pass
+    clock.advance(int(background.KEEP_SECONDS * 1000))
+    calls = Counter()
+    for module, name in ((choose, "choose_for"), (inspection, "_inspect_partition")):
+
+        def counted(*given, call=getattr(module, name), name=name, **options):
+            calls[name] += 1
+            return call(*given, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    def checked():
+        calls.clear()
+        assert not turn(logs)
+        return calls["choose_for"], calls["_inspect_partition"]
+
+    inspected = 20 if strategy == "generational" else 0
+    assert checked() == (20, inspected)
+    assert checked() == (0, 0)
+    topic.append(b"b", b"1", partition=7)
+    assert checked() == (1, inspected)
+    assert checked() == (0, 0)
+    topic.set_config(segment_bytes="1MiB")
+    assert checked() == (20, inspected)
+    assert checked() == (0, 0)
+    clock.advance(int(background.KEEP_SECONDS * 1000))  # lags and tombstones become due with time
+    assert checked() == (20, inspected)
 
 
 def test_the_first_look_comes_after_the_back_off(logs, clock):
@@ -610,6 +653,7 @@ def test_a_tombstone_that_a_lease_keeps_is_looked_at_once_and_goes_when_the_leas
     waiting = logs.dirs.log_dir("users", 0).ledgers.cached_stats[USERS].tombstones
     assert waiting.held_from == offset and waiting.due_to < 0
     lease.advance(offset + 1)
+    clock.advance(5_000)  # leases are read again after this time
     turns()
     waiting = logs.dirs.log_dir("users", 0).ledgers.cached_stats[USERS].tombstones
     assert waiting.held_from > offset and waiting.due_to == offset  # garbage; the drive is within its target

@@ -14,19 +14,18 @@ By strategy:
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
 from lastword.background.scheduler import BackgroundTask, Done, Result, Stop, Urgency
 from lastword.background.states import States
 from lastword.cleaner.engine.throttle import Drives, Stopped
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.choose import choose_for, overdue_ms, roll_for_cleaning
-from lastword.cleaner.policy.plan import Request
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, UnknownTopicError
@@ -34,9 +33,10 @@ from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
-    from lastword.cleaner import CleanRound, Plan
+    from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.engine.throttle import DriveBudget
     from lastword.cleaner.policy.generational import SegmentRun
+    from lastword.cleaner.policy.plan import Plan
     from lastword.state.ttl import ExpiryWatch
 
 
@@ -151,6 +151,34 @@ class ScanTask(CleaningTask):
         return Done(*self.partition, self.drive, "scanned", now_ms)
 
 
+class _Checked:
+    """The result of planning a partition that has no task of its own. Equal only to itself.
+
+    It holds while the facts stay the same, until the active segment is due to be closed, and at most to the
+    next multiple of `KEEP_SECONDS`: lags, tombstones and notes on disk become due with time. All results end
+    together, so a drive is inspected once for all of them.
+    """
+
+    __slots__ = ("_facts", "_from_ms", "_until_ms", "is_cleanable")
+
+    def __init__(self, facts: tuple[Any, ...], now_ms: int, is_cleanable: bool) -> None:
+        self.is_cleanable = is_cleanable
+        self._facts = facts
+        self._from_ms = now_ms
+        keep_ms = int(KEEP_SECONDS * 1000)
+        self._until_ms = min(facts[0].roll_due_ms, (now_ms // keep_ms + 1) * keep_ms - 1)
+
+    def holds(self, facts: tuple[Any, ...], now_ms: int) -> bool:
+        """Return whether the partition would be planned with the same result."""
+        return self._from_ms <= now_ms <= self._until_ms and self._facts == facts
+
+
+def _dead_bytes(stats: object) -> int:
+    """Return the known garbage of a partition's closed segments."""
+    dead_bytes: int = getattr(getattr(stats, "account", None), "dead_bytes", 0)
+    return dead_bytes
+
+
 class DirectoryWork:
     """The compacted partitions of the log directories in `dir_set`.
 
@@ -175,6 +203,8 @@ class DirectoryWork:
         self._due: dict[str, tuple[float, list[CleaningTask]]] = {}
         self._warned: set[str] = set()
         self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
+        self._checked: dict[str, dict[TopicPartition, _Checked]] = {}  # by drive
+        self._quiet: dict[str, tuple[Any, ...]] = {}  # by drive: an inspection that found nothing to do
 
     def drives(self) -> list[str]:
         """Return the names of the drives."""
@@ -214,6 +244,8 @@ class DirectoryWork:
     def forget(self) -> None:
         """Discard cached tasks: settings have changed."""
         self._due.clear()
+        self._checked.clear()
+        self._quiet.clear()
 
     def _find_due(self, drive: str, held: Collection[TopicPartition]) -> list[CleaningTask]:
         """Return everything that is due on a drive, the most urgent first."""
@@ -221,6 +253,8 @@ class DirectoryWork:
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
         kept = set(held)
         worth_it = False  # whether there is a closed segment
+        now_ms = self.clock.now_ms()
+        before, checked = self._checked.get(drive, {}), {}
         for tp, log_dir, config in self._partitions(drive):
             if not config.compacts:
                 continue
@@ -233,16 +267,32 @@ class DirectoryWork:
             if tp in held or not (wanted or generational):
                 continue
             try:
-                plan, urgency = self._plan_partition(tp, log_dir, config)
+                facts = self._facts(tp, log_dir, config)
+                check = before.get(tp)
+                if check is None or not check.holds(facts, now_ms):
+                    plan, urgency = self._plan_partition(tp, log_dir, config)
+                    check = _Checked(facts, now_ms, plan.action == "clean")
+                    if check.is_cleanable and not generational:
+                        tasks.append(PartitionTask(self, tp, log_dir, drive, urgency))
+                        continue
             except LastwordError:  # raised where the partition is used; the others are cleaned
                 continue
-            if plan.action == "clean" and generational:
-                worth_it = True
-            elif plan.action == "clean":
-                tasks.append(PartitionTask(self, tp, log_dir, drive, urgency))
-        if worth_it:
-            tasks += self._by_accounts(drive, accounted, kept)
+            if self._states[tp].kind != "quarantined":  # until its note is removed
+                checked[tp] = check
+            worth_it = worth_it or (generational and check.is_cleanable)
+        self._checked[drive] = checked
+        if worth_it and (checked, kept) != self._quiet.get(drive):
+            chosen = list(self._by_accounts(drive, accounted, kept))
+            tasks += chosen
+            if not chosen:
+                self._quiet[drive] = checked, kept
         return sorted(tasks, key=lambda task: (task.urgency, task.partition))
+
+    @staticmethod
+    def _facts(tp: TopicPartition, log_dir: LogDirectory, config: TopicConfig) -> tuple[Any, ...]:
+        """Return the facts by which a partition becomes due, apart from the time. Reads no file."""
+        log = log_dir.log(*tp)
+        return log, log.change_mark, config, _dead_bytes(log_dir.ledgers.cached_stats.get(tp))
 
     def _wanted(self, tp: TopicPartition) -> bool:
         return self.only is None or self.only in ((tp.topic, None), (tp.topic, tp.partition))
@@ -301,19 +351,25 @@ class DirectoryWork:
             log_dirs = self._dir_set.log_dirs_by_topic()
         except LastwordError:  # a partition is in two directories: nothing is changed until one is removed
             return
+        is_here = functools.cache(
+            lambda log_dir: self._dir_set.serves(log_dir) and self.budgets.drive_of(log_dir.path) == drive
+        )
         for topic, partitions in log_dirs.items():
+            configs: dict[LogDirectory, TopicConfig] = {}
             for number, log_dir in partitions.items():
-                if not self._dir_set.serves(log_dir):
-                    continue
-                if self.budgets.drive_of(log_dir.path) == drive:
-                    yield TopicPartition(topic, number), log_dir, log_dir.topic_config(topic)
+                if is_here(log_dir):
+                    config = configs.get(log_dir) or configs.setdefault(log_dir, log_dir.topic_config(topic))
+                    yield TopicPartition(topic, number), log_dir, config
 
     def _plan_partition(
         self, tp: TopicPartition, log_dir: LogDirectory, config: TopicConfig
     ) -> tuple[Plan, Urgency]:
+        # The first check comes some time after the start, which these modules would delay by 10 ms.
+        from lastword.cleaner.policy.choose import choose_for, overdue_ms, roll_for_cleaning
+        from lastword.cleaner.policy.plan import Request
+
         log = log_dir.log(*tp)
-        stats = log_dir.ledgers.cached_stats.get(tp)
-        dead_bytes = getattr(getattr(stats, "account", None), "dead_bytes", 0)
+        dead_bytes = _dead_bytes(log_dir.ledgers.cached_stats.get(tp))
         roll_for_cleaning(log, config, now_ms=self.clock.now_ms(), dead_bytes=dead_bytes)
         note = quarantine.load(log_dir.files, log.directory)
         if note is not None and self._states[tp].kind in ("idle", "paused"):

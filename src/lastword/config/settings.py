@@ -181,6 +181,7 @@ class Settings:
         self._topics = topics
         self._defaults = defaults
         self._top = top
+        self._topic_configs: dict[str, tuple[list[Layer], TopicConfig]] = {}
         self.instance: LogConfig = self._build(LogConfig, INSTANCE_SETTINGS, [self._over, top])
 
     @classmethod
@@ -254,6 +255,8 @@ class Settings:
     def topic(self, name: str, *, saved: bool = False) -> TopicConfig:
         """Return the settings of a topic, also if the file does not name it.
 
+        As long as no value changes, it is the same object.
+
         Args:
             name: The topic.
             saved: Leave out arguments and environment, which apply to this process only.
@@ -262,7 +265,11 @@ class Settings:
         layers = [{} if saved else self._over, self._topics.get(name, {}), self._defaults, shared]
         if self._cluster is not None:
             layers[2:3] = [self._cluster.topic(name), self._defaults, self._cluster.defaults()]
-        config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
+        made_from, config = self._topic_configs.get(name, (None, None))
+        if config is None or made_from != layers:
+            made: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
+            self._topic_configs[name] = layers, made
+            return made
         return config
 
     def rows(self, topic: str | None = None) -> list[tuple[str, str, str]]:

@@ -173,9 +173,14 @@ class RollRule:
 
     def is_due(self, appender: SegmentAppender) -> bool:
         """Return whether the active segment is older than `segment.ms`, by the clock."""
+        return self._clock.now_ms() > self.due_ms(appender)
+
+    def due_ms(self, appender: SegmentAppender) -> int:
+        """Return the time after which the active segment is older than `segment.ms`."""
+        if not appender.end.size:
+            return INT64_MAX
         began = appender.rolling_timestamp
-        began = began if began >= 0 else self._created_ms
-        return appender.end.size > 0 and self._clock.now_ms() - began > self._roll_ms
+        return (began if began >= 0 else self._created_ms) + self._roll_ms
 
 
 class LocalLog:
@@ -183,6 +188,7 @@ class LocalLog:
 
     Attributes:
         is_closed: The files are closed.
+        changes: How often the set of segments has changed.
     """
 
     def __init__(
@@ -213,16 +219,21 @@ class LocalLog:
         )
         self._deferred = cut.DeferredDeletes(store.files, clock)
         self.is_closed = False
+        self.changes = 0
         self._begin(
             segments,
             SegmentAppender.resume(segments.active, index_interval_bytes=config.index_interval_bytes),
         )
 
     def _begin(self, segments: SegmentSet, appender: SegmentAppender) -> None:
-        self._live = segments, appender
-        """One value: readers in other threads find the segments with the appender of the last of them."""
+        self._set(segments, appender)
         self.appender = appender
         self.roll_rule.begin_segment(self.config)
+
+    def _set(self, segments: SegmentSet, appender: SegmentAppender) -> None:
+        self._live = segments, appender
+        """One value: readers in other threads find the segments with the appender of the last of them."""
+        self.changes += 1
 
     # -------------------------------------------------------------- facts
 
@@ -315,6 +326,11 @@ class LocalLog:
         """Return whether the active segment is older than `segment.ms`, by the clock."""
         return self.roll_rule.is_due(self.appender)
 
+    @property
+    def roll_due_ms(self) -> int:
+        """The time after which the active segment is older than `segment.ms`."""
+        return self.roll_rule.due_ms(self.appender)
+
     def roll(self, offset: int) -> None:
         """Close the active segment and begin an empty one at `offset`: the log end, or above it.
 
@@ -394,9 +410,9 @@ class LocalLog:
             published = self.store.replace(sources, output)
         except LastwordError:
             with contextlib.suppress(LastwordError), self.failure.latching():
-                self._live = self.store.after_failed_replace(segments), self.appender
+                self._set(self.store.after_failed_replace(segments), self.appender)
             raise
-        self._live = segments.with_replaced(sources, [published]), self.appender
+        self._set(segments.with_replaced(sources, [published]), self.appender)
         return published
 
     # -------------------------------------------------------------- cut
@@ -423,7 +439,7 @@ class LocalLog:
                     left = tuple(s for s in gone if s.stored.facts() is not None)
                 raise
             finally:
-                self._live = SegmentSet([*left, *segments[len(gone) :]]), self.appender
+                self._set(SegmentSet([*left, *segments[len(gone) :]]), self.appender)
                 self.durability.forget(gone, left)
             self._deferred.add(paths, self.config.file_delete_delay_ms)
         return list(gone)

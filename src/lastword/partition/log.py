@@ -632,6 +632,24 @@ class PartitionLog(Reads):
         self._update_stable_offset()
         self._rolled()
 
+    @property
+    def roll_due_ms(self) -> int:
+        """The time after which `roll_if_due` rolls, if nothing is appended."""
+        return self._local.roll_due_ms
+
+    @property
+    def change_mark(self) -> tuple[int, ...]:
+        """Numbers of which at least one differs after each change of the log. Reads no file."""
+        local = self._local
+        return (
+            local.changes,
+            local.active_bytes,
+            self.log_start,
+            self.log_end,
+            self.stable_offset,
+            self.cleanable_offset,
+        )
+
     def roll_if_due(self) -> bool:
         """Roll if the first record of the active segment is older than `segment.ms`, by the clock.
 
