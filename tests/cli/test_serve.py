@@ -28,7 +28,7 @@ from lastword.protocol.messages import MetadataRequest
 from lastword.server.security import credentials, write_users
 from tests.cli.test_examples import HELPED, console_lines
 from tests.server.certificates import Pem, made_pem
-from tests.server.client import Client, batch
+from tests.server.client import Client, batch, produce_request
 
 MARKER = ".kafka_cleanshutdown"
 
@@ -95,6 +95,20 @@ def test_a_process_serves_and_ends_with_its_log_synced(tmp_path: Path) -> None:
     with lastword.open(data) as logs:
         assert [record.key for record in logs.topic("users").read()] == [b"ada"]
         assert logs.verify().ok
+
+
+def test_a_line_of_the_log_has_the_client_and_its_request_as_fields(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", "--listen", "127.0.0.1:0", "--json") as server:
+        with Client(server) as client:  # type: ignore[arg-type]
+            peer = "{}:{}".format(*client.socket.getsockname())
+            client.send(produce_request("_no/topic", batch((b"ada", b"1")), acks=0), 9)
+            assert client.socket.recv(1) == b""
+        server.ended(signal.SIGTERM)
+        rows = [json.loads(line) for line in server.said().splitlines()]
+    (row,) = [row for row in rows if row["type"] == "log"]
+    assert row.pop("timestamp") > 0 and row.pop("message").startswith(f"{peer}: closed: ")
+    request = {"client_id": "tests", "api": "Produce", "api_key": 0}
+    assert row == {"type": "log", "level": "info", "peer": peer, **request}
 
 
 @pytest.mark.slow

@@ -229,6 +229,7 @@ class _Lines(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None:
             message += f" ({record.exc_info[0].__name__}: {record.exc_info[1]})"
         fields = {"timestamp": time_ms, "level": record.levelname.lower(), "message": message}
+        fields |= getattr(record, "fields", {})  # of a connection: peer, client_id, api, api_key
         with suppress(OSError):
             self._out.notice("log", fields, f"{format_time(time_ms)}  {message}")
             self._out.stderr.flush()

@@ -340,7 +340,7 @@ class Authentication:
         wanted = request.body.mechanism
         if wanted not in mechanisms:
             self._is_denied = True
-            _log.info("%s: no mechanism %.40r", self._connection.peer, wanted)
+            self._connection.log(logging.INFO, "no mechanism %.40r", wanted, request=request)
             return messages.SaslHandshakeResponse(
                 error_code=codes.UNSUPPORTED_SASL_MECHANISM, mechanisms=mechanisms
             )
@@ -363,7 +363,7 @@ class Authentication:
                 user = self._scram.user
         except Denied as denied:
             self._is_denied = True
-            _log.info("%s: denied: %s", self._connection.peer, denied)
+            self._connection.log(logging.INFO, "denied: %s", denied, request=request)
             metrics.SERVER_REFUSED_CONNECTIONS.add(1, "authentication")
             await asyncio.sleep(DENIED_SECONDS)
             if request.version < 0:  # a token has no answer with an error

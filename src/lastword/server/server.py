@@ -57,6 +57,8 @@ TURN_SECONDS = 0.01
 ACCEPT_PAUSE_SECONDS = 1.0
 READY_SECONDS = 30.0
 """A connection has to be authenticated after this time."""
+LOGGED_CHARACTERS = 100
+"""Of a client's name for itself in a line of the log."""
 REPEATED_SECONDS = 60.0
 """A warning that clients can cause is logged once in this time."""
 DRAIN_SECONDS = 5.0
@@ -96,6 +98,7 @@ class Connection:
             self._protocol.allow(apis, security.UNAUTHENTICATED_BYTES)
         if self._is_shaking or self._authentication is not None:
             self._until_ready = self._loop.call_later(READY_SECONDS, self._check_ready)
+        self._client_id: str | None = None
         self._requests: Iterator[Request] = iter(())
         self._in_work: Request | None = None
         self._parts: deque[Part] = deque()
@@ -105,11 +108,22 @@ class Connection:
         self.held = self.moved = 0
         self._began = 0.0  # of the request in work
         self.active = self._loop.time()
-        _log.debug("%s: connected", peer)
+        self.log(logging.DEBUG, "connected")
         self._read(True)
 
     def __repr__(self) -> str:
         return f"Connection({self.peer})"
+
+    def log(
+        self, level: int, text: str, *arguments: Any, request: Request | None = None, exc_info: bool = False
+    ) -> None:
+        """Log a line about this connection; its address, client and request are also fields of the record."""
+        fields: dict[str, Any] = {"peer": self.peer}
+        if self._client_id is not None:
+            fields["client_id"] = self._client_id[:LOGGED_CHARACTERS]
+        if request is not None:
+            fields |= {"api": request.api.name, "api_key": request.api.key}
+        _log.log(level, f"%s: {text}", self.peer, *arguments, exc_info=exc_info, extra={"fields": fields})
 
     # -------------------------------------------------------------- in
 
@@ -143,6 +157,7 @@ class Connection:
         """
         end = self._loop.time() + TURN_SECONDS
         self._is_resting = False
+        request = None
         try:
             for request in self._requests:
                 self._handle(request)
@@ -160,10 +175,10 @@ class Connection:
         except (MalformedMessageError, UnsupportedVersionError) as error:
             self.refuse(error.message, "malformed")
         except Refused as refused:  # a Produce without acknowledgement
-            _log.info("%s: closed: %s", self.peer, refused.message)
+            self.log(logging.INFO, "closed: %s", refused.message, request=request)
             self.close()
         except Exception:
-            _log.exception("%s: closed", self.peer)
+            self.log(logging.ERROR, "closed", request=request, exc_info=True)
             self.close()
         self._read(False)
 
@@ -173,6 +188,7 @@ class Connection:
             self._account()
 
     def _handle(self, request: Request) -> None:
+        self._client_id = request.client_id
         if metrics.is_exported:
             self._began = self._loop.time()
         if self._authentication is not None:
@@ -194,11 +210,11 @@ class Connection:
         try:
             self._send(request, answer.result())
         except Refused as refused:
-            _log.info("%s: closed: %s", self.peer, refused.message)
+            self.log(logging.INFO, "closed: %s", refused.message, request=request)
             self.close()
             return
         except Exception:
-            _log.exception("%s: closed", self.peer)
+            self.log(logging.ERROR, "closed", request=request, exc_info=True)
             self.close()
             return
         if not self._parts and not self._is_closed:
@@ -229,7 +245,7 @@ class Connection:
 
     def authenticated(self, user: str) -> None:
         """Serve all requests from now on."""
-        _log.debug("%s: authenticated as %.100r", self.peer, user)
+        self.log(logging.DEBUG, "authenticated as %.100r", user)
         self._authentication = None
         self._protocol.has_tokens = False
         self._protocol.allow(self._server.broker.apis, self._server.limits.socket_request_max_bytes)
@@ -281,7 +297,7 @@ class Connection:
             self._write(True)
             return
         except (OSError, LastwordError) as error:
-            _log.info("%s: closed: %s", self.peer, error)
+            self.log(logging.INFO, "closed: %s", error)
             self.close()
             return
         self._write(False)
@@ -364,7 +380,7 @@ class Connection:
 
     def refuse(self, why: str, reason: str) -> None:
         """Close the connection, with a line in the log; `reason` is a label of the metric."""
-        _log.info("%s: closed: %s", self.peer, why)
+        self.log(logging.INFO, "closed: %s", why)
         metrics.SERVER_REFUSED_CONNECTIONS.add(1, reason)
         self.close()
 
@@ -405,7 +421,7 @@ class Connection:
             self._socket.close()
             before, self.held = self.held, 0
             self._server.memory.changed(self, before)
-            _log.debug("%s: disconnected", self.peer)
+            self.log(logging.DEBUG, "disconnected")
             self._server.closed(self)
 
 
@@ -614,9 +630,8 @@ class Server:
             if len(self.connections) >= self._most_connections:
                 sock.close()
                 metrics.SERVER_REFUSED_CONNECTIONS.add(1, "limit")
-                self._warn(
-                    "%s: refused: %d connections are open (max.connections)", peer, len(self.connections)
-                )
+                text = "%s: refused: %d connections are open (max.connections)"
+                self._warn(text, peer, len(self.connections), peer=peer)
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -635,12 +650,12 @@ class Server:
         if self._listener.fileno() != -1:
             self.loop.add_reader(self._listener, self._accept)
 
-    def _warn(self, message: str, *arguments: Any) -> None:
-        """Log a warning, unless it was logged a short time ago."""
+    def _warn(self, message: str, *arguments: Any, **fields: Any) -> None:
+        """Log a warning with fields, unless it was logged a short time ago."""
         now = self.loop.time()
         if now - self._warned.get(message, -REPEATED_SECONDS) >= REPEATED_SECONDS:
             self._warned[message] = now
-            _log.warning(message, *arguments)
+            _log.warning(message, *arguments, extra={"fields": fields})
 
     def _close_idle(self) -> None:
         """Close connections that are idle; repeat."""
@@ -648,7 +663,7 @@ class Server:
         since = self.loop.time() - seconds
         for connection in list(self.connections):
             if connection.is_idle(since):
-                _log.debug("%s: idle for %.0f s", connection.peer, seconds)
+                connection.log(logging.DEBUG, "idle for %.0f s", seconds)
                 connection.close()
         self.loop.call_later(min(30.0, seconds / 4), self._close_idle)
 
