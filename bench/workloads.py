@@ -24,11 +24,10 @@ import lastword
 from bench import kafka
 from bench.registry import FULL_RECORDS, Measured, Run, Times, compared, rate, timed, workload
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import CleanRound
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import refresh
 from lastword.cleaner.engine.partition import clean_partition, opened, prepare
-from lastword.cleaner.engine.report import Phases
+from lastword.cleaner.engine.report import CleanRound, Phases
 from lastword.cleaner.policy.plan import Request
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig

@@ -1,13 +1,17 @@
 """Check that a command starts fast: it imports no module that it does not need."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
-HEAVY = ("numba", "pyarrow", "pyspark")
+from lastword.protocol import ClientConnection
+from lastword.protocol.messages import ApiVersionsRequest, MetadataRequest
+
+HEAVY = ("numba", "pyarrow", "pydantic", "pyspark")
 # Run each command line in one process and print the modules that were imported after it.
 PROBE = f"""
 import json, sys
@@ -47,6 +51,71 @@ def test_light_commands_import_nothing_heavy(tmp_path):
     ]
     imports = imported(commands, tmp_path, '{"key": "a", "value": "b"}\n')
     assert imports == [[arguments, 0, []] for arguments in commands]
+
+
+SERVE = """
+import json, os, signal, socket, struct, sys, threading, time
+from lastword.cli.main import run
+
+def ask(port, frames):
+    while True:
+        try:
+            sock = socket.create_connection(("127.0.0.1", port))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    for frame in frames:
+        sock.sendall(bytes.fromhex(frame))
+        (size,) = struct.unpack(">i", sock.recv(4, socket.MSG_WAITALL))
+        sock.recv(size, socket.MSG_WAITALL)
+    from lastword.protocol import schemas
+    print(json.dumps([sorted(sys.modules), sorted(schemas._schemas)]), file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=ask, args=(int(sys.argv[2]), sys.argv[3:])).start()
+sys.exit(run(["serve", sys.argv[1], "--listen", "127.0.0.1:" + sys.argv[2], "--json"]))
+"""
+NEEDED_LATER = (
+    "lastword.accounts",
+    "lastword.cleaner.engine.report",
+    "lastword.cleaner.policy.choose",
+    "lastword.kernels",
+    "lastword.objects.remote",
+    "lastword.resolve",
+    "lastword.retention",
+    "lastword.server.security",
+    "lastword.state",
+    "lastword.tools",
+    "numba",
+    "numpy",
+    "prometheus_client",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "tomlkit",
+)
+
+
+def test_serve_answers_metadata_before_it_loads_what_is_needed_later(tmp_path):
+    """The start takes as long as its modules and the classes of messages: no clock is needed to bound it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    client = ClientConnection("probe")
+    bodies = [
+        (ApiVersionsRequest(client_software_name="probe", client_software_version="1"), 3),
+        (MetadataRequest(topics=None), 9),
+    ]
+    frames = [b"".join(client.request(*body)).hex() for body in bodies]
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path / "data"), port, *frames], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    modules, schemas = json.loads(done.stderr.splitlines()[-1])
+    assert [name for name in NEEDED_LATER if name in modules] == []
+    assert len([name for name in modules if name.startswith("lastword")]) <= 127
+    answered = ["ApiVersionsRequest", "ApiVersionsResponse", "MetadataRequest", "MetadataResponse"]
+    assert [name for name in schemas if not name.endswith("Header")] == answered
 
 
 MODULES_OF_COMMANDS = ("analysis", "checks", "clean", "ls", "pull", "records", "serve", "topics", "trials")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import lastword
 from lastword.api.logs import LogDir
-from lastword.cleaner import Plan
+from lastword.cleaner.policy.plan import Plan
 from lastword.clock import ManualClock
 from lastword.files import Handle
 from lastword.partition.log import PartitionLog

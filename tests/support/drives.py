@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lastword.accounts import DriveAccount
-from lastword.cleaner import CleanRound
 from lastword.cleaner.drive import DriveCleaner, InlineExecutor, clean_one
 from lastword.cleaner.engine.cleaning import CleanContext
+from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.inspection import DrivePartition
 from lastword.cleaner.policy.generational import SegmentRun
 

@@ -75,6 +75,36 @@ def test_loading_the_plugin_imports_nothing_else_of_the_package(tmp_path: Path) 
     assert len(loaded) < 12, loaded
 
 
+BROKER = """
+import sys
+from lastword.testing.broker import Broker
+with Broker():
+    print(*sys.modules)
+"""
+NEEDED_LATER = {
+    "lastword.accounts",
+    "lastword.background",
+    "lastword.cleaner",
+    "lastword.kernels",
+    "lastword.objects.remote",
+    "lastword.resolve",
+    "lastword.retention",
+    "lastword.server.security",
+    "lastword.state",
+    "numpy",
+    "pyarrow",
+    "secrets",
+    "tomlkit",
+}
+
+
+def test_the_first_broker_loads_few_modules(tmp_path: Path) -> None:
+    """The first broker of a session takes as long as these modules."""
+    loaded = set(run("-c", BROKER, cwd=tmp_path).split())
+    assert not loaded & NEEDED_LATER
+    assert len([name for name in loaded if name.startswith("lastword")]) <= 108
+
+
 @pytest.mark.slow
 def test_an_installed_package_brings_its_fixtures(tmp_path: Path) -> None:
     pytest.importorskip("aiokafka")

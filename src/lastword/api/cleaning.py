@@ -28,9 +28,10 @@ from lastword.values import Meter, ProgressLike, plural
 if TYPE_CHECKING:
     from lastword.accounts.tombstones import Clocks
     from lastword.api.open_dirs import OpenDirs
-    from lastword.cleaner import CleanRound, Plan
     from lastword.cleaner.drive import DriveCleaner, InlineExecutor
+    from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.inspection import DrivePartition
+    from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion

@@ -36,7 +36,7 @@ from lastword.values import Meter, ProgressLike, Value, plural
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.api.open_dirs import By, OpenDirs
-    from lastword.cleaner import Plan
+    from lastword.cleaner.policy.plan import Plan
     from lastword.config import Settings
     from lastword.partition.view import PartitionView
     from lastword.resolve import Resolution

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from lastword.api.schema import PartitionerLike
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
     from lastword.bucket.collect import Collection
-    from lastword.cleaner import CleanRound, Plan
+    from lastword.cleaner.engine.report import CleanRound
+    from lastword.cleaner.policy.plan import Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.retention import Deletion
     from lastword.state.state import Restored, State

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import ProducerCall, Producers
     from lastword.api.reader import Bounds, Isolation, Reader, View
-    from lastword.cleaner import CleanRound, Plan
+    from lastword.cleaner.engine.report import CleanRound
+    from lastword.cleaner.policy.plan import Plan
     from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.partition import PartitionLog
     from lastword.partition.view import PartitionView

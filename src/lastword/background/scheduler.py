@@ -32,14 +32,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lastword import metrics
 from lastword.background.states import RUNNING, States
-from lastword.cleaner.engine.report import CleanRound
 from lastword.clock import Clock
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.cleaner.engine.report import CleanRound
 
 Result = Literal["ok", "partial", "aborted", "failed", "expired", "scanned"]
 Stop = Callable[[], bool]

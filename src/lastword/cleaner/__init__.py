@@ -172,10 +172,3 @@ In the background
 delete it) does not wait for a cleaning: the cleaning ends at its next safe point, its unpublished files are
 removed, and what it had published stays.
 """
-
-from __future__ import annotations
-
-from lastword.cleaner.engine.report import CleanRound
-from lastword.cleaner.policy.plan import Plan, Reason
-
-__all__ = ["CleanRound", "Plan", "Reason"]

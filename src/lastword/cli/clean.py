@@ -30,7 +30,7 @@ from lastword.values import plural
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.background.scheduler import Done
-    from lastword.cleaner import Plan
+    from lastword.cleaner.policy.plan import Plan
 
 
 def register(app: typer.Typer) -> None:

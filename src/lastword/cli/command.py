@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import MappingProxyType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 import typer.core
@@ -327,6 +327,58 @@ def confirm(action: str, yes: bool, *, dry: bool = True) -> None:
         raise UsageError("not confirmed: nothing was changed", remedy="answer y, or give --yes")
 
 
+# -- values of parameters
+
+
+class Unconverted:
+    """A command that takes values as they are if they have the type of their parameter.
+
+    Typer converts every value with Pydantic, also a text to a text, and defaults. To load Pydantic and to
+    build its validators takes longer than most commands do, and few values need a conversion.
+    """
+
+    callback: Any
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all parameters of the command, with that of `--help`."""
+        # A mixin: the class that it is mixed into has the method.
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        types = inspect.get_annotations(self.callback, eval_str=True)
+        for parameter in parameters:
+            if "process_value" not in vars(parameter):
+                kind = _plain_type(types.get(parameter.name))
+                parameter.process_value = functools.partial(
+                    _process_value, parameter, parameter.process_value, kind
+                )
+        return parameters
+
+
+def _process_value(
+    parameter: Any, convert: Callable[[Any, Any], Any], kind: Any, context: Any, value: Any
+) -> Any:
+    """Return the value of a parameter, converted by `convert` if it has not the type `kind`."""
+    if value is None:
+        is_converted = not parameter.required
+    elif isinstance(value, (list, tuple)):
+        is_converted = kind == list[str] and all(type(item) is str for item in value)
+    else:
+        is_converted = type(value) is kind
+    if not is_converted:
+        return convert(context, value)
+    if value is None and (parameter.multiple or parameter.nargs != 1):
+        value = ()
+    return value if parameter.callback is None else parameter.callback(context, parameter, value)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """Return `T` for the annotations `T`, `T | None` and `Annotated` of them."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    alternatives = [kind for kind in get_args(annotation) if kind is not type(None)]
+    is_optional = isinstance(annotation, UnionType) and len(alternatives) == 1
+    return alternatives[0] if is_optional else annotation
+
+
 # -- help
 
 
@@ -334,7 +386,7 @@ Rows = list[tuple[str, str]]
 _RANGE = re.compile(r"\s*\[x>=\d+\]")
 
 
-class Help(typer.core.TyperCommand):
+class Help(Unconverted, typer.core.TyperCommand):
     """A command with its own usage line, and with a separate section for the global options."""
 
     usage = ""
@@ -364,7 +416,7 @@ class Help(typer.core.TyperCommand):
                     formatter.write_dl(rows)
 
 
-class Commands(typer.core.TyperGroup):
+class Commands(Unconverted, typer.core.TyperGroup):
     """The commands in groups, each with a title.
 
     A command is built when it is first named, and only its module is imported: to build all of them takes

@@ -8,9 +8,15 @@ there. Tests use a fake that fails, delays and reorders requests.
 Start reading at interface.py: it states what each request promises, and which errors leave its effect open.
 """
 
-from lastword.objects.interface import Buffer, ObjectFacts, ObjectStore, Stored, Version
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lastword.objects.interface import Buffer, ObjectFacts, ObjectStore, Stored, Version, is_secret, is_url
 from lastword.objects.probe import Probe, probe
-from lastword.objects.remote import is_secret, is_url, open_store
+
+if TYPE_CHECKING:
+    from lastword.objects.remote import open_store
 
 __all__ = [
     "Buffer",
@@ -24,3 +30,13 @@ __all__ = [
     "open_store",
     "probe",
 ]
+
+if not TYPE_CHECKING:  # every command asks whether a path is a URL, and few open one
+
+    def __getattr__(name: str) -> Any:
+        if name != "open_store":
+            raise AttributeError(f"module 'lastword.objects' has no attribute {name!r}")
+        from lastword.objects.remote import open_store
+
+        globals()[name] = open_store
+        return open_store

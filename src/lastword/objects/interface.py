@@ -17,6 +17,7 @@ Methods may be called from several threads at the same time.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -24,6 +25,19 @@ from typing import Any, NamedTuple
 
 Buffer = Any
 """Bytes-like: bytes, bytearray, memoryview or a contiguous NumPy array."""
+
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SECRET = re.compile(r"key|token|secret|password|signature|credential|sas|proxy_url", re.IGNORECASE)
+
+
+def is_url(path: str) -> bool:
+    """Return whether `path` is a URL and not a path of a file system."""
+    return URL.match(path) is not None
+
+
+def is_secret(option: str) -> bool:
+    """Return whether the value of a storage option, or of a variable of the environment, may be a secret."""
+    return _SECRET.search(option) is not None
 
 
 class ObjectFacts(NamedTuple):

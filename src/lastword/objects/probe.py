@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Probe:
 def probe(
     store: ObjectStore,
     clock: Clock | None = None,
-    new_name: Callable[[], str] = lambda: secrets.token_hex(16),
+    new_name: Callable[[], str] = lambda: os.urandom(16).hex(),
 ) -> Probe:
     """Check that `store` enforces create-only writes and swaps, and measure its clock.
 

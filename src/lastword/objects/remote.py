@@ -27,7 +27,7 @@ from lastword.errors import (
 from lastword.objects import cached
 from lastword.objects.cached import CachedRanges
 from lastword.objects.failures import Secrets, translate
-from lastword.objects.interface import Buffer, ObjectFacts, ObjectStore, Stored, Version
+from lastword.objects.interface import URL, Buffer, ObjectFacts, ObjectStore, Stored, Version, is_secret
 from lastword.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ _DURATION = re.compile(r"([1-9]\d*)(ms|s|min)")
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000}
 _SIZE = re.compile(r"(\d+) ?(KiB|MiB|GiB|)")
 _UNITS = {"": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-_SECRET = re.compile(r"key|token|secret|password|signature|credential|sas|proxy_url", re.IGNORECASE)
 
 _ADDRESSES = ("ENDPOINT_URL_S3", "ENDPOINT_URL", "ENDPOINT", "STORAGE_ENDPOINT")
 """Variables of the environment, after their prefix, with the address of a server."""
@@ -181,19 +180,8 @@ _SCHEMES = {
     "memory": _Scheme("MemoryStore", "NAME", frozenset(), ""),
 }
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _memory: dict[str, Any] = {}  # by name; one store for the life of the process
 _first_process = 0  # the process that sent the first request of this program
-
-
-def is_url(path: str) -> bool:
-    """Return whether `path` is a URL and not a path of a file system."""
-    return _URL.match(path) is not None
-
-
-def is_secret(option: str) -> bool:
-    """Return whether the value of a storage option, or of a variable of the environment, may be a secret."""
-    return _SECRET.search(option) is not None
 
 
 def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -232,7 +220,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
 
 def _parse(url: str) -> tuple[str, str, str]:
     """Return scheme, bucket and prefix of a URL."""
-    match = _URL.match(url)
+    match = URL.match(url)
     scheme = match[1].lower() if match else ""
     shown = re.sub(r"//[^/]*@", "//****@", re.split(r"[?#]", url)[0])
     forms = ", ".join(f"{name}://{kind.bucket}/PREFIX" for name, kind in _SCHEMES.items())

@@ -143,7 +143,7 @@ class BucketClean:
 def clean_in_bucket(task: BucketClean) -> tuple[list[Any], list[LastwordError]]:
     """Clean or plan a partition of a log in a bucket, and commit; return the results and the errors."""
     from lastword.api import cleaning
-    from lastword.cleaner import Plan
+    from lastword.cleaner.policy.plan import Plan
     from lastword.spark.bucket import open_logs, transaction
 
     def clean(dirs: OpenDirs) -> list[CleanRound]:

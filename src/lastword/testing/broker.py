@@ -26,7 +26,7 @@ from lastword.testing.interceptor import Interceptor
 from lastword.testing.unsynced import UNSYNCED
 
 if TYPE_CHECKING:
-    from lastword.cleaner import CleanRound
+    from lastword.cleaner.engine.report import CleanRound
 
 T = TypeVar("T")
 WAIT_SECONDS = 30.0
