@@ -15,13 +15,16 @@ from lastword.kernels.repack import (
     JOINED,
     JOINING_FIELDS,
     MAX_BYTES,
+    MIXED,
     OPEN_ROW,
     TARGET_BYTES,
     RepackOutput,
     RepackSource,
     bytes_needed,
     repack_rows,
+    seal_joined,
 )
+from lastword.wire import LZ4
 from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
 from tests.naive.batches import walk
@@ -273,3 +276,32 @@ def test_a_delta_in_more_bytes_than_it_needs() -> None:
     assert decode(rewritten, walk(rewritten)[0][0]) == expected
     kept = kernel_repack(longer, {1}, [False], -1)
     assert decode(kept, walk(kept)[0][0]) == expected[:1]
+
+
+@given(st.lists(st.tuples(st.binary(max_size=90), st.sampled_from([JOINED, JOINED, MIXED]), st.booleans())))
+def test_seals_joined_batches_side_by_side(cases: list[tuple[bytes, int, bool]]) -> None:
+    """Joined batches without a codec get their checksums; all other bytes stay."""
+    sealed = [
+        encode_batch([Record(number, T, None, value)], base_offset=number)
+        for number, (value, _, _) in enumerate(cases)
+    ]
+    unsealed = [batch[:17] + b"\0\0\0\0" + batch[21:] for batch in sealed]
+    data, table, _, status = walked(b"".join(unsealed), verify=False)
+    assert status == kernels.OK
+    classes = np.array([kind for _, kind, _ in cases], np.int64)
+    coded = np.array([is_coded for _, _, is_coded in cases], np.int64)
+    table[:, fields.ATTRIBUTES] |= coded * LZ4
+    assert seal_joined(data, table, classes, len(cases)) == kernels.OK
+    expected = [
+        sealed[number] if kind == JOINED and not is_coded else unsealed[number]
+        for number, (_, kind, is_coded) in enumerate(cases)
+    ]
+    assert data[: -kernels.SLACK].tobytes() == b"".join(expected)
+
+
+def test_seals_nothing_outside_the_buffer() -> None:
+    data, table, _, _ = walked(encode_batch([Record(0, T, b"k", b"v")]))
+    table[0, fields.SIZE] += 1
+    before = data.copy()
+    assert seal_joined(data, table, np.array([JOINED], np.int64), 1) == kernels.NO_SLACK
+    assert (data == before).all()

@@ -20,6 +20,7 @@ import numpy as np
 
 from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
+from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.memory import (
     copy_exact,
     copy_wide,
@@ -60,6 +61,7 @@ from lastword.wire import (
     CODEC_MASK,
     CONTROL_BIT,
     COUNT_AT,
+    CRC_AT,
     DELETE_HORIZON_BIT,
     HEADER_BYTES,
     INT32_MAX,
@@ -359,7 +361,7 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
     keeps a tombstone and has no delete horizon yet, or has SET_HORIZON, is rewritten with this horizon; -1:
     no horizon is set. `out_row`: rows in use of the output's table. A MIXED or JOINED batch whose ATTRIBUTES
     name a codec is written with uncompressed records: the caller compresses and seals it. The caller seals
-    every JOINED batch.
+    every JOINED batch (`seal_joined`).
 
     `output.joining` keeps between calls which batch may still grow. A caller that empties the output keeps
     that row or sets OPEN_ROW to -1. A batch that is cut anyway is joined to the one before it if both fit. A
@@ -493,6 +495,52 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
             out_position += written
         row += 1
     return row, out_position, out_row, total, OK
+
+
+@inline
+def _store_crc(data, table, row, crc):
+    store32_be(data, table[row, POSITION] + CRC_AT, crc)
+
+
+@inline
+def _checked_part(table, row):
+    """Return (position, size) of the bytes that the checksum of a batch covers."""
+    return table[row, POSITION] + ATTRIBUTES_AT, table[row, SIZE] - ATTRIBUTES_AT
+
+
+@kernel
+def seal_joined(data, table, classes, rows):
+    """Set the checksums of the JOINED batches without a codec in the first `rows` rows.
+
+    Four are computed side by side, as in `batches.valid_rows`. Returns a status.
+    """
+    row0 = row1 = row2 = row3 = 0
+    waiting = 0
+    for row in range(rows):
+        if classes[row] != JOINED or table[row, ATTRIBUTES] & CODEC_MASK:
+            continue
+        position, size = table[row, POSITION], table[row, SIZE]
+        if position < 0 or size < HEADER_BYTES or size > data.size - SLACK - position:
+            return NO_SLACK
+        row0, row1, row2, row3 = row1, row2, row3, row
+        waiting += 1
+        if waiting == 4:
+            position0, size0 = _checked_part(table, row0)
+            position1, size1 = _checked_part(table, row1)
+            position2, size2 = _checked_part(table, row2)
+            position3, size3 = _checked_part(table, row3)
+            crcs = crc_of_four(data, position0, size0, position1, size1, position2, size2, position3, size3)
+            _store_crc(data, table, row0, crcs[0])
+            _store_crc(data, table, row1, crcs[1])
+            _store_crc(data, table, row2, crcs[2])
+            _store_crc(data, table, row3, crcs[3])
+            waiting = 0
+    while waiting > 0:
+        position, size = _checked_part(table, row3)
+        _store_crc(data, table, row3, crc_of(data, position, size))
+        row1, row2, row3 = row0, row1, row2
+        waiting -= 1
+    return OK
 
 
 @kernel

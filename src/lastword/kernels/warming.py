@@ -68,6 +68,7 @@ def _run_all() -> None:
     digest.sum_contents(out, table, 1, dead, retain, -1, np.empty(1, np.uint8), np.empty(1, np.int64))
     repack.repack_rows(repack.RepackSource(out, out, table), 1, 0, retain, dead, -1, output, 0, 0)
     repack.bytes_needed(table, 0, side)
+    repack.seal_joined(target, table, output.classes, 0)
     lz4.decompress_lz4_rows(out, table, 0, 1, retain, target, 0)
     repack.mark_dead_rows(table, 1, dead, retain)
     _resolve(out, table)

@@ -22,7 +22,6 @@ from lastword import kernels
 from lastword.cleaner.engine.report import TombstonesWaiting
 from lastword.cleaner.policy.plan import Plan
 from lastword.kernels import table as fields
-from lastword.kernels.pack import seal_batch
 from lastword.kernels.repack import (
     EMPTIED,
     JOINED,
@@ -36,6 +35,7 @@ from lastword.kernels.repack import (
     RepackSource,
     bytes_needed,
     repack_rows,
+    seal_joined,
 )
 from lastword.records.batch import read_header, read_records
 from lastword.records.chunk import Chunk, header_of
@@ -291,8 +291,8 @@ class Writer:
         joined = classes == JOINED
         coded = (attributes & CODEC_MASK) != 0
         compressed = ((classes == MIXED) | joined) & coded
-        for row in np.flatnonzero(joined & ~coded).tolist():
-            seal_batch(out, int(table[row, fields.POSITION]), int(table[row, fields.SIZE]))
+        if joined.any() and seal_joined(out, table, classes, full.rows) != kernels.OK:
+            raise AssertionError("a joined batch outside the buffer")
         for row in np.flatnonzero((classes == EMPTIED) & (table[:, fields.PRODUCER_ID] < 0)).tolist():
             start = int(table[row, fields.POSITION])
             _without_timestamp(out[start : start + HEADER_BYTES])
