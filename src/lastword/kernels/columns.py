@@ -54,14 +54,24 @@ def read_bounds(data, position, end):
 
 
 @inline
+def read_deltas(data, body):
+    """Return (timestamp delta, offset delta, position of the key's length, valid).
+
+    Reads at most 16 bytes past `body`.
+    """
+    timestamp_delta, position, valid = read_varlong(data, body + 1)
+    offset_delta, position = read_varint(data, position)
+    return timestamp_delta, offset_delta, position, valid
+
+
+@inline
 def read_key(data, body, body_end):
     """Return (timestamp delta, offset delta, key position, key length, value length's position, valid).
 
     Reads at most 21 bytes past the body, which slack covers. The key's length is -1 for null; a key is
     inside the body.
     """
-    timestamp_delta, position, valid = read_varlong(data, body + 1)
-    offset_delta, position = read_varint(data, position)
+    timestamp_delta, offset_delta, position, valid = read_deltas(data, body)
     key_length, position = read_varint(data, position)
     present = max(key_length, 0)
     valid = valid and key_length >= -1 and present <= body_end - position

@@ -12,7 +12,7 @@ from lastword.kernels import BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.hashing import NULL_KEY, crc_of, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold, varint_size
-from lastword.kernels.pages import bits_between, test_bit
+from lastword.kernels.pages import bits_between, in_word, read_word
 from lastword.kernels.repack import DROP, SET_HORIZON, joinable
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -154,6 +154,8 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
         end = table[row, RECORDS_END]
         records_digest = np.uint64(0)
         largest_timestamp = np.iinfo(np.int64).min
+        word = np.uint64(0)
+        word_number = np.int64(-1)
         for _ in range(count):
             body, body_end, valid = read_bounds(uncompressed, position, end)
             if not valid:
@@ -164,7 +166,10 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
             offset = first + offset_delta
             timestamp = table[row, BASE_TIMESTAMP] + delta
             largest_timestamp = max(largest_timestamp, timestamp)
-            if dead == 0 or not test_bit(dead_bits, offset):
+            if dead > 0 and offset >> 6 != word_number:
+                word_number = offset >> 6
+                word = read_word(dead_bits, offset)
+            if not in_word(word, offset):
                 if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, MAX_TIMESTAMP]
                 start = key_at - varint_size(key_length)

@@ -244,36 +244,38 @@ def prefetch_slot(spans, hashes, homes, slots, i):
 
 @inline
 def prefetch_entry(spans, hashes, homes, slots, arena, i):
-    """Find the probable entry of record i in its first slots, and prefetch it."""
+    """Find the probable entry of record i in its first slots, and prefetch it.
+
+    Whether the key is new cannot be predicted, so a new key is no branch of its own: its empty slot stands
+    for the bytes before the first entry.
+    """
     entry = np.int64(0)
     if spans[KEY_LENGTH, i] >= 0:
         slot = homes[0, i]
-        for _ in range(PREFETCH_PROBES):
-            word = slots[slot]
-            if word == np.uint64(0):
-                break
-            if word >> _TAG_SHIFT == hashes[0, i] & _TAG_MASK:
-                entry = np.int64(word & _ENTRY_MASK)
-                prefetch(arena, entry)
-                prefetch(arena, entry + FIXED_BYTES + min(spans[KEY_LENGTH, i], 49))
-                break
+        tag = hashes[0, i] & _TAG_MASK
+        word = slots[slot]
+        probes = 1
+        while word != np.uint64(0) and word >> _TAG_SHIFT != tag and probes < PREFETCH_PROBES:
             slot += 1
             if slot == slots.size:
                 slot = 0
+            word = slots[slot]
+            probes += 1
+        entry = np.int64(word & _ENTRY_MASK)
+        prefetch(arena, entry)
+        prefetch(arena, entry + FIXED_BYTES + min(spans[KEY_LENGTH, i], 49))
     homes[1, i] = entry
 
 
 @inline
 def prefetch_bit(homes, arena, state, pages, i):
     """Prefetch the bit of the record that record i supersedes."""
-    entry = homes[1, i]
-    if entry > 0:
-        offset = np.int64(load64(arena, entry))
-        page = (offset >> PAGE_BITS) - pages.ids[0]
-        if 0 <= page < state[PAGES]:  # exact for a log without gaps, else a guess
-            stored = np.int64(pages.slots[page])
-            if stored >= 0:
-                prefetch(pages.bits, stored * PAGE_WORDS + ((offset >> 6) & (PAGE_WORDS - 1)))
+    offset = np.int64(load64(arena, homes[1, i]))
+    page = (offset >> PAGE_BITS) - pages.ids[0]
+    if 0 <= page < state[PAGES]:  # exact for a log without gaps, else a guess
+        stored = np.int64(pages.slots[page])
+        if stored >= 0:
+            prefetch(pages.bits, stored * PAGE_WORDS + ((offset >> 6) & (PAGE_WORDS - 1)))
 
 
 @kernel

@@ -89,25 +89,36 @@ def set_bit(pages, state, page, offset):
 
 
 @inline
-def test_bit(dead, offset):
-    """Return whether the offset's bit is set; False for an offset without a page."""
+def read_word(dead, offset):
+    """Return the 64 bits that hold the offset's bit, for `in_word`; 0 for an offset without a page."""
     ids = dead.ids
     pages = ids.size
     if pages == 0:
-        return False
+        return np.uint64(0)
     page = offset >> PAGE_BITS
     guess = page - ids[0]
     if guess < 0:
-        return False
+        return np.uint64(0)
     if guess >= pages or ids[guess] != page:
         guess = lower_page(ids, pages, page)
         if guess == pages or ids[guess] != page:
-            return False
+            return np.uint64(0)
     stored = dead.slots[guess]
     if stored < 0:
-        return False
-    word = dead.bits[stored, (offset >> 6) & (PAGE_WORDS - 1)]
+        return np.uint64(0)
+    return dead.bits[stored, (offset >> 6) & (PAGE_WORDS - 1)]
+
+
+@inline
+def in_word(word, offset):
+    """Return whether the offset's bit is set in its word."""
     return (word >> np.uint64(offset & 63)) & np.uint64(1) != np.uint64(0)
+
+
+@inline
+def test_bit(dead, offset):
+    """Return whether the offset's bit is set; False for an offset without a page."""
+    return in_word(read_word(dead, offset), offset)
 
 
 @inline

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
-from lastword.kernels.columns import read_bounds, read_key, read_value
+from lastword.kernels.columns import read_bounds, read_deltas, read_key, read_value
 from lastword.kernels.hashing import crc_of, crc_of_four
 from lastword.kernels.memory import (
     copy_exact,
@@ -35,7 +35,7 @@ from lastword.kernels.memory import (
     write_varint,
 )
 from lastword.kernels.pack import seal
-from lastword.kernels.pages import bits_between, test_bit
+from lastword.kernels.pages import bits_between, in_word, read_word, test_bit
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -162,16 +162,21 @@ def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
     moved = table[row, BASE_OFFSET] - out_table[first, BASE_OFFSET]
     largest = out_table[first, MAX_TIMESTAMP]
     kept = 0
+    word = np.uint64(0)
+    word_number = np.int64(-1)
     for _ in range(table[row, COUNT]):
         body, body_end, valid = read_bounds(uncompressed, position, end)
         if not valid:
             return 0, 0, BAD_RECORD
-        _delta, _offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
-        if not valid:
+        delta, offset_delta, rest, valid = read_deltas(uncompressed, body)
+        key_length, key_at = read_varint(uncompressed, rest)
+        if not valid or key_length < -1 or max(key_length, 0) > body_end - key_at:
             return 0, 0, BAD_RECORD
-        delta, rest, _valid = read_varlong(uncompressed, body + 1)
-        offset_delta, rest = read_varint(uncompressed, rest)
-        if not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
+        offset = table[row, BASE_OFFSET] + offset_delta
+        if offset >> 6 != word_number:
+            word_number = offset >> 6
+            word = read_word(dead, offset)
+        if not in_word(word, offset):
             if new_base != old_base:
                 timestamp = table[row, MAX_TIMESTAMP] if log_append else old_base + delta
                 delta = timestamp - new_base
@@ -272,6 +277,8 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
     write = start + HEADER_BYTES
     kept = 0
     run = -1
+    word = np.uint64(0)
+    word_number = np.int64(-1)
     for _ in range(table[row, COUNT]):
         body, body_end, valid = read_bounds(uncompressed, position, end)
         if not valid:
@@ -279,7 +286,11 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
         delta, offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
         if not valid:
             return 0, 0, 0, 0, 0, BAD_RECORD
-        if not control and test_bit(dead, base_offset + offset_delta):
+        offset = base_offset + offset_delta
+        if not control and offset >> 6 != word_number:
+            word_number = offset >> 6
+            word = read_word(dead, offset)
+        if in_word(word, offset):
             if run >= 0:
                 copy_wide(out, write, uncompressed, run, position - run)
                 write += position - run
