@@ -166,7 +166,10 @@ class LocalFile:
             return False
         if position > len(self._data):
             self._data.extend(bytes(position - len(self._data)))
-        self._data[position : position + len(data)] = data
+        if position == len(self._data):
+            self._data += data  # an assignment to a slice would make a copy of the data first
+        else:
+            self._data[position : position + len(data)] = data
         self._mtime_ms = self._scratch.clock.now_ms()
         return True
 
