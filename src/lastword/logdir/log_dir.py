@@ -249,9 +249,9 @@ class LogDirectory:
             raise UnknownTopicError.named(topic, self.path, topics)
         return topics[topic]
 
-    def topic_partitions(self) -> list[TopicPartition]:
-        """Return all partitions of all topics."""
-        return list(self._listing().partitions)
+    def topic_partitions(self) -> tuple[TopicPartition, ...]:
+        """Return all partitions of all topics; the same tuple until one is added or removed."""
+        return self._listing().partitions
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic's id, from the first of its partitions that has one; None if none has.

@@ -91,6 +91,7 @@ class LogDirSet:
         self._failed: dict[str, LastwordError] = dict(offline)
         self._listed: dict[str, tuple[TopicPartition, ...]] = {}
         self._log_dirs: dict[TopicPartition, LogDirectory] = {}
+        self._last: tuple[tuple[TopicPartition, ...], dict[str, dict[int, LogDirectory]]] = ((), {})
         for path in offline:
             metrics.DIR_OFFLINE.set(1, real_path(path))
         for directory in self.directories:
@@ -123,7 +124,7 @@ class LogDirSet:
     def _partitions_of(self, directory: LogDirectory) -> tuple[TopicPartition, ...]:
         """Return the partitions of a directory; of a failed one, those that were last listed."""
         try:
-            partitions = tuple(directory.topic_partitions())
+            partitions = directory.topic_partitions()
         except StorageError as error:
             self._failed.setdefault(directory.path, error)
             metrics.DIR_OFFLINE.set(1, real_path(directory.path))
@@ -136,8 +137,13 @@ class LogDirSet:
     def log_dirs_by_topic(self) -> dict[str, dict[int, LogDirectory]]:
         """Return topic names, sorted, with their partitions, ascending, and the directory of each.
 
-        An offline directory is represented by an object that raises OfflineError.
+        An offline directory is represented by an object that raises OfflineError. A caller must not change
+        the result: as long as a single directory lists the same partitions, it is the same object.
         """
+        if len(self.directories) == 1 and not self._failed:
+            partitions = self._partitions_of(self.directories[0])
+            if partitions is self._last[0] and not self._failed:
+                return self._last[1]
         directories: dict[TopicPartition, Any] = {}
         for directory in self.directories:
             for tp in self._partitions_of(directory):
@@ -154,6 +160,8 @@ class LogDirSet:
         topics: dict[str, dict[int, LogDirectory]] = {}
         for tp in sorted(directories):
             topics.setdefault(tp.topic, {})[tp.partition] = directories[tp]
+        if len(self.directories) == 1 and not self._failed:
+            self._last = self._listed[self.directories[0].path], topics
         return topics
 
     def log_dir(self, topic: str, partition: int) -> LogDirectory | None:

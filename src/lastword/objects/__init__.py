@@ -31,7 +31,7 @@ __all__ = [
     "probe",
 ]
 
-if not TYPE_CHECKING:  # every command asks whether a path is a URL, and few open one
+if not TYPE_CHECKING:  # every command checks whether a path is a URL, and few open one
 
     def __getattr__(name: str) -> Any:
         if name != "open_store":

@@ -44,7 +44,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from lastword.clock import Clock
-from lastword.errors import CorruptBatchError, LastwordError
+from lastword.errors import CorruptBatchError, FileVanishedError, LastwordError
 from lastword.files import Files, Handle, Steps, run_steps, sync_along
 from lastword.partition.checkpoint_file import LeaderEpochs, read_offset_lines
 from lastword.partition.segment_store import SegmentStore
@@ -187,6 +187,11 @@ class Durability:
         The first syncs of `snapshot` are made together with those of the segments, which it has no part in.
         So a snapshot gets its name when the batches that it is computed from are durable.
         """
+        try:
+            appender.open_to_sync(indexes=indexes)
+        except FileVanishedError as error:
+            self._failure.latch(error)
+            raise
         unsynced = list(self._unsynced)
         # Segments from before this process, or from before a recovery, and the active segment.
         older = [partial(self._store.sync, s) for s in unsynced if s.base_offset != appender.base_offset]

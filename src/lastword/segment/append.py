@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lastword.errors import FileVanishedError, LastwordError
@@ -70,10 +71,6 @@ class SegmentAppender:
     copy of the facts of that moment.
     """
 
-    _log: Handle
-    _index: Handle
-    _times: Handle
-
     def __init__(self, segment: Segment, builder: IndexBuilder, handles: Iterable[Handle] = ()) -> None:
         """Append to a segment. `handles`: its open log and indexes; else each is opened at its first use."""
         self.base_offset = segment.base_offset
@@ -83,8 +80,7 @@ class SegmentAppender:
         """Replaced as a whole when the bytes are in the log: no other thread finds half of an append."""
         self._segment = segment
         self._builder = builder
-        for name, handle in zip(_HANDLES, handles, strict=False):
-            setattr(self, name, handle)
+        self.__dict__.update(zip(_HANDLES, handles, strict=False))
         self._index_bytes = len(segment.offset_index) * OFFSET_ENTRY_BYTES
         self._time_bytes = len(segment.time_index) * TIME_ENTRY_BYTES
         self.rolling_timestamp = segment.first_timestamp
@@ -133,30 +129,17 @@ class SegmentAppender:
             next_offset = header.next_offset
         segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)
         appender = cls(segment, builder)
-        if ends_with_tail[0]:
-            appender._index  # noqa: B018  opens and cuts it
-        if ends_with_tail[1] or len(times) < entries:
-            appender._times  # noqa: B018
+        ends_with_tail[1] |= len(times) < entries
+        for name, has_tail in zip(_HANDLES[1:], ends_with_tail, strict=True):
+            if has_tail:
+                getattr(appender, name)  # opens the index, and cuts it
         return appender
 
-    def __getattr__(self, name: str) -> Handle:
-        """Open the log or an index at its first use.
+    # `resume` opens no file: a commit opens more logs than there are descriptors, and appends to one after
+    # another.
 
-        Not in `resume`: a commit opens more logs than there are descriptors, and then appends to one after
-        the other.
-        """
-        if name == "_log":
-            self._log = self._opened_log()
-        elif name == "_index":
-            self._index = self._opened(names.INDEX, self._index_bytes)
-        elif name == "_times":
-            self._times = self._opened(names.TIME_INDEX, self._time_bytes)
-        else:
-            raise AttributeError(name)
-        handle: Handle = self.__dict__[name]
-        return handle
-
-    def _opened_log(self) -> Handle:
+    @cached_property
+    def _log(self) -> Handle:
         """Open the log. FileVanishedError if it is not the one that was read."""
         handle = self._segment.stored.open_append(names.LOG)
         facts = handle.stat()
@@ -164,6 +147,14 @@ class SegmentAppender:
             handle.close()
             raise FileVanishedError(f"{self.file} was replaced since it was opened", file=self.file)
         return handle
+
+    @cached_property
+    def _index(self) -> Handle:
+        return self._opened(names.INDEX, self._index_bytes)
+
+    @cached_property
+    def _times(self) -> Handle:
+        return self._opened(names.TIME_INDEX, self._time_bytes)
 
     def _opened(self, extension: str, size: int) -> Handle:
         """Open an index and remove the bytes behind its entries."""
@@ -342,6 +333,14 @@ class SegmentAppender:
             offsets >= max_index_bytes // OFFSET_ENTRY_BYTES
             or times >= max_index_bytes // TIME_ENTRY_BYTES - 1
         )
+
+    def open_to_sync(self, *, indexes: bool) -> None:
+        """Open the files that will be synced. A failure here is not that of a sync, which stops the log.
+
+        FileVanishedError if the log was replaced.
+        """
+        for name in _HANDLES if indexes else _HANDLES[:1]:
+            getattr(self, name)
 
     def sync_log(self) -> None:
         """Make the log durable."""
