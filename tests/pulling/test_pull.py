@@ -459,12 +459,12 @@ def test_positions_of_groups(source: lastword.LogDir, cluster: Server, copy: Pat
 def test_a_position_waits_for_its_records(source: lastword.LogDir, copy: Path) -> None:
     fill(source, 4)
     lower, upper = (Key("readers", "users", number) for number in range(2))
-    asked = ClusterPositions({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, whole=True)
+    in_cluster = ClusterPositions({lower: Position(2, -1, ""), upper: Position(9, 0, "text")}, whole=True)
     with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
         saved = SavedPositions(logs.dirs)
         for end, expected in ((8, {lower: 2}), (9, {lower: 2, upper: 9})):
             ends = {TopicPartition("users", 0): 2, TopicPartition("users", 1): end}
-            counts = saved.save(asked, ["users"], ends, lambda: (3, None))
+            counts = saved.save(in_cluster, ["users"], ends, lambda: (3, None))
             assert counts == {TopicPartition(key.topic, key.partition): 1 for key in expected}
     assert positions(copy) == {tuple(key): offset for key, offset in expected.items()}
 

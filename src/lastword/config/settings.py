@@ -35,6 +35,8 @@ from lastword.errors import (
 )
 from lastword.files import Files
 
+MOST_KEPT_CONFIGS = 1 << 16
+
 
 class TomlEntry(NamedTuple):
     """One value of the file.
@@ -265,11 +267,13 @@ class Settings:
         layers = [{} if saved else self._over, self._topics.get(name, {}), self._defaults, shared]
         if self._cluster is not None:
             layers[2:3] = [self._cluster.topic(name), self._defaults, self._cluster.defaults()]
-        made_from, config = self._topic_configs.get(name, (None, None))
-        if config is None or made_from != layers:
-            made: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
-            self._topic_configs[name] = layers, made
-            return made
+        before = self._topic_configs.get(name)
+        if before is not None and before[0] == layers:
+            return before[1]
+        config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
+        if len(self._topic_configs) >= MOST_KEPT_CONFIGS:  # clients name topics that do not exist
+            self._topic_configs.clear()
+        self._topic_configs[name] = layers, config
         return config
 
     def rows(self, topic: str | None = None) -> list[tuple[str, str, str]]:

@@ -285,13 +285,13 @@ class Groups:
             )
         coordinators = []
         for key in body.coordinator_keys:
-            found = messages.FindCoordinatorResponse.Coordinator(
+            coordinator = messages.FindCoordinatorResponse.Coordinator(
                 key=key, node_id=broker.node_id, host=broker.host, port=broker.port, error_message=""
             )
             if body.key_type not in COORDINATED:
-                found.error_code, found.error_message = codes.INVALID_REQUEST, "not served"
-                found.node_id, found.host, found.port = -1, "", -1
-            coordinators.append(found)
+                coordinator.error_code, coordinator.error_message = codes.INVALID_REQUEST, "not served"
+                coordinator.node_id, coordinator.host, coordinator.port = -1, "", -1
+            coordinators.append(coordinator)
         return messages.FindCoordinatorResponse(coordinators=coordinators)
 
     # -------------------------------------------------------------- list, delete
