@@ -46,7 +46,7 @@ class Application:
     guarantee: str
     codec: str
     codecs: tuple[str, ...]
-    """Of the batches that are there at the start, for each place."""
+    """The codec of the first batches, for each place."""
 
     @property
     def name(self) -> str:

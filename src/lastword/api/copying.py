@@ -45,7 +45,7 @@ ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True)
 class CopyResult(Value):
-    """What `copy` has done with one partition.
+    """The result of `copy` for one partition.
 
     Attributes:
         topic: The topic.

@@ -58,7 +58,7 @@ _log = logging.getLogger("lastword.pull")
 
 @dataclass(frozen=True, slots=True)
 class PullResult(Value):
-    """What `pull` has done with one partition.
+    """The result of `pull` for one partition.
 
     Attributes:
         topic: The topic.

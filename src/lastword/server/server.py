@@ -58,7 +58,7 @@ ACCEPT_PAUSE_SECONDS = 1.0
 READY_SECONDS = 30.0
 """A connection has to be authenticated after this time."""
 LOGGED_CHARACTERS = 100
-"""Of a client's name for itself in a line of the log."""
+"""Characters of a client id that a line of the log shows."""
 REPEATED_SECONDS = 60.0
 """A warning that clients can cause is logged once in this time."""
 DRAIN_SECONDS = 5.0
