@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lastword.bucket.collect import Collection
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.policy.plan import Plan
-    from lastword.pulling.copies import PullResult
+    from lastword.pulling.leader import PullResult
     from lastword.pulling.pulls import pull
     from lastword.retention import Deletion
     from lastword.server import Server, serve
@@ -106,7 +106,7 @@ _HOMES = {
     "PartitionInfo": "api.inspections",
     "Plan": "cleaner.policy.plan",
     "Progress": "values",
-    "PullResult": "pulling.copies",
+    "PullResult": "pulling.leader",
     "Reader": "api.reader",
     "Record": "api.record",
     "Restored": "state.state",

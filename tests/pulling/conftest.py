@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.pulling import copies
+from lastword.pulling import leader
 from lastword.server import Server
 from lastword.testing.unsynced import UNSYNCED
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "WAIT_MS", 20)
+    monkeypatch.setattr(leader, "WAIT_MS", 20)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from lastword.errors import (
 from lastword.protocol import ServerConnection, codes
 from lastword.protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse
 from lastword.pulling import cluster as client
-from lastword.pulling import copies, pulls
+from lastword.pulling import leader, pulls
 from lastword.pulling.client_config import client_config, read_properties
 from tests.partition.logs import at_offset, batch
 from tests.pulling.fake import Closed, FakeBroker, FakeCluster
@@ -306,7 +306,7 @@ def test_an_old_broker(fake: FakeCluster, copy: Path) -> None:
 def test_answers_that_end_in_a_batch(fake: FakeCluster, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(fake.batches[0][2])
     for most in (size * 2 + 40, size + 1, size, size - 1, 20, 5):
-        monkeypatch.setattr(copies, "PARTITION_BYTES", most)
+        monkeypatch.setattr(leader, "PARTITION_BYTES", most)
         to = copy / str(most)
         to.parent.mkdir(exist_ok=True)
         assert pull(fake, to).next_offset == 6
@@ -314,8 +314,8 @@ def test_answers_that_end_in_a_batch(fake: FakeCluster, copy: Path, monkeypatch:
 
 
 def test_a_batch_above_every_limit(fake: FakeCluster, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "PARTITION_BYTES", 20)
-    monkeypatch.setattr(copies, "MAX_FRAME", 40)
+    monkeypatch.setattr(leader, "PARTITION_BYTES", 20)
+    monkeypatch.setattr(leader, "MAX_FRAME", 40)
     with pytest.raises(RecordTooLargeError, match="the batch at 0 is larger"):
         pull(fake, copy)
 

@@ -25,7 +25,7 @@ from lastword.errors import (
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import PartitionLog
 from lastword.protocol import decode_stored
-from lastword.pulling import PullResult, copies, pulls
+from lastword.pulling import PullResult, leader, pulls
 from lastword.pulling.positions import ClusterPositions, Key, Position, SavedPositions
 from lastword.records.batch import BatchBuilder
 from lastword.server import Server
@@ -329,7 +329,7 @@ def test_a_stopped_pull_goes_on(
     source: lastword.LogDir, cluster: Server, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(source, 100, partitions=1)
-    monkeypatch.setattr(copies, "PARTITION_BYTES", 500)
+    monkeypatch.setattr(leader, "PARTITION_BYTES", 500)
     appends: list[int] = []
     append = PartitionLog.append_copies
 
@@ -389,7 +389,7 @@ def log_end(copy: Path, topic: str, partition: int) -> int:
 def test_following(
     source: lastword.LogDir, cluster: Server, copy: Path, monkeypatch: pytest.MonkeyPatch, request: Any
 ) -> None:
-    monkeypatch.setattr(copies, "WAIT_MS", 50)
+    monkeypatch.setattr(leader, "WAIT_MS", 50)
     monkeypatch.setattr(pulls, "POSITIONS_SECONDS", 0.1)
     fill(source, 10)
     end = request.getfixturevalue("following")
@@ -507,7 +507,7 @@ def test_a_kill_at_each_append(
     """Each process is killed before or after its second append; at last the copy is whole."""
     fill(source, 40)
     commit(cluster, "readers", "users", {0: 3})
-    monkeypatch.setattr(copies, "PARTITION_BYTES", 400)
+    monkeypatch.setattr(leader, "PARTITION_BYTES", 400)
     append = PartitionLog.append_copies
     appends: list[int] = []
 

@@ -12,7 +12,7 @@ and leader epochs, appended as they are (`PartitionLog.append_copies`). The prog
 of the copy, and there is no other state: a pull that was killed goes on where the copy ends.
 """
 
-from lastword.pulling.copies import PullResult
+from lastword.pulling.leader import PullResult
 from lastword.pulling.pulls import pull
 
 __all__ = ["PullResult", "pull"]

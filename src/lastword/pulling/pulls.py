@@ -12,7 +12,7 @@ not answer, metadata are old. The next round begins with new metadata. A failed 
 backoff, without progress for `RETRY_SECONDS` at most (following: without a limit).
 
 Before the first fetch of a partition the topic id is compared, and the id of the cluster, which is saved as
-the setting `lastword.pulled.from`. `copies` compares the logs and appends what is new.
+the setting `lastword.pulled.from`. `leader` compares the logs and appends the new batches.
 
 Memory: `BUFFER_BYTES` are divided among the leaders, and an answer has one batch at least, of `MAX_FRAME` at
 most.
@@ -64,7 +64,7 @@ from lastword.pulling.cluster import (
     pause,
     refused,
 )
-from lastword.pulling.copies import Copy, Leader, PullResult
+from lastword.pulling.leader import Copy, Leader, PullResult
 from lastword.pulling.positions import PARTITIONS, TOPIC, ClusterPositions, SavedPositions, ask_positions
 from lastword.values import Progress, ProgressLike, listener
 
