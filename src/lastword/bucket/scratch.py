@@ -157,7 +157,7 @@ class LocalFile:
     def read_into(self, view: memoryview, position: int) -> int:
         """Fill a buffer from a position on; return the bytes read."""
         size = max(0, min(len(view), len(self._data) - position))
-        view[:size] = self._data[position : position + size]
+        view[:size] = memoryview(self._data)[position : position + size]
         return size
 
     def write(self, data: memoryview, position: int) -> bool:
