@@ -1,6 +1,8 @@
 """A restored file: its content, and a state that starts from it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -326,3 +328,17 @@ def test_many_cuts_are_kept_as_their_number_and_the_lowest():
         right = min(cuts[seen:], default=EVERYTHING)
         assert known.cut_since(seen) == right if seen >= 172 else known.cut_since(seen) <= right
     assert known.cut_since(301) == 0
+
+
+def test_a_missing_snapshot_leaves_no_error_in_a_finalizer(tmp_path):
+    """Outside development mode Python hides what `close` of a file raises in a finalizer."""
+    script = (
+        "import lastword, sys\n"
+        "with lastword.open(sys.argv[1], 'a') as logs:\n"
+        "    logs.state('users')\n"
+        "    try: logs.state('users', snapshot=sys.argv[1] + '/none.parquet')\n"
+        "    except lastword.errors.UsageError: print('refused')\n"
+    )
+    command = [sys.executable, "-X", "dev", "-c", script, str(tmp_path / "log")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (result.stdout, "Exception ignored" in result.stderr) == ("refused\n", False)

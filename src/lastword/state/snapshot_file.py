@@ -307,7 +307,7 @@ def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch
     import pyarrow as pa
 
     with _damage(path):
-        source = pa.PythonFile(_Source(files, path), mode="r")
+        source = pa.PythonFile(_Source(_open(files, path)), mode="r")
         if format_of(path) == ".parquet":
             import pyarrow.parquet as pq
 
@@ -344,9 +344,9 @@ def _damage(path: str) -> Iterator[None]:
 class _Source(io.RawIOBase):
     """A file for Arrow's readers, read by position."""
 
-    def __init__(self, files: Files, path: str) -> None:
+    def __init__(self, handle: Handle) -> None:
         super().__init__()
-        self._handle = _open(files, path)
+        self._handle = handle
         self._at = 0
 
     def readable(self) -> bool:
