@@ -46,9 +46,19 @@ def parse_bytes(text: str | int) -> int:
     return _parse(text, _BYTE_UNITS, "size")
 
 
-def parse_duration_ms(text: str | int) -> int:
-    """Parse a duration in milliseconds: `"7d"`, `"90 m"`, `"250ms"` or a number of milliseconds."""
-    return _parse(text, _MS_UNITS, "duration")
+def parse_duration_ms(duration: str | int | timedelta) -> int:
+    """Parse a duration in milliseconds: `"7d"`, `"250ms"`, a number of milliseconds, or a timedelta."""
+    if isinstance(duration, timedelta):
+        return duration // timedelta(milliseconds=1)
+    return _parse(duration, _MS_UNITS, "duration")
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    """Raise UsageError unless the argument `name` is a number of seconds, 0 or more."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise UsageError(
+            f"{name}={seconds!r} is not a number of seconds", remedy="give seconds, 0 or more: 1, 0.5"
+        )
 
 
 def to_ms(when: datetime | int) -> int:

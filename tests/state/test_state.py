@@ -181,6 +181,10 @@ def test_max_bytes(logs):
     assert len(logs.state("users", max_bytes=3000)) == 100
     with pytest.raises(errors.StateTooLargeError, match="max_bytes"):
         logs.state("users", max_bytes=1000)
+    assert len(logs.state("users", max_bytes="3KiB")) == 100
+    for wrong in (-1, "a lot"):
+        with pytest.raises(errors.UsageError, match="is not a size"):
+            logs.state("users", max_bytes=wrong)
 
 
 def test_what_the_serializers_refuse_changes_nothing(logs):

@@ -301,6 +301,17 @@ def test_an_unknown_api_or_error_is_refused(kafka_broker: Broker) -> None:
         kafka_broker.requests("Fetches")
     with pytest.raises(UsageError):
         kafka_broker.delay("Fetches", 1)
+    for error in (6, "NONE", None):
+        with pytest.raises(UsageError, match="is not an error of Kafka"):
+            kafka_broker.fail("Produce", error)  # type: ignore[arg-type]  # wrong on purpose
+    for times in (0, -1, "2"):
+        with pytest.raises(UsageError, match="number of requests"):
+            kafka_broker.fail("Produce", "NOT_LEADER_OR_FOLLOWER", times=times)  # type: ignore[arg-type]  # wrong on purpose
+    for seconds in (-1, "1s", None):
+        with pytest.raises(UsageError, match="number of seconds"):
+            kafka_broker.delay("Produce", seconds)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(UsageError, match="partitions"):
+        Broker(partitions=0)
 
 
 def test_an_api_is_delayed(kafka_broker: Broker, client: Client) -> None:
@@ -449,6 +460,17 @@ def test_the_port_of_a_closed_broker_stays_bound() -> None:
         with Broker() as broker:
             ports.append(broker.server.port)
     assert len(set(ports)) == 20
+
+
+def test_a_broker_that_does_not_run_says_so() -> None:
+    broker = Broker()
+    broker.stop()
+    with pytest.raises(UsageError, match=r"start\(\)"):
+        broker.create_topic("users")
+    broker.close()
+    for call in (broker.start, broker.reset, broker.drop_connections, broker.__enter__):
+        with pytest.raises(UsageError, match="make another Broker"):
+            call()
 
 
 def test_a_broker_at_a_chosen_port() -> None:

@@ -1,6 +1,11 @@
 """The helpers of lastword for the tests of other programs."""
 
+from datetime import timedelta
+
+import pytest
+
 import lastword
+from lastword.errors import UsageError
 from lastword.testing import Clock, LogBuilder
 
 
@@ -26,6 +31,16 @@ def test_cleaning_and_opening_to_read(tmp_path):
     with built.open("r") as logs:
         assert logs.mode == "r"
         assert [(r.offset, r.key, r.value) for r in logs.topic("users").read()] == [(1, "a", 2)]
+
+
+def test_the_clock_takes_durations():
+    clock = Clock(0)
+    for time in ("1s", 500, timedelta(minutes=1)):
+        clock.advance(time)
+    assert clock.now_ms() == 61_500
+    for wrong in (-1, "soon", 1.5):
+        with pytest.raises(UsageError):
+            clock.advance(wrong)
 
 
 def test_the_fixture(logs):

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         default: Callable[[], Any] | None
         end: Bounds
         snapshot: PathLike | None
-        max_bytes: int | None
+        max_bytes: int | str | None
         progress: ProgressLike | bool | None
 
 
@@ -601,7 +601,7 @@ class LogDir(ProcessBound):
         default: Callable[[], Any] | None = None,
         end: Bounds = "latest",
         snapshot: PathLike | None = None,
-        max_bytes: int | None = None,
+        max_bytes: int | str | None = None,
         progress: ProgressLike | bool | None = None,
         **config: Any,
     ) -> State[Any, Any]:
@@ -616,7 +616,8 @@ class LogDir(ProcessBound):
             default: Returns the value of a missing key: `default=int` allows `totals[k] += 1`.
             end: Restore the values as of this end, read-only. The same values as for `Topic.read`.
             snapshot: A file that `restore` wrote. It is loaded, and the log is read from its end offsets on.
-            max_bytes: Limit on the bytes of keys and values; above it StateTooLargeError is raised.
+            max_bytes: Limit on the bytes of keys and values, such as "1GiB"; above it StateTooLargeError is
+                raised.
             progress: True, or a function of `Progress`.
             **config: Settings of a new topic: `segment_bytes="16MiB"`. For an existing topic they must match
                 its settings; `LogDir.set_config` changes them.

@@ -21,6 +21,7 @@ from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
+from lastword.parse import check_seconds
 
 if TYPE_CHECKING:
     from lastword.config.keywords import Keywords
@@ -94,8 +95,7 @@ def open(
         paths = _together(paths[0], loaded.instance.log_dirs, named=named)
         cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
-    if not timeout >= 0:
-        raise UsageError(f"timeout={timeout!r} is not a duration", remedy="give seconds, 0 or more")
+    check_seconds("timeout", timeout)
     deadline = clock.monotonic() + timeout
     if mode == "a":
         for directory_path in paths:  # before the first is changed

@@ -27,7 +27,7 @@ from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
 from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
-from lastword.parse import to_ms
+from lastword.parse import check_seconds, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
 from lastword.partition.moment import Range
@@ -287,8 +287,8 @@ def check_follow(follow: bool, timeout: float | None, end: object, view: str) ->
             f'view="{view}" needs an end, and a read with follow=True has none',
             remedy="read without follow=True, or keep the newest values with logs.state(...)",
         )
-    if timeout is not None and not timeout >= 0:
-        raise UsageError(f"timeout={timeout!r} is not a duration", remedy="seconds, or None for no timeout")
+    if timeout is not None:
+        check_seconds("timeout", timeout)
 
 
 View = Literal["log", "latest", "changes"]

@@ -29,6 +29,7 @@ from lastword.errors import (
 )
 from lastword.logdir import LogDirectory, partition_numbers
 from lastword.metrics import count_append
+from lastword.parse import parse_bytes
 from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, listener, table_html
 
@@ -782,7 +783,7 @@ def open_state(
     default: Callable[[], Any] | None,
     end: Bounds,
     snapshot: PathLike | None,
-    max_bytes: int | None,
+    max_bytes: int | str | None,
     progress: ProgressLike | bool | None,
     config: Mapping[str, Any],
 ) -> State[Any, Any]:
@@ -794,6 +795,9 @@ def open_state(
         raise UsageError(
             f"default={default!r} is not a function", remedy="default=int gives 0 for a missing key"
         )
+    limit = None if max_bytes is None else parse_bytes(max_bytes)
+    if limit is not None and limit < 0:
+        raise UsageError(f"max_bytes={max_bytes!r} is not a size", remedy='give 0 or more: max_bytes="1GiB"')
     key_serializer, value_serializer = serializers
     if dirs.mode == "a" and name not in dirs.topics():
         config = {"cleanup_policy": "compact", **config}
@@ -844,7 +848,7 @@ def open_state(
         source,
         (topic.schema.key, topic.schema.value),
         default=default,
-        max_bytes=max_bytes,
+        max_bytes=limit,
         snapshot=start,
         progress=listener(progress),
     )

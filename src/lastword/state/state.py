@@ -509,8 +509,6 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 f"values of {name} do not expire: lastword.ttl.ms is -1",
                 remedy=f"logs.set_config({name!r}, lastword_ttl_ms=0), then open the state again",
             )
-        if isinstance(ttl, datetime.timedelta):
-            ttl = round(ttl.total_seconds() * 1000)
         ttl_ms = parse_duration_ms(ttl)
         if ttl_ms < -1:
             raise UsageError(f"{ttl!r} is no time to live", remedy='ttl="30m", or milliseconds')

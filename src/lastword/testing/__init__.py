@@ -19,9 +19,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from lastword.clock import ManualClock as Clock
+from lastword.clock import ManualClock
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from lastword.api.logs import LogDir
     from lastword.api.topic import Topic
     from lastword.testing.broker import Broker
@@ -37,6 +39,31 @@ if not TYPE_CHECKING:  # pytest imports this package in each run
 
         globals()[name] = Broker
         return Broker
+
+
+class Clock(ManualClock):
+    """A clock that stands still until a test moves it with `advance` or `set_date`.
+
+    Args:
+        now_ms: The date at the start, in milliseconds since 1970, UTC.
+    """
+
+    def advance(self, time: str | int | timedelta) -> None:
+        """Let time pass.
+
+        Args:
+            time: "2d", "90 s", "250ms", a `timedelta`, or a number of milliseconds.
+
+        Raises:
+            UsageError: `time` is not a duration, or is negative: `set_date` moves the date back.
+        """
+        from lastword.errors import UsageError  # pytest imports this package in each run
+        from lastword.parse import parse_duration_ms
+
+        ms = parse_duration_ms(time)
+        if ms < 0:
+            raise UsageError(f"{time!r} is in the past", remedy="set_date moves the date back")
+        super().advance(ms)
 
 
 class LogBuilder:
@@ -91,9 +118,9 @@ class LogBuilder:
         self._current().delete(key, **options)
         return self
 
-    def advance(self, ms: int) -> LogBuilder:
-        """Let `ms` milliseconds pass."""
-        self.clock.advance(ms)
+    def advance(self, time: str | int | timedelta) -> LogBuilder:
+        """Let time pass, as `Clock.advance` does."""
+        self.clock.advance(time)
         return self
 
     def roll(self, partition: int | None = None) -> LogBuilder:

@@ -66,7 +66,7 @@ class BrokerClock(SystemClock):
             heartbeats: A member of a group whose client is connected stays, as if the client had sent its
                 heartbeats during this time. False: the sessions of all members pass.
         """
-        ms = time // timedelta(milliseconds=1) if isinstance(time, timedelta) else parse_duration_ms(time)
+        ms = parse_duration_ms(time)
         if ms < 0:
             raise UsageError(f"{time!r} is in the past", remedy="time passes forward")
         self._advance(ms, heartbeats)
@@ -103,6 +103,8 @@ class Broker:
         partitions: int = 1,
         auto_create_topics: bool = True,
     ) -> None:
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
+            raise UsageError(f"a topic cannot have {partitions!r} partitions", remedy="give 1 or more")
         self._is_temporary = directory is None
         self._port, self._partitions, self._auto_create = port, partitions, auto_create_topics
         self._is_stopped = self._is_closed = False
@@ -119,13 +121,15 @@ class Broker:
             raise
 
     def __enter__(self) -> Broker:
+        self._check_not_closed()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Broker({self.bootstrap_servers!r}{', stopped' if self._is_stopped else ''})"
+        state = ", closed" if self._is_closed else ", stopped" if self._is_stopped else ""
+        return f"Broker({self.bootstrap_servers!r}{state})"
 
     @property
     def bootstrap_servers(self) -> str:
@@ -183,7 +187,7 @@ class Broker:
             topic: Of Produce and Fetch: only the partitions of this topic have the error.
 
         Raises:
-            UsageError: There is no such API or error.
+            UsageError: There is no such API or error, or `times` is below 1.
         """
         self._interceptor.fail(api, error, times, topic)
 
@@ -234,8 +238,9 @@ class Broker:
         `logs` and the topics that it gave are closed; get them again. Faults, delays, requests and the added
         time stay.
         """
-        if self._is_closed or not self._is_stopped:
-            raise UsageError(f"{self!r} cannot be started", remedy="stop it before; make another Broker")
+        self._check_not_closed()
+        if not self._is_stopped:
+            raise UsageError(f"{self!r} is running", remedy="stop() ends it")
         self._serve(self.server.port)
         self._is_stopped = False
 
@@ -244,6 +249,7 @@ class Broker:
 
         Connections are dropped. Clients that connect again find a new, empty cluster.
         """
+        self._check_not_closed()
         self.stop()
         for path in Path(self.directory).iterdir():
             if path.is_dir():
@@ -262,6 +268,10 @@ class Broker:
             self._remove()
 
     # -------------------------------------------------------------- parts
+
+    def _check_not_closed(self) -> None:
+        if self._is_closed:
+            raise UsageError(f"{self!r} does not run any more", remedy="make another Broker")
 
     def _serve(self, port: int) -> None:
         self.logs: LogDir = open(
@@ -300,7 +310,10 @@ class Broker:
         return result
 
     def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call in the thread of the server."""
+        """Return the result of a call in the thread of the server, which runs."""
+        self._check_not_closed()
+        if self._is_stopped:
+            raise UsageError(f"{self!r} does not run", remedy="start() starts it")
 
         async def run() -> T:
             return await call()

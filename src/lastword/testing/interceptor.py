@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import difflib
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from lastword.errors import UsageError
+from lastword.errors import UsageError, nearest
+from lastword.parse import check_seconds
 from lastword.protocol import Message, Request, codes, messages
 from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Field, schema_of, within
@@ -98,7 +99,14 @@ class Interceptor:
         """Refuse the next requests of an API; see `Broker.fail`."""
         check_api(api)
         if error not in CODES:
-            raise UsageError(f"{error!r} is not an error of Kafka", remedy=_nearest(error, CODES))
+            raise UsageError(
+                f"{error!r} is not an error of Kafka",
+                remedy=_nearest(error, CODES, "NOT_LEADER_OR_FOLLOWER"),
+            )
+        if times is not None and (isinstance(times, bool) or not isinstance(times, int) or times < 1):
+            raise UsageError(
+                f"times={times!r} is not a number of requests", remedy="give 1 or more; None: until heal()"
+            )
         by_topic = api in BY_TOPIC and CODES[error] not in OF_SESSIONS
         if topic is not None and not by_topic:
             raise UsageError(
@@ -111,6 +119,7 @@ class Interceptor:
     def delay(self, api: str, seconds: float) -> None:
         """Answer an API later; see `Broker.delay`."""
         check_api(api)
+        check_seconds("seconds", seconds)
         self._delays[api] = seconds
 
     def heal(self, api: str | None) -> None:
@@ -219,13 +228,15 @@ class Interceptor:
 def check_api(name: str) -> None:
     """Check the name of an API."""
     if name not in NAMES:
-        raise UsageError(f"{name!r} is not an API of Kafka that is served", remedy=_nearest(name, NAMES))
+        raise UsageError(
+            f"{name!r} is not an API of Kafka that is served", remedy=_nearest(name, NAMES, "Produce")
+        )
 
 
-def _nearest(name: str, names: Any) -> str:
-    near = difflib.get_close_matches(name.lower(), [known.lower() for known in names], 1, 0.4)
+def _nearest(name: object, names: Iterable[str], example: str) -> str:
     by_lower = {known.lower(): known for known in names}
-    return f"did you mean {by_lower[near[0]]!r}?" if near else f"one of them: {min(names)!r}"
+    near = nearest(str(name).lower(), by_lower, 0.4)
+    return f"did you mean {by_lower[near]!r}?" if near else f"give Kafka's name, as {example!r}"
 
 
 # -------------------------------------------------------------- answers with an error
