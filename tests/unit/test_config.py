@@ -476,7 +476,7 @@ def test_a_table_is_added_and_read_as_without_the_short_way(text, tmp_path, monk
     for short in (True, False):
         if not short:
             monkeypatch.setattr(settings_module, "_new_table", lambda changes: None)
-            monkeypatch.setattr(settings_module, "_adds_a_table", lambda before, text: False)
+            monkeypatch.setattr(settings_module, "_added_table", lambda before, text: None)
         settings_module._known_layers.clear()
         path = tmp_path / "lastword.toml"
         path.write_text(text)
@@ -500,3 +500,34 @@ def test_a_table_is_added_in_a_time_that_does_not_grow_with_the_topics(tmp_path,
     for number in range(40):
         write_topic_settings(DEFAULT, path, f"t{number}", {"cleanup_policy": "compact"})
     assert max(read) < 100
+
+
+def test_a_creation_checks_only_the_settings_of_its_topic(tmp_path, monkeypatch):
+    checked = []
+    contradictions = TopicConfig.contradictions
+    monkeypatch.setattr(
+        TopicConfig, "contradictions", lambda config: checked.append(config) or contradictions(config)
+    )
+    counts = []
+    path = tmp_path / "lastword.toml"
+    for number in range(60):
+        before = len(checked)
+        write_topic_settings(DEFAULT, path, f"t{number}", {"retention_ms": number})  # no two are equal
+        Settings.load(tmp_path)
+        counts.append(len(checked) - before)
+    assert counts[10] == counts[59]
+
+
+def test_a_contradiction_is_found_in_a_table_that_is_added_by_hand(tmp_path):
+    path = tmp_path / "lastword.toml"
+    write_topic_settings(DEFAULT, path, "a", {"retention_ms": 1})
+    before = Settings.load(tmp_path)
+    path.write_text(f"{path.read_text()}\n[topics.b]\nretention.ms = 2\n")
+    assert Settings.load(tmp_path).changed_topics(before) == ["b"]
+    path.write_text(f"{path.read_text()}\n[topics.c]\nmin.compaction.lag.ms = 6\nmax.compaction.lag.ms = 5\n")
+    for _ in range(2):
+        with pytest.raises(InvalidSettingError, match="topic c: "):
+            Settings.load(tmp_path)
+    path.write_text(path.read_text().replace("lag.ms = 6", "lag.ms = 4").replace("ms = 2", "ms = 3"))
+    after = Settings.load(tmp_path)
+    assert after.changed_topics(before) is None and after.topic("b").retention_ms == 3

@@ -14,11 +14,13 @@ replaced atomically.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from lastword.config.setting import Setting
@@ -63,14 +65,19 @@ class TomlEntry(NamedTuple):
         return f"[{self.table}]" if self.table else ""
 
 
-@functools.lru_cache(maxsize=8)
 def read_entries(text: str, shown_name: str) -> tuple[TomlEntry, ...]:
-    """Read all values of a lastword.toml. `shown_name` names the file in errors.
+    """Read all values of a lastword.toml. `shown_name` names the file in errors."""
+    return _read_text(text, shown_name)[0]
+
+
+@functools.lru_cache(maxsize=8)
+def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], frozenset[str]]:
+    """Return all values of a lastword.toml, and the topics that have a table, also an empty one.
 
     A process that opens a directory reads an unchanged text several times; the last texts are kept.
     """
     try:
-        tomllib.loads(text)
+        topics = tomllib.loads(text).get("topics")
     except tomllib.TOMLDecodeError as error:
         at = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
         line = int(at[1]) if at else max(1, len(text.splitlines()))
@@ -85,7 +92,7 @@ def read_entries(text: str, shown_name: str) -> tuple[TomlEntry, ...]:
             base = _only_path(content)
         else:
             entries += [_entry(base + path, value, line) for path, value in _flatten(content)]
-    return tuple(entries)
+    return tuple(entries), frozenset(topics if isinstance(topics, dict) else ())
 
 
 def _statements(text: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
@@ -142,6 +149,8 @@ def _entry(path: tuple[str, ...], value: Any, line: int) -> TomlEntry:
 FILE_NAME = "lastword.toml"
 PREFIX = "LASTWORD_"
 ALL_SETTINGS: dict[str, Setting] = {**INSTANCE_SETTINGS, **TOPIC_SETTINGS}
+_BY_KEYWORD = {setting.keyword: setting for setting in ALL_SETTINGS.values()}
+_BY_VARIABLE = {setting.variable: setting for setting in ALL_SETTINGS.values()}
 
 
 class SourcedValue(NamedTuple):
@@ -169,22 +178,13 @@ class ClusterSettings(Protocol):
 class Settings:
     """All values with their sources. Immutable: load again to see a changed file."""
 
-    def __init__(
-        self,
-        arguments: Layer,
-        environment: Layer,
-        topics: dict[str, Layer],
-        defaults: Layer,
-        top: Layer,
-        cluster: ClusterSettings | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._over: Layer = {**environment, **arguments}
-        self._topics = topics
-        self._defaults = defaults
-        self._top = top
+    def __init__(self, over: Layer, file: _FileLayers) -> None:
+        """Merge the values of arguments and environment, which override all others, with those of a file."""
+        self._cluster: ClusterSettings | None = None
+        self._over = over
+        self._file = file
         self._topic_configs: dict[str, tuple[list[Layer], TopicConfig]] = {}
-        self.instance: LogConfig = self._build(LogConfig, INSTANCE_SETTINGS, [self._over, top])
+        self.instance: LogConfig = self._build(LogConfig, INSTANCE_SETTINGS, [over, file.top])
 
     @classmethod
     def load(
@@ -233,7 +233,7 @@ class Settings:
         """Read one file's text. `shown` names the file in sources, `path` in errors."""
         layers = _layers_of(text, shown, path, problems)
         problems.raise_any()
-        settings = cls(given, environment, layers.topics, layers.defaults, layers.top)
+        settings = cls({**environment, **given}, layers)
         settings._check_together()
         return settings
 
@@ -246,13 +246,30 @@ class Settings:
         problems = Problems()
         given = _arguments(arguments, problems)
         problems.raise_any()
-        settings = Settings(given, self._over, self._topics, self._defaults, self._top, self._cluster)
+        settings = Settings({**self._over, **given}, self._file)
+        settings._cluster = self._cluster
         settings._check_together()
         return settings
 
     def with_cluster(self, cluster: ClusterSettings) -> Settings:
         """Return these settings; they override the settings that a cluster holds for its topics."""
-        return Settings({}, self._over, self._topics, self._defaults, self._top, cluster)
+        settings = copy.copy(self)
+        settings._cluster, settings._topic_configs = cluster, {}
+        return settings
+
+    def changed_topics(self, before: Settings) -> list[str] | None:
+        """Return the topics whose values may differ from `before`, an earlier state of the same file.
+
+        The cost does not depend on the number of topics, if tables were only added to the file. Objects that
+        `topic` has built are taken over. Changes in a cluster are not considered.
+
+        Returns:
+            The topics; None: those of any topic may differ.
+        """
+        self._topic_configs = before._topic_configs
+        if self._file.origin is not before._file.origin or self._over != before._over:
+            return None
+        return list(islice(self._file.topics, len(before._file.topics), None))
 
     def topic(self, name: str, *, saved: bool = False) -> TopicConfig:
         """Return the settings of a topic, also if the file does not name it.
@@ -263,10 +280,10 @@ class Settings:
             name: The topic.
             saved: Leave out arguments and environment, which apply to this process only.
         """
-        shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}
-        layers = [{} if saved else self._over, self._topics.get(name, {}), self._defaults, shared]
+        shared: Layer = {name: value for name, value in self._file.top.items() if name in TOPIC_SETTINGS}
+        layers = [{} if saved else self._over, self._file.topics.get(name, {}), self._file.defaults, shared]
         if self._cluster is not None:
-            layers[2:3] = [self._cluster.topic(name), self._defaults, self._cluster.defaults()]
+            layers[2:3] = [self._cluster.topic(name), self._file.defaults, self._cluster.defaults()]
         before = self._topic_configs.get(name)
         if before is not None and before[0] == layers:
             return before[1]
@@ -306,7 +323,8 @@ class Settings:
             (setting for setting in ALL_SETTINGS.values() if name in (setting.name, setting.keyword)), None
         )
         dotted = name if setting is None else setting.name
-        layers = [self._defaults, self._top] if topic is None else [self._topics.get(topic, {})]
+        file = self._file
+        layers = [file.defaults, file.top] if topic is None else [file.topics.get(topic, {})]
         return any(dotted in layer for layer in ([*layers, self._over] if own else layers))
 
     def __repr__(self) -> str:
@@ -317,7 +335,7 @@ class Settings:
     @property
     def topic_names(self) -> list[str]:
         """Topics that have a table in lastword.toml."""
-        return sorted(self._topics)
+        return sorted(self._file.topics)
 
     @staticmethod
     def _build(kind: type[Any], known: Mapping[str, Setting], layers: list[Layer]) -> Any:
@@ -330,10 +348,19 @@ class Settings:
         return kind(**values, sources=sources)
 
     def _check_together(self) -> None:
+        """Raise InvalidSettingError if values of a topic contradict each other.
+
+        Topics that were checked with the same arguments and environment are not checked again.
+        """
+        file, checked = self._file, 0
+        if self._cluster is None and file.checked is not None and file.checked[0] == self._over:
+            checked = file.checked[1]
+            if checked == len(file.topics):
+                return
         problems = Problems()
         sound: set[tuple[tuple[str, Any], ...]] = set()  # most topics have the values of another one
-        for name in [None, *self.topic_names]:
-            layer = {} if name is None else self._topics[name]
+        for name in [None, *sorted(islice(file.topics, checked, None))]:
+            layer = {} if name is None else file.topics[name]
             values = tuple((setting, given.value) for setting, given in layer.items())
             if self._cluster is None and values in sound:
                 continue
@@ -345,6 +372,8 @@ class Settings:
                 where = "" if name is None else f"topic {name}: "
                 problems.add(f"{config.source(setting)}: {where}{sentence}")
         problems.raise_any()
+        if self._cluster is None:
+            file.checked = self._over, len(file.topics)
 
 
 class Problems:
@@ -397,11 +426,10 @@ def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
         UnknownSettingError: A name is unknown; `problems` lists all unknown names.
     """
     problems = Problems()
-    by_keyword = {setting.keyword for setting in ALL_SETTINGS.values()}
     renamed = {}
     for given, value in values.items():
         setting = ALL_SETTINGS.get(given)
-        if setting is None and given not in by_keyword:
+        if setting is None and given not in _BY_KEYWORD:
             problems.add(unknown_setting(given, ALL_SETTINGS), unknown=True)
         renamed[setting.keyword if setting else given] = value
     problems.raise_any()
@@ -412,12 +440,12 @@ def parse_named(
     values: Mapping[str, Any], known: Mapping[str, Setting], problems: Problems
 ) -> dict[str, Any]:
     """Check values by keyword or dotted name, add mistakes to `problems`, and return valid values."""
-    by_keyword = {setting.keyword: setting for setting in known.values()}
     parsed: dict[str, Any] = {}
     for given, value in values.items():
-        setting = known.get(given) or by_keyword.get(given)
-        if setting is None:
-            spelled: Iterable[str] = known if "." in given else [*by_keyword, *known]
+        setting = known.get(given) or _BY_KEYWORD.get(given)
+        if setting is None or setting.name not in known:
+            keywords = [setting.keyword for setting in known.values()]
+            spelled: Iterable[str] = known if "." in given else [*keywords, *known]
             problems.add(_unknown(given, known, spelled), unknown=True)
         elif value is None:
             parsed[setting.name] = None
@@ -442,15 +470,14 @@ def _arguments(values: Mapping[str, Any], problems: Problems) -> Layer:
 
 
 def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
-    by_variable = {setting.variable: setting for setting in ALL_SETTINGS.values()}
     layer: Layer = {}
     for variable, text in env.items():
         if not variable.startswith(PREFIX):
             continue
-        setting = by_variable.get(variable)
+        setting = _BY_VARIABLE.get(variable)
         if setting is None:
             # Other programs may use the prefix, so only a variable that resembles a setting is refused.
-            short = {known.removeprefix(PREFIX): known for known in by_variable}
+            short = {known.removeprefix(PREFIX): known for known in _BY_VARIABLE}
             near = nearest(variable.removeprefix(PREFIX), short, cutoff=0.75)
             if near:
                 problems.add(
@@ -542,19 +569,48 @@ def _place(
         top[entry.name] = SourcedValue(value, source)
 
 
-class _FileLayers(NamedTuple):
+class _FileLayers:
     """The checked values of one file's text, which are not changed.
 
     Attributes:
         text: The text.
         lines: Number of its lines.
+        topics: The values of each topic, in the order of the text.
+        defaults: The values of [defaults].
+        top: The values of the top level.
+        tables: The topics that have a table, also an empty one, if a table may be written behind the text:
+            it ends with tables of topics, the last one of plain lines. None: it may not.
+        origin: The same object for all texts that come from one text by adding tables.
+        checked: Arguments and environment with which the values were checked for contradictions, and the
+            number of topics that were checked.
     """
 
-    text: str
-    lines: int
-    topics: dict[str, Layer]
-    defaults: Layer
-    top: Layer
+    __slots__ = ("checked", "defaults", "lines", "origin", "tables", "text", "top", "topics")
+
+    def __init__(
+        self,
+        text: str,
+        topics: dict[str, Layer],
+        defaults: Layer,
+        top: Layer,
+        tables: frozenset[str] | None,
+    ) -> None:
+        self.text = text
+        self.lines = len(text.splitlines())
+        self.topics = topics
+        self.defaults = defaults
+        self.top = top
+        self.tables = tables
+        self.origin = object()
+        self.checked: tuple[Layer, int] | None = None
+
+    def with_table(self, text: str, topics: dict[str, Layer], topic: str) -> _FileLayers:
+        """Return the values of a text that has one more table at its end."""
+        assert self.tables is not None
+        layers = copy.copy(self)
+        layers.text, layers.topics, layers.tables = text, topics, self.tables | {topic}
+        layers.lines += len(text[len(self.text) :].splitlines())
+        return layers
 
 
 _MOST_FILES = 8
@@ -577,21 +633,21 @@ def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLay
     before = _known_layers.get((shown, path))
     if before is not None and before.text == text:
         return before
-    if before is None or not _adds_a_table(before.text, text):
+    added = None if before is None else _added_table(before, text)
+    if before is None or added is None:
         topics: dict[str, Layer] = {}
         defaults: Layer = {}
         top: Layer = {}
-        for entry in read_entries(text, path):
+        entries, tables = _read_text(text, path)
+        for entry in entries:
             _place(entry, shown, path, topics, defaults, top, problems)
-        layers = _FileLayers(text, len(text.splitlines()), topics, defaults, top)
+        layers = _FileLayers(text, topics, defaults, top, tables if _ends_with_a_table(text) else None)
     else:
         topics = dict(before.topics)
-        tail = text[len(before.text) :]
-        for entry in read_entries(tail, path):
+        for entry in read_entries(text[len(before.text) :], path):
             entry = entry._replace(line=entry.line + before.lines)
             _place(entry, shown, path, topics, before.defaults, before.top, problems)
-        lines = before.lines + len(tail.splitlines())
-        layers = before._replace(text=text, lines=lines, topics=topics)
+        layers = before.with_table(text, topics, added)
     if not problems.lines:
         if len(_known_layers) >= _MOST_FILES:
             _known_layers.clear()
@@ -599,27 +655,27 @@ def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLay
     return layers
 
 
-def _adds_a_table(before: str, text: str) -> bool:
-    """Return whether a text is another one with a table of plain lines, of another topic, at its end."""
-    if not text.startswith(before):
-        return False
-    table = _TABLE.fullmatch(text, len(before))
-    return table is not None and text[len(before)] == "\n" and _takes_a_table(before, table[1].strip('"'))
+def _added_table(before: _FileLayers, text: str) -> str | None:
+    """Return the topic of a table of plain lines that a text has behind the text before.
 
-
-def _takes_a_table(text: str, topic: str) -> bool:
-    """Return whether a table of this topic may be written behind a sound text.
-
-    The text ends with tables of topics, the last one of plain lines, and does not name the topic.
+    None: the text is another one.
     """
+    if before.tables is None or not text.startswith(before.text):
+        return None
+    table = _TABLE.fullmatch(text, len(before.text))
+    if table is None or text[len(before.text)] != "\n":
+        return None
+    topic = table[1].strip('"')
+    return None if topic in before.tables else topic
+
+
+def _ends_with_a_table(text: str) -> bool:
+    """Return whether a sound text ends with tables of topics, the last one of plain lines."""
     first, last = _FIRST_TABLE.search(text), max(text.rfind("\n[topics."), 0)
-    named = re.compile(rf"""topics\s*\.\s*["']?{re.escape(topic)}["']?\s*[].]""")
     return (
         first is not None
         and _OTHER_TABLE.search(text, first.start()) is None
         and _TABLE.fullmatch(text, last) is not None
-        and "\\" not in text  # an escape could spell the name in another way
-        and named.search(text) is None
     )
 
 
@@ -670,8 +726,8 @@ def write_topic_settings(
     problems.raise_any()
     changes = [_change(name, value, topic) for name, value in given.items()]
     old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
-    Settings.from_text(old, path)  # a file that is not valid is not edited
-    new = _edit(old, changes)
+    before = Settings.from_text(old, path)  # a file that is not valid is not edited
+    new = _edit(old, changes, before._file.tables)
     settings = Settings.from_text(new, path)
     files.write_atomic(path, new.encode("utf-8"))
     return settings
@@ -684,7 +740,7 @@ def remove_topic_settings(files: Files, path: str | os.PathLike[str], topic: str
         return
     old = files.read_bytes(path).decode("utf-8")
     if topic in tomllib.loads(old).get("topics", {}):
-        files.write_atomic(path, _edit(old, [(("topics", topic), None)]).encode("utf-8"))
+        files.write_atomic(path, _edit(old, [(("topics", topic), None)], None).encode("utf-8"))
 
 
 def _change(given: str, value: Any, topic: str | None) -> Change:
@@ -698,12 +754,13 @@ def _change(given: str, value: Any, topic: str | None) -> Change:
     return ("defaults", *name.split(".")), value
 
 
-def _edit(text: str, changes: list[Change]) -> str:
+def _edit(text: str, changes: list[Change], tables: frozenset[str] | None) -> str:
+    """Return the text with changes. `tables`: as in `_FileLayers`."""
     table = _new_table(changes)
     if table is not None:
         if not text:
             return table
-        if _takes_a_table(text, changes[0][0][1]):
+        if tables is not None and changes[0][0][1] not in tables:
             return f"{text}\n{table}"
     import tomlkit  # takes 10 ms to load, and only a change of an existing file needs it
 

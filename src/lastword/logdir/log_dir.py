@@ -411,10 +411,14 @@ class LogDirectory:
     def reload_settings(self) -> None:
         """Read the settings again and apply them to the open partitions."""
         with self.lock:
-            self.settings = self._load_settings()
+            before, self.settings = self.settings, self._load_settings()
             self._register_limits()
+            changed = self.settings.changed_topics(before)
+            if changed == []:
+                return
             for tp, log in self._opened.logs.items():
-                log.config = self.settings.topic(tp.topic)
+                if changed is None or tp.topic in changed:
+                    log.config = self.settings.topic(tp.topic)
 
     def _register_limits(self) -> None:
         compression.set_limit(self.path, self.settings.instance.lastword_decompression_max_bytes)
