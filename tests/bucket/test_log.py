@@ -454,3 +454,13 @@ def test_calls_cost_the_requests_that_the_page_states(opened: Open, requests: Co
     assert len(list(reader["users-1"].read())) == 2002
     writes, reads = sent()
     assert writes == 0 and 2 <= reads <= 2 + 3 * len(reader["users-1"].segments(0))
+
+
+def test_durations_that_keep_nothing_are_refused(opened: Open) -> None:
+    """A pin of no time would hold no object, and a read under it could miss objects."""
+    with opened("a") as logs:
+        for max_age in (0, -1):
+            with pytest.raises(UsageError, match="max_age"):
+                logs.pin(max_age=max_age)
+        with pytest.raises(UsageError, match="retention"):
+            logs.collect(retention=-1)

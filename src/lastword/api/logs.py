@@ -947,9 +947,11 @@ class LogDir(ProcessBound):
             dry_run: Return the result and change nothing.
 
         Raises:
-            UsageError: The log is a directory.
+            UsageError: The log is a directory, or `retention` is below 0.
         """
         retention_ms = None if retention is None else parse_duration_ms(retention)
+        if retention_ms is not None and retention_ms < 0:
+            raise UsageError(f"retention is {retention_ms} ms", remedy='give 0 or more: retention="1h"')
         return self.dirs.collect(retention_ms=retention_ms, dry_run=dry_run)
 
     def pin(self, *, max_age: int | str = "1d") -> AbstractContextManager[None]:
@@ -963,9 +965,12 @@ class LogDir(ProcessBound):
                 for ever.
 
         Raises:
-            UsageError: The log is a directory.
+            UsageError: The log is a directory, or `max_age` is not above 0.
         """
-        return self.dirs.pin(parse_duration_ms(max_age))
+        max_age_ms = parse_duration_ms(max_age)
+        if max_age_ms <= 0:
+            raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration above 0: max_age="6h"')
+        return self.dirs.pin(max_age_ms)
 
     # -------------------------------------------------------------- lifetime
 
