@@ -17,6 +17,7 @@ from lastword.cleaner import drive
 from lastword.cleaner.policy.groups import OutputLimits, cut, group
 from lastword.cli import main
 from lastword.clock import ManualClock
+from lastword.config import Settings
 from lastword.errors import PartialFailure, StorageError
 from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
@@ -493,3 +494,16 @@ def test_grouping_takes_time_in_proportion_to_the_segments_of_a_group():
         return count
 
     assert calls(400) <= 4.2 * calls(100)
+
+
+def test_a_creation_loads_the_settings_once(tmp_path, monkeypatch):
+    loads = []
+    load = Settings.load
+    with lastword.open(tmp_path / "log", "a", clock=ManualClock(NOW_MS)) as logs:
+        monkeypatch.setattr(
+            Settings, "load", lambda *given, **named: loads.append(1) or load(*given, **named)
+        )
+        for number in range(3):
+            logs.create_topic(f"t{number}", retention_ms=number)
+            assert len(loads) == number + 1
+            assert logs.topic(f"t{number}").config.retention_ms == number

@@ -762,15 +762,16 @@ def _create(dirs: OpenDirs, name: str, partitions: int, settings: Mapping[str, A
     try:
         for log_dir, numbers in placed.items():
             topic_id = created[0].topic_id(name) if created else None
-            log_dir.reload_settings()
             log_dir.create_topic(name, numbers, settings, topic_id=topic_id)
             created.append(log_dir)
     except LastwordError:
         for log_dir in created:
             log_dir.delete_topic(name)
         raise
-    finally:
-        dirs.reload()  # without notifying the background: nothing of a new topic is due
+    finally:  # without notifying the background: nothing of a new topic is due
+        for log_dir in dirs.directories:
+            if log_dir not in created or len(created) < len(placed):
+                log_dir.reload_settings()
     dirs.dir_set.write_list()
 
 

@@ -322,7 +322,8 @@ class LogDirectory:
             self._check_writable()
             names.check_topic(topic)
             numbers = partition_numbers(partitions)
-            if topic in self._listing().topics():
+            self._listing()
+            if topic in self._listed:
                 if exist_ok:
                     return False
                 raise TopicExistsError(
@@ -330,7 +331,7 @@ class LogDirectory:
                 )
             if settings:
                 write_topic_settings(self.files, self._settings_path, topic, dict(settings))
-                self.reload_settings()
+            self.reload_settings()
             try:
                 self.add_partitions(topic, numbers, topic_id)
             except BaseException:
