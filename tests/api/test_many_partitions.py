@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import sys
+import time
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -19,9 +20,10 @@ from lastword.cli import main
 from lastword.clock import ManualClock
 from lastword.config import Settings
 from lastword.errors import PartialFailure, StorageError
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, OsFiles
 from lastword.ingest.apply import commit
 from lastword.ingest.staging import Manifest, SharedWriter
+from lastword.logdir import log_dir
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import PartitionLog
 from lastword.records.batch import BatchBuilder
@@ -50,9 +52,16 @@ def directories(request, tmp_path_factory):
     return root
 
 
+def files_after(seconds):
+    """Return storage whose clock shows a time after (or before) that of the system."""
+    files = OsFiles()
+    files.now_ns = lambda: time.time_ns() + int(seconds * 1e9)
+    return files
+
+
 def calls_of(path, work, monkeypatch):
     """Return the number of storage calls of `work`, with those of opening, and how many list the root."""
-    files = RecordingFiles(DEFAULT)
+    files = RecordingFiles(files_after(3600))  # the root was quiet for long
     with monkeypatch.context() as patched:
         patched.setattr(storage, "DEFAULT", files)
         work(path)
@@ -507,3 +516,66 @@ def test_a_creation_loads_the_settings_once(tmp_path, monkeypatch):
             logs.create_topic(f"t{number}", retention_ms=number)
             assert len(loads) == number + 1
             assert logs.topic(f"t{number}").config.retention_ms == number
+
+
+def root_listings(files, path):
+    return sum(call.name == "listdir" and call.path == str(path) for call in files.calls)
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600], ids=["quiet", "just-changed"])
+def test_a_call_for_each_topic_lists_a_root_that_is_quiet_only_once(topics, seconds):
+    """A root that was just changed is listed for each call: a later change may have the same time."""
+    files = RecordingFiles(files_after(seconds))
+    path = topics / "50"
+    with lastword.open(path, files=files) as logs:
+        names_of = [topic.name for topic in logs.topics()]
+        before = root_listings(files, path)
+        for name in names_of:
+            assert logs.topic(name).bounds() == {0: (0, 2)}
+        assert (root_listings(files, path) == before) == (seconds > 0)
+
+
+def test_the_creation_of_a_topic_does_not_list_the_root(tmp_path):
+    """Not the tenth, and not the two-hundredth."""
+    files, path = RecordingFiles(files_after(-3600)), tmp_path / "log"
+    with lastword.open(path, "a", clock=ManualClock(NOW_MS), files=files) as logs:
+        logs.create_topic("first")
+        before = root_listings(files, path)
+        for number in range(200):
+            logs.create_topic(f"t{number}")
+        assert root_listings(files, path) == before
+        logs.delete_topic("t7")
+        assert "t7" not in logs and "t8" in logs and len(logs) == 200
+        assert root_listings(files, path) == before
+
+
+def test_a_topic_that_another_process_makes_or_removes_is_seen(tmp_path):
+    path = tmp_path / "log"
+    with lastword.open(path, "a", clock=ManualClock(NOW_MS)) as logs:
+        logs.create_topic("a")
+    with lastword.open(path, files=files_after(3600)) as reader:
+        assert list(reader) == ["a"]
+        with lastword.open(path, "a", clock=ManualClock(NOW_MS)) as logs:
+            logs.create_topic("b")
+            assert list(reader) == ["a", "b"]
+            logs.delete_topic("a")
+            assert list(reader) == ["b"]
+        (path / "b-0").rename(path / "c-0")
+        assert list(reader) == ["c"] and "b" not in reader
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600], ids=["soon", "later"])
+def test_a_removal_by_hand_during_an_own_change_is_seen_later(tmp_path, monkeypatch, seconds):
+    path, files = tmp_path / "log", files_after(-3600)
+    with lastword.open(path, "a", clock=ManualClock(NOW_MS), files=files) as logs:
+        logs.create_topic("a")
+
+        def make(*given, **named):
+            shutil.rmtree(path / "a-0")
+            return make_partitions(*given, **named)
+
+        make_partitions = log_dir.make_partitions
+        monkeypatch.setattr(log_dir, "make_partitions", make)
+        logs.create_topic("b")
+        files.now_ns = files_after(seconds).now_ns
+        assert list(logs) == (["b"] if seconds > 0 else ["a", "b"])

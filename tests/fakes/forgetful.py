@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lastword.errors import LastwordError
-from lastword.files import FileFacts, FileLock, Files, Handle, OsFiles
+from lastword.files import DirVersion, FileFacts, FileLock, Files, Handle, OsFiles
 
 ROOT = 0
 PAGE = 4096
@@ -273,6 +273,9 @@ class ForgetfulFiles(Files):
 
     def listdir(self, path: Any) -> list[str]:
         return self.inner.listdir(path)
+
+    def dir_version(self, path: Any) -> DirVersion | None:
+        return self.inner.dir_version(path)
 
     def stat(self, path: Any) -> FileFacts | None:
         return self.inner.stat(path)

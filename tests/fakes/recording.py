@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from lastword.errors import LastwordError
-from lastword.files import FileFacts, FileLock, Files, Handle
+from lastword.files import DirVersion, FileFacts, FileLock, Files, Handle
 
 T = TypeVar("T")
 
@@ -97,6 +97,10 @@ class RecordingFiles(Files):
 
     def listdir(self, path: Any) -> list[str]:
         return self.do(Call("listdir", str(path), changes=False), lambda: self.inner.listdir(path))
+
+    def dir_version(self, path: Any) -> DirVersion | None:
+        call = Call("dir_version", str(path), changes=False)
+        return self.do(call, lambda: self.inner.dir_version(path))
 
     def stat(self, path: Any) -> FileFacts | None:
         return self.do(Call("stat", str(path), changes=False), lambda: self.inner.stat(path))

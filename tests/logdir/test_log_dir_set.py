@@ -18,8 +18,9 @@ from lastword.errors import (
     StorageError,
 )
 from lastword.files import DEFAULT
-from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir import LogDirectory
 from lastword.logdir.log_dir_set import LogDirSet, read_partition_list
+from lastword.logdir.topics import Listing
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import NOW, build_batch, pair, records
@@ -109,10 +110,10 @@ def test_a_directory_that_fails_later_keeps_its_partitions_known(tmp_path: Path)
     shutil.rmtree(tmp_path / "b")
     (tmp_path / "b").write_bytes(b"")
 
-    def broken() -> list[TopicPartition]:
+    def broken() -> Listing:
         raise StorageError("cannot list b: Input/output error", errno=5)
 
-    spread.directories[1].topic_partitions = broken  # type: ignore[method-assign]
+    spread.directories[1].listing = broken  # type: ignore[method-assign]
     assert list(spread.log_dirs_by_topic()["users"]) == [0, 1]
     assert list(spread.offline) == [str(tmp_path / "b")]
     append(spread.log_dir("users", 0), "users", 0, 1)
@@ -219,14 +220,12 @@ def test_partitions_are_looked_into_once(tmp_path: Path) -> None:
         path = tmp_path / f"users-{number}"
         path.mkdir()
         (path / names.segment_file(0, names.LOG)).touch()
-    with opened(tmp_path, "r") as logs:
+    listed: list[str] = []
+    with LogDirectory.open(tmp_path, "r", _Listing(listed)) as logs:  # type: ignore[arg-type]
         assert len(logs.partitions("users")) == 2000
-        listed: list[str] = []
-        listdir = UNSYNCED.listdir
-        logs.files = _Listing(listed)  # type: ignore[assignment]
+        listed.clear()
         assert len(logs.partitions("users")) == 2000
         assert listed == [str(tmp_path)]
-        assert listdir is not None
         (tmp_path / "users-7" / names.segment_file(0, names.LOG)).unlink()
         os.rmdir(tmp_path / "users-7")  # noqa: PTH106
         assert 7 not in logs.partitions("users")
@@ -239,6 +238,9 @@ class _Listing:
     def listdir(self, path: str) -> list[str]:
         self._listed.append(str(path))
         return UNSYNCED.listdir(path)
+
+    def dir_version(self, path: str) -> None:
+        """Give no version, so that every search lists the root."""
 
     def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
         return getattr(UNSYNCED, name)

@@ -99,11 +99,6 @@ class BucketDirs(OpenDirs):
 
     # -------------------------------------------------------------- read
 
-    def topics(self) -> dict[str, dict[int, LogDirectory]]:
-        """As `OpenDirs.topics`, of the newest version."""
-        self.refresh()
-        return super().topics()
-
     def refresh(self, *, at_most_every_ms: int = 0) -> None:
         """Take the newest version. Costs a request, unless the last one is not older than the given time."""
         self.require_open()

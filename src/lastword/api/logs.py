@@ -102,7 +102,7 @@ class LogDir(ProcessBound):
         return self.topic(topic)
 
     def __contains__(self, topic: object) -> bool:
-        return topic in self.dirs.topics()
+        return isinstance(topic, str) and self.dirs.has_topic(topic)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the topics."""

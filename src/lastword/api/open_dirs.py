@@ -148,6 +148,7 @@ class OpenDirs(ProcessBound):
 
     def refresh(self, *, at_most_every_ms: int = 0) -> None:
         """Take up what other processes have changed. A directory always shows it."""
+        self.require_open()
 
     def sync(self) -> None:
         """Make everything durable that was acknowledged at level "os"."""
@@ -193,16 +194,22 @@ class OpenDirs(ProcessBound):
 
     def topics(self) -> dict[str, dict[int, LogDirectory]]:
         """Return the topics, sorted by name, with the directory of each partition."""
-        self.require_open()
+        self.refresh()
         return self.dir_set.log_dirs_by_topic()
+
+    def has_topic(self, topic: str) -> bool:
+        """Return whether there is a topic of this name."""
+        self.refresh()
+        return bool(self.dir_set.log_dirs(topic))
 
     def partitions(self, topic: str) -> dict[int, LogDirectory]:
         """Return the partitions of a topic with their directories. UnknownTopicError names the nearest."""
         names.check_topic(topic)
-        topics = self.topics()
-        if topic not in topics:
-            raise UnknownTopicError.named(topic, ", ".join(self.paths), topics)
-        return topics[topic]
+        self.refresh()
+        log_dirs = self.dir_set.log_dirs(topic)
+        if not log_dirs:
+            raise UnknownTopicError.named(topic, ", ".join(self.paths), self.dir_set.log_dirs_by_topic())
+        return log_dirs
 
     def only_topic(self, topic: str | None) -> str:
         """Return the named topic, or the only topic. UsageError names the topics to choose from."""

@@ -691,7 +691,7 @@ def create_topic(
         "lastword_value_serializer": serializer_of(value_serializer or "bytes").name,
         "lastword_partitioner": partitioner_of(partitioner or "murmur2")[0],
     }
-    if name in dirs.topics():
+    if dirs.has_topic(name):
         if not exist_ok:
             raise TopicExistsError(
                 f"{dirs.paths[0]} already has a topic {name!r}", remedy="exist_ok=True returns it"
@@ -800,7 +800,7 @@ def open_state(
     if limit is not None and limit < 0:
         raise UsageError(f"max_bytes={max_bytes!r} is not a size", remedy='give 0 or more: max_bytes="1GiB"')
     key_serializer, value_serializer = serializers
-    if dirs.mode == "a" and name not in dirs.topics():
+    if dirs.mode == "a" and not dirs.has_topic(name):
         config = {"cleanup_policy": "compact", **config}
         given = {TOPIC_SETTINGS[n].keyword: v for n, v in parse_topic_settings(config).items()}
         check_keeps_keys(name, dirs.config(name).replace(**given))

@@ -28,10 +28,10 @@ Directory = Annotated[
 def _topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a topic's name from the topics of the directory that was typed."""
     from lastword.files import DEFAULT
-    from lastword.logdir.topics import discover
+    from lastword.logdir.topics import RootListing
 
     try:
-        topics = discover(DEFAULT, ctx.params.get("directory") or "").topics()
+        topics = RootListing(DEFAULT, ctx.params.get("directory") or "").get().topics()
     except (LastwordError, OSError):
         return []
     return [name for name in topics if name.startswith(incomplete)]

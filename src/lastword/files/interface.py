@@ -73,6 +73,21 @@ class FileFacts(NamedTuple):
     kind: str = "file"
 
 
+class DirVersion(NamedTuple):
+    """The state of the names in a directory.
+
+    Attributes:
+        stamp: Differs after a change of the names, if the directory was quiet for long enough before.
+        is_settled: Whether it was: every later change gives another stamp. Times of files are coarse, so two
+            changes that follow each other closely may have the same stamp.
+        quiet_ms: The time since the last change.
+    """
+
+    stamp: object
+    is_settled: bool
+    quiet_ms: int
+
+
 class Handle(ABC):
     """One open file; also a context manager. A garbage-collected handle is closed.
 
@@ -167,6 +182,13 @@ class Files(ABC):
     @abstractmethod
     def listdir(self, path: Path) -> list[str]:
         """List the names in a directory, sorted."""
+
+    def dir_version(self, path: Path) -> DirVersion | None:
+        """Return the state of the names in a directory. None: the storage has none, or there is no directory.
+
+        It costs less than a listing of many names.
+        """
+        return None
 
     @abstractmethod
     def stat(self, path: Path) -> FileFacts | None:

@@ -27,6 +27,7 @@ import resource
 import stat
 import sys
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files import owner
 from lastword.files.failures import NO_ROOM, Root, fsync_or_fail, translate
-from lastword.files.interface import Buffer, FileFacts, Files, Handle, Path
+from lastword.files.interface import Buffer, DirVersion, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE
 
@@ -505,6 +506,10 @@ def _start_writeback(fd: int, position: int, size: int) -> None:
 
 
 MAX_CACHED_DIRECTORIES = 10_000  # directories
+CLOCK_STEP_NS = 20_000_000
+"""More than the step of the clock that Linux uses for times of files: 10 ms or less."""
+COARSE_STEP_NS = 2_000_000_000
+"""The largest step of a file system that keeps whole seconds or milliseconds: FAT."""
 
 
 def _not_regular(path: str) -> StorageError:
@@ -525,6 +530,7 @@ class OsFiles(Files):
 
     def __init__(self, max_open: int | None = None) -> None:
         self.descriptors = Descriptors(max_open)
+        self.now_ns = time.time_ns  # of the clock that gives files their times; tests replace it
         self._roots: dict[str, Root] = {}
         self._unguarded_roots: dict[str, Root] = {}  # outside every guarded root
         self._root_by_directory: dict[str, Root] = {}
@@ -671,6 +677,18 @@ class OsFiles(Files):
             return sorted(self.descriptors.open(lambda: os.listdir(path)))
         except OSError as error:
             raise translate(error, os.fspath(path), "list") from error
+
+    def dir_version(self, path: Path) -> DirVersion | None:
+        """Return the state of the names in a directory, from the time of its last change."""
+        try:
+            facts = os.stat(path)
+        except OSError:
+            return None  # a listing raises the error
+        changed_ns = max(facts.st_mtime_ns, facts.st_ctime_ns)
+        quiet_ns = self.now_ns() - changed_ns
+        step_ns = CLOCK_STEP_NS if changed_ns % 1_000_000 else COARSE_STEP_NS
+        stamp = (facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
+        return DirVersion(stamp, quiet_ns > step_ns, quiet_ns // 1_000_000)
 
     def stat(self, path: Path) -> FileFacts | None:
         """Return the facts of a file or directory; None if it does not exist."""

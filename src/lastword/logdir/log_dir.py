@@ -46,12 +46,11 @@ from lastword.logdir.identity import (
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.open_partitions import DirRecovery, LogGauges, OpenPartitions, PartitionLocks
 from lastword.logdir.topics import (
-    Known,
     Listing,
+    RootListing,
     SetAside,
     check_log_dir,
     check_writable,
-    discover,
     is_partition,
     make_dirs,
     make_partitions,
@@ -93,9 +92,8 @@ class LogDirectory:
         self._opened = OpenPartitions(files, clock, rng, self._checkpoint_if_due)
         self._partition_checkpoints = PartitionCheckpoints(files, clock, self.checkpoints)
         self._locks = PartitionLocks(self.lock)
-        self._known = Known()
+        self._contents = RootListing(files, path)
         self._deferred_deletes = cut.DeferredDeletes(files, clock)
-        self._listed: dict[str, list[int]] = {}  # the partitions of each topic when the root was last listed
         self._topic_ids: dict[str, str | None] = {}
         self._checked: set[TopicPartition] = set()  # partitions whose topic id was checked
         self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None
@@ -145,12 +143,12 @@ class LogDirectory:
         else:
             cluster = BrokerSettings(files, [root])
             load = lambda: Settings.load([root]).with_cluster(cluster.refresh())  # noqa: E731
-        known = Known()
+        contents = RootListing(files, root)
         if mode == "r":
-            check_log_dir(discover(files, root, known), root)
-        fresh = mode == "a" and check_writable(files, root, known)
+            check_log_dir(contents.get(), root)
+        fresh = mode == "a" and check_writable(files, root, contents)
         opened = cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
-        opened._known = known
+        opened._contents = contents
         if mode == "a":
             opened._take(fresh)
         return opened
@@ -174,7 +172,7 @@ class LogDirectory:
             )
             for name in names.ROOT_FILES:  # left by an atomic write that was killed
                 files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
-            listing = self._listing()
+            listing = self._contents.get()
             for name in listing.deleted:  # an unfinished deletion
                 with suppress(StorageError):  # it is tried again at the next opening
                     files.remove_tree(os.path.join(self.path, name))
@@ -198,13 +196,6 @@ class LogDirectory:
 
     # -------------------------------------------------------------- topics
 
-    def _listing(self) -> Listing:
-        before = self._known.listing
-        listing = discover(self.files, self.path, self._known)
-        if listing is not before or not self._listed:
-            self._listed = listing.topics()
-        return listing
-
     def new_ledgers(self, *, saves: bool = True) -> Ledgers:
         """Return garbage accounts of the partitions here.
 
@@ -214,7 +205,7 @@ class LogDirectory:
         return Ledgers(
             self.files,
             lambda: self.settings.instance.log_cleaner_dedupe_buffer_size // self.directories,
-            lambda: [os.path.join(self.path, str(tp)) for tp in self._listing().partitions],
+            lambda: [os.path.join(self.path, str(tp)) for tp in self._contents.get().partitions],
             saves=saves and self.mode == "a",
             scratch=lambda: self.settings.instance.lastword_map_scratch,
             clock=self.clock,
@@ -225,33 +216,41 @@ class LogDirectory:
 
         These are unfinished copies, and strays of a broker.
         """
-        return self._listing().set_aside
+        return self._contents.get().set_aside
 
     def holds(self, topic: str, partition: int) -> bool:
         """Return whether the partition is in this directory. Reads the partition's directory only."""
         name = names.partition_dir(topic, partition)
         path = os.path.join(self.path, name)
-        known = self._known.partitions
-        return self.files.is_dir(path) and (name in known or is_partition(self.files, path))
+        return self.files.is_dir(path) and (self._contents.was_found(name) or is_partition(self.files, path))
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        return list(self._listing().topics())
+        return sorted(self._contents.get().numbers)
 
     def partitions_by_topic(self) -> dict[str, list[int]]:
         """Return all topics, sorted by name, each with its partition numbers, ascending."""
-        return self._listing().topics()
+        return self._contents.get().topics()
 
     def partitions(self, topic: str) -> list[int]:
         """Return the partition numbers of a topic, ascending. UnknownTopicError names the nearest topic."""
-        topics = self._listing().topics()
+        topics = self._contents.get().numbers
         if topic not in topics:
-            raise UnknownTopicError.named(topic, self.path, topics)
-        return topics[topic]
+            raise UnknownTopicError.named(topic, self.path, sorted(topics))
+        return list(topics[topic])
+
+    def listing(self) -> Listing:
+        """Return the partitions here; the same object until one is added or removed."""
+        return self._contents.get()
+
+    @property
+    def last_listing(self) -> Listing:
+        """The partitions when the root was last listed: those of a directory that has failed since."""
+        return self._contents.last or self._contents.get()
 
     def topic_partitions(self) -> tuple[TopicPartition, ...]:
         """Return all partitions of all topics; the same tuple until one is added or removed."""
-        return self._listing().partitions
+        return self._contents.get().partitions
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic's id, from the first of its partitions that has one; None if none has.
@@ -259,7 +258,7 @@ class LogDirectory:
         The partitions are those of the last listing, if it has the topic: directories of many topics are not
         listed for each of them.
         """
-        for partition in self._listed.get(topic) or self.partitions(topic):
+        for partition in self.last_listing.numbers.get(topic) or self.partitions(topic):
             with suppress(CorruptFileError, StorageError):  # raised when that partition is used
                 topic_id = read_topic_id(self.files, self.directory(topic, partition))
                 if topic_id is not None:
@@ -322,40 +321,41 @@ class LogDirectory:
             self._check_writable()
             names.check_topic(topic)
             numbers = partition_numbers(partitions)
-            self._listing()
-            if topic in self._listed:
+            if topic in self._contents.get().numbers:
                 if exist_ok:
                     return False
                 raise TopicExistsError(
                     f"{self.path} already has a topic {topic!r}", remedy="exist_ok=True returns it"
                 )
-            if settings:
-                write_topic_settings(self.files, self._settings_path, topic, dict(settings))
-            self.reload_settings()
-            try:
-                self.add_partitions(topic, numbers, topic_id)
-            except BaseException:
+            with self._contents.changing():
                 if settings:
-                    with suppress(LastwordError):
-                        remove_topic_settings(self.files, self._settings_path, topic)
-                        self.reload_settings()
-                raise
+                    write_topic_settings(self.files, self._settings_path, topic, dict(settings))
+                self.reload_settings()
+                try:
+                    self.add_partitions(topic, numbers, topic_id)
+                except BaseException:
+                    if settings:
+                        with suppress(LastwordError):
+                            remove_topic_settings(self.files, self._settings_path, topic)
+                            self.reload_settings()
+                    raise
             return True
 
     def add_partitions(self, topic: str, numbers: Sequence[int], topic_id: str | None) -> None:
         """Make empty partitions of a topic, durably. `topic_id`: None: a new id."""
         with self.lock:
             self._check_writable()
-            make_partitions(
-                self.files,
-                self.path,
-                topic,
-                numbers,
-                self._rng,
-                index_interval_bytes=self.topic_config(topic).index_interval_bytes,
-                topic_id=topic_id,
-            )
             created = [TopicPartition(topic, number) for number in numbers]
+            with self._contents.changing(added=created):
+                make_partitions(
+                    self.files,
+                    self.path,
+                    topic,
+                    numbers,
+                    self._rng,
+                    index_interval_bytes=self.topic_config(topic).index_interval_bytes,
+                    topic_id=topic_id,
+                )
             self._topic_ids.pop(topic, None)
             self._partition_checkpoints.forget(created)  # lines of a topic of that name removed by hand
             self._opened.made(created)
@@ -369,12 +369,13 @@ class LogDirectory:
             self._check_writable()
             gone = [TopicPartition(topic, number) for number in self.partitions(topic)]
             delay_ms = self.topic_config(topic).file_delete_delay_ms
-            for tp in gone:
-                self.let_go(tp)
-            self._deferred_deletes.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
-            self._partition_checkpoints.forget(gone)
-            self._topic_ids.pop(topic, None)
-            remove_topic_settings(self.files, self._settings_path, topic)
+            with self._contents.changing(removed=gone):
+                for tp in gone:
+                    self.let_go(tp)
+                self._deferred_deletes.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
+                self._partition_checkpoints.forget(gone)
+                self._topic_ids.pop(topic, None)
+                remove_topic_settings(self.files, self._settings_path, topic)
             self.reload_settings()
 
     def let_go(self, tp: TopicPartition) -> None:
@@ -382,7 +383,6 @@ class LogDirectory:
         with self.lock:
             self._opened.let_go(tp)
             self.ledgers.forget(tp)
-            self._known.forget(str(tp))
             self._checked.discard(tp)
 
     def discard(self, tp: TopicPartition) -> None:
@@ -415,11 +415,14 @@ class LogDirectory:
             before, self.settings = self.settings, self._load_settings()
             self._register_limits()
             changed = self.settings.changed_topics(before)
-            if changed == []:
-                return
-            for tp, log in self._opened.logs.items():
-                if changed is None or tp.topic in changed:
-                    log.config = self.settings.topic(tp.topic)
+            logs = self._opened.logs
+            for tp in logs if changed is None else self._partitions_of(changed):
+                if tp in logs:
+                    logs[tp].config = self.settings.topic(tp.topic)
+
+    def _partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
+        numbers = self.last_listing.numbers
+        return [TopicPartition(topic, number) for topic in topics for number in numbers.get(topic, ())]
 
     def _register_limits(self) -> None:
         compression.set_limit(self.path, self.settings.instance.lastword_decompression_max_bytes)
@@ -656,7 +659,7 @@ class LogDirectory:
                 if used and failed is None:
                     self._partition_checkpoints.write(used)
                 self.ledgers.close()
-                others = self._opened.were_left_clean(self._listing().partitions)
+                others = self._opened.were_left_clean(self._contents.get().partitions)
                 if promised and failed is None and others:
                     leave_clean_shutdown(self.files, self.path)
             except LastwordError as error:

@@ -56,6 +56,7 @@ from lastword.files.framed import Framed
 from lastword.logdir.checkpoints import TopicPartition, part_of_a_commit
 from lastword.logdir.identity import directory_name, read_move_note, remove_move_note, write_move_note
 from lastword.logdir.log_dir import LogDirectory
+from lastword.logdir.topics import Listing
 from lastword.partition.checkpoint_file import number, parse_lines
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
@@ -89,9 +90,8 @@ class LogDirSet:
     def __init__(self, directories: Sequence[LogDirectory], offline: Mapping[str, LastwordError]) -> None:
         self.directories = list(directories)
         self._failed: dict[str, LastwordError] = dict(offline)
-        self._listed: dict[str, tuple[TopicPartition, ...]] = {}
         self._log_dirs: dict[TopicPartition, LogDirectory] = {}
-        self._last: tuple[tuple[TopicPartition, ...], dict[str, dict[int, LogDirectory]]] = ((), {})
+        self._last: tuple[list[Listing], dict[str, dict[int, LogDirectory]]] = ([], {})
         for path in offline:
             metrics.DIR_OFFLINE.set(1, real_path(path))
         for directory in self.directories:
@@ -116,21 +116,19 @@ class LogDirSet:
         """Finish interrupted moves, and refuse partitions that are in two directories."""
         seen: dict[TopicPartition, LogDirectory] = {}
         for directory in self.directories:
-            for tp in self._partitions_of(directory):
+            for tp in self._listing(directory).partitions:
                 first = seen.setdefault(tp, directory)
                 if first is not directory:
                     seen[tp] = settle(tp, first, directory)
 
-    def _partitions_of(self, directory: LogDirectory) -> tuple[TopicPartition, ...]:
-        """Return the partitions of a directory; of a failed one, those that were last listed."""
+    def _listing(self, directory: LogDirectory) -> Listing:
+        """Return the contents of a directory; of a failed one, as it was last listed."""
         try:
-            partitions = directory.topic_partitions()
+            return directory.listing()
         except StorageError as error:
             self._failed.setdefault(directory.path, error)
             metrics.DIR_OFFLINE.set(1, real_path(directory.path))
-            return self._listed.get(directory.path, ())
-        self._listed[directory.path] = partitions
-        return partitions
+            return directory.last_listing
 
     # -------------------------------------------------------------- where things are
 
@@ -138,20 +136,20 @@ class LogDirSet:
         """Return topic names, sorted, with their partitions, ascending, and the directory of each.
 
         An offline directory is represented by an object that raises OfflineError. A caller must not change
-        the result: as long as a single directory lists the same partitions, it is the same object.
+        the result: it is the same object until a partition is added or removed.
         """
-        if len(self.directories) == 1 and not self._failed:
-            partitions = self._partitions_of(self.directories[0])
-            if partitions is self._last[0] and not self._failed:
-                return self._last[1]
+        listings = [self._listing(directory) for directory in self.directories]
+        if not self._failed and list(map(id, listings)) == list(map(id, self._last[0])):
+            return self._last[1]
         directories: dict[TopicPartition, Any] = {}
-        for directory in self.directories:
-            for tp in self._partitions_of(directory):
+        for directory, listing in zip(self.directories, listings, strict=True):
+            for tp in listing.partitions:
                 first = directories.setdefault(tp, directory)
                 if first is not directory:
                     directories[tp] = chosen(tp, first, directory)
+        opened = {directory.path for directory in self.directories}
         for path, error in self._failed.items():
-            if path in self._listed:  # it was open: its partitions are known
+            if path in opened:  # its partitions are known
                 continue
             stand_in = OfflineDirectory(path, error)
             for tp in self.read_list():
@@ -160,9 +158,25 @@ class LogDirSet:
         topics: dict[str, dict[int, LogDirectory]] = {}
         for tp in sorted(directories):
             topics.setdefault(tp.topic, {})[tp.partition] = directories[tp]
-        if len(self.directories) == 1 and not self._failed:
-            self._last = self._listed[self.directories[0].path], topics
+        if not self._failed:
+            self._last = listings, topics
         return topics
+
+    def log_dirs(self, topic: str) -> dict[int, LogDirectory]:
+        """Return the partitions of a topic, ascending, with their directories; none: there is no such topic.
+
+        The same as in `log_dirs_by_topic`. The cost does not depend on the number of topics, also after one
+        was created.
+        """
+        log_dirs: dict[int, LogDirectory] = {}
+        for directory in self.directories:
+            for partition in self._listing(directory).numbers.get(topic, ()):
+                first = log_dirs.setdefault(partition, directory)
+                if first is not directory:
+                    log_dirs[partition] = chosen(TopicPartition(topic, partition), first, directory)
+        if self._failed:  # it may have partitions of the topic
+            return self.log_dirs_by_topic().get(topic, {})
+        return dict(sorted(log_dirs.items()))
 
     def log_dir(self, topic: str, partition: int) -> LogDirectory | None:
         """Return the directory of a partition; None if there is none. Fast if it was found before."""
@@ -200,7 +214,7 @@ class LogDirSet:
         """
         for path, error in self.offline.items():
             raise OfflineError.of("what may be a topic of that name", path, error)
-        load = [(len(self._partitions_of(directory)), at) for at, directory in enumerate(self.directories)]
+        load = [(self._listing(directory).size, at) for at, directory in enumerate(self.directories)]
         placed: dict[LogDirectory, list[int]] = {}
         for partition in range(count):
             fewest = min(load)
@@ -214,7 +228,7 @@ class LogDirSet:
         """Update `lastword.partitions` in every root; only with several directories."""
         if len(self.directories) < 2 or self._failed:
             return
-        every = sorted({tp for directory in self.directories for tp in self._partitions_of(directory)})
+        every = sorted({tp for directory in self.directories for tp in self._listing(directory).partitions})
         data = LIST.encode({"partitions": [[tp.topic, tp.partition] for tp in every]})
         for directory in self.directories:
             path = os.path.join(directory.path, names.PARTITION_LIST)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from lastword.config import Settings
 from lastword.errors import (
@@ -26,7 +28,7 @@ from lastword.errors import (
     StorageError,
     UsageError,
 )
-from lastword.files import DEFAULT, Files, overlapped, real_path
+from lastword.files import DEFAULT, DirVersion, Files, overlapped, real_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
 from lastword.partition.checkpoint_file import read_lines
@@ -49,101 +51,215 @@ class SetAside:
     marker: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Listing:
     """The contents of a root.
 
-    These are partitions, directories to be removed, directories that are set aside, and whether the root is a
-    log directory.
+    Attributes:
+        numbers: The partition numbers of each topic, ascending. The topics are in no order.
+        size: The number of partitions.
+        deleted: Directories to be removed.
+        is_log_dir: Whether the root is a log directory.
+        is_empty: Whether the root has at most the files of a first opening that was killed.
+        set_aside: Directories that are not served.
     """
 
-    partitions: tuple[TopicPartition, ...]
+    numbers: Mapping[str, tuple[int, ...]]
+    size: int
     deleted: tuple[str, ...]
     is_log_dir: bool
     is_empty: bool
     set_aside: tuple[SetAside, ...] = ()
 
+    @cached_property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        """All partitions of all topics, sorted."""
+        topics = sorted(self.numbers.items())
+        return tuple(TopicPartition(topic, number) for topic, numbers in topics for number in numbers)
+
     def topics(self) -> dict[str, list[int]]:
         """Return the topic names, sorted, each with its partition numbers, ascending."""
-        topics: dict[str, list[int]] = {}
-        for tp in self.partitions:
-            topics.setdefault(tp.topic, []).append(tp.partition)
-        return topics
+        return {topic: list(numbers) for topic, numbers in sorted(self.numbers.items())}
+
+    def changed(self, added: Iterable[TopicPartition], removed: Iterable[TopicPartition]) -> Listing:
+        """Return the listing after partitions were removed and added."""
+        topics, size = dict(self.numbers), self.size
+        for tp, is_added in [*((tp, False) for tp in removed), *((tp, True) for tp in added)]:
+            before = topics.pop(tp.topic, ())
+            after = tuple(sorted({*before, tp.partition} if is_added else {*before} - {tp.partition}))
+            size += len(after) - len(before)
+            if after:
+                topics[tp.topic] = after
+        return replace(self, numbers=topics, size=size, is_log_dir=True, is_empty=False)
 
 
-@dataclass(slots=True)
-class Known:
-    """What earlier listings of a root found.
+class _Listed(NamedTuple):
+    """A listing, and the state of the root that it shows.
 
     Attributes:
-        partitions: Directories that were found to be partitions, by name. They are neither parsed nor read
-            again.
-        names: The names of the last listing, if every directory with a partition's name was one.
-        listing: Its result, which holds as long as the names are the same.
+        listing: The listing.
+        names: The names in the root. None: the listing was changed since they were read.
+        version: The root's version before it was listed, or after a change of this process.
+        is_own: Whether the version is that of a change of this process.
+        is_whole: Whether the listing holds as long as the names are the same: no directory with a
+            partition's name is empty.
     """
 
-    partitions: dict[str, names.PartitionDir] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    listing: Listing | None = None
-
-    def forget(self, name: str) -> None:
-        """Read a directory of this name again."""
-        self.partitions.pop(name, None)
-        self.listing = None
+    listing: Listing
+    names: list[str] | None
+    version: DirVersion | None
+    is_own: bool
+    is_whole: bool
 
 
-def discover(files: Files, root: str, known: Known | None = None) -> Listing:
-    """List a root. NotALogDirError if it is no directory, or is a partition's directory.
+OWN_CHANGE_MS = 2000
+"""The time after the last change of this process from which on the root is listed again."""
+
+
+class RootListing:
+    """The partitions of a root. No other object keeps which partitions there are.
+
+    The root is listed again only if its names have changed (`Files.dir_version`), so that a call for each of
+    many topics does not list all of them. A change of this process inside `changing` needs no listing. The
+    lock excludes other processes that make or remove partitions. If one is removed by hand at the same time,
+    the listing OWN_CHANGE_MS later shows it.
+
+    `get` is for any thread; `changing` is for the holder of the directory's lock.
 
     Args:
         files: The storage.
         root: The log directory.
-        known: What earlier listings found; it is updated.
     """
-    if not files.is_dir(root):
-        if files.exists(root):
-            raise NotALogDirError(f"{root} is no directory", remedy="give the directory itself", file=root)
-        raise NotALogDirError(
-            f"{root} does not exist", remedy=f'lastword.open("{root}", "a") makes one', file=root
-        )
-    listing = files.listdir(root)
-    known = Known() if known is None else known
-    if known.listing is not None and listing == known.names:
-        return known.listing
-    found = known.partitions
-    if any(name not in found and names.parse_segment_file(name) is not None for name in listing):
-        parent = os.path.dirname(real_path(root))
-        raise NotALogDirError(f"{root} is one partition's directory", remedy=f"open {parent}", file=root)
-    partitions: list[TopicPartition] = []
-    deleted: list[str] = []
-    set_aside: list[SetAside] = []
-    doubtful = False  # a directory with a partition's name may become a partition
-    for name in listing:
-        parsed = found.get(name)
-        if parsed is None:
-            parsed = None if name in IGNORED else names.parse_partition_dir(name)
-            if parsed is None:
-                continue
-            path = os.path.join(root, name)
-            if is_partition(files, path, parsed.marker):
-                found[name] = parsed
-            else:
-                doubtful = True
-                if parsed.marker or not _is_odd(files, root, path, name):
-                    continue
-        if not parsed.marker:
-            partitions.append(TopicPartition(parsed.topic, parsed.partition))
-        elif parsed.marker == "delete":
-            deleted.append(name)
+
+    def __init__(self, files: Files, root: str) -> None:
+        self._files = files
+        self._root = root
+        self._found: dict[str, names.PartitionDir] = {}  # partitions by name: neither parsed nor read again
+        self._listed: _Listed | None = None
+        self._changes: list[tuple[Sequence[TopicPartition], Sequence[TopicPartition]]] | None = None
+
+    @property
+    def last(self) -> Listing | None:
+        """The last listing, which may be old."""
+        return None if self._listed is None else self._listed.listing
+
+    def was_found(self, name: str) -> bool:
+        """Return whether an earlier listing found that the directory is a partition."""
+        return name in self._found
+
+    def get(self) -> Listing:
+        """Return the contents of the root.
+
+        NotALogDirError if it is no directory, or is a partition's directory.
+        """
+        version, listed = self._files.dir_version(self._root), self._listed
+        if version is not None and listed is not None and listed.version is not None and listed.is_whole:
+            is_sure = version.quiet_ms < OWN_CHANGE_MS if listed.is_own else listed.version.is_settled
+            if is_sure and version.stamp == listed.version.stamp:
+                return listed.listing
+        return self._list(version)
+
+    @contextmanager
+    def changing(
+        self, *, added: Sequence[TopicPartition] = (), removed: Sequence[TopicPartition] = ()
+    ) -> Iterator[None]:
+        """Change names of the root inside the block. If the block raises, the root is listed again.
+
+        Blocks may be nested.
+
+        Args:
+            added: Partitions that exist at the end of the block.
+            removed: Partitions that do not exist then.
+        """
+        if self._changes is not None:
+            yield
+            self._changes.append((added, removed))
+            return
+        self.get()
+        changes: list[tuple[Sequence[TopicPartition], Sequence[TopicPartition]]] = []
+        self._changes = changes
+        try:
+            yield
+        finally:
+            self._changes = None
+        listed = self._listed
+        assert listed is not None
+        listing = listed.listing
+        for also_added, also_removed in (*changes, (added, removed)):
+            for tp in also_removed:
+                self._found.pop(str(tp), None)
+            for tp in also_added:
+                self._found[str(tp)] = names.PartitionDir(*tp)
+            listing = listing.changed(also_added, also_removed)
+        version = self._files.dir_version(self._root)
+        self._listed = _Listed(listing, None, version, is_own=True, is_whole=listed.is_whole)
+
+    def _list(self, version: DirVersion | None) -> Listing:
+        files, root, listed = self._files, self._root, self._listed
+        if not files.is_dir(root):
+            if files.exists(root):
+                raise NotALogDirError(
+                    f"{root} is no directory", remedy="give the directory itself", file=root
+                )
+            raise NotALogDirError(
+                f"{root} does not exist", remedy=f'lastword.open("{root}", "a") makes one', file=root
+            )
+        present = files.listdir(root)
+        if listed is not None and listed.is_whole and listed.names == present:
+            listing, is_whole = listed.listing, True
         else:
-            set_aside.append(SetAside(name, parsed.topic, parsed.partition, parsed.marker))
-    begun = {names.LOCK, *(f"{name}.tmp" for name in names.ROOT_FILES)}  # of a first opening that was killed
-    marked = bool(set(names.ROOT_FILES) & set(listing))
-    is_empty = not set(listing) - begun
-    is_log_dir = marked or bool(partitions or deleted or set_aside)
-    result = Listing(tuple(sorted(partitions)), tuple(deleted), is_log_dir, is_empty, tuple(set_aside))
-    known.names, known.listing = listing, None if doubtful else result
-    return result
+            listing, is_whole = self._read(present)
+            if listed is not None and listing == listed.listing:
+                listing = listed.listing  # the same object, which callers compare
+        self._listed = _Listed(listing, present, version, is_own=False, is_whole=is_whole)
+        return listing
+
+    def _read(self, present: list[str]) -> tuple[Listing, bool]:
+        """Return the listing of a root with these names, and whether it holds as long as they stay."""
+        files, root, found = self._files, self._root, self._found
+        if any(name not in found and names.parse_segment_file(name) is not None for name in present):
+            parent = os.path.dirname(real_path(root))
+            raise NotALogDirError(f"{root} is one partition's directory", remedy=f"open {parent}", file=root)
+        self._found = {}  # without those that are gone
+        numbers: dict[str, list[int]] = {}
+        deleted: list[str] = []
+        set_aside: list[SetAside] = []
+        is_whole = True  # an empty directory with a partition's name may become a partition
+        for name in present:
+            parsed = found.get(name)
+            if parsed is None:
+                parsed = None if name in IGNORED else names.parse_partition_dir(name)
+                if parsed is None:
+                    continue
+                path = os.path.join(root, name)
+                is_found = is_partition(files, path, parsed.marker)
+                is_whole &= is_found
+                if not is_found and (parsed.marker or not _is_odd(files, root, path, name)):
+                    continue
+            else:
+                is_found = True
+            if is_found:
+                self._found[name] = parsed
+            if not parsed.marker:
+                numbers.setdefault(parsed.topic, []).append(parsed.partition)
+            elif parsed.marker == "delete":
+                deleted.append(name)
+            else:
+                set_aside.append(SetAside(name, parsed.topic, parsed.partition, parsed.marker))
+        begun = {
+            names.LOCK,
+            *(f"{name}.tmp" for name in names.ROOT_FILES),
+        }  # of a first opening that was killed
+        marked = not set(names.ROOT_FILES).isdisjoint(present)
+        listing = Listing(
+            {topic: tuple(sorted(given)) for topic, given in numbers.items()},
+            sum(map(len, numbers.values())),
+            tuple(deleted),
+            is_log_dir=marked or bool(numbers or deleted or set_aside),
+            is_empty=begun.issuperset(present),
+            set_aside=tuple(set_aside),
+        )
+        return listing, is_whole
 
 
 def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
@@ -195,14 +311,14 @@ def check_log_dir(listing: Listing, root: str) -> None:
         )
 
 
-def check_writable(files: Files, root: str, known: Known | None = None) -> bool:
-    """Return True if the root is to be made: it is absent or empty. `known`: as of `discover`.
+def check_writable(files: Files, root: str, contents: RootListing) -> bool:
+    """Return True if the root is to be made: it is absent or empty.
 
     NotALogDirError if it holds something else.
     """
     if not files.exists(root):
         return True
-    listing = discover(files, root, known)
+    listing = contents.get()
     if listing.is_empty:
         return True
     check_log_dir(listing, root)

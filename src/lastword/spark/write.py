@@ -72,7 +72,7 @@ from lastword.ingest.staging import (
     pending_commits,
 )
 from lastword.logdir.log_dir import LogDirectory
-from lastword.logdir.topics import discover
+from lastword.logdir.topics import RootListing
 from lastword.objects import is_url
 from lastword.segment import names
 from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, need_directory
@@ -511,7 +511,7 @@ def _locked(options: WriteOptions) -> LogDirectory:
 
 def exists(path: str, topic: str, files: Files) -> bool:
     """Return whether the topic exists. An absent or empty log has no topics."""
-    return files.exists(path) and topic in discover(files, path).topics()
+    return files.exists(path) and topic in RootListing(files, path).get().numbers
 
 
 def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig) -> None:

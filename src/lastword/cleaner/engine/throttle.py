@@ -20,7 +20,7 @@ from typing import Any
 from lastword import metrics
 from lastword.clock import Clock
 from lastword.errors import LastwordError, UsageError
-from lastword.files import FileFacts, FileLock, Files, Handle, real_path
+from lastword.files import DirVersion, FileFacts, FileLock, Files, Handle, real_path
 from lastword.segment.segment import Segment
 from lastword.segment.stored import StoredFacts, StoredSegment
 
@@ -228,6 +228,10 @@ class PacedFiles(Files):
     def listdir(self, path: Any) -> list[str]:
         """List a directory."""
         return self._files.listdir(path)
+
+    def dir_version(self, path: Any) -> DirVersion | None:
+        """Return the state of the names in a directory, or None."""
+        return self._files.dir_version(path)
 
     def stat(self, path: Any) -> FileFacts | None:
         """Return the facts of a path, or None."""
