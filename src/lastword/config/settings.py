@@ -18,7 +18,6 @@ import copy
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -76,6 +75,10 @@ def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], froze
 
     A process that opens a directory reads an unchanged text several times; the last texts are kept.
     """
+    if not text:
+        return (), frozenset()
+    import tomllib  # takes 2 ms to load, and only a file with settings needs it
+
     try:
         topics = tomllib.loads(text).get("topics")
     except tomllib.TOMLDecodeError as error:
@@ -97,6 +100,8 @@ def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], froze
 
 def _statements(text: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
     """Yield (line number from 1, lines, content) for each header and assignment of a valid file."""
+    import tomllib
+
     lines = text.splitlines()
     start = 0
     while start < len(lines):
@@ -738,6 +743,8 @@ def remove_topic_settings(files: Files, path: str | os.PathLike[str], topic: str
     path = os.fspath(path)
     if not files.exists(path):
         return
+    import tomllib
+
     old = files.read_bytes(path).decode("utf-8")
     if topic in tomllib.loads(old).get("topics", {}):
         files.write_atomic(path, _edit(old, [(("topics", topic), None)], None).encode("utf-8"))
@@ -762,6 +769,8 @@ def _edit(text: str, changes: list[Change], tables: frozenset[str] | None) -> st
             return table
         if tables is not None and changes[0][0][1] not in tables:
             return f"{text}\n{table}"
+    import tomllib
+
     import tomlkit  # takes 10 ms to load, and only a change of an existing file needs it
 
     document = tomlkit.parse(text)

@@ -99,10 +99,12 @@ def _encode(number: int) -> bytes:
     return bytes(out)
 
 
-# Written out for one and two bytes, because 8,000 calls take 3 ms of every start.
+# Joined from prepared bytes, because 8,000 calls take 3 ms of every start.
+_BYTES = [bytes((number,)) for number in range(256)]
 _SMALL = [
-    bytes((rest,)) if rest <= 0x7F else bytes((rest & 0x7F | 0x80, rest >> 7))
-    for rest in (*range(127, 0, -2), *range(0, 16384, 2))
+    *_BYTES[127:0:-2],
+    *_BYTES[0:128:2],
+    *(low + high for high in _BYTES[1:128] for low in _BYTES[128:256:2]),
 ]
 LENGTHS = _SMALL[64:]
 """The varints of 0, 1, 2 and so on. For code that cannot afford a call of `encode_varint` for each length."""

@@ -773,9 +773,11 @@ def bound(options: Options) -> socket.socket:
             client could connect to the address that is advertised.
     """
     host, port = _address(options.listen)
+    # Python encodes a host that is text by IDNA, whose tables take 1 ms to load.
+    encoded = host.encode() if host.isascii() else host
     try:
         family, kind, number, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            encoded, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise UsageError(f"{host}: {error.strerror}", remedy="give an address of this machine") from error
