@@ -48,6 +48,8 @@ RETRIED = {
     codes.COORDINATOR_LOAD_IN_PROGRESS,
     codes.COORDINATOR_NOT_AVAILABLE,
 }
+LEAST_SENT = 8
+"""Transactions of each producer, at least."""
 COMMITTED, ABORTED, EITHER = "committed", "aborted", "either"
 Partition = tuple[str, int]
 
@@ -323,6 +325,9 @@ def run(
             server.kill()
             total.kills += 1
             server.start()
+        last = time.monotonic() + 60  # a machine with other work is slow
+        while any(len(writer.sent) < LEAST_SENT for writer in writers) and time.monotonic() < last:
+            time.sleep(0.05)
         time.sleep(0.2)
         writing.set()
         for writer in writers:

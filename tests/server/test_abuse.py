@@ -87,8 +87,6 @@ def test_random_messages_give_no_traceback(
 ) -> None:
     """Valid messages with random fields, some of them with names and ids that exist."""
     api = next(api for api in APIS.values() if api.name == name)
-    if api.key not in server.broker.apis:
-        return  # not served yet
     rng = random.Random(api.key)
     for version in range(api.first, api.stable + 1):
         for _ in range(4):

@@ -1,7 +1,6 @@
 """`Broker`: the handler of each API; topics, partitions, cluster and log directories.
 
-A handler takes a request and returns its answer, or a future of it. `Broker.apis` has the APIs that have a
-handler; only they are advertised.
+A handler takes a request and returns its answer, or a future of it. `protocol.codes.APIS` has all APIs.
 
 The server is a cluster of one node, which leads every partition: the high watermark is the log end, a leader
 epoch is the newest one of the log, and a replica is always in sync.
@@ -24,22 +23,27 @@ from lastword.api.topic import create_topic
 from lastword.errors import InvalidTopicError, LastwordError, OfflineError, StorageError
 from lastword.logdir.identity import read_meta_properties
 from lastword.protocol import Request, codes, messages
-from lastword.protocol.codes import APIS, Api
+from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.segment import names
 from lastword.server.configs import Configs
-from lastword.server.coordinator import Timers
+from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic, Timers
 from lastword.server.fetch import Fetches
-from lastword.server.groups import Groups
 from lastword.server.produce import Producing
-from lastword.server.topics import INTERNAL, Refused, ServedTopic, Topics, check_topic_name
-from lastword.server.transactions import LATEST, Transactions
+from lastword.server.topics import (
+    GROUPS_TOPIC,
+    INTERNAL,
+    Refused,
+    ServedTopic,
+    Topics,
+    check_topic_name,
+)
 
 NO_OPERATIONS = -(1 << 31)
 TOPIC_OPERATIONS = 3576
 CLUSTER_OPERATIONS = 8096
 """Bits of all operations on a topic and on a cluster, which Kafka answers without an authorizer."""
-FEATURES = {"transaction.version": LATEST, "group.version": 1}
+FEATURES = {"transaction.version": TRANSACTION_VERSION, "group.version": 1}
 """Kafka's features whose level decides which versions clients use."""
 MOST_PARTITIONS = 10_000
 """Most partitions that one request may create."""
@@ -50,7 +54,9 @@ NOT_HOSTED = "This server does not host this topic-partition."
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+    from lastword.server.groups import Groups
     from lastword.server.security import Users
+    from lastword.server.transactions import Transactions
 
 KEYS = {api.name: key for key, api in APIS.items()}
 Answer = Message | None | asyncio.Future[Any]
@@ -91,7 +97,6 @@ class Broker:
     """The handlers of all APIs.
 
     Attributes:
-        apis: The APIs that are served, by key.
         logs: The log directory.
         topics: Its topics.
         node_id: The only node's id.
@@ -125,23 +130,19 @@ class Broker:
         self._configs = Configs(self)
         self._fetches = Fetches(self)
         self.timers = Timers(loop, self.clock)
-        self._groups = Groups(self)
-        self.topics.on_deleted(lambda topics: loop.call_soon_threadsafe(self._groups.topics_deleted, topics))
-        self._transactions = Transactions(self, self._groups)
-        self._producing = Producing(self, self._transactions)
+        self._groups: Groups | None = None
+        self._transactions: Transactions | None = None
+        self.topics.on_deleted(lambda topics: loop.call_soon_threadsafe(self._topics_deleted, topics))
+        self._producing = Producing(self)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
             KEYS[name]: handler
-            for part in (
-                self,
-                self._configs,
-                self._producing,
-                self._fetches,
-                self._groups,
-                self._transactions,
-            )
+            for part in (self, self._configs, self._producing, self._fetches)
             for name, handler in part.handlers().items()
         }
-        self.apis: dict[int, Api] = {key: APIS[key] for key in sorted(self._handlers)}
+        # A coordinator with a state starts with the server: leases and transactions end without a request.
+        for name in INTERNAL:
+            if self.topics.get(name) is not None:
+                loop.call_soon_threadsafe(self._coordinator(name).load_early)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Answer]]:
         """Return the handlers of this class, by the name of the API."""
@@ -161,7 +162,44 @@ class Broker:
 
     def handle(self, request: Request, connection: Any) -> Answer:
         """Return the answer to a request, a future of it, or None if it has none."""
-        return self._handlers[request.api.key](request, connection)
+        handler = self._handlers.get(request.api.key)
+        if handler is None:
+            self._add_coordinators()
+            handler = self._handlers[request.api.key]
+        return handler(request, connection)
+
+    # Their code takes some milliseconds to load, and few tests of a test session have groups or transactions.
+    # The loop's thread makes both.
+
+    @property
+    def groups(self) -> Groups:
+        """Return the coordinator of groups; it is made at its first use."""
+        if self._groups is None:
+            from lastword.server.groups import Groups
+
+            self._groups = Groups(self)
+        return self._groups
+
+    @property
+    def transactions(self) -> Transactions:
+        """Return the coordinator of transactions; it is made at its first use."""
+        if self._transactions is None:
+            from lastword.server.transactions import Transactions
+
+            self._transactions = Transactions(self)
+        return self._transactions
+
+    def _coordinator(self, topic: str) -> Groups | Transactions:
+        """Return the coordinator whose state is in an internal topic."""
+        return self.groups if topic == GROUPS_TOPIC else self.transactions
+
+    def _add_coordinators(self) -> None:
+        for part in (self.groups, self.transactions):
+            self._handlers.update({KEYS[name]: handler for name, handler in part.handlers().items()})
+
+    def _topics_deleted(self, topics: set[str]) -> None:
+        if self._groups is not None:
+            self._groups.topics_deleted(topics)
 
     def in_pool(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run work that waits in a thread of the pool; return a future of its result."""
@@ -203,7 +241,8 @@ class Broker:
 
     async def write_leases(self) -> None:
         """Write the leases of groups that are due, so that a cleaning is not late by them."""
-        await self._groups.leases.write_all()
+        if self._groups is not None:
+            await self._groups.leases.write_all()
 
     def disconnected(self, connection: Any) -> None:
         """Drop what is kept for a connection."""
@@ -211,7 +250,8 @@ class Broker:
     def drain(self) -> None:
         """Answer the requests that wait."""
         self._fetches.answer_all()
-        self._groups.answer_all()
+        if self._groups is not None:
+            self._groups.answer_all()
 
     # -------------------------------------------------------------- cluster
 
@@ -222,7 +262,7 @@ class Broker:
                 min_version=0 if api.key == 0 else api.first,  # librdkafka compresses only from 0 on
                 max_version=min(api.last, api.stable),
             )
-            for api in self.apis.values()
+            for api in sorted(APIS.values(), key=lambda api: api.key)
         ]
         return messages.ApiVersionsResponse(
             error_code=request.error,
@@ -294,21 +334,29 @@ class Broker:
         served = list(found)
         allowed = self.options.auto_create_topics and (body.allow_auto_topic_creation or request.version < 4)
         if allowed and any(topic.name for topic in missing):
-            return self.in_turn(self._created_metadata, request, served, missing)
+            internal = {
+                topic.name: self._coordinator(topic.name).topic for topic in missing if topic.name in INTERNAL
+            }
+            return self.in_turn(self._created_metadata, request, served, missing, internal)
         return self._metadata_of(
             request, served, [self._missing(topic, request.version) for topic in missing]
         )
 
-    def _created_metadata(self, request: Request, served: list[ServedTopic], missing: list[Any]) -> Message:
+    def _created_metadata(
+        self,
+        request: Request,
+        served: list[ServedTopic],
+        missing: list[Any],
+        internal: dict[str, CoordinatorTopic],
+    ) -> Message:
         """Create the missing topics, and return their metadata with that of the others."""
         refused = []
         for topic in missing:
             created, error = None, None
             if topic.name:
                 try:
-                    coordinated = {part.topic.name: part.topic for part in (self._groups, self._transactions)}
-                    if topic.name in coordinated:
-                        coordinated[topic.name].open()
+                    if topic.name in internal:
+                        internal[topic.name].open()
                     else:
                         self.create(topic.name, self.options.partitions, {})
                 except LastwordError as failed:

@@ -20,8 +20,8 @@ from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, TopicConfig
 from lastword.errors import InvalidSettingError, LastwordError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
+from lastword.server.coordinator import EXPIRATION_MS, MOST_TIMEOUT_MS
 from lastword.server.topics import Refused, check_topic_name
-from lastword.server.transactions import EXPIRATION_MS, MOST_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from lastword.server.broker import Broker

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from lastword.server.broker import Broker
 
 _log = logging.getLogger("lastword.server")
+TRANSACTION_VERSION = 2
+"""The version of transactions: the feature `transaction.version`."""
+MOST_TIMEOUT_MS = 900_000
+"""Kafka's default of `transaction.max.timeout.ms`."""
+EXPIRATION_MS = 604_800_000
+"""A transactional id without a transaction is forgotten after this time: `transactional.id.expiration.ms`."""
 POLL_SECONDS = 0.01
 """How often a clock that does not run by itself is read while a timer waits."""
 

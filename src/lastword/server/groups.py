@@ -28,11 +28,11 @@ from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
 from lastword.server.coordinator import CoordinatorTopic, StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.offsets import Group, Offsets, offset_key
+from lastword.server.topics import GROUPS_TOPIC
 
 if TYPE_CHECKING:
     from lastword.server.broker import Broker
 
-TOPIC = "__consumer_offsets"
 RENEWALS = 8
 """How often the leases of offsets are renewed within the retention of the offsets."""
 COORDINATED = (0, 1)
@@ -46,7 +46,7 @@ class Groups:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.topic = CoordinatorTopic(broker, TOPIC, broker.options.offsets_partitions)
+        self.topic = CoordinatorTopic(broker, GROUPS_TOPIC, broker.options.offsets_partitions)
         self.classic = ClassicGroups(self)
         self.consumers = ConsumerGroups(self)
         self.offsets = Offsets(self)
@@ -58,7 +58,6 @@ class Groups:
         self._is_loaded = False
         self._renewed_ms = 0
         self._check_later()
-        broker.loop.call_soon(self._load_early)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -214,13 +213,12 @@ class Groups:
     def _check(self) -> None:
         """Delete the offsets that have expired, and the groups that have neither members nor offsets."""
         self._check_later()
-        if self.broker.topics.get(TOPIC) is not None:
+        if self.broker.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(self._expire)
 
-    def _load_early(self) -> None:
+    def load_early(self) -> None:
         """Load the groups when the server starts: a kill may have come before leases were written."""
-        if self.broker.topics.get(TOPIC) is not None:
-            self._after_load(lambda: None)
+        self._after_load(lambda: None)
 
     def _after_load(self, call: Callable[[], None]) -> None:
         loading = self._load()
@@ -246,7 +244,7 @@ class Groups:
 
     def topics_deleted(self, topics: set[str]) -> None:
         """Delete the offsets of topics that were deleted."""
-        if self._loading is not None or self.broker.topics.get(TOPIC) is not None:
+        if self._loading is not None or self.broker.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(lambda: self._forget_topics(topics))
 
     def _forget_topics(self, topics: set[str]) -> None:

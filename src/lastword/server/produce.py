@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from lastword.partition.appending import AppendedBatch
     from lastword.partition.log import PartitionLog
     from lastword.server.broker import Broker
-    from lastword.server.transactions import Transactions
 
 LARGE_BYTES = 256 << 10
 """An append of more bytes runs in the pool."""
@@ -74,9 +73,8 @@ CODECS = {
 class Producing:
     """The handler of Produce."""
 
-    def __init__(self, broker: Broker, transactions: Transactions) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._transactions = transactions
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -91,7 +89,7 @@ class Producing:
         return self._append_request(request, {})
 
     async def _produce_in_transaction(self, request: Request) -> Message | None:
-        transaction, refused = await self._transactions.check_batches(request)
+        transaction, refused = await self._broker.transactions.check_batches(request)
         with contextlib.nullcontext() if transaction is None else transaction.appending():
             answer = self._append_request(request, refused)
             return await answer if isinstance(answer, asyncio.Future) else answer

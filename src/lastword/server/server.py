@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 from lastword import metrics
 from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError, UsageError
-from lastword.objects import is_url
 from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
+from lastword.protocol.codes import APIS
 from lastword.protocol.schemas import Message
 from lastword.server.broker import Answer, Broker, Options
 from lastword.server.topics import Refused
@@ -85,16 +85,14 @@ class Connection:
         self._fd = sock.fileno()  # a socket in an error of the selector is formatted, which costs 30 us
         self._tls = None if isinstance(sock, socket.socket) else sock
         self._is_shaking = self._tls is not None
-        self._protocol = ServerConnection(
-            apis=server.broker.apis, max_frame=server.limits.socket_request_max_bytes
-        )
+        self._protocol = ServerConnection(max_frame=server.limits.socket_request_max_bytes)
         self._authentication: Authentication | None = None
         self._until_ready: asyncio.TimerHandle | None = None
         if server.users is not None:
             from lastword.server import security
 
             self._authentication = security.Authentication(server, self)
-            apis = {key: server.broker.apis[key] for key in security.BEFORE}
+            apis = {key: APIS[key] for key in security.BEFORE}
             self._protocol.allow(apis, security.UNAUTHENTICATED_BYTES)
         if self._is_shaking or self._authentication is not None:
             self._until_ready = self._loop.call_later(READY_SECONDS, self._check_ready)
@@ -248,7 +246,7 @@ class Connection:
         self.log(logging.DEBUG, "authenticated as %.100r", user)
         self._authentication = None
         self._protocol.has_tokens = False
-        self._protocol.allow(self._server.broker.apis, self._server.limits.socket_request_max_bytes)
+        self._protocol.allow(APIS, self._server.limits.socket_request_max_bytes)
 
     # -------------------------------------------------------------- out
 
@@ -736,8 +734,11 @@ def serve(
     )
     if isinstance(directory, LogDir):
         directory.dirs.require_writable()
-    elif is_url(os.fspath(directory)):
-        raise bucket_refused(os.fspath(directory))
+    else:
+        from lastword.objects import is_url  # a test broker serves a LogDir, and its start is timed
+
+        if is_url(os.fspath(directory)):
+            raise bucket_refused(os.fspath(directory))
     with contextlib.ExitStack() as until_it_runs:
         listener = until_it_runs.enter_context(bound(options))
         if isinstance(directory, LogDir):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
 
 
-INTERNAL = ("__consumer_offsets", "__transaction_state")
+GROUPS_TOPIC, TRANSACTIONS_TOPIC = INTERNAL = ("__consumer_offsets", "__transaction_state")
 """Topics of coordinators."""
 LATEST = "@latest"
 """The end of the name of a read-only topic with the newest record of each key of another topic."""

@@ -42,17 +42,21 @@ from lastword.protocol.schemas import Message
 from lastword.records.batch import CHECKED, BatchBuilder
 from lastword.records.record import marker_record
 from lastword.segment import names
-from lastword.server.coordinator import CoordinatorTopic, StoredRecord
-from lastword.server.topics import Refused, ServedTopic
+from lastword.server.coordinator import (
+    EXPIRATION_MS,
+    MOST_TIMEOUT_MS,
+    TRANSACTION_VERSION,
+    CoordinatorTopic,
+    StoredRecord,
+)
+from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
     from lastword.server.broker import Broker
-    from lastword.server.groups import Groups
 
 
-TOPIC = "__transaction_state"
 EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT = (
     "Empty",
     "Ongoing",
@@ -74,14 +78,8 @@ STATES = (
 """Names of the states, by the number that a record has."""
 DECIDED = (PREPARE_COMMIT, PREPARE_ABORT)
 VALUE_VERSION = 1
-LATEST = 2
-"""The version of transactions: the feature `transaction.version`."""
 LAST_EPOCH = 0x7FFE
 """The last epoch that a client gets. The next one only fences it; then there is a new producer id."""
-MOST_TIMEOUT_MS = 900_000
-"""Kafka's default of `transaction.max.timeout.ms`."""
-EXPIRATION_MS = 604_800_000
-"""A transactional id without a transaction is forgotten after this time: `transactional.id.expiration.ms`."""
 EXPIRATION_CHECK_MS = 3_600_000
 RETRY_MS = 500
 """After this time a marker that could not be appended is tried again."""
@@ -240,16 +238,14 @@ class TransactionalId:
 class Transactions:
     """The handlers of the APIs for transactions, and the check of transactional batches."""
 
-    def __init__(self, broker: Broker, groups: Groups) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._groups = groups
-        self.topic = CoordinatorTopic(broker, TOPIC, broker.options.transactions_partitions)
+        self.topic = CoordinatorTopic(broker, TRANSACTIONS_TOPIC, broker.options.transactions_partitions)
         self._ids = ProducerIds(broker)
         self._transactional_ids: dict[str, TransactionalId] = {}
         self._loading: asyncio.Future[Any] | None = None
         self._expires = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        broker.loop.call_soon_threadsafe(self._start)
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -278,15 +274,16 @@ class Transactions:
 
     # -------------------------------------------------------------- load and store
 
-    def _start(self) -> None:
-        """Load the transactions if there are any: some may have to be ended without a request."""
-        if self._broker.topics.get(TOPIC) is not None:
-            self._load().add_done_callback(_log_failure)
+    def load_early(self) -> None:
+        """Load the transactions when the server starts: some may have to be ended without a request."""
+        self._load().add_done_callback(_log_failure)
 
     def _load(self) -> asyncio.Future[Any]:
         """Return a future that is done when the state is loaded; again, if its topic was deleted."""
         loading = self._loading
-        is_gone = loading is not None and loading.done() and self._broker.topics.get(TOPIC) is None
+        is_gone = (
+            loading is not None and loading.done() and self._broker.topics.get(TRANSACTIONS_TOPIC) is None
+        )
         if is_gone:
             self._transactional_ids.clear()
         if loading is None or is_gone or (loading.done() and loading.exception() is not None):
@@ -407,7 +404,7 @@ class Transactions:
         if expected is not None and not _is_known(stored, *expected):
             raise Refused(codes.PRODUCER_FENCED, "")
         if stored.state == ONGOING:
-            await self._finish(transaction, commit=False, version=LATEST, is_fenced=True)
+            await self._finish(transaction, commit=False, version=TRANSACTION_VERSION, is_fenced=True)
         if stored.state in (ONGOING, *DECIDED):
             raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
         expected_epoch = None if expected is None else expected[1]
@@ -474,7 +471,7 @@ class Transactions:
         """
         transaction = self._checked(transactional_id, *producer)
         if adds:
-            await self._add(transaction, partitions, LATEST)
+            await self._add(transaction, partitions, TRANSACTION_VERSION)
         for partition in partitions:
             code = _verified(transaction, partition)
             if code:
@@ -550,7 +547,9 @@ class Transactions:
                 if only_verifies:
                     results = {at: _verified(transaction, at) for at in partitions}
                 else:
-                    await self._add(transaction, partitions, LATEST if request.version >= 4 else 0)
+                    await self._add(
+                        transaction, partitions, TRANSACTION_VERSION if request.version >= 4 else 0
+                    )
             except Refused as refused:
                 results = dict.fromkeys(partitions, _older_code(refused.code, request.version < 2))
         return [
@@ -585,10 +584,10 @@ class Transactions:
         """Return the partition that has the offsets of a group, when groups and transactions are loaded."""
         await self._loaded()
         try:
-            await self._groups.loaded()
+            await self._broker.groups.loaded()
         except LastwordError as error:
             raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
-        return self._groups.topic.name, self._groups.topic.partition_of(group_id)
+        return self._broker.groups.topic.name, self._broker.groups.topic.partition_of(group_id)
 
     async def _commit_offsets(self, request: Request) -> Message:
         body = request.body
@@ -598,7 +597,7 @@ class Transactions:
             partition = await self._offsets_partition(body.group_id)
             producer = body.producer_id, body.producer_epoch
             await self._admit(body.transactional_id, producer, {partition}, adds=request.version >= 5)
-            answer = self._groups.offsets.commit_in_transaction(request, producer)
+            answer = self._broker.groups.offsets.commit_in_transaction(request, producer)
             return await answer if isinstance(answer, asyncio.Future) else answer
         except Refused as refused:
             code = _older_code(refused.code, True)
@@ -719,14 +718,14 @@ class Transactions:
         if transaction.is_busy or stored.state in DECIDED:
             raise Refused(codes.CONCURRENT_TRANSACTIONS, "")
         if stored.state == ONGOING:
-            await self._finish(transaction, commit=is_commit, version=LATEST)
+            await self._finish(transaction, commit=is_commit, version=TRANSACTION_VERSION)
         elif is_repeated:
             if stored.state != (COMPLETE_COMMIT if is_commit else COMPLETE_ABORT):
                 raise Refused(codes.INVALID_TXN_STATE, "")
         elif is_commit:
             raise Refused(codes.INVALID_TXN_STATE, "")
         else:  # nothing was added: the new epoch fences what may still come
-            await self._finish(transaction, commit=False, version=LATEST)
+            await self._finish(transaction, commit=False, version=TRANSACTION_VERSION)
 
     async def _finish(
         self, transaction: TransactionalId, *, commit: bool, version: int, is_fenced: bool = False
@@ -741,7 +740,7 @@ class Transactions:
         """
         stored = transaction.stored
         epoch, last_epoch, next_id = stored.epoch, stored.last_epoch, -1
-        if version == LATEST:
+        if version == TRANSACTION_VERSION:
             epoch, last_epoch = stored.epoch + 1, stored.epoch
             if stored.is_exhausted and not is_fenced:
                 with transaction.changing():
@@ -818,8 +817,8 @@ class Transactions:
             except LastwordError as error:
                 failed = error
                 continue
-            if served.name == self._groups.topic.name:
-                self._groups.decide(number, stored.producer_id, is_commit)
+            if served.name == self._broker.groups.topic.name:
+                self._broker.groups.decide(number, stored.producer_id, is_commit)
         await asyncio.gather(*(self._broker.in_pool(log.sync) for log in syncs))
         if failed is not None:
             raise failed
@@ -848,7 +847,7 @@ class Transactions:
     async def _time_out(self, transaction: TransactionalId) -> None:
         _log.info("transaction %r: aborted, its time is up", transaction.id)
         try:
-            await self._finish(transaction, commit=False, version=LATEST, is_fenced=True)
+            await self._finish(transaction, commit=False, version=TRANSACTION_VERSION, is_fenced=True)
         except Refused as refused:
             _log.warning("transaction %r: %s", transaction.id, refused.message)
             self._watch(transaction, RETRY_MS)
@@ -857,7 +856,7 @@ class Transactions:
         """Forget the transactional ids that had no transaction for a long time."""
         least_ms = self._broker.clock.now_ms() - EXPIRATION_MS
         expired: dict[int, list[str]] = {}
-        is_there = self._broker.topics.get(TOPIC) is not None
+        is_there = self._broker.topics.get(TRANSACTIONS_TOPIC) is not None
         for transaction in self._transactional_ids.values() if is_there else ():
             stored = transaction.stored
             is_open = transaction.is_busy or stored.state in (ONGOING, *DECIDED)
@@ -918,7 +917,7 @@ class Transactions:
 
     async def _loaded_if_any(self) -> None:
         """Wait until the state is loaded. A request that only reads does not create the topic."""
-        if self._broker.topics.get(TOPIC) is not None:
+        if self._broker.topics.get(TRANSACTIONS_TOPIC) is not None:
             await self._loaded()
         else:
             self._transactional_ids.clear()
