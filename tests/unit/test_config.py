@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -469,37 +470,105 @@ BEFORE = [
 ]
 
 
-@pytest.mark.parametrize("text", BEFORE)
-def test_a_table_is_added_and_read_as_without_the_short_way(text, tmp_path, monkeypatch):
-    """A new table behind the others is written without tomlkit, and read without the rest of the file."""
+CHANGES = st.one_of(
+    st.tuples(
+        st.sampled_from(["users", "users", "a", "b.c", "other", None]),
+        st.sampled_from([{"cleanup_policy": "compact,delete"}, {"retention_ms": "3d"}, {"retention_ms": 9}]),
+    ),
+    st.tuples(
+        st.sampled_from(["users", "a", "b.c", None]),
+        st.sampled_from([{"retention_ms": None}, {"retention_ms": None, "cleanup_policy": None}]),
+    ),
+    st.tuples(st.none(), st.sampled_from([{"log_cleaner_threads": 3}, {"log_cleaner_threads": None}])),
+    st.tuples(st.sampled_from(["users", "a", "b.c", "absent"]), st.none()),
+)
+"""A topic or None, with its settings; None: the table is removed."""
+
+
+def rows_of(settings):
+    return [settings.rows(name) for name in (None, "a", "b.c", "other", "users", "users2", "absent")]
+
+
+def without_spaces(text):
+    """Return the lines but blank ones: tomlkit gives a new header the spaces of another one."""
+    return [line.replace(" ", "") for line in text.splitlines() if line]
+
+
+@examples(max_examples=30, deadline=None)
+@given(st.sampled_from(BEFORE), st.lists(CHANGES, min_size=1, max_size=5))
+def test_a_table_is_changed_and_read_alone_as_in_the_whole_file(tmp_path_factory, text, changes):
+    directory = tmp_path_factory.mktemp("config")
     outcomes = []
-    for short in (True, False):
-        if not short:
-            monkeypatch.setattr(settings_module, "_new_table", lambda changes: None)
-            monkeypatch.setattr(settings_module, "_added_table", lambda before, text: None)
-        settings_module._known_layers.clear()
-        path = tmp_path / "lastword.toml"
+    for alone in (True, False):
+        path = directory / "lastword.toml"
         path.write_text(text)
-        rows = []
-        for topic in ("users", "other", "users"):
-            with contextlib.suppress(LastwordError):
-                write_topic_settings(DEFAULT, path, topic, {"cleanup_policy": "compact,delete"})
-            settings = Settings.from_text(path.read_text(), str(path))
-            rows += [settings.rows(name) for name in ("a", "b.c", "other", "users", "users2")]
-        outcomes.append((path.read_text(), rows))
+        outcome = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(settings_module, "_known_layers", {})
+            if not alone:
+                patched.setattr(settings_module, "_ranges_of_tables", lambda entries, headers: None)
+            for topic, settings in changes:
+                if settings is None:
+                    remove_topic_settings(DEFAULT, path, topic)
+                else:
+                    with contextlib.suppress(LastwordError):
+                        write_topic_settings(DEFAULT, path, topic, settings)
+                written = path.read_text()
+                shown = rows_of(Settings.load(directory, env={}))
+                settings_module._known_layers.clear()
+                assert rows_of(Settings.load(directory, env={})) == shown
+                outcome.append((without_spaces(written), [[row[:2] for row in rows] for rows in shown]))
+        outcomes.append(outcome)
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_table_is_added_in_a_time_that_does_not_grow_with_the_topics(tmp_path, monkeypatch):
-    path = tmp_path / "lastword.toml"
+@pytest.mark.parametrize("name", ["lastword.toml", "other.toml"])
+def test_a_change_reads_only_the_table_of_its_topic(tmp_path, monkeypatch, name):
+    """Characters that the parsers read, for the first and the last topic of few and of many."""
     read = []
-    statements = settings_module._statements
+    statements, parse = settings_module._statements, tomllib.loads
     monkeypatch.setattr(
         settings_module, "_statements", lambda text: read.append(len(text)) or statements(text)
     )
-    for number in range(40):
+    monkeypatch.setattr(tomllib, "loads", lambda text: read.append(len(text)) or parse(text))
+    path = tmp_path / name
+    for number in range(100, 140):
         write_topic_settings(DEFAULT, path, f"t{number}", {"cleanup_policy": "compact"})
+        for topic in ("t100", f"t{number}"):
+            write_topic_settings(DEFAULT, path, topic, {"retention_ms": "7d"})
+            before = Settings.load(tmp_path)
+            write_topic_settings(DEFAULT, path, topic, {"retention_ms": None})
+            assert Settings.load(tmp_path).changed_topics(before) == ([] if "other" in name else [topic])
+        write_topic_settings(DEFAULT, path, "zz", {"retention_ms": 1})
+        remove_topic_settings(DEFAULT, path, "zz")
     assert max(read) < 100
+    settings_module._known_layers.clear()
+    shown = Settings.load(tmp_path, path, env={})
+    assert shown.topic("t139").source("cleanup.policy") == f"{path}:119 [topics.t139]"
+
+
+def test_a_setting_for_all_topics_is_changed_without_their_tables(tmp_path, monkeypatch):
+    import tomlkit
+
+    read, parse = [], tomlkit.parse
+    monkeypatch.setattr(tomlkit, "parse", lambda text: read.append(len(text)) or parse(text))
+    path = tmp_path / "lastword.toml"
+    for number in range(100, 140):
+        write_topic_settings(DEFAULT, path, f"t{number}", {"cleanup_policy": "compact"})
+    for change in ({"retention_ms": 5}, {"log_cleaner_threads": 3}, {"retention_ms": 6}):
+        write_topic_settings(DEFAULT, path, None, change)
+    assert 0 < max(read) < 60
+    text = path.read_text()
+    assert text.startswith("log.cleaner.threads = 3\n\n[topics.t100]\n")
+    assert text.endswith("\n\n[defaults]\nretention.ms = 6\n")
+    settings = Settings.load(tmp_path, env={})
+    assert settings.topic("t120").source("retention.ms") == "lastword.toml:124 [defaults]"
+    write_topic_settings(DEFAULT, path, "t140", {"cleanup_policy": "compact"})
+    settings = Settings.load(tmp_path, env={})
+    assert settings.topic("t140").source("retention.ms") == "lastword.toml:127 [defaults]"
+    assert path.read_text().endswith(
+        '[topics.t140]\ncleanup.policy = "compact"\n\n[defaults]\nretention.ms = 6\n'
+    )
 
 
 def test_a_creation_checks_only_the_settings_of_its_topic(tmp_path, monkeypatch):
@@ -523,7 +592,7 @@ def test_a_contradiction_is_found_in_a_table_that_is_added_by_hand(tmp_path):
     write_topic_settings(DEFAULT, path, "a", {"retention_ms": 1})
     before = Settings.load(tmp_path)
     path.write_text(f"{path.read_text()}\n[topics.b]\nretention.ms = 2\n")
-    assert Settings.load(tmp_path).changed_topics(before) == ["b"]
+    assert Settings.load(tmp_path).changed_topics(before) is None
     path.write_text(f"{path.read_text()}\n[topics.c]\nmin.compaction.lag.ms = 6\nmax.compaction.lag.ms = 5\n")
     for _ in range(2):
         with pytest.raises(InvalidSettingError, match="topic c: "):

@@ -9,7 +9,8 @@ The parser of the standard library reports no line numbers. A TOML statement can
 lastword.toml is cut into the shortest runs of lines that parse, and each run is parsed for its keys.
 
 `write_topic_settings` and `remove_topic_settings` change the file: comments and order stay, and the file is
-replaced atomically.
+replaced atomically. A table of a topic is changed and read alone, so that the time for a change hardly
+depends on the number of topics.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from lastword.config.setting import Setting
@@ -69,18 +69,26 @@ def read_entries(text: str, shown_name: str) -> tuple[TomlEntry, ...]:
     return _read_text(text, shown_name)[0]
 
 
+class _Header(NamedTuple):
+    """The header of a table: its line, from 1, its path, and whether it begins an array's element."""
+
+    line: int
+    path: tuple[str, ...]
+    is_array: bool
+
+
 @functools.lru_cache(maxsize=8)
-def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], frozenset[str]]:
-    """Return all values of a lastword.toml, and the topics that have a table, also an empty one.
+def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], tuple[_Header, ...]]:
+    """Return all values of a lastword.toml, and the headers of its tables.
 
     A process that opens a directory reads an unchanged text several times; the last texts are kept.
     """
     if not text:
-        return (), frozenset()
+        return (), ()
     import tomllib  # takes 2 ms to load, and only a file with settings needs it
 
     try:
-        topics = tomllib.loads(text).get("topics")
+        tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
         line = int(at[1]) if at else max(1, len(text.splitlines()))
@@ -88,35 +96,59 @@ def _read_text(text: str, shown_name: str) -> tuple[tuple[TomlEntry, ...], froze
         raise InvalidSettingError(
             f"{shown_name}:{line}: not TOML: {why}", remedy="correct that line", file=shown_name
         ) from None
-    entries = []
+    entries: list[TomlEntry] = []
+    headers: list[_Header] = []
     base: tuple[str, ...] = ()
-    for line, lines, content in _statements(text):
-        if lines[0].lstrip().startswith("["):
+    for line, first, content in _statements(text):
+        if first.startswith("["):
             base = _only_path(content)
+            headers.append(_Header(line, base, first.startswith("[[")))
         else:
             entries += [_entry(base + path, value, line) for path, value in _flatten(content)]
-    return tuple(entries), frozenset(topics if isinstance(topics, dict) else ())
+    return tuple(entries), tuple(headers)
 
 
-def _statements(text: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
-    """Yield (line number from 1, lines, content) for each header and assignment of a valid file."""
+_PLAIN_LINE = re.compile(r'([\w-]+(?:\.[\w-]+)*) = (?:"([\w.,-]*)"|(-?[0-9]+)|true|(false))', re.ASCII)
+_PLAIN_HEADER = re.compile(r'\[topics\.(?:"([\w.-]+)"|([\w-]+))\]', re.ASCII)
+
+
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield (line number from 1, first line, content) for each header and assignment of a valid file."""
     import tomllib
 
-    lines = text.splitlines()
+    lines = text.replace("\r\n", "\n").split("\n")
     start = 0
     while start < len(lines):
         end = start + 1
-        while True:
+        content = _plain_statement(lines[start])
+        while content is None:
             try:
                 content = tomllib.loads("\n".join(lines[start:end]))
-                break
             except tomllib.TOMLDecodeError:
                 end += 1
                 if end > len(lines):
                     return
         if content:
-            yield start + 1, lines[start:end], content
+            yield start + 1, lines[start].lstrip(), content
         start = end
+
+
+def _plain_statement(line: str) -> dict[str, Any] | None:
+    """Return the content of a line as most files have them; None: the line needs a parser."""
+    if not line:
+        return {}
+    header = _PLAIN_HEADER.fullmatch(line)
+    if header is not None:
+        return {"topics": {header[1] or header[2]: {}}}
+    plain = _PLAIN_LINE.fullmatch(line)
+    if plain is None:
+        return None
+    name, text, number, false = plain.groups()
+    content: Any = text if text is not None else int(number) if number is not None else false is None
+    for key in reversed(name.split(".")):
+        content = {key: content}
+    assert isinstance(content, dict)
+    return content
 
 
 def _only_path(content: dict[str, Any]) -> tuple[str, ...]:
@@ -265,16 +297,14 @@ class Settings:
     def changed_topics(self, before: Settings) -> list[str] | None:
         """Return the topics whose values may differ from `before`, an earlier state of the same file.
 
-        The cost does not depend on the number of topics, if tables were only added to the file. Objects that
-        `topic` has built are taken over. Changes in a cluster are not considered.
+        The cost does not depend on the number of topics, if this process changed the file table by table.
+        Objects that `topic` has built are taken over. Changes in a cluster are not considered.
 
         Returns:
             The topics; None: those of any topic may differ.
         """
         self._topic_configs = before._topic_configs
-        if self._file.origin is not before._file.origin or self._over != before._over:
-            return None
-        return list(islice(self._file.topics, len(before._file.topics), None))
+        return self._file.changed_since(before._file) if self._over == before._over else None
 
     def topic(self, name: str, *, saved: bool = False) -> TopicConfig:
         """Return the settings of a topic, also if the file does not name it.
@@ -286,7 +316,7 @@ class Settings:
             saved: Leave out arguments and environment, which apply to this process only.
         """
         shared: Layer = {name: value for name, value in self._file.top.items() if name in TOPIC_SETTINGS}
-        layers = [{} if saved else self._over, self._file.topics.get(name, {}), self._file.defaults, shared]
+        layers = [{} if saved else self._over, self._file.topic(name), self._file.defaults, shared]
         if self._cluster is not None:
             layers[2:3] = [self._cluster.topic(name), self._file.defaults, self._cluster.defaults()]
         before = self._topic_configs.get(name)
@@ -329,7 +359,7 @@ class Settings:
         )
         dotted = name if setting is None else setting.name
         file = self._file
-        layers = [file.defaults, file.top] if topic is None else [file.topics.get(topic, {})]
+        layers = [file.defaults, file.top] if topic is None else [file.topic(topic)]
         return any(dotted in layer for layer in ([*layers, self._over] if own else layers))
 
     def __repr__(self) -> str:
@@ -339,8 +369,8 @@ class Settings:
 
     @property
     def topic_names(self) -> list[str]:
-        """Topics that have a table in lastword.toml."""
-        return sorted(self._file.topics)
+        """Topics that have values in lastword.toml."""
+        return sorted(topic for topic, table in self._file.tables.items() if table.entries)
 
     @staticmethod
     def _build(kind: type[Any], known: Mapping[str, Setting], layers: list[Layer]) -> Any:
@@ -357,15 +387,16 @@ class Settings:
 
         Topics that were checked with the same arguments and environment are not checked again.
         """
-        file, checked = self._file, 0
+        file = self._file
+        names: Iterable[str] = file.tables
         if self._cluster is None and file.checked is not None and file.checked[0] == self._over:
-            checked = file.checked[1]
-            if checked == len(file.topics):
+            names = file.changes[file.checked[1] : file.at]
+            if not names:
                 return
         problems = Problems()
         sound: set[tuple[tuple[str, Any], ...]] = set()  # most topics have the values of another one
-        for name in [None, *sorted(islice(file.topics, checked, None))]:
-            layer = {} if name is None else file.topics[name]
+        for name in [None, *sorted(set(names))]:
+            layer = {} if name is None else file.topic(name)
             values = tuple((setting, given.value) for setting, given in layer.items())
             if self._cluster is None and values in sound:
                 continue
@@ -378,7 +409,7 @@ class Settings:
                 problems.add(f"{config.source(setting)}: {where}{sentence}")
         problems.raise_any()
         if self._cluster is None:
-            file.checked = self._over, len(file.topics)
+            file.checked = self._over, file.at
 
 
 class Problems:
@@ -541,147 +572,239 @@ def _read(file: str, files: Files | None) -> str:
         ) from None
 
 
-def _place(
-    entry: TomlEntry,
-    shown: str,
-    path: str,
-    topics: dict[str, Layer],
-    defaults: Layer,
-    top: Layer,
-    problems: Problems,
-) -> None:
-    """Check an entry of the file and add it to its layer."""
-    where = f" in {entry.where}" if entry.where else ""
-    line = f"{path}:{entry.line}"
-    known = TOPIC_SETTINGS if entry.table else INSTANCE_SETTINGS
-    setting = known.get(entry.name)
-    if setting is None:
-        problems.add(f"{line}: unknown setting {entry.name!r}{where}{_hint(entry, known)}", unknown=True)
-        return
-    try:
-        value = setting.read(entry.value)
-    except ValueError as error:
-        problems.add(f"{line}: {entry.name}{where}: {error}")
-        return
-    source = f"{shown}:{entry.line} {entry.where}".rstrip()
-    if entry.topic is not None:
-        topics.setdefault(entry.topic, {})[entry.name] = SourcedValue(value, source)
-    elif entry.table:
-        defaults[entry.name] = SourcedValue(value, source)
-    elif entry.name == "drives" and "drives" in top:
-        top["drives"] = SourcedValue({**top["drives"].value, **value}, top["drives"].source)
-    else:
-        top[entry.name] = SourcedValue(value, source)
+def _sound(
+    entries: Iterable[TomlEntry], path: str, problems: Problems, *, first_line: int = 1
+) -> tuple[TomlEntry, ...]:
+    """Return the entries that are settings, with checked values, and add mistakes to `problems`.
+
+    Args:
+        entries: Entries of a text.
+        path: The file, for errors.
+        problems: The mistakes.
+        first_line: The line of the file where the text begins.
+    """
+    sound = []
+    for entry in entries:
+        where = f" in {entry.where}" if entry.where else ""
+        line = f"{path}:{entry.line + first_line - 1}"
+        known = TOPIC_SETTINGS if entry.table else INSTANCE_SETTINGS
+        setting = known.get(entry.name)
+        if setting is None:
+            problems.add(f"{line}: unknown setting {entry.name!r}{where}{_hint(entry, known)}", unknown=True)
+            continue
+        try:
+            sound.append(entry._replace(value=setting.read(entry.value)))
+        except ValueError as error:
+            problems.add(f"{line}: {entry.name}{where}: {error}")
+    return tuple(sound)
+
+
+def _layer(entries: Iterable[TomlEntry], shown: str, *, first_line: int = 1) -> Layer:
+    """Return the values of checked entries of one table. `shown` names the file."""
+    layer: Layer = {}
+    for entry in entries:
+        value, source = entry.value, f"{shown}:{entry.line + first_line - 1} {entry.where}".rstrip()
+        if entry.name == "drives" and "drives" in layer:
+            value, source = {**layer["drives"].value, **value}, layer["drives"].source
+        layer[entry.name] = SourcedValue(value, source)
+    return layer
+
+
+class _Table:
+    """The table of one topic in a file.
+
+    Attributes:
+        text: Its lines, with those in front of the next table.
+        line: Number of its first line in the file, from 1.
+        entries: Its checked values. Their lines are counted from its first line.
+    """
+
+    __slots__ = ("_layer", "entries", "line", "text")
+
+    def __init__(self, text: str, line: int, entries: Sequence[TomlEntry]) -> None:
+        self.text = text
+        self.line = line
+        self.entries = entries
+        self._layer: Layer | None = None
+
+    def layer(self, shown: str) -> Layer:
+        """Return its values. `shown` names the file."""
+        if self._layer is None:
+            self._layer = _layer(self.entries, shown, first_line=self.line)
+        return self._layer
 
 
 class _FileLayers:
     """The checked values of one file's text, which are not changed.
 
     Attributes:
+        shown: The name of the file in sources.
+        head: The text before the topics' tables. None: the values of a topic are not all in one table, or
+            the topics' tables are not all next to each other; then no table is changed alone.
+        tables: The tables of topics, in the order of the text.
+        tail: The text behind the topics' tables.
+        others: The checked values of `head` and `tail`.
         text: The text.
-        lines: Number of its lines.
-        topics: The values of each topic, in the order of the text.
         defaults: The values of [defaults].
         top: The values of the top level.
-        tables: The topics that have a table, also an empty one, if a table may be written behind the text:
-            it ends with tables of topics, the last one of plain lines. None: it may not.
-        origin: The same object for all texts that come from one text by adding tables.
+        changes: The topics whose tables were changed, in turn, in this text, in the texts that it comes
+            from, and in the texts that come from it.
+        at: The number of those changes up to this text.
         checked: Arguments and environment with which the values were checked for contradictions, and the
-            number of topics that were checked.
+            number of changes up to the text that was checked.
     """
-
-    __slots__ = ("checked", "defaults", "lines", "origin", "tables", "text", "top", "topics")
 
     def __init__(
         self,
+        shown: str,
         text: str,
-        topics: dict[str, Layer],
-        defaults: Layer,
-        top: Layer,
-        tables: frozenset[str] | None,
+        head: str | None,
+        tables: dict[str, _Table],
+        tail: str,
+        others: Sequence[TomlEntry],
     ) -> None:
+        self.shown = shown
         self.text = text
-        self.lines = len(text.splitlines())
-        self.topics = topics
-        self.defaults = defaults
-        self.top = top
+        self.head = head
         self.tables = tables
-        self.origin = object()
+        self.tail = tail
+        self.others = others
+        self.defaults = _layer((entry for entry in others if entry.table), shown)
+        self.top = _layer((entry for entry in others if not entry.table), shown)
+        self.changes: list[str] = []
+        self.at = 0
         self.checked: tuple[Layer, int] | None = None
 
-    def with_table(self, text: str, topics: dict[str, Layer], topic: str) -> _FileLayers:
-        """Return the values of a text that has one more table at its end."""
-        assert self.tables is not None
-        layers = copy.copy(self)
-        layers.text, layers.topics, layers.tables = text, topics, self.tables | {topic}
-        layers.lines += len(text[len(self.text) :].splitlines())
+    def topic(self, name: str) -> Layer:
+        """Return the values of a topic's table; none if it has no table."""
+        table = self.tables.get(name)
+        return {} if table is None else table.layer(self.shown)
+
+    def changed_since(self, before: _FileLayers) -> list[str] | None:
+        """Return the topics whose tables differ from those of an earlier text; None: any value may differ."""
+        if self.changes is not before.changes or self.at < before.at:
+            return None
+        return list(dict.fromkeys(self.changes[before.at : self.at]))
+
+    def with_table(self, topic: str, text: str, path: str, problems: Problems) -> _FileLayers | None:
+        """Return the values of the file with a new or another table of a topic.
+
+        The tables of other topics are not read again.
+
+        Args:
+            topic: The topic.
+            text: The table. Empty: the topic's table is removed.
+            path: The file, for errors.
+            problems: The mistakes.
+
+        Returns:
+            None if the text is not one table of that topic.
+        """
+        entries, headers = _read_text(text, path)
+        is_table = [(header.path, header.is_array) for header in headers] == [(("topics", topic), False)]
+        if self.head is None or is_table != bool(text):
+            return None
+        head, tables, tail, others = self.head, dict(self.tables), self.tail, self.others
+        old, last = tables.get(topic), next(reversed(tables), None)
+        end = 1 + head.count("\n") if last is None else tables[last].line + tables[last].text.count("\n")
+        before = end
+        if old is None and last is None:
+            head = _closed(head)
+            end = 1 + head.count("\n")
+        elif old is None and last is not None:
+            above = tables[last]
+            tables[last] = _Table(_closed(above.text), above.line, above.entries)
+            end = above.line + tables[last].text.count("\n")
+        line = end if old is None else old.line
+        if tail and old is None:
+            text = _closed(text)
+        if text:
+            sound = _sound(entries, path, problems, first_line=line)
+            tables[topic] = _Table(text, line, sound)
+        else:
+            tables.pop(topic, None)
+        shift = text.count("\n") + (end - before if old is None else -old.text.count("\n"))
+        if shift:
+            for name, table in tables.items() if old is not None else ():
+                if table.line > line:
+                    tables[name] = _Table(table.text, table.line + shift, table.entries)
+            others = [
+                entry._replace(line=entry.line + shift) if tail and entry.line >= before else entry
+                for entry in others
+            ]
+        written = "".join([head, *(table.text for table in tables.values()), tail])
+        layers = _FileLayers(self.shown, written, head, tables, tail, others)
+        if self.at == len(self.changes) <= 2 * len(tables) + MOST_CHANGES:
+            self.changes.append(topic)
+            layers.changes, layers.at, layers.checked = self.changes, self.at + 1, self.checked
         return layers
 
 
+MOST_CHANGES = 1 << 10
+"""The changes that are kept, besides two for each table."""
 _MOST_FILES = 8
 _known_layers: dict[tuple[str, str], _FileLayers] = {}
 """The last sound text of each file, by the names of `_layers_of`."""
 
-_NAME = r'(?:"[\w.-]+"|[\w-]+)'
-_LINE = r'[\w.-]+ = (?:"[\w.,-]*"|-?[0-9]+|true|false)\n'
-_TABLE = re.compile(rf"\n?\[topics\.({_NAME})\]\n(?:{_LINE})+", re.ASCII)
-_FIRST_TABLE = re.compile(r"""^[ \t]*\[\s*["']?topics\b""", re.MULTILINE)
-_OTHER_TABLE = re.compile(r"^(?:[ \t]+\[|\[(?!topics\.))", re.MULTILINE)
+
+def _keep(layers: _FileLayers, path: str) -> None:
+    if len(_known_layers) >= _MOST_FILES:
+        _known_layers.clear()
+    _known_layers[layers.shown, path] = layers
 
 
 def _layers_of(text: str, shown: str, path: str, problems: Problems) -> _FileLayers:
-    """Return the values of a file's text, and add mistakes to `problems`.
-
-    `create_topic` adds one table at the end. Then only that table is read, so that the time for a topic does
-    not depend on the number of topics.
-    """
-    before = _known_layers.get((shown, path))
-    if before is not None and before.text == text:
-        return before
-    added = None if before is None else _added_table(before, text)
-    if before is None or added is None:
-        topics: dict[str, Layer] = {}
-        defaults: Layer = {}
-        top: Layer = {}
-        entries, tables = _read_text(text, path)
-        for entry in entries:
-            _place(entry, shown, path, topics, defaults, top, problems)
-        layers = _FileLayers(text, topics, defaults, top, tables if _ends_with_a_table(text) else None)
+    """Return the values of a file's text, and add mistakes to `problems`."""
+    known = _known_layers.get((shown, path))
+    if known is not None and known.text == text:
+        return known
+    entries, headers = _read_text(text, path)
+    by_topic: dict[str | None, list[TomlEntry]] = {}
+    for entry in _sound(entries, path, problems):
+        by_topic.setdefault(entry.topic, []).append(entry)
+    others = by_topic.pop(None, [])
+    tables: dict[str, _Table] = {}
+    ranges = _ranges_of_tables(entries, headers)
+    if ranges is None:
+        tables = {str(topic): _Table("", 1, values) for topic, values in by_topic.items()}
+        layers = _FileLayers(shown, text, None, tables, "", others)
     else:
-        topics = dict(before.topics)
-        for entry in read_entries(text[len(before.text) :], path):
-            entry = entry._replace(line=entry.line + before.lines)
-            _place(entry, shown, path, topics, before.defaults, before.top, problems)
-        layers = before.with_table(text, topics, added)
+        lines = [f"{line}\n" for line in text.split("\n")]
+        lines[-1] = lines[-1][:-1]
+        first = last = len(lines)
+        for topic, (begin, end) in ranges.items():
+            first, last = min(first, begin), len(lines) if end is None else end
+            values = [entry._replace(line=entry.line - begin) for entry in by_topic.get(topic, ())]
+            tables[topic] = _Table("".join(lines[begin:end]), begin + 1, values)
+        layers = _FileLayers(shown, text, "".join(lines[:first]), tables, "".join(lines[last:]), others)
     if not problems.lines:
-        if len(_known_layers) >= _MOST_FILES:
-            _known_layers.clear()
-        _known_layers[shown, path] = layers
+        _keep(layers, path)
     return layers
 
 
-def _added_table(before: _FileLayers, text: str) -> str | None:
-    """Return the topic of a table of plain lines that a text has behind the text before.
+def _ranges_of_tables(
+    entries: Iterable[TomlEntry], headers: Sequence[_Header]
+) -> dict[str, tuple[int, int | None]] | None:
+    """Return where the table of each topic begins and ends: indexes of lines; None: at the end of the file.
 
-    None: the text is another one.
+    None if the values of a topic are not all in one table, or other tables are between those of topics.
     """
-    if before.tables is None or not text.startswith(before.text):
+    named = [number for number, header in enumerate(headers) if header.path[0] == "topics"]
+    ends = [header.line - 1 for header in headers[1:]] + [None]
+    ranges = {
+        headers[number].path[1]: (headers[number].line - 1, ends[number])
+        for number in named
+        if len(headers[number].path) == 2 and not headers[number].is_array
+    }
+    if len(ranges) < len(named) or (named and named[-1] - named[0] >= len(named)):
         return None
-    table = _TABLE.fullmatch(text, len(before.text))
-    if table is None or text[len(before.text)] != "\n":
-        return None
-    topic = table[1].strip('"')
-    return None if topic in before.tables else topic
+    is_whole = all(entry.topic is None or entry.topic in ranges for entry in entries)
+    return ranges if is_whole else None
 
 
-def _ends_with_a_table(text: str) -> bool:
-    """Return whether a sound text ends with tables of topics, the last one of plain lines."""
-    first, last = _FIRST_TABLE.search(text), max(text.rfind("\n[topics."), 0)
-    return (
-        first is not None
-        and _OTHER_TABLE.search(text, first.start()) is None
-        and _TABLE.fullmatch(text, last) is not None
-    )
+def _closed(text: str) -> str:
+    """Return a text with a blank line at its end, if it has an end of line and no blank line."""
+    return text if not text or text.endswith("\n\n") else f"{text}\n"
 
 
 def _hint(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
@@ -730,11 +853,20 @@ def write_topic_settings(
     parse_named(given, known, problems)
     problems.raise_any()
     changes = [_change(name, value, topic) for name, value in given.items()]
+    shown = os.path.basename(path)
     old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
-    before = Settings.from_text(old, path)  # a file that is not valid is not edited
-    new = _edit(old, changes, before._file.tables)
-    settings = Settings.from_text(new, path)
-    files.write_atomic(path, new.encode("utf-8"))
+    before = Settings._checked({}, {}, old, shown, path, problems)._file  # an invalid file is not edited
+    after = None
+    if topic is not None and before.head is not None:
+        table = before.tables.get(topic)
+        after = before.with_table(topic, _edit("" if table is None else table.text, changes), path, problems)
+    if after is None:
+        after = _layers_of(_edit_others(before, changes), shown, path, problems)
+    problems.raise_any()
+    settings = Settings({}, after)
+    settings._check_together()
+    files.write_atomic(path, after.text.encode("utf-8"))
+    _keep(after, path)
     return settings
 
 
@@ -743,11 +875,19 @@ def remove_topic_settings(files: Files, path: str | os.PathLike[str], topic: str
     path = os.fspath(path)
     if not files.exists(path):
         return
-    import tomllib
-
+    problems = Problems()  # of a file that was edited by hand: a topic is deleted with them
     old = files.read_bytes(path).decode("utf-8")
-    if topic in tomllib.loads(old).get("topics", {}):
-        files.write_atomic(path, _edit(old, [(("topics", topic), None)], None).encode("utf-8"))
+    before = _layers_of(old, os.path.basename(path), path, problems)
+    if before.head is None:
+        text = _edit(old, [(("topics", topic), None)])
+        if text != old:
+            files.write_atomic(path, text.encode("utf-8"))
+    elif topic in before.tables:
+        after = before.with_table(topic, "", path, problems)
+        assert after is not None
+        files.write_atomic(path, after.text.encode("utf-8"))
+        if not problems.lines:
+            _keep(after, path)
 
 
 def _change(given: str, value: Any, topic: str | None) -> Change:
@@ -761,17 +901,35 @@ def _change(given: str, value: Any, topic: str | None) -> Change:
     return ("defaults", *name.split(".")), value
 
 
-def _edit(text: str, changes: list[Change], tables: frozenset[str] | None) -> str:
-    """Return the text with changes. `tables`: as in `_FileLayers`."""
-    table = _new_table(changes)
-    if table is not None:
-        if not text:
-            return table
-        if tables is not None and changes[0][0][1] not in tables:
-            return f"{text}\n{table}"
+def _edit_others(file: _FileLayers, changes: list[Change]) -> str:
+    """Return the text of a file with changes, which are not those of one topic's table."""
+    if file.head is None or any(path[0] == "topics" for path, _ in changes):
+        return _edit(file.text, changes)
     import tomllib
 
-    import tomlkit  # takes 10 ms to load, and only a change of an existing file needs it
+    head, tail = file.head, file.tail
+    tables = "".join(table.text for table in file.tables.values())
+    for change in changes:
+        name = change[0][0]
+        if name in tomllib.loads(tail):
+            tail = _edit(tail, [change])
+        elif name == "defaults" and tables and name not in tomllib.loads(head):
+            tail = _edit(tail, [change])  # a new table is added at the end
+            tables = _closed(tables) if tail else tables
+        else:
+            head = _edit(head, [change])
+            head = _closed(head) if tables else head
+    return head + tables + tail
+
+
+def _edit(text: str, changes: list[Change]) -> str:
+    """Return a text with changes, as tomlkit makes them; of a file, or of one table of a file."""
+    table = None if text else _new_table(changes)
+    if table is not None:
+        return table
+    import tomllib
+
+    import tomlkit  # takes 10 ms to load, and only a change of an existing table needs it
 
     document = tomlkit.parse(text)
     expected = tomllib.loads(text)
