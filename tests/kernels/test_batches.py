@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from lastword import kernels
 from lastword.kernels import table as fields
-from lastword.kernels.batches import assign_offsets, rows_that_fit, walk_batches
+from lastword.kernels.batches import assign_offsets, find_plain_zstd, rows_that_fit, walk_batches
 from lastword.records.compression import compress
 from lastword.records.formats import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from tests.kernels.support import padded, walked
-from tests.naive.batches import Header, most_plain_bytes, walk
+from tests.naive.batches import Header, is_plain_zstd, most_plain_bytes, walk
 from tests.naive.batches import assign_offsets as naive_assign_offsets
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches
@@ -166,6 +166,38 @@ def test_rows_within_a_bound_of_damaged_zstd(junk: bytes) -> None:
     bound = most_plain_bytes(damaged)
     expected = 1 if bound is None or bound > (1 << 20) - 69 else 2
     assert rows_that_fit(raw, table, 2, np.empty(0, np.uint8), 1 << 20) == (expected)
+
+
+@given(st.lists(st.sampled_from(["plain", "checksum", "size", "two", "cut", "more", "junk"])), st.data())
+def test_plain_frames_of_zstd(kinds: list[str], data: st.DataObject) -> None:
+    frames = []
+    for kind in kinds:
+        plain = compress(4, b"v" * data.draw(st.integers(0, 70)) + data.draw(st.binary(max_size=40)))
+        frames.append(
+            {
+                "plain": plain,
+                "checksum": plain[:4] + b"\x04" + plain[5:] + bytes(4),
+                "size": zstandard.ZstdCompressor().compress(b"v" * 300),
+                "two": plain + plain,
+                "cut": plain[: data.draw(st.integers(0, len(plain) - 1))],
+                "more": plain + b"\0",
+                "junk": plain[:6] + data.draw(st.binary(max_size=12)),
+            }[kind]
+        )
+    ends = np.cumsum([len(frame) for frame in frames], dtype=np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(frames)]
+    marks = np.empty(len(frames), np.bool_)
+    find_plain_zstd(padded(b"".join(frames)), starts, ends, marks)
+    assert marks.tolist() == [is_plain_zstd(frame) for frame in frames]
+    assert all(marks[number] for number, kind in enumerate(kinds) if kind == "plain")
+
+
+def test_no_plain_frame_outside_the_buffer() -> None:
+    frame = compress(4, b"value")
+    raw, marks = padded(frame), np.ones(3, np.bool_)
+    places = np.array([(-1, len(frame) - 1), (1, len(frame) + 1), (0, len(frame))], np.int64)
+    find_plain_zstd(raw, places[:, 0].copy(), places[:, 1].copy(), marks)
+    assert marks.tolist() == [False, False, True]
 
 
 @st.composite

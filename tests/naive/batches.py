@@ -131,6 +131,20 @@ def most_plain_bytes(batch: bytes) -> int | None:
     return most if position == end else None
 
 
+def is_plain_zstd(frame: bytes) -> bool:
+    """Return whether this is one whole frame of zstd without content size, checksum and dictionary."""
+    if len(frame) < 9 or frame[:5] != b"\x28\xb5\x2f\xfd\0":
+        return False
+    blocks, last = frame[6:], False
+    while not last and len(blocks) >= 3:
+        head = int.from_bytes(blocks[:3], "little")
+        size = 1 if head >> 1 & 3 == 1 else head >> 3
+        if len(blocks) < 3 + size:
+            return False
+        blocks, last = blocks[3 + size :], bool(head & 1)
+    return last and not blocks
+
+
 MOST = 2**63 - 1
 
 

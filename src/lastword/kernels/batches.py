@@ -213,6 +213,29 @@ def _zstd_bound(raw, position, end):
 
 
 @kernel
+def find_plain_zstd(raw, starts, ends, marks):
+    """Set marks[i] to whether raw[starts[i]:ends[i]] is one frame of zstd as Kafka writes it.
+
+    Such a frame has no content size, checksum or dictionary, and nothing follows it. The blocks are read by
+    their headers. False for bytes outside `raw`.
+    """
+    for i in range(starts.size):
+        position, end = starts[i], ends[i]
+        marks[i] = False
+        if position < 0 or end > raw.size - SLACK or end - position < 9:
+            continue
+        if load32(raw, position) != _ZSTD_FRAME or load8(raw, position + 4) != 0:
+            continue
+        position += 6
+        last = 0
+        while not last and end - position >= 3:
+            head = load32(raw, position) & 0xFFFFFF
+            last, kind, size = head & 1, head >> 1 & 3, head >> 3
+            position += 3 + (1 if kind == 1 else size)
+        marks[i] = last == 1 and position == end
+
+
+@kernel
 def rows_that_fit(raw, table, rows, skip, max_bytes):
     """Count the leading rows whose records take at most `max_bytes` together when decompressed; at least 1.
 

@@ -65,6 +65,8 @@ def _run_all() -> None:
     joining, side = np.full(repack.JOINING_FIELDS, -1, np.int64), np.empty(SLACK, np.uint8)
     output = repack.RepackOutput(target, np.empty_like(table), np.empty(4, np.int64), joining, side)
     batches.rows_that_fit(out, table, 1, retain, 1)
+    ends = np.zeros(1, np.int64)
+    batches.find_plain_zstd(out, ends, ends, np.empty(1, np.bool_))
     digest.sum_contents(out, table, 1, dead, retain, -1, np.empty(1, np.uint8), np.empty(1, np.int64))
     repack.repack_rows(repack.RepackSource(out, out, table), 1, 0, retain, dead, -1, output, 0, 0)
     repack.bytes_needed(table, 0, side)

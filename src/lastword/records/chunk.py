@@ -29,7 +29,7 @@ from lastword.errors import (
 )
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
-from lastword.kernels.batches import rows_that_fit, valid_rows, walk_batches
+from lastword.kernels.batches import find_plain_zstd, rows_that_fit, valid_rows, walk_batches
 from lastword.kernels.hashing import crc32c
 from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
 from lastword.records import formats
@@ -48,6 +48,7 @@ from lastword.wire import (
     MAGIC_AT,
     OVERHEAD_BYTES,
     SMALLEST_ENTRY_BYTES,
+    ZSTD,
 )
 
 Bytes = NDArray[np.uint8]
@@ -587,15 +588,37 @@ class RecordBuffer:
         ends = starts + table[row:end, fields.SIZE] - HEADER_BYTES
         if skip_rows.size:
             ends[skip_rows[row:end] != 0] = 0
+        rooms, decompress_plain = self._plain_frames(codec, raw, starts, ends)
         places = [done]
         data = raw.data
-        for number, (first, last) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True), row):
+        batches = zip(starts.tolist(), ends.tolist(), rooms, strict=True)
+        for number, (first, last, room) in enumerate(batches, row):
             if last > first:
-                done += self._decompress_batch(codec, data[first:last], done, table, number)
+                records = decompress_plain(data[first:last], room) if room else None
+                if records is None:
+                    done += self._decompress_batch(codec, data[first:last], done, table, number)
+                else:
+                    size = len(records)
+                    self._reserve(done, size)
+                    self._data.data[done : done + size] = records
+                    done += size
             places.append(done)
         table[row:end, fields.RECORDS_POSITION] = places[:-1]
         table[row:end, fields.RECORDS_END] = places[1:]
         return end, done
+
+    def _plain_frames(
+        self, codec: int, raw: Bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[list[int], Callable[[memoryview, int], bytes | None]]:
+        """Return the room to try for each plain frame of zstd (0 for others), and their decompressor."""
+        plain = np.zeros(starts.size, np.bool_)
+        if codec != ZSTD:
+            return plain.tolist(), lambda data, room: None
+        from lastword.records.compression import plain_zstd_decompressor
+
+        find_plain_zstd(raw, starts, ends, plain)
+        rooms = np.minimum(np.maximum(8 * (ends - starts), 1 << 16), self.limit_bytes)
+        return np.where(plain, rooms, 0).tolist(), plain_zstd_decompressor()
 
     def _room(self, used: int, room: int) -> Bytes:
         self._reserve(used, room)

@@ -26,7 +26,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError
 from lastword.parse import parse_bytes
@@ -466,17 +466,29 @@ def _unzstd_whole(data: Any, room: int) -> bytes | None:
     """
     if room == 0 or not _is_plain_zstd(data):
         return None
+    return plain_zstd_decompressor()(data, room)
+
+
+def plain_zstd_decompressor() -> Callable[[Any, int], bytes | None]:
+    """Return a function of a plain frame and a room; only for this thread, whose context it uses.
+
+    The function returns the uncompressed bytes, or None if they do not fit the room or are not valid.
+    """
     decompressor = getattr(_local, "unzstd", None)
     if decompressor is None:
         import zstandard
 
-        _local.zstd_error = zstandard.ZstdError
-        decompressor = _local.unzstd = zstandard.ZstdDecompressor()
-    try:
-        uncompressed: bytes = decompressor.decompress(data, max_output_size=room)
-    except _local.zstd_error:
-        return None
-    return uncompressed
+        context, error = zstandard.ZstdDecompressor(), zstandard.ZstdError
+
+        def decompress(frame: Any, room: int) -> bytes | None:
+            try:
+                uncompressed: bytes = context.decompress(frame, room)
+            except error:
+                return None
+            return uncompressed
+
+        decompressor = _local.unzstd = decompress
+    return cast("Callable[[Any, int], bytes | None]", decompressor)
 
 
 def _is_plain_zstd(data: Any) -> bool:
