@@ -81,7 +81,7 @@ def a_history(log: PartitionLog, seed: int, steps: int = 40) -> None:
 def facts(log: PartitionLog) -> Any:
     aborted = [entry for segment in log.segments for entry in log.aborted_of(segment)]
     producers = [  # as in a snapshot, which has the last batch of each, without the time of that batch
-        replace(p, batches=tuple(replace(b, timestamp=p.last_timestamp) for b in p.batches[-1:]))
+        replace(p, batches=tuple(b._replace(timestamp=p.last_timestamp) for b in p.batches[-1:]))
         for p in log.producers
     ]
     return records(log), log.stable_offset, producers, aborted, log.log_end

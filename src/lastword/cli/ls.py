@@ -109,7 +109,7 @@ def ls(
     show: Any = {"topic": _topics, "partition": _partitions, "segment": _segments}[by]
     show(out, shown, compacted, log_dirs)
     for path, aside in set_aside:
-        out.row("set-aside", {"dir": path, **asdict(aside)})
+        out.row("set-aside", {"dir": path, **aside._asdict()})
         out.say(f"not served: {os.path.join(path, aside.name)}")
     numbers = {"segments" if by == "segment" else "partitions": len(rows)}
     out.summary(

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lastword import metrics
@@ -28,8 +27,7 @@ from lastword.partition.recovery import Recovery, Repaired
 from lastword.segment import names
 
 
-@dataclass(frozen=True, slots=True)
-class DirRecovery:
+class DirRecovery(NamedTuple):
     """What opening to append repaired.
 
     clean        the last writer stopped cleanly; None in mode "r", which repairs nothing

@@ -41,8 +41,7 @@ from lastword.segment.stored import SegmentFiles
 IGNORED = frozenset({"remote-log-index-cache", names.METADATA_DIR})
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
+class SetAside(NamedTuple):
     """A partition's directory that is not served. `marker`: `future` or `stray`."""
 
     name: str

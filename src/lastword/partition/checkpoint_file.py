@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar, cast
@@ -168,8 +167,7 @@ def _corrupt(path: str, text: str) -> CorruptFileError:
 # ---------------------------------------------------------------- leader epochs
 
 
-@dataclass(frozen=True, slots=True)
-class EpochEntry:
+class EpochEntry(NamedTuple):
     """A leader epoch and its first offset."""
 
     epoch: int

@@ -37,7 +37,6 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -330,8 +329,7 @@ def decode_mark(data: bytes) -> tuple[int, int | None] | None:
 # -------------------------------------------------------------------- where the log must end
 
 
-@dataclass(frozen=True, slots=True)
-class LogEnd:
+class LogEnd(NamedTuple):
     """What a directory says about the end of a log, apart from the log itself.
 
     Attributes:

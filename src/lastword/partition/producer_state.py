@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lastword.errors import (
     CoordinatorFencedError,
@@ -64,8 +65,7 @@ def subtract_sequence(sequence: int, decrement: int) -> int:
     return (sequence - decrement) & INT32_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class SequencedBatch:
+class SequencedBatch(NamedTuple):
     """A batch of a producer, as far as the producer state keeps it.
 
     Attributes:

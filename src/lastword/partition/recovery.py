@@ -31,8 +31,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from lastword.errors import CorruptBatchError, DataError, FileVanishedError, LastwordError
 from lastword.files import Files
@@ -60,8 +60,7 @@ from lastword.segment.stored import SegmentFiles
 from lastword.wire import INT64_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class Repaired:
+class Repaired(NamedTuple):
     """One repair.
 
     Attributes:
@@ -85,8 +84,7 @@ class Repaired:
         return f"{self.topic}-{self.partition}: {self.text} ({self.file})"
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(NamedTuple):
     """Report of the opening of one partition. `walked`: segments whose checksums were all verified."""
 
     topic: str

@@ -38,7 +38,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Files
@@ -213,13 +214,12 @@ def _sources_are_there(files: Files, directory: str, base: int, end: int, logs: 
 # ---------------------------------------------------------------- recover
 
 
-@dataclass(frozen=True, slots=True)
-class SwapRecovery:
+class SwapRecovery(NamedTuple):
     """Result of `recover`: base offsets of swaps finished and undone, and names of files removed."""
 
     finished: tuple[int, ...] = ()
     undone: tuple[int, ...] = ()
-    removed: tuple[str, ...] = field(default=())
+    removed: tuple[str, ...] = ()
 
 
 def recover(files: Files, directory: str) -> SwapRecovery:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError
 
@@ -158,8 +158,7 @@ _KEY = struct.Struct(">hh")
 _MARKER = struct.Struct(">hi")
 
 
-@dataclass(frozen=True, slots=True)
-class ControlRecord:
+class ControlRecord(NamedTuple):
     """A parsed control record.
 
     `type` is a name of `TYPE_NAMES` or "unknown". Only transaction markers have a `coordinator_epoch`.

@@ -44,7 +44,6 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import lt
 from typing import TYPE_CHECKING, NamedTuple
@@ -213,8 +212,7 @@ class OffsetIndex:
 # ---------------------------------------------------------------- times
 
 
-@dataclass(frozen=True, slots=True)
-class TimeEntry:
+class TimeEntry(NamedTuple):
     """`timestamp` (ms) was first reached by the batch whose last offset is `offset`."""
 
     timestamp: int

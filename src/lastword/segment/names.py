@@ -27,7 +27,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -141,8 +140,7 @@ class SegmentFile(NamedTuple):
         return segment_file(self.base_offset, self.extension, self.suffix)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionDir:
+class PartitionDir(NamedTuple):
     """A parsed partition directory name; `marker` is "", "delete", "future" or "stray"."""
 
     topic: str

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
@@ -61,8 +62,7 @@ class Inspection:
     time_entries: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(NamedTuple):
     """Changes made by `repair`: bytes cut off the log, and the index files that were written."""
 
     file: str

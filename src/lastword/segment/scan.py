@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lastword.errors import CorruptBatchError, DataError, UnknownMagicError
 from lastword.files import Handle
@@ -35,8 +35,7 @@ _LARGE_BATCH_BYTES = 8192  # from here on a read per header costs less than read
 _CANDIDATE = re.compile(rb"(?s)(?=\x00\x00.{6}[\x00-\x7f].{7}[\x00-\x02])")
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(NamedTuple):
     """Where the valid part of a file ends, and why. `offset`: the first one that is missing."""
 
     position: int
@@ -49,8 +48,7 @@ NO_OFFSET = 1 << 63
 """Above every offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """A batch at `position` begins with `offset`; the batch before it ends before `next_offset`."""
 
     position: int
