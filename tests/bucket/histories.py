@@ -1039,6 +1039,7 @@ def sizes_of(seed: int, world_counts: Callable[[], Counter[str]]) -> Iterator[No
     with patched(
         (commit, "ThreadPoolExecutor", _Inline),
         (commit, "INLINE_BYTES", inline_bytes),
+        (commit, "CHECKPOINT_BYTES", inline_bytes),
         (commit, "BUNDLE_BYTES", bundle_bytes),
         (commit, "CHANGES_BYTES", rng.choice((128 << 10, 128 << 10, 900, 2000))),
         (commit, "HISTORY", rng.choice((64, 64, 3))),

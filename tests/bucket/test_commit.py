@@ -221,8 +221,9 @@ def test_a_version_in_pages_has_the_files_of_one_map() -> None:
         pages = []
         for level in range(3):
             content = entries(0.5, removed=level > 0)
-            data = encode_page(content)
-            pages.append((PageRef(f"objects/{number}-{level}", len(content), len(data)), data))
+            count, data = encode_page([Layer(content)], oldest=False)
+            assert count == len(content)
+            pages.append((PageRef(f"objects/{number}-{level}", count, len(data)), data))
         before, before_files = version(pages[: rng.randrange(1, 3)], entries(0.2, removed=True))
         after, after_files = version(pages[: rng.randrange(1, 4)], entries(0.2, removed=True))
         one_map = Snapshot(Manifest("n", changes=after_files))
@@ -235,8 +236,42 @@ def test_a_version_in_pages_has_the_files_of_one_map() -> None:
         assert after.changed_since(before) == changed
 
 
+def test_a_page_that_replaces_others_has_their_newest_entries() -> None:
+    rng = random.Random(1)
+    paths = [f"{directory}{name}" for directory in ("", "t-0/", "u-0/", "v-0/") for name in "abc"]
+    copied = 0
+    for number in range(300):
+        layers: list[Layer] = []  # newest first
+        contents: list[dict[str, Entry | None]] = []
+        for level in range(rng.randrange(1, 4)):
+            inside = [path for path in paths if rng.random() < 0.8 or not path.startswith("u-0")]
+            content: dict[str, Entry | None] = {
+                path: None if level and rng.random() < 0.5 else Entry(rng.randrange(9), 0, 0)
+                for path in inside
+                if rng.random() < 0.3
+            }
+            count, data = encode_page([Layer(content)], oldest=False)
+            page = PageRef(f"objects/{number}-{level}", count, len(data))
+            layers.insert(0, decode_page(data, "page", page))
+            contents.append(content)
+        for layer in layers[:-1]:
+            for directory in rng.sample(["t-0", "u-0"], 1):
+                layer.files(directory)  # another thread may have decoded it
+        oldest = rng.random() < 0.5
+        flat = {path: entry for content in contents for path, entry in content.items()}
+        if oldest:
+            flat = {path: entry for path, entry in flat.items() if entry is not None}
+        count, data = encode_page(layers, oldest=oldest)
+        merged_page = decode_page(data, "page", PageRef("page", count, len(data)))
+        assert dict(merged_page.entries()) == flat and count == len(flat)
+        copied += sum(
+            layer.text(directory) is not None for layer in layers for directory in layer.with_entries()
+        )
+    assert copied
+
+
 def test_a_directory_of_a_page_is_decoded_when_it_is_used() -> None:
-    data = encode_page({"t-0/a": Entry(1, 0, 0), "u-0/a": Entry(2, 0, 0)})
+    _, data = encode_page([Layer({"t-0/a": Entry(1, 0, 0), "u-0/a": Entry(2, 0, 0)})], oldest=True)
     for damaged, entries, reason in (
         (zlib.compress(zlib.decompress(data).replace(b"[2,", b"[3,")), 2, "checksum"),
         (zlib.decompress(data), 2, "decompressed"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from lastword.bucket.manifest import Manifest, PageRef, decode_page, encode_page
+from lastword.bucket.manifest import Layer, Manifest, PageRef, decode_page, encode_page
 from lastword.errors import CorruptFileError
 from lastword.files.framed import Framed
 
@@ -61,7 +61,7 @@ def test_the_examples_of_a_bucket_are_read() -> None:
     assert manifest.encode() == texts["bucket-manifest"]
     page = zlib.compress(texts["bucket-page"])
     entries = dict(decode_page(page, "page", PageRef("page", 1, len(page))).entries())
-    assert zlib.decompress(encode_page(entries)) == texts["bucket-page"]
+    assert zlib.decompress(encode_page([Layer(entries)], oldest=True)[1]) == texts["bucket-page"]
     assert all(path in manifest.changes and manifest.changes[path] is None for path in entries)
 
 

@@ -32,6 +32,7 @@ from typing import TypeVar
 from lastword.bucket.files import BucketFiles, Node, PatchedFile
 from lastword.bucket.manifest import (
     CHANGES_BYTES,
+    CHECKPOINT_BYTES,
     HISTORY,
     INLINE_BYTES,
     MANIFEST,
@@ -53,7 +54,7 @@ from lastword.bucket.manifest import (
     lost_manifest,
     lost_object,
 )
-from lastword.bucket.merge import ChangedMeanwhile, merged
+from lastword.bucket.merge import CHECKPOINTS, ChangedMeanwhile, merged
 from lastword.bucket.reading import ObjectReads
 from lastword.bucket.scratch import LocalFile, Scratch
 from lastword.clock import Clock, SystemClock
@@ -394,8 +395,7 @@ class Bucket:
             else:
                 facts = node.facts()
                 entry = Entry(node.number, facts.size, facts.mtime_ms)
-                is_summary = path.endswith(f"/{names.SUMMARY}")
-                if facts.size <= (SUMMARY_BYTES if is_summary else INLINE_BYTES):
+                if facts.size <= _inline_bytes(path):
                     entries[path] = entry._replace(data=bytes(node.content()))
                 elif facts.size >= BUNDLE_BYTES:
                     work.append(self._single(entries, path, node, entry))
@@ -447,6 +447,13 @@ class _Bundle:
         self._bucket.store.put(key, [read() for read, _, _ in self._pieces])
         for _, place, position in self._pieces:
             place(key, position)
+
+
+def _inline_bytes(path: str) -> int:
+    """Return the size up to which a file is in the map itself."""
+    if path in CHECKPOINTS:
+        return CHECKPOINT_BYTES
+    return SUMMARY_BYTES if path.endswith(f"/{names.SUMMARY}") else INLINE_BYTES
 
 
 def _placed(entries: dict[str, Entry | None], path: str, entry: Entry) -> Callable[[str, int], None]:
@@ -550,16 +557,14 @@ class _Commit:
         """Return the manifest with its changes in a new page, which takes in small older pages."""
         bucket = self._bucket
         kept = list(manifest.pages)
-        layers = list(base.layers[1:])  # newest first, as `kept` from its end
-        content = dict(manifest.changes)
-        while kept and (kept[-1].entries <= PAGE_RATIO * len(content) or len(kept) >= MAX_PAGES):
-            kept.pop()
-            content = {**dict(layers.pop(0).entries()), **content}
-        if not kept:
-            content = _without_removed(content)
-        key, data = bucket.new_key(), encode_page(content)
+        layers, size = [Layer(manifest.changes)], len(manifest.changes)
+        while kept and (kept[-1].entries <= PAGE_RATIO * size or len(kept) >= MAX_PAGES):
+            layers.append(base.layers[len(layers)])  # newest first, as `kept` from its end
+            size += kept.pop().entries
+        count, data = encode_page(layers, oldest=not kept)
+        key = bucket.new_key()
         bucket.store.put(key, data)
-        return replace(manifest, pages=(*kept, PageRef(key, len(content), len(data))), changes={})
+        return replace(manifest, pages=(*kept, PageRef(key, count, len(data))), changes={})
 
 
 def _follows(current: Manifest, base: Manifest) -> bool:

@@ -19,7 +19,7 @@ import re
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,9 +37,13 @@ INLINE_BYTES = 1024
 """A file of at most this size is stored in the map itself."""
 SUMMARY_BYTES = 8 << 10
 """A summary of a garbage index of at most this size is in the map, too: a plan reads all of them."""
+CHECKPOINT_BYTES = 16 << 10
+"""So is a checkpoint of the root of at most this size, a line for each of about 700 partitions: else each
+append would write an object for it, and the next one read it."""
 CHANGES_BYTES = 128 << 10
 """Size of `changes`, encoded, from which a commit moves them to a page."""
-MAX_PAGES = 3
+MAX_PAGES = 2
+"""To open a log and plan takes 4 requests at most: the manifest, its pages, and a check for a newer one."""
 PAGE_RATIO = 4
 """A new page takes in each older page that is at most this number of times larger."""
 
@@ -242,14 +246,32 @@ def _pins(fields: Mapping[str, Any]) -> dict[str, Pin]:
     return {name: Pin(int(since_ms), int(until_ms)) for name, (since_ms, until_ms) in fields.items()}
 
 
-def encode_page(changes: Changes) -> bytes:
-    """Return the bytes of a page: the entries of each directory apart, compressed together."""
-    directories: dict[str, dict[str, Any]] = {}
-    for path, entry in changes.items():
-        directory, _, name = path.rpartition("/")
-        directories.setdefault(directory, {})[name] = None if entry is None else entry.to_json()
-    texts = {directory: [len(entries), json.dumps(entries)] for directory, entries in directories.items()}
-    return zlib.compress(_PAGE_FORM.encode({"directories": texts}), 1)
+def encode_page(layers: Sequence[Layer], *, oldest: bool) -> tuple[int, bytes]:
+    """Return the number of entries and the bytes of a page: the entries of each directory, compressed.
+
+    A directory of which one layer alone has entries is not decoded.
+
+    Args:
+        layers: The layers that the page replaces, newest first.
+        oldest: No page is older, so the page has no removed files. The last layer has none either, if it is
+            not the only one.
+    """
+    texts: dict[str, tuple[int, str]] = {}
+    for directory in dict.fromkeys(directory for layer in layers for directory in layer.with_entries()):
+        having = [layer for layer in layers if layer.has_entries(directory)]
+        only = having[0] if len(having) == 1 else None
+        text = only.text(directory) if only is not None and (not oldest or only is layers[-1]) else None
+        if text is None:
+            entries: dict[str, Entry | None] = {}
+            for layer in reversed(having):
+                entries.update(layer.files(directory))
+            if oldest:
+                entries = {name: entry for name, entry in entries.items() if entry is not None}
+            text = len(entries), json.dumps(_to_json(entries))
+        if text[0]:
+            texts[directory] = text
+    count = sum(number for number, _ in texts.values())
+    return count, zlib.compress(_PAGE_FORM.encode({"directories": texts}), 1)
 
 
 def decode_page(data: bytes, url: str, page: PageRef) -> Layer:
@@ -470,9 +492,21 @@ class Layer:
                 self.directories.setdefault(above, set()).add(last)
                 below = above
 
+    def with_entries(self) -> list[str]:
+        """Return the directories of which the layer has entries."""
+        return sorted({*self._texts, *self._files})  # texts first: they become files
+
+    def has_entries(self, directory: str) -> bool:
+        """Return whether the layer has entries in a directory."""
+        return directory in self._texts or directory in self._files
+
+    def text(self, directory: str) -> tuple[int, str] | None:
+        """Return number and JSON of the entries of a directory; None if they are decoded."""
+        return self._texts.get(directory)
+
     def has(self, directory: str) -> bool:
         """Return whether there are entries in a directory, or below it."""
-        return directory in self._files or directory in self._texts or directory in self.directories
+        return self.has_entries(directory) or directory in self.directories
 
     def files(self, directory: str) -> Mapping[str, Entry | None]:
         """Return the entries of a directory by name."""
@@ -492,6 +526,6 @@ class Layer:
 
     def entries(self) -> Iterator[tuple[str, Entry | None]]:
         """Iterate over all entries with their paths."""
-        for directory in sorted({*self._texts, *self._files}):  # texts first: they become files
+        for directory in self.with_entries():
             for name, entry in self.files(directory).items():
                 yield (f"{directory}/{name}" if directory else name), entry

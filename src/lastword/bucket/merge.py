@@ -22,7 +22,7 @@ from lastword.errors import CorruptFileError
 from lastword.partition.checkpoint_file import format_lines, parse_lines
 from lastword.segment import names
 
-_CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY)
+CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY)
 _OF_REWRITES = (names.LOG_STARTS, names.FIRST_DIRTY)
 _DERIVED = (names.ACCOUNTS, names.SURVIVORSHIP, names.SUMMARY)
 _OF_APPENDS = (names.PRODUCERS, names.SYNCED)
@@ -68,7 +68,7 @@ def merged(base: Snapshot, ours: Changes, theirs: Snapshot, read: Read) -> dict[
 def _both(path: str, base: Snapshot, entry: Entry | None, theirs: Snapshot, read: Read) -> Entry | None:
     """Return the file at a path that both changed."""
     name = path.rpartition("/")[2]
-    if path in _CHECKPOINTS:
+    if path in CHECKPOINTS:
         return _merged_lines(path, base.entry(path), entry, theirs.entry(path), read)
     if name in _DERIVED:
         return None
@@ -85,7 +85,7 @@ def _rewritten(base: Snapshot, changes: Changes, read: Read) -> set[str]:
     for path, entry in changes.items():
         directory, _, name = path.partition("/")
         if not name:
-            if path not in _CHECKPOINTS:
+            if path not in CHECKPOINTS:
                 rewritten.add("")
             elif path in _OF_REWRITES:
                 before, after = (set(_lines(path, file, read).items()) for file in (base.entry(path), entry))
