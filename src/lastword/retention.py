@@ -115,6 +115,10 @@ class Expirable(Protocol):
         """Largest timestamp, ms; -1 without one."""
 
     @property
+    def known_timestamp(self) -> int:
+        """A lower bound of the largest timestamp that reads nothing; -1 if there is none."""
+
+    @property
     def mtime_ms(self) -> int:
         """Modification time of its log file."""
 
@@ -229,9 +233,7 @@ def _passes(config: TopicConfig, log_start: int, now_ms: int) -> list[tuple[str,
     if config.deletes and config.retention_bytes >= 0:
         passes.append((BYTES, lambda prefix: _too_large(prefix, config.retention_bytes)))
     if config.deletes and config.retention_ms >= 0:
-        passes.append(
-            (MS, lambda prefix: lambda _, segment: now_ms - _newest_ms(segment) > config.retention_ms)
-        )
+        passes.append((MS, lambda prefix: lambda _, segment: _is_old(segment, now_ms - config.retention_ms)))
     return passes
 
 
@@ -253,6 +255,11 @@ def _too_large(prefix: _Prefix, limit: int) -> Callable[[int, Expirable], bool]:
         return True
 
     return rule
+
+
+def _is_old(segment: Expirable, before_ms: int) -> bool:
+    """Return whether all records are older. Reads the segment only if the bound does not show a newer one."""
+    return segment.known_timestamp < before_ms and _newest_ms(segment) < before_ms
 
 
 def _newest_ms(segment: Expirable) -> int:
@@ -282,7 +289,9 @@ def _reason_to_keep(prefix: _Prefix, config: TopicConfig, now_ms: int) -> str:
         return "the log is empty"
     limits = []
     if config.retention_ms >= 0:
-        wait = _newest_ms(first) + config.retention_ms - now_ms
+        wait = first.known_timestamp + config.retention_ms - now_ms
+        if wait < 0:  # the bound does not show why the segment stays
+            wait = _newest_ms(first) + config.retention_ms - now_ms
         if wait >= 0:
             limits.append(f"the oldest segment may go in {format_duration(max(wait, 1))} by retention.ms")
     if config.retention_bytes >= 0:

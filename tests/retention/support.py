@@ -30,6 +30,7 @@ class Fake:
     size: int = 100
     largest_timestamp: int = NOW
     mtime_ms: int = NOW
+    known_timestamp: int = -1
 
 
 def fakes(*sizes_and_ages: tuple[int, int], step: int = 10) -> list[Fake]:

@@ -63,6 +63,7 @@ class BucketFiles(Files):
     """
 
     file_cost_bytes = float(REQUEST_BYTES * REQUESTS_OF_A_SEGMENT)
+    reuses_numbers = False
 
     def __init__(
         self,
@@ -174,6 +175,11 @@ class BucketFiles(Files):
             except FileVanishedError:
                 if self._file(self._key(path)) in (None, entry):
                     raise
+
+    def checked_bytes(self, path: Path) -> bytes | None:
+        """As `Files.checked_bytes`: the checksum is that of the manifest or of a page."""
+        file = self._file(self._key(path))
+        return file.data if isinstance(file, Entry) and file.object is None else None
 
     def object_of(self, path: Path) -> tuple[str, int, int] | None:
         """Return the URL of the object that holds a stored file, and the file's first and last byte in it."""

@@ -170,6 +170,8 @@ class Files(ABC):
 
     file_cost_bytes = 0.0
     """The cost to read a segment of its own, in bytes that are read in that time. 0 on a drive."""
+    reuses_numbers = True
+    """Whether a new file may get the number of a removed one (`FileFacts.inode`), as inodes of a drive."""
 
     @abstractmethod
     def open_read(self, path: Path) -> Handle:
@@ -274,6 +276,13 @@ class Files(ABC):
         """Read a whole file."""
         with self.open_read(path) as handle:
             return handle.pread(handle.size(), 0)
+
+    def checked_bytes(self, path: Path) -> bytes | None:
+        """Return the bytes of a file that the storage has in memory, under a checksum that it has verified.
+
+        None for every other file. Reads nothing.
+        """
+        return None
 
     def write_atomic(self, path: Path, data: bytes, *, sync_name: bool = True) -> None:
         """Write atomically: temporary file, then rename. Durable when the call returns.

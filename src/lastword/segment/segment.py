@@ -163,6 +163,18 @@ class Segment:
         return self._largest_timestamp
 
     @property
+    def known_timestamp(self) -> int:
+        """A lower bound of `largest_timestamp` that reads nothing; -1 if there is none.
+
+        In a bucket a small time index is in the manifest, whose checksum covers it. The bound is enough to
+        keep the segment, and nothing more: the log is read before its records are removed.
+        """
+        if self._largest_timestamp is not None:
+            return self._largest_timestamp
+        data = self.stored.checked(names.TIME_INDEX)
+        return NO_TIMESTAMP if data is None else TimeIndex(data, self.base_offset).last.timestamp
+
+    @property
     def first_timestamp(self) -> int:
         """Largest timestamp of the first batch, from which rolling by time counts; -1 if there is none."""
         for header in self.headers():

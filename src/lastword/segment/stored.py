@@ -67,6 +67,9 @@ class StoredSegment(Protocol):
     def read(self, extension: str) -> bytes | None:
         """Return the bytes of an index; None if there is none."""
 
+    def checked(self, extension: str) -> bytes | None:
+        """Return the bytes of an index if the store has verified them already, as `Files.checked_bytes`."""
+
     def remove(self, extension: str) -> None:
         """Remove the log or an index, if there is one."""
 
@@ -122,6 +125,10 @@ class SegmentFiles:
         with suppress(FileVanishedError):
             return self.files.read_bytes(path)
         return None
+
+    def checked(self, extension: str) -> bytes | None:
+        """As `StoredSegment.checked`."""
+        return self.files.checked_bytes(self.path(extension))
 
     def remove(self, extension: str) -> None:
         """As `StoredSegment.remove`."""

@@ -327,6 +327,10 @@ class PacedStored:
             self._budget.take(min(self._budget.piece_bytes, len(data or b"") - done), self._stop)
         return data
 
+    def checked(self, extension: str) -> bytes | None:
+        """Return the content of a file that needs no read; None if it does."""
+        return self._stored.checked(extension)
+
     def remove(self, extension: str) -> None:
         """Remove a file."""
         self._stored.remove(extension)
