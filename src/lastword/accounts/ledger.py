@@ -235,9 +235,9 @@ class Ledger:
         """
         if not sample and not self.exact and not self.entries:
             return 0
-        below = [
-            segment for segment in segments if segment.next_offset <= limit and segment.base_offset < limit
-        ]
+        below = [segment for segment in segments if segment.base_offset < limit]
+        if below and below[-1].next_offset > limit:  # the others end where the next one begins, or before
+            below.pop()
         new = [segment for segment in below if segment.base_offset >= self.limit]
         self.write_clock = max(self.write_clock, write_clock)
         if not new:
@@ -455,7 +455,7 @@ class Ledger:
         why = (
             snapshot.restore_ledger(saved, self.tracking, self.deletes)
             or self.tracking.misfit(segments)
-            or snapshot.mismatch(self.tracking, segments)
+            or snapshot.mismatch(self.files, self.tracking, segments)
         )
         if why:
             return why
