@@ -10,8 +10,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from lastword.bucket.commit import Bucket
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import MAX_PAGES
 from lastword.clock import SystemClock
+from lastword.logdir.checkpoints import OffsetCheckpoint, TopicPartition
 from lastword.objects import open_store
+from lastword.segment import names
 
 MOST_RECORDS = 1_000_000
 COMMIT_RECORDS = 100_000
@@ -39,6 +42,7 @@ CONNECTIONS = 8
 SCAN_FILE_BYTES = 16_000_000
 MANY_SEGMENTS = 100_000
 SEGMENTS_PER_PARTITION = 100
+EMPTY_PARTITIONS = 300
 
 MEMORY = Path("/dev/shm")
 """Place of the directory that a store in memory is compared with: the writes to a drive would count."""
@@ -260,9 +264,9 @@ def _many_segments(run: Run) -> Iterator[Measured]:
         )
     _, opening = many["open and plan"]
     _, append = many["append"]
-    requests, limit = opening.reads + opening.writes, 1 + MAX_PAGES
+    requests, limit = opening.reads + opening.writes, 2 + MAX_PAGES
     yield Measured(
-        "bucket", "open and plan", "requests", requests, limit, "manifest and pages", limit / requests
+        "bucket", "open and plan", "requests", requests, limit, "manifest twice, and pages", limit / requests
     )
     yield Measured(
         "bucket",
@@ -275,17 +279,30 @@ def _many_segments(run: Run) -> Iterator[Measured]:
     )
 
 
-def segment_verbs(segments: int) -> dict[str, tuple[Times, Usage]]:
-    """Return what each verb costs on a log of this number of segments."""
+def segment_verbs(
+    segments: int, policy: str = "delete", more: Mapping[str, Callable[[MeteredStore], Any]] | None = None
+) -> dict[str, tuple[Times, Usage]]:
+    """Return what each verb costs on a log of this number of segments.
+
+    A log that is compacted was cleaned, and nothing is due. Each log that is opened loads all it needs.
+
+    Args:
+        segments: The number.
+        policy: The log's cleanup.policy.
+        more: Further verbs over its store.
+    """
     costs: dict[str, tuple[Times, Usage]] = {}
     with metered() as store, opened(store) as logs:
-        add_segments(logs, segments // SEGMENTS_PER_PARTITION)
+        add_segments(logs, segments // SEGMENTS_PER_PARTITION, policy)
         verbs: dict[str, Callable[[], Any]] = {
-            "open and plan": lambda: opened(store, "r").plan(),
-            "plan": lambda: logs.plan(),
+            "open": lambda: opened(store, "r"),
+            "open and plan": lambda: opened(store, "r").plan(due=True),
+            "plan": lambda: logs.plan(due=True),
+            "expire": logs.expire,
             "append": lambda: logs["t"].append(b"key", b"value", partition=0),
+            "open and plan after an append": lambda: opened(store, "r").plan(due=True),
         }
-        logs["t"].append(b"key", b"value", partition=0)
+        verbs |= {name: partial(verb, store) for name, verb in (more or {}).items()}
         for verb, work in verbs.items():
             store.reset()
             times = timed(work)
@@ -293,23 +310,35 @@ def segment_verbs(segments: int) -> dict[str, tuple[Times, Usage]]:
     return costs
 
 
-def add_segments(logs: LogDir, partitions: int) -> None:
-    """Make a topic with partitions of 100 segments. Only the objects of partition 0 exist."""
-    topic = logs.create_topic("t", partitions, cleanup_policy="delete", retention_ms=-1, segment_bytes=12_000)
+def add_segments(logs: LogDir, partitions: int, policy: str = "delete") -> None:
+    """Make a topic with partitions of 100 segments. Only the objects of partition 0 exist.
+
+    The manifest then has as many pages as it may have.
+    """
+    topic = logs.create_topic("t", partitions, cleanup_policy=policy, segment_bytes=12_000)
     pairs = [(f"key-{i:020d}".encode(), b"v" * 100) for i in range(80 * SEGMENTS_PER_PARTITION)]
     for start in range(0, len(pairs), 80):
         topic.extend(pairs[start : start + 80], partition=0)
+    if policy == "compact":
+        logs.clean(due=True)
     dirs = dirs_of(logs)
     dirs.refresh()
     rng = random.Random(1)
-    source = {name: entry for name, entry in dirs.newest.children("t-0").items() if entry is not None}
+    source = {name: entry for name, entry in dirs.newest.files() if name.startswith("t-0/")}
 
     def adopt(files: BucketFiles) -> None:
         for number in range(1, partitions):
-            for name, entry in source.items():
-                if name[0].isdigit():
+            adopted = {}
+            for path, entry in source.items():
+                name = path.removeprefix("t-0/")
+                if name[0].isdigit() or name.startswith(f"{names.PRIVATE}/"):
                     key = None if entry.object is None else f"objects/{rng.getrandbits(128):032x}"
-                    entry = entry._replace(number=rng.getrandbits(62), object=key)
-                    files.adopt({f"t-{number}/{name}": entry})
+                    adopted[f"t-{number}/{name}"] = entry._replace(object=key)
+            files.adopt(adopted)
+        offsets = {TopicPartition("t", number): len(pairs) for number in range(partitions)}
+        OffsetCheckpoint(files, files.root, names.RECOVERY_POINTS).update(offsets)
+        if policy == "compact":
+            OffsetCheckpoint(files, files.root, names.FIRST_DIRTY).update(offsets)
 
     dirs._bucket.transaction(adopt)
+    logs.create_topic("u", EMPTY_PARTITIONS)  # its files are a second page

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from bench.bucket_workloads import segment_verbs
+from bench.metered_store import MeteredStore
 
 from bench import run
+from lastword.bucket.commit import Bucket
 from tests.support.exhaustive import stride
 
 pytestmark = pytest.mark.slow
@@ -26,9 +29,22 @@ def test_each_workload_gives_ratios(tmp_path: Path, name: str) -> None:
     assert all(line["ratio"] > 0 and line["rival_name"] for line in results)
 
 
-def test_a_log_of_many_segments_is_opened_and_changed_with_few_requests_and_bytes() -> None:
-    verbs = segment_verbs(100_000 // stride(50))
-    _, opening = verbs["open and plan"]
-    assert 2 <= opening.reads <= 4 and opening.writes == 0
-    _, append = verbs["append"]
-    assert append.writes == 1 and append.sent < 300_000 and append.received == 0
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_log_of_many_segments_is_opened_and_planned_with_few_requests_and_bytes(policy: str) -> None:
+    splits = pytest.importorskip("lastword.spark.splits")
+    options = pytest.importorskip("lastword.spark.options")
+
+    def plan_a_read(store: MeteredStore, view: str) -> None:
+        bucket = Bucket(store)
+        chosen = options.parse_read({"path": store.url, "subscribe": "t", "view": view})
+        assert splits.plan(splits.choose(chosen, bucket.files(bucket.load().snapshot)), chosen)
+
+    reads = {f"plan a read of {view} on Spark": partial(plan_a_read, view=view) for view in ("log", "latest")}
+    costs = segment_verbs(100_000 // stride(10), policy, reads)
+    usages = {verb: usage for verb, (_, usage) in costs.items()}
+    assert usages["append"].writes == 1
+    assert usages["append"].sent < 300_000 and usages["append"].received == 0
+    for verb in ("open", "open and plan", "plan", "expire", *reads):
+        assert usages[verb].reads <= 4 and usages[verb].writes == 0, (verb, usages[verb])
+    changed = usages["open and plan after an append"]
+    assert changed.reads <= (7 if policy == "compact" else 4), changed  # the garbage index of a partition

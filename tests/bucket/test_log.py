@@ -416,6 +416,54 @@ def test_a_summary_of_other_segments_or_damaged_is_not_used(opened: Open) -> Non
     assert logs.verify().ok
 
 
+def test_retention_by_time_reads_only_what_may_be_removed(opened: Open, requests: Counter[str]) -> None:
+    logs, hour = opened(), 3_600_000
+    now = logs.dirs.clock.now_ms()
+    topic = logs.create_topic("t", partitions=20, cleanup_policy="delete", retention_ms="1h")
+    for age in (3 * hour, 0):
+        for number in range(20):
+            stamp = now - age if number == 3 else now
+            topic.append(b"k", b"v" * 2000, timestamp=stamp, partition=number)  # not in the manifest itself
+    reader = opened("r")
+    requests.clear()
+    (plan,) = [plan for plan in reader.plan() if plan.action == "delete"]
+    assert (plan.partition, plan.segments) == (3, 1)
+    assert requests["get_range"] == 1  # of the segment to remove
+    requests.clear()
+    assert [(done.partition, done.segments) for done in logs.expire()] == [(3, 1)]
+    assert requests["get_range"] == 1
+    requests.clear()
+    assert not logs.expire() and requests["get_range"] == 0
+
+
+def test_a_time_index_that_lacks_its_end_removes_no_record(opened: Open) -> None:
+    logs, hour = opened(), 3_600_000
+    now = logs.dirs.clock.now_ms()
+    topic = logs.create_topic("t", cleanup_policy="delete", retention_ms="1h")
+    for _ in range(2):
+        topic.append(b"k", b"v", timestamp=now)
+    index = "00000000000000000000.timeindex"
+
+    def shorten(files: BucketFiles) -> None:
+        old = (now - 2 * hour).to_bytes(8, "big") + bytes(4)
+        files.write_atomic(f"{files.root}/t-0/{index}", old)
+
+    bucket_of(logs).transaction(shorten)
+    assert not logs.expire()
+    assert [record.offset for record in topic.read()] == [0, 1]
+
+
+def test_the_number_of_partitions_has_no_effect_on_an_append(opened: Open, requests: Counter[str]) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", partitions=300, cleanup_policy="compact")
+    topic.extend((b"k%d" % number, b"v") for number in range(2000))
+    logs.clean(due=True)
+    for _ in range(2):
+        requests.clear()
+        topic.append(b"k", b"v")
+        assert requests == {"get": 2, "swap": 1}
+
+
 def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:
     with pytest.raises(NotALogDirError):
         lastword.open(url)
