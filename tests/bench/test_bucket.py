@@ -47,4 +47,4 @@ def test_a_log_of_many_segments_is_opened_and_planned_with_few_requests_and_byte
     for verb in ("open", "open and plan", "plan", "expire", *reads):
         assert usages[verb].reads <= 4 and usages[verb].writes == 0, (verb, usages[verb])
     changed = usages["open and plan after an append"]
-    assert changed.reads <= (7 if policy == "compact" else 4), changed  # the garbage index of a partition
+    assert changed.reads <= (5 if policy == "compact" else 4), changed  # the garbage index of a partition

@@ -107,6 +107,7 @@ def load(
         return None
     with files.open_read(path) as handle:
         size = handle.size()
+        handle.will_read(0, size)
         header, position = _header(handle, path, size)
         crc = google_crc32c.value(handle.pread(position, 0))
         arrays: dict[str, NDArray[Any]] = {}
