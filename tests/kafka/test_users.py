@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kafka import Broker, KafkaRecord, Tools
+from tests.support.kafka import Broker, KafkaRecord, Tools, errors_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a broker as another user")
 
@@ -64,7 +64,7 @@ def test_a_broker_of_another_user_serves_what_root_has_cleaned(broker: Broker) -
         assert (facts.st_uid, facts.st_gid) == (broker.uid, broker.uid), path
         assert stat.S_IMODE(facts.st_mode) == (0o750 if path.is_dir() else 0o640), path
     with broker:
-        assert not [line for line in broker.log_text.splitlines() if " ERROR " in line]
+        assert errors_of(broker.log_text) == []
         newest = broker.consume("users")["users-0"].newest()
         assert newest == dict.fromkeys(KEYS, b"new199" * 50) | {b"key0": b"ours"}
         produce(broker, "again")

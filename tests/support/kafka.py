@@ -158,6 +158,20 @@ def complaints(printed: str, *, emptied: bool = False) -> list[str]:
     return [line for line in text.splitlines() if not SOUND.fullmatch(line)]
 
 
+#: Errors of the broker's controller, which has no part in its log directories. On a busy machine it meets a
+#: request before it leads, or a late heartbeat.
+CONTROLLER = re.compile(r" ERROR \[(ControllerApis|ReplicationControlManager|QuorumController)\] ")
+
+
+def errors_of(log_text: str, *, ignored: Sequence[str] = ()) -> list[str]:
+    """Return the lines with errors in a broker's log, but for its controller's and `ignored` texts."""
+    return [
+        line
+        for line in log_text.splitlines()
+        if " ERROR " in line and not CONTROLLER.search(line) and not any(text in line for text in ignored)
+    ]
+
+
 @dataclass
 class Clients:
     """Kafka's clients and tools for the cluster that `bootstrap` names."""
