@@ -17,6 +17,7 @@ from typing import Any
 
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, ReadOnlyError, StorageError
 from lastword.files import FileFacts, FileLock, Files, Handle
+from lastword.partition import checkpoint_file
 from tests.crash.memory import ROOT, MemoryFiles, Node
 from tests.readers.history import Folder, History
 
@@ -96,7 +97,8 @@ class TravellingFiles(Files):
         self.start(0, still, random.Random(0))
 
     def start(self, version: int, pace: Pace, rng: random.Random, *, evicts: bool = False) -> None:
-        """Begin another journey."""
+        """Begin another journey, perhaps at an earlier version: values of a later one must not be kept."""
+        checkpoint_file._read_once.cache_clear()
         self.now = version
         self.operations = 0
         self.trace = hash((self.history.seed, version))
