@@ -307,6 +307,7 @@ def _add_start(side: _Side, peer: Peer) -> None:
 
 FIXTURE = """
 import time
+import pytest  # a session of tests has loaded it
 began = time.perf_counter()
 from lastword.testing import Broker
 with Broker():
