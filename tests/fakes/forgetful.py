@@ -552,6 +552,8 @@ def _apply(content: bytearray, op: Op, number: int, survivors: Survivors, unsafe
 
 
 class ForgetfulHandle(Handle):
+    growth_slows_sync = True
+
     def __init__(self, files: ForgetfulFiles, inner: Handle, inode: int) -> None:
         self._files = files
         self._inner = inner

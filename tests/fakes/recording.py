@@ -160,6 +160,10 @@ class RecordingHandle(Handle):
         self._files = files
         self._inner = inner
         self.path = inner.path
+        self.growth_slows_sync = inner.growth_slows_sync
+
+    def may_shrink_to(self, size: int) -> None:
+        self._inner.may_shrink_to(size)
 
     def pread(self, n: int, position: int) -> bytes:
         call = Call("pread", self.path, (n, position), changes=False)

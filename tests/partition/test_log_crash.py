@@ -140,11 +140,12 @@ def test_a_hole_in_what_was_never_synced_ends_the_log(tmp_path: Path) -> None:
     path = log.active.file
     third = next(h for h in log.active.headers() if h.base_offset == 2)
     log.abandon()
+    cut_bytes = Path(path).stat().st_size - third.position  # the batches, and zeros behind them
     with Path(path).open("r+b") as file:
         file.seek(third.position)
         file.write(bytes(third.size))
     log, recovery = opened(directory)
     assert log.log_end == 2
     assert recovery.repaired[0].code == "torn-tail" and recovery.repaired[0].offset == 2
-    assert recovery.cut_bytes == 3 * third.size
+    assert recovery.cut_bytes == cut_bytes >= 3 * third.size
     assert Path(path).stat().st_size == third.position

@@ -70,7 +70,7 @@ def test_a_torn_tail_of_every_length_is_cut(tmp_path: Path, synced: bool) -> Non
         assert view.log_end == 3 and records(view) == [pair(n) for n in range(3)]
         log, recovery = opened(directory, files=UNSYNCED)
         assert log.log_end == 3
-        assert recovery.cut_bytes == length
+        assert recovery.cut_bytes == (length if whole[:length].strip(b"\0") else 0)  # zeros are no damage
         assert Path(path).stat().st_size == size
         log.abandon()
     append_bytes(path, whole)
@@ -85,12 +85,14 @@ def test_a_batch_whose_end_is_zeros_is_cut(tmp_path: Path) -> None:
     """
     directory = filled(tmp_path, 3)
     path = log_file(directory, 0)
+    size = Path(path).stat().st_size
     whole = at_offset(build_batch(3), 3)
     for length in range(1, len(whole) - 1):
         append_bytes(path, whole[:length] + bytes(len(whole) - length))
         assert PartitionView.load(DirectorySegments(UNSYNCED, directory)).log_end == 3
         log, recovery = opened(directory, files=UNSYNCED)
-        assert (log.log_end, recovery.cut_bytes) == (3, len(whole))
+        assert (log.log_end, recovery.cut_bytes) == (3, len(whole) if whole[:length].strip(b"\0") else 0)
+        assert Path(path).stat().st_size == size
         log.abandon()
 
 
@@ -105,7 +107,7 @@ def test_bytes_of_no_batch_are_cut_after_a_clean_stop_too(tmp_path: Path, tail: 
     assert log.close()
     append_bytes(log_file(directory, 0), tail)
     log, recovery = opened(directory, clean=True)
-    assert recovery.cut_bytes == len(tail)
+    assert recovery.cut_bytes == (len(tail) if tail.strip(b"\0") else 0)
     fill(log, 1)
     assert records(log) == [pair(n) for n in range(5)]
 

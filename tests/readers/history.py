@@ -174,6 +174,7 @@ class VersionedFiles(MemoryFiles):
 
 class VersionedHandle(MemoryHandle):
     _files: VersionedFiles
+    growth_slows_sync = True
 
     def __init__(self, files: VersionedFiles, node: Node, path: str) -> None:
         super().__init__(files, node, path)

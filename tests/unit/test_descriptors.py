@@ -67,7 +67,7 @@ def test_what_is_not_synced_is_synced_before_its_descriptor_goes(tmp_path: Path,
     """The kernel reports a failed write-back only to a process that has the file open."""
     files = OsFiles(max_open=2)
     synced: list[int] = []
-    monkeypatch.setattr("os.fsync", lambda fd: synced.append(fd))
+    monkeypatch.setattr("os.fdatasync", lambda fd: synced.append(fd))
     first = files.open_append(tmp_path / "one", create=True)
     first.append(b"x")
     second = files.open_append(tmp_path / "two", create=True)
@@ -110,7 +110,7 @@ def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("os.fsync", fails)
+    monkeypatch.setattr("os.fdatasync", fails)
     with files.open_append(tmp_path / "two", create=True):
         pass
     with pytest.raises(SyncFailedError):

@@ -225,7 +225,8 @@ class TestFailedSync:
                 raise OSError(errno.EIO, "Input/output error")
             real(fd)
 
-        monkeypatch.setattr(os, "fsync", once)
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, once)
         return calls
 
     def test_it_is_final_for_the_whole_root(
@@ -322,7 +323,7 @@ def test_atomic_replacement_leaves_the_old_file_when_it_fails(
     def broken(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", broken)
+    monkeypatch.setattr(os, "fdatasync", broken)
     with pytest.raises(SyncFailedError):
         files.write_atomic(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"

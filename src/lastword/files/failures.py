@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from copy import copy
 from typing import NoReturn
 
@@ -114,12 +115,12 @@ def _permission_remedy(error: OSError, path: str) -> str:
             return f"{ancestor} belongs to {user_name(uid)}: run as that user, or change its permissions"
 
 
-def fsync_or_fail(fd: int, path: str, root: Root) -> None:
-    """Call fsync on a descriptor; a failure takes the root offline (SyncFailedError)."""
+def sync_or_fail(fd: int, path: str, root: Root, sync: Callable[[int], None]) -> None:
+    """Call a sync function on a descriptor; a failure takes the root offline (SyncFailedError)."""
     root.check_lock()
     started = time.perf_counter()
     try:
-        os.fsync(fd)
+        sync(fd)
     except OSError as error:
         root.fail(path, error)
     FSYNC_SECONDS.observe(time.perf_counter() - started, root.path)

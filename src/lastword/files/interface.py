@@ -95,6 +95,8 @@ class Handle(ABC):
     """
 
     path: str
+    growth_slows_sync = False
+    """Whether a sync takes longer if the file grew than if its bytes were written over, as on a drive."""
 
     @abstractmethod
     def pread(self, n: int, position: int) -> bytes:
@@ -136,6 +138,9 @@ class Handle(ABC):
 
     def will_read(self, start: int, end: int) -> None:  # noqa: B027 - storage may do nothing here
         """Note that a scan of these bytes follows, and that no other bytes are read ahead. Reads nothing."""
+
+    def may_shrink_to(self, size: int) -> None:  # noqa: B027 - for storage that reopens a file by its name
+        """Note that the file may become as short as `size` bytes while it is open to read."""
 
     @abstractmethod
     def stat(self) -> FileFacts:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files import owner
-from lastword.files.failures import NO_ROOM, Root, fsync_or_fail, translate
+from lastword.files.failures import NO_ROOM, Root, sync_or_fail, translate
 from lastword.files.interface import Buffer, DirVersion, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE
@@ -225,6 +225,8 @@ allocate the memory that it claims."""
 class OsHandle(Handle):
     """One open file, whose descriptor may be closed and reopened meanwhile (`Descriptors`)."""
 
+    growth_slows_sync = True
+
     def __init__(
         self, fd: int, path: str, root: Root, descriptors: Descriptors, flags: int, facts: os.stat_result
     ) -> None:
@@ -263,7 +265,7 @@ class OsHandle(Handle):
         """Sync the file before its descriptor is evicted; a failure takes the root offline."""
         if self._root.failure is None:
             try:
-                os.fsync(self.fd)
+                os.fdatasync(self.fd)
             except OSError as error:
                 with suppress(StorageError):  # the next change below this root raises it
                     self._root.fail(self.path, error)
@@ -427,14 +429,21 @@ class OsHandle(Handle):
                     self._descriptors.release(self)
 
     def fsync(self) -> None:
-        """Wait until bytes and size are on the drive."""
+        """Wait until bytes and size are on the drive.
+
+        The modification time is not synced: its change alone would cost a write of the inode.
+        """
         self._root.check()
         fd = self._acquire("sync")
         try:
             self.unsynced = False  # before the call: bytes written during the sync count as unsynced
-            fsync_or_fail(fd, self.path, self._root)
+            sync_or_fail(fd, self.path, self._root, os.fdatasync)
         finally:
             self._descriptors.release(self)
+
+    def may_shrink_to(self, size: int) -> None:
+        """Note that a shorter file may still be the same one when it is reopened."""
+        self._min_size = min(self._min_size, size)
 
     def stat(self) -> FileFacts:
         """Return the facts of the open file."""
@@ -777,7 +786,7 @@ class OsFiles(Files):
         except OSError as error:
             raise translate(error, path, "open") from error
         try:
-            fsync_or_fail(fd, path, root)
+            sync_or_fail(fd, path, root, os.fsync)
         finally:
             os.close(fd)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from lastword.errors import (
     BusyError,
@@ -34,7 +35,8 @@ from lastword.segment import names
 from lastword.segment.append import BatchSpan, SegmentAppender
 from lastword.segment.scan import Damage, headers, sound_batch_after
 from lastword.segment.segment import Segment
-from lastword.segment.stored import SegmentFiles, StoredSegment
+from lastword.segment.stored import SegmentFiles, SegmentId, StoredSegment
+from lastword.wire import HEADER_BYTES
 
 _TRIES = 1000
 
@@ -45,9 +47,8 @@ class DirectorySegments:
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
         self.directory = directory
-        self._expected: tuple[LogVersion, StoredSegment, tuple[int, object], str | None] | None = None
-        """For `is_current`, which a read with `follow` calls for every poll: a version, its last segment, the
-        number and size of that, and the path of the log that would follow."""
+        self._expected: _Expected | None = None
+        """For `is_current`, which a read with `follow` calls for every poll."""
 
     def __repr__(self) -> str:
         return f"DirectorySegments({self.directory!r})"
@@ -106,7 +107,7 @@ class DirectorySegments:
         if expected is None:
             return version
         facts = last.stored.facts()
-        if facts is None or facts.id != (last.id.number, listed_bytes):
+        if facts is None or facts.id != (last.id.number, listed_bytes) or _is_followed(last, listed_bytes):
             return None
         if _log_files(self.files.listdir(self.directory)) != _log_files(listing):
             return None
@@ -115,23 +116,27 @@ class DirectorySegments:
         return LogVersion(version.segments, version.log_start, expected, damage, listed_bytes)
 
     def is_current(self, version: LogVersion) -> bool:
-        """As `SegmentStore.is_current`: the newest segment is the listed file, and none follows."""
+        """As `SegmentStore.is_current`: the newest segment is the listed file, and nothing follows it."""
         expected = self._expected
-        if expected is None or expected[0] is not version:
+        if expected is None or expected.version is not version:
             if not len(version.segments):
                 return False
             active = version.segments.active
-            size = active.size if version.token is None else version.token
+            size = version.token if isinstance(version.token, int) else active.size
             following = None
             if active.base_offset != version.log_end:
                 following = self.stored(version.log_end).path(names.LOG)
-            expected = version, active.stored, (active.id.number, size), following
+            expected = _Expected(version, active.stored, SegmentId(active.id.number, size), following)
             self._expected = expected
-        _, stored, stored_id, following = expected
-        facts = stored.facts()
-        if facts is None or facts.id != stored_id:
+        facts = expected.stored.facts()
+        if facts is None or facts.id != expected.id:
             return False
-        return following is None or not self.files.exists(following)
+        if expected.following is not None and self.files.exists(expected.following):
+            return False
+        try:
+            return not _is_followed(version.segments.active, expected.id.size)
+        except FileVanishedError:
+            return False
 
     def pin(self, segments: Sequence[Segment]) -> None:
         """As `SegmentStore.pin`: an open file stays readable, if there are enough descriptors."""
@@ -253,6 +258,21 @@ class DirectorySegments:
         cut.remove_segments(self.files, self.directory, segments)
 
 
+class _Expected(NamedTuple):
+    """The files of a version that is current.
+
+    Attributes:
+        version: The version.
+        stored: Its last segment, and `id`: number and file size of that.
+        following: The log that a roll would create; None: the last segment is empty.
+    """
+
+    version: LogVersion
+    stored: StoredSegment
+    id: SegmentId
+    following: str | None
+
+
 def _created(stored: SegmentFiles, create: Callable[[], SegmentAppender]) -> SegmentAppender:
     try:
         return create()
@@ -324,6 +344,16 @@ def end_of_valid_part(segment: Segment, trusted_end: int | None = None) -> tuple
         if following is None:
             return end, next_offset
         start = following
+
+
+def _is_followed(segment: Segment, file_size: int) -> bool:
+    """Return whether a valid batch begins at the end of an active segment: it was appended over zeros."""
+    if file_size <= segment.size:
+        return False
+    header = segment.handle.pread(HEADER_BYTES, segment.size)
+    if not header.strip(b"\0"):
+        return False
+    return _valid_end(segment, segment.size, segment.next_offset, file_size)[0] > segment.size
 
 
 def _valid_end(segment: Segment, start: int, next_offset: int, file_size: int) -> tuple[int, int]:

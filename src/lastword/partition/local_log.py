@@ -461,6 +461,7 @@ class LocalLog:
         """Remove the batches that reach `offset`, which the log holds; see `partition.cut`, steps 1 to 4."""
         segments = self.segment_set
         self.durability.mark.lower(segments[segments.floor(offset)].end_before(offset))
+        self.appender.remove_zeros()
         self.appender.close()
         interval = self.config.index_interval_bytes
         segments = self.store.truncate(segments, offset, epoch, index_interval_bytes=interval)

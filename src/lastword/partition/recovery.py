@@ -529,8 +529,7 @@ class DamageRepair:
                 inspections[damaged] = self._walk(damaged, active=True)
         for base, inspection in inspections.items():
             done = repair(self._files, inspection)
-            if done.cut_bytes:
-                assert inspection.damage is not None
+            if inspection.damage is not None:
                 self._repairs.add(
                     "torn-tail",
                     names.segment_file(base, names.LOG),

@@ -3,16 +3,23 @@
 Bytes are written to the log first, then to the indexes: a reader beside the writer never finds an entry that
 points at nothing. Index files hold their entries and nothing else. Kafka extends them in advance (20 MiB of
 zeros for each active segment, which a crash leaves behind); a broker reads both.
+
+Zeros behind the log. If single small appends are synced, an append also writes zeros behind itself
+(`ZEROED_BYTES` at most), and the next batches are written over them: their syncs write data and no new size,
+which takes about half the time. Zeros are no batch: a reader beside the writer ends in front of them, and
+recovery cuts them, here and in a broker. They are removed, and the new size is synced, before the segment is
+closed. So no closed segment and no cleanly closed log has them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lastword.errors import FileVanishedError, LastwordError
+from lastword.errors import DiskFullError, FileVanishedError, LastwordError
 from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.segment import names
@@ -31,6 +38,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     Buffer = bytes | bytearray | memoryview
+
+
+ZEROED_BYTES = 64 << 10
+"""Zeros that an append writes behind itself at most; at least a page, and not more than the log has bytes."""
+PAGE_BYTES = 4096
+SMALL_SYNC_BYTES = PAGE_BYTES
+"""Zeros are written if the last sync made at most as many bytes durable, and the append is not larger."""
 
 
 class BatchSpan(Protocol):
@@ -86,6 +100,10 @@ class SegmentAppender:
         self.rolling_timestamp = segment.first_timestamp
         """Largest timestamp of the first batch: rolling by time counts from it. -1 without one."""
         self._ahead = segment.size  # up to here the drive has begun to sync
+        self._synced_size = segment.size
+        self._syncs_are_small = False
+        self._zeroed_to = 0  # the file has zeros from the end up to here; 0: it ends with the last batch
+        self._is_torn = False  # a failed write may have left bytes behind the end
         self._finished: tuple[int, int, int, int] | None = None  # the builder's state before `finish`
         self._final_entry = b""  # of the time index, written by `finish`
 
@@ -248,7 +266,10 @@ class SegmentAppender:
         Without an entry, the only other state of the indexes is the largest timestamp. The segment is not
         empty, so the rolling timestamp stays.
         """
-        self._log.append(batch)
+        if self._zeroed_to or self._syncs_are_small:
+            self._write(batch)
+        else:
+            self._log.append(batch)
         size, offset, largest = self.end
         if timestamp > largest:
             largest = timestamp
@@ -287,13 +308,51 @@ class SegmentAppender:
             self._go_on()
         builder, start = self._builder, self.end.size
         before = len(builder.offset_entries), len(builder.time_entries)
-        self._log.append(data)
+        self._write(data)
         index(start)
         if len(builder.offset_entries) != before[0] or len(builder.time_entries) != before[1]:
             self._append_entries(start, *before)
         if start == 0:
             self.rolling_timestamp = first_timestamp
         self.end = SegmentEnd(start + len(data), next_offset, builder.largest_timestamp)
+
+    def _write(self, data: Buffer) -> None:
+        """Write behind the last batch, over zeros if there are some. All or nothing."""
+        if self._is_torn:
+            self.remove_zeros()
+        size = self.end.size
+        end = size + len(data)
+        if self._syncs_are_small and end > self._zeroed_to and len(data) <= SMALL_SYNC_BYTES:
+            zeros = min(ZEROED_BYTES, max(PAGE_BYTES, size), names.MAX_FILE_BYTES - end)
+            try:
+                self._overwrite(bytes(data) + bytes(zeros), size)
+            except DiskFullError:  # there may be room for the data alone
+                pass
+            else:
+                self._zeroed_to = end + zeros
+                return
+        if not self._zeroed_to:
+            self._log.append(data)
+            return
+        self._overwrite(data, size)
+        if end >= self._zeroed_to:
+            self._zeroed_to = 0
+
+    def _overwrite(self, data: Buffer, size: int) -> None:
+        """Write at `size`, where the last batch ends. If that fails, cut the file there."""
+        try:
+            self._log.pwrite(data, size)
+        except LastwordError:
+            self._is_torn = True  # a later append must not be followed by the rest of this one
+            with suppress(LastwordError):
+                self.remove_zeros()
+            raise
+
+    def remove_zeros(self) -> None:
+        """Let the file end with the last batch. A sync follows before that counts."""
+        if self._zeroed_to or self._is_torn:
+            self._log.truncate(self.end.size)
+            self._zeroed_to, self._is_torn = 0, False
 
     def _append_entries(self, start: int, first_offset_byte: int, first_time_byte: int) -> None:
         """Write the builder's entries from these bytes on. If that fails, cut the log back to `start`."""
@@ -314,6 +373,7 @@ class SegmentAppender:
 
     def _take_back(self, size: int) -> None:
         self._log.truncate(size)
+        self._zeroed_to = 0
         self._index.truncate(self._index_bytes)
         self._times.truncate(self._time_bytes)
         segment, interval = self.segment, self._builder.interval_bytes
@@ -344,7 +404,12 @@ class SegmentAppender:
 
     def sync_log(self) -> None:
         """Make the log durable."""
+        size = self.end.size
         self._log.fsync()
+        if size != self._synced_size:
+            is_small = 0 < size - self._synced_size <= SMALL_SYNC_BYTES
+            self._syncs_are_small = is_small and self._log.growth_slows_sync
+            self._synced_size = size
 
     def sync_ahead(self, least_bytes: int) -> None:
         """Let the drive begin with what was written, if that is `least_bytes`; a sync will follow."""
@@ -361,7 +426,8 @@ class SegmentAppender:
             self.aborted.sync()
 
     def finish(self) -> None:
-        """Add the last entry of the time index. Another append removes it again."""
+        """Remove zeros, and add the last entry of the time index, which another append removes again."""
+        self.remove_zeros()
         state, before = self._builder.state, len(self._builder.time_entries)
         self._builder.finish()
         new = bytes(self._builder.time_entries[before:])

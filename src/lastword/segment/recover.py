@@ -20,7 +20,7 @@ from lastword.files import Files
 from lastword.segment import names
 from lastword.segment.indexes import IndexBuilder
 from lastword.segment.names import MAX_FILE_BYTES
-from lastword.segment.scan import Damage, Gap, SoundWalk, sound_batch_after
+from lastword.segment.scan import Damage, Gap, SoundWalk, is_zeroed, sound_batch_after
 
 BULK_BYTES = 256 << 10
 """From this size on kernels walk a file faster, if they are loaded."""
@@ -39,7 +39,7 @@ class Inspection:
 
     Attributes:
         size: End of the valid part; `next_offset`: the offset behind it.
-        damage: None if the whole file is valid.
+        damage: None if the whole file is valid, or an active segment but for zeros at its end.
         followed: Position of a valid entry behind the damage.
         gap: See `inspect`.
         producers: A batch has a producer id.
@@ -88,7 +88,7 @@ def inspect(
         directory: Of the segment.
         base_offset: Of the segment.
         index_interval_bytes: For the indexes.
-        active: The segment gets no last time entry, because it gets more batches.
+        active: The segment gets no last time entry, because it gets more batches. Zeros may follow its end.
         suffix: Of the file names.
         of_bytes: Bytes of all segments that are walked, to choose between kernels and plain Python.
         contiguous_from: Batches that reach above this offset leave no gap; the first gap is reported.
@@ -127,9 +127,11 @@ def inspect(
             producers = producers or header.producer_id >= 0
             if header.leader_epoch >= 0 and (not epochs or header.leader_epoch > epochs[-1][0]):
                 epochs.append((header.leader_epoch, header.base_offset))
-        followed = None
-        if walk.damage is not None:
-            followed = sound_batch_after(handle, file, walk.damage, file_size, base_offset)
+        damage, followed = walk.damage, None
+        if damage is not None and active and is_zeroed(handle, damage.position, file_size):
+            damage = None  # room for appends, which a killed writer leaves behind
+        elif damage is not None:
+            followed = sound_batch_after(handle, file, damage, file_size, base_offset)
     if not active:
         builder.finish()
     return Inspection(
@@ -140,7 +142,7 @@ def inspect(
         next_offset=walk.next_offset,
         batches=batches,
         largest_timestamp=builder.largest_timestamp,
-        damage=walk.damage,
+        damage=damage,
         followed=followed,
         gap=gap or walk.gap,
         producers=producers,

@@ -203,6 +203,14 @@ class SoundWalk:
         self.damage = Damage(self.position, self.next_offset, code, text)
 
 
+def is_zeroed(handle: Handle, start: int, end: int) -> bool:
+    """Return whether the bytes in [start, end) are zeros: room for appends, as writers and Kafka make it."""
+    for position in range(start, end, _WALK_BYTES):
+        if handle.pread(min(_WALK_BYTES, end - position), position).strip(b"\0"):
+            return False
+    return True
+
+
 def sound_batch_after(handle: Handle, file: str, damage: Damage, end: int, base_offset: int) -> int | None:
     """Return the position of a valid entry behind `damage`; None if only a torn tail follows.
 
@@ -218,8 +226,11 @@ def sound_batch_after(handle: Handle, file: str, damage: Damage, end: int, base_
             return None
         data = overlap + part
         data_start = position - len(overlap)
-        if data.strip(b"\0"):
+        written = len(data.rstrip(b"\0"))  # zeros alone begin no entry
+        if written:
             for match in _CANDIDATE.finditer(data):
+                if match.start() >= written:
+                    break
                 candidate = data_start + match.start()
                 if _is_sound(handle, file, candidate, end, damage.offset, base_offset):
                     return candidate

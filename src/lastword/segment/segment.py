@@ -106,6 +106,10 @@ class Segment:
         active: bool,
     ) -> Segment:
         """Return the segment with another end. Both share the open file and the indexes."""
+        if active and self._handle is not None:
+            self._handle.may_shrink_to(
+                size
+            )  # bytes behind the end are zeros, or an append of a killed writer
         return self._with(
             size=size, active=active, _next_offset=next_offset, _largest_timestamp=largest_timestamp
         )
@@ -193,15 +197,18 @@ class Segment:
         """The log, opened at first use and closed with the last reference to it."""
         handle = self._handle
         if handle is None:
-            # The log of an active segment may have grown. That of a closed segment does not grow: another
-            # size under its number is another log, for a file system reuses the inode of a removed file.
+            # The log of an active segment may have grown, or have lost zeros behind its end. That of a closed
+            # segment keeps its size: another size under its number is another log, for a file system reuses
+            # the inode of a removed file.
             number, size = self._stored_id
-            size = max(self.size, size)
             handle = self.stored.open_read()
             facts = handle.stat()
-            if facts.inode != number or facts.size < size or (facts.size > size and not self.active):
+            is_listed = facts.size >= self.size if self.active else facts.size == max(self.size, size)
+            if facts.inode != number or not is_listed:
                 handle.close()
                 raise FileVanishedError(f"{self.file} was replaced since it was listed", file=self.file)
+            if self.active:
+                handle.may_shrink_to(self.size)
             self._handle = handle
         return handle
 

@@ -18,6 +18,7 @@ class UnsyncedFiles(OsFiles):
         """Open a file whose `fsync` does nothing."""
         handle = super().open_append(path, create=create, exclusive=exclusive)
         handle.fsync = lambda: None  # type: ignore[method-assign]
+        handle.growth_slows_sync = False
         return handle
 
 

@@ -16,7 +16,7 @@ from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_header
 from lastword.segment import names
-from lastword.segment.scan import Damage, sound_batch_after
+from lastword.segment.scan import Damage, is_zeroed, sound_batch_after
 from lastword.segment.stored import SegmentId
 from lastword.values import Value
 from lastword.wire import OVERHEAD_BYTES, SMALLEST_LENGTH, STEP_BYTES
@@ -271,9 +271,10 @@ class LenientWalk:
         next_position = sound_batch_after(self._handle, self._file, damage, self._end, self._base_offset)
         if next_position is None:
             self.tail = self.position
-            self._problem(
-                "incomplete-batch", f"the last {bytes_left} bytes are not a whole batch", self._is_last
-            )
+            if not (self._is_last and is_zeroed(self._handle, self.position, self._end)):  # room for appends
+                self._problem(
+                    "incomplete-batch", f"the last {bytes_left} bytes are not a whole batch", self._is_last
+                )
             return False
         self._problem(
             "bad-length",

@@ -40,6 +40,7 @@ from lastword.partition.directory_segments import DirectorySegments, read_log_st
 from lastword.partition.durability import read_synced
 from lastword.partition.view import PartitionView
 from lastword.segment import names
+from lastword.segment.scan import is_zeroed
 from lastword.segment.stored import SegmentId
 from lastword.tools.findings import EpochRun, Findings, Problem
 from lastword.tools.verify_log import verify_log
@@ -350,8 +351,8 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
     if view.damage is not None:
         return  # `_verify_end` reports it: no torn tail
     with files.open_read(last.file) as handle:
-        if not handle.pread(file_size - last.size, last.size).strip(b"\0"):
-            return  # space that Kafka preallocated
+        if is_zeroed(handle, last.size, file_size):
+            return  # room for appends, of a killed writer or preallocated by Kafka
     try:
         now = PartitionView.load(view.store)
     except LastwordError:
