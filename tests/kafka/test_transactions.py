@@ -24,7 +24,7 @@ from lastword.clock import SystemClock
 from lastword.errors import StorageError
 from lastword.protocol import codes
 from lastword.protocol.messages import FindCoordinatorRequest
-from lastword.server.transactions import Transactions
+from lastword.server.transactions import TransactionCoordinator
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 from tests.server.writer import Writer, described, offset_of
@@ -82,7 +82,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
             with_tools(java, story)
             write(writer, b"raw 3", 3)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Transactions, "_append_markers", _cut)
+                patch.setattr(TransactionCoordinator, "_append_markers", _cut)
                 for other in decided.values():
                     other.client = client
                     insist(lambda other=other: other.init().error_code)

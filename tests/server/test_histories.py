@@ -20,17 +20,17 @@ def test_kills_of_the_server(tmp_path: Path) -> None:
 
 def drop_a_marker() -> None:
     """Plant a fault: the first partition of a transaction gets no marker."""
-    from lastword.server.transactions import Transactions
+    from lastword.server.transactions import TransactionCoordinator
 
-    append = Transactions._append_markers
+    append = TransactionCoordinator._append_markers
 
-    async def append_markers(self: Transactions, transaction: Any) -> None:
+    async def append_markers(self: TransactionCoordinator, transaction: Any) -> None:
         stored = transaction.stored
         users = frozenset(at for at in stored.partitions if at != ("users", 0))
         transaction.stored = replace(stored, partitions=users)
         await append(self, transaction)
 
-    Transactions._append_markers = append_markers  # type: ignore[method-assign]
+    TransactionCoordinator._append_markers = append_markers  # type: ignore[method-assign]
 
 
 @pytest.mark.slow

@@ -103,14 +103,14 @@ def test_transactions_and_power_cuts(tmp_path: Path, version: int) -> None:
 @pytest.mark.slow
 def test_a_decision_that_is_not_synced_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant the fault: markers are appended while the decision is not durable."""
-    from lastword.server.transactions import Transactions
+    from lastword.server.transactions import TransactionCoordinator
 
-    change = Transactions._change
+    change = TransactionCoordinator._change
 
     async def unsynced(self: Any, transaction: Any, **fields: Any) -> None:
         await change(self, transaction, **fields | {"has_effect": False})
 
-    monkeypatch.setattr(Transactions, "_change", unsynced)
+    monkeypatch.setattr(TransactionCoordinator, "_change", unsynced)
     clock = ManualClock()
     files = transactions(tmp_path / "live", clock, 2)
     monkeypatch.undo()

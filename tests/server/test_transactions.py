@@ -25,7 +25,7 @@ from lastword.protocol.messages import (
 )
 from lastword.server import Server
 from lastword.server import transactions as coordinator
-from lastword.server.transactions import LAST_EPOCH, Stored, Transactions
+from lastword.server.transactions import LAST_EPOCH, TransactionCoordinator, TransactionState
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch, fetch_request, produce_request
 from tests.server.writer import TIMEOUT_MS, Writer, committed, described, offset_of
@@ -500,7 +500,7 @@ def test_a_restart_in_each_state(
                 writer.send(b"v")
                 writer.commit_offset(5)
             if state in coordinator.DECIDED:
-                monkeypatch.setattr(Transactions, "_append_markers", _cut)
+                monkeypatch.setattr(TransactionCoordinator, "_append_markers", _cut)
             if state not in ("Empty", "Ongoing"):
                 assert writer.end(commit=state != "PrepareAbort") == 0
             assert described(client).transaction_state == state
@@ -551,7 +551,7 @@ def test_a_marker_that_cannot_be_appended_is_tried_again(
     writer: Writer, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.send(b"v")
-    monkeypatch.setattr(Transactions, "_append_markers", _cut)
+    monkeypatch.setattr(TransactionCoordinator, "_append_markers", _cut)
     assert writer.end() == 0, "the decision stands"
     assert described(client).transaction_state == "PrepareCommit"
     monkeypatch.undo()
@@ -656,8 +656,8 @@ def test_the_view_of_newest_values_is_no_partition_of_a_transaction(
 
 
 def test_states_are_stored_as_kafka_stores_them() -> None:
-    stored = Stored(
+    stored = TransactionState(
         7, 3, 1000, "Ongoing", frozenset({("b", 1), ("a", 0), ("b", 0)}), 5, 6, 7, -1, -1, client_version=2
     )
-    assert Stored.of_value(stored.value()) == stored
-    assert Stored.of_value(Stored(7, 3, 1000).value()) == Stored(7, 3, 1000)
+    assert TransactionState.of_value(stored.value()) == stored
+    assert TransactionState.of_value(TransactionState(7, 3, 1000).value()) == TransactionState(7, 3, 1000)

@@ -19,7 +19,7 @@ pytest.importorskip("fastavro")
 from lastword.errors import SerializerError
 from lastword.value_formats import format_of
 from lastword.value_formats.avro import AvroFormat, Types, decoder_of, parse_schema, schema_of
-from lastword.value_formats.interface import Refused, ValueFormat
+from lastword.value_formats.interface import ValueFormat, ValueRefused
 from tests.value_formats.columns import TIMESTAMP, columns, same, types
 
 DERIVED = AvroFormat()
@@ -233,7 +233,7 @@ def test_defaults_are_values_of_their_types() -> None:
         {"x": {"y": b"a", "z": 2}}
     ]
     writer, reader = (parse_schema(json.dumps(schema)) for schema in (record(field("id", "long")), partly))
-    with pytest.raises(Refused, match="it is not of the schema"):
+    with pytest.raises(ValueRefused, match="it is not of the schema"):
         decoder_of(writer, reader, Types(reader).reader(kind))(b"\x02")
 
 
@@ -259,7 +259,7 @@ def test_a_type_in_a_type_is_that_type() -> None:
     assert kind is not None and [item.nullable for item in kind] == [True, True]
     column = pa.array([{"id": None, "x": 1}, {"id": 2, "x": None}], kind)
     assert avro(schema).decode(avro(schema).encode(column), kind).column == column
-    with pytest.raises(Refused, match="field id: Avro type null has no type"):
+    with pytest.raises(ValueRefused, match="field id: Avro type null has no type"):
         avro(record(field("id", ["null"]))).own_type()
 
 

@@ -21,7 +21,7 @@ from lastword.clock import ManualClock
 from lastword.errors import RegistryError, SerializerError
 from lastword.value_formats import format_of
 from lastword.value_formats.debezium import DebeziumFormat
-from lastword.value_formats.interface import Refused, ValueFormat
+from lastword.value_formats.interface import ValueFormat, ValueRefused
 from lastword.value_formats.protobuf import message_of
 from lastword.value_formats.registry import bytes_of, format_by_id, indexes_of
 from tests.value_formats.registries import FakeRegistry, serving
@@ -350,7 +350,7 @@ def test_indexes_round_trip(indexes: tuple[int, ...], rest: bytes) -> None:
     data = bytes_of(indexes)
     assert indexes_of(data + rest) == (indexes, len(data))
     for end in range(len(data)):
-        with pytest.raises(Refused):
+        with pytest.raises(ValueRefused):
             indexes_of(data[:end])
 
 
@@ -358,7 +358,7 @@ def test_indexes_round_trip(indexes: tuple[int, ...], rest: bytes) -> None:
 def test_any_bytes_have_indexes_or_a_reason(data: bytes) -> None:
     try:
         indexes, position = indexes_of(data)
-    except Refused:
+    except ValueRefused:
         return
     assert 0 < position <= len(data) and all(number >= 0 for number in indexes)
 

@@ -64,7 +64,7 @@ class FileRange:
 Part: TypeAlias = Buffer | FileRange
 
 
-class Codec:
+class MessageCodec:
     """The reader and the writer of one message in one version.
 
     Attributes:
@@ -171,7 +171,7 @@ class Codec:
 
 
 @cache
-def codec(name: str, version: int) -> Codec:
+def codec(name: str, version: int) -> MessageCodec:
     """Return the codec of a message in one version; the first call compiles it.
 
     Args:
@@ -181,7 +181,7 @@ def codec(name: str, version: int) -> Codec:
     Raises:
         UnsupportedVersionError: These schemas do not have this message or version.
     """
-    return Codec(name, version)
+    return MessageCodec(name, version)
 
 
 def encode_stored(message: Message, version: int = 0) -> bytes:

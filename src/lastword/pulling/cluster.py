@@ -1,7 +1,7 @@
 """A client of a Kafka cluster: connections, authentication, metadata. It has no log.
 
-A `Connection` belongs to one thread and has one request under way. It sends each API in the newest version
-that both sides have. It waits as long as the broker's last answer demands (`throttle_time_ms`).
+A `BrokerConnection` belongs to one thread and has one request under way. It sends each API in the newest
+version that both sides have. It waits as long as the broker's last answer demands (`throttle_time_ms`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Metadata:
     topics: dict[str, TopicFacts]
 
 
-class Connection:
+class BrokerConnection:
     """A connection to one broker, authenticated.
 
     Args:
@@ -340,7 +340,7 @@ class Cluster:
         self._clock = clock
         self._stop = stop
         self._nodes: dict[int, tuple[str, int]] = {}
-        self._main: Connection | None = None
+        self._main: BrokerConnection | None = None
 
     def close(self) -> None:
         """Close the connection for metadata."""
@@ -348,12 +348,12 @@ class Cluster:
             self._main.close()
             self._main = None
 
-    def connect(self, node: int) -> Connection:
+    def connect(self, node: int) -> BrokerConnection:
         """Return a new connection to a node of the last metadata."""
         address = self._nodes.get(node)
         if address is None:
             raise BrokerUnreachableError(f"node {node} is not in the cluster", remedy="try again")
-        return Connection(address, self._config, self._clock, self._stop)
+        return BrokerConnection(address, self._config, self._clock, self._stop)
 
     def ask(self, body: Message, *, most: int = 1 << 15) -> Any:
         """Ask any broker."""
@@ -367,12 +367,12 @@ class Cluster:
             self.close()
             raise
 
-    def _any(self) -> Connection:
+    def _any(self) -> BrokerConnection:
         """Connect to a bootstrap broker, or to a node of the last metadata."""
         failed: LastwordError | None = None
         for address in dict.fromkeys([*self._seeds, *self._nodes.values()]):
             try:
-                return Connection(address, self._config, self._clock, self._stop)
+                return BrokerConnection(address, self._config, self._clock, self._stop)
             except (BrokerUnreachableError, MalformedMessageError) as error:
                 failed = failed or error
         assert failed is not None

@@ -33,7 +33,7 @@ from lastword.logdir.checkpoints import LogStart, TopicPartition
 from lastword.protocol import codes
 from lastword.protocol.messages import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from lastword.protocol.schemas import ZERO_UUID
-from lastword.pulling.cluster import MAX_FRAME, NO_NODE, Connection, PartitionFacts, refused
+from lastword.pulling.cluster import MAX_FRAME, NO_NODE, BrokerConnection, PartitionFacts, refused
 from lastword.records import formats
 from lastword.units import format_bytes
 from lastword.values import Value, plural
@@ -196,7 +196,7 @@ class Copy:
 class Leader:
     """The broker that leads some partitions, seen from their copies. Used by one thread at a time."""
 
-    def __init__(self, connection: Connection, dirs: OpenDirs, clock: Clock, *, follow: bool) -> None:
+    def __init__(self, connection: BrokerConnection, dirs: OpenDirs, clock: Clock, *, follow: bool) -> None:
         self.connection = connection
         self._dirs = dirs
         self._clock = clock

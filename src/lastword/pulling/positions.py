@@ -22,7 +22,7 @@ from lastword.protocol.messages import (
     OffsetCommitValue,
     OffsetFetchRequest,
 )
-from lastword.pulling.cluster import Cluster, Connection, refused
+from lastword.pulling.cluster import BrokerConnection, Cluster, refused
 from lastword.records.batch import BatchBuilder
 from lastword.server.coordinator import java_hash
 
@@ -86,7 +86,7 @@ def ask_positions(cluster: Cluster, topics: Collection[str]) -> ClusterPositions
 
 
 def _ask(
-    connection: Connection, groups: list[str], topics: Collection[str], positions: dict[Key, Position]
+    connection: BrokerConnection, groups: list[str], topics: Collection[str], positions: dict[Key, Position]
 ) -> bool:
     """Add the positions of groups; return False if a group was left out."""
     if connection.version("OffsetFetch", NEWEST_WITH_NAMES) >= 8:

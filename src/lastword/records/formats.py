@@ -92,7 +92,7 @@ _INT = struct.Struct(">i")
 _INNER = struct.Struct(">IbB")
 
 
-class Message(NamedTuple):
+class LegacyRecord(NamedTuple):
     """One message of an entry.
 
     `offset` is absolute. Positions refer to the buffer that the message was parsed from; a length of -1 is
@@ -209,7 +209,7 @@ def messages(
     *,
     position: int | None = None,
     limit_bytes: int | None = None,
-) -> tuple[Buffer, list[Message]]:
+) -> tuple[Buffer, list[LegacyRecord]]:
     """Return all messages of an entry, and the buffer that their positions refer to.
 
     The caller verifies the checksum of the entry; those inside a wrapper are verified here. Raises
@@ -255,7 +255,7 @@ def _legacy_records(
         yield RawRecord(message.offset, message.timestamp, kind, *key_and_value(data, message))
 
 
-def key_and_value(buffer: Buffer, message: Message) -> tuple[bytes | None, bytes | None]:
+def key_and_value(buffer: Buffer, message: LegacyRecord) -> tuple[bytes | None, bytes | None]:
     """Return copies of a message's key and value."""
     view = memoryview(buffer)
     key = value = None
@@ -266,14 +266,14 @@ def key_and_value(buffer: Buffer, message: Message) -> tuple[bytes | None, bytes
     return key, value
 
 
-def _outer(buffer: Buffer, header: BatchHeader, file: str, at: int) -> Message:
+def _outer(buffer: Buffer, header: BatchHeader, file: str, at: int) -> LegacyRecord:
     try:
         return _message(buffer, at, at + header.size, header.magic, header.last_offset)
     except ValueError as error:
         raise _bad(str(error), "bad-records", file, header.position, header.last_offset) from None
 
 
-def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Message]:
+def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[LegacyRecord]:
     """Yield the inner entries with their offsets as stored."""
     position, end = 0, len(data)
     while end - position >= OVERHEAD_BYTES:
@@ -300,7 +300,7 @@ def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Me
         position = entry_end
 
 
-def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -> Message:
+def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -> LegacyRecord:
     """Parse the message whose entry is buffer[position:end].
 
     Raises ValueError for impossible lengths. Bytes after the value are ignored, as in Kafka.
@@ -317,12 +317,12 @@ def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -
     if value_length < -1 or value_length > end - value_position:
         raise ValueError(f"value of {value_length} bytes, {end - value_position} are there")
     start = position + LEGACY_CRC_AT
-    return Message(
+    return LegacyRecord(
         offset, magic, timestamp, key_position, key_length, value_position, value_length, start, end
     )
 
 
-def _shift(parsed: list[Message], wrapper: BatchHeader, file: str) -> int:
+def _shift(parsed: list[LegacyRecord], wrapper: BatchHeader, file: str) -> int:
     """Return the number to add to a stored inner offset to get the absolute one."""
     if not parsed:
         text = "a wrapper without a whole inner entry"

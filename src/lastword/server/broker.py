@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from lastword.server.groups import Groups
     from lastword.server.security import Users
-    from lastword.server.transactions import Transactions
+    from lastword.server.transactions import TransactionCoordinator
 
 KEYS = {api.name: key for key, api in APIS.items()}
 Answer = Message | None | asyncio.Future[Any]
@@ -131,7 +131,7 @@ class Broker:
         self._fetches = Fetches(self)
         self.timers = Timers(loop, self.clock)
         self._groups: Groups | None = None
-        self._transactions: Transactions | None = None
+        self._transactions: TransactionCoordinator | None = None
         self.topics.on_deleted(lambda topics: loop.call_soon_threadsafe(self._topics_deleted, topics))
         self._producing = Producing(self)
         self._handlers: dict[int, Callable[[Request, Any], Answer]] = {
@@ -181,15 +181,15 @@ class Broker:
         return self._groups
 
     @property
-    def transactions(self) -> Transactions:
+    def transactions(self) -> TransactionCoordinator:
         """Return the coordinator of transactions; it is made at its first use."""
         if self._transactions is None:
-            from lastword.server.transactions import Transactions
+            from lastword.server.transactions import TransactionCoordinator
 
-            self._transactions = Transactions(self)
+            self._transactions = TransactionCoordinator(self)
         return self._transactions
 
-    def _coordinator(self, topic: str) -> Groups | Transactions:
+    def _coordinator(self, topic: str) -> Groups | TransactionCoordinator:
         """Return the coordinator whose state is in an internal topic."""
         return self.groups if topic == GROUPS_TOPIC else self.transactions
 

@@ -48,7 +48,7 @@ MOST_MEMBERS = 10_000
 
 
 @dataclass(eq=False)
-class Member:
+class ClassicMember:
     """A member of a group; `joining` and `syncing` are the futures of its unanswered requests."""
 
     id: str
@@ -80,7 +80,7 @@ class ClassicGroup(Group):
     leader: str | None = None
     generation: int = 0
     changed_ms: int = -1
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, ClassicMember] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
     pending: dict[str, Timer] = field(default_factory=dict)
     timer: Timer | None = None
@@ -183,7 +183,7 @@ class ClassicGroups:
         group.protocol, group.leader = stored.protocol, stored.leader
         group.changed_ms = stored.current_state_timestamp
         for saved in stored.members:
-            member = Member(
+            member = ClassicMember(
                 saved.member_id,
                 saved.group_instance_id,
                 saved.client_id,
@@ -271,7 +271,7 @@ class ClassicGroups:
         if len(group.members) >= MOST_MEMBERS and body.member_id not in group.members:
             raise Refused(codes.GROUP_MAX_SIZE_REACHED, "")
         rebalance_ms = body.rebalance_timeout_ms if request.version >= 1 else body.session_timeout_ms
-        member = Member(
+        member = ClassicMember(
             body.member_id,
             body.group_instance_id,
             request.client_id or "",
@@ -288,7 +288,7 @@ class ClassicGroups:
             self._join_known(group, member, answer)
 
     def _join_new(
-        self, group: ClassicGroup, member: Member, request: Request, answer: asyncio.Future[Any]
+        self, group: ClassicGroup, member: ClassicMember, request: Request, answer: asyncio.Future[Any]
     ) -> None:
         member.id = f"{member.instance_id or member.client_id}-{uuid.uuid4()}"
         if member.instance_id is not None:
@@ -305,7 +305,7 @@ class ClassicGroups:
         else:
             self._add(group, member, answer)
 
-    def _join_known(self, group: ClassicGroup, member: Member, answer: asyncio.Future[Any]) -> None:
+    def _join_known(self, group: ClassicGroup, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
         pending = group.pending.pop(member.id, None)
         if pending is not None:
             pending.cancel()
@@ -327,7 +327,12 @@ class ClassicGroups:
         self._rebalance(group)
 
     def _replace_static(
-        self, group: ClassicGroup, old: Member, member: Member, request: Request, answer: asyncio.Future[Any]
+        self,
+        group: ClassicGroup,
+        old: ClassicMember,
+        member: ClassicMember,
+        request: Request,
+        answer: asyncio.Future[Any],
     ) -> None:
         """Let a static member that was started again take the place of its former self."""
         self._fence(old)
@@ -357,7 +362,7 @@ class ClassicGroups:
         self._await_join(group, member, answer)
         self._rebalance(group)
 
-    def _add(self, group: ClassicGroup, member: Member, answer: asyncio.Future[Any]) -> None:
+    def _add(self, group: ClassicGroup, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
         if not group.members:
             group.protocol_type = member.protocol_type
         group.members[member.id] = member
@@ -368,7 +373,7 @@ class ClassicGroups:
         self._await_join(group, member, answer)
         self._rebalance(group)
 
-    def _await_join(self, group: ClassicGroup, member: Member, answer: asyncio.Future[Any]) -> None:
+    def _await_join(self, group: ClassicGroup, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
         if member.joining is not None and not member.joining.done():
             member.joining.set_result(_join_error(codes.UNKNOWN_MEMBER_ID, member.id, member.join_version))
         member.joining = answer
@@ -450,7 +455,7 @@ class ClassicGroups:
                     self._drop(group, member)
             self._rebalance(group)
 
-    def _joined(self, group: ClassicGroup, member: Member) -> Any:
+    def _joined(self, group: ClassicGroup, member: ClassicMember) -> Any:
         leads = member.id == group.leader
         return messages.JoinGroupResponse(
             generation_id=group.generation,
@@ -519,7 +524,7 @@ class ClassicGroups:
                 stored.add_done_callback(stable)
         return answer.result() if answer.done() else answer
 
-    def _synced(self, group: ClassicGroup, member: Member) -> Message:
+    def _synced(self, group: ClassicGroup, member: ClassicMember) -> Message:
         return messages.SyncGroupResponse(
             protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=member.assignment
         )
@@ -579,7 +584,7 @@ class ClassicGroups:
             return messages.LeaveGroupResponse(error_code=results[0].error_code if results else 0)
         return messages.LeaveGroupResponse(members=results)
 
-    def _current(self, body: Any) -> tuple[ClassicGroup, Member]:
+    def _current(self, body: Any) -> tuple[ClassicGroup, ClassicMember]:
         """Return the group and the member of a request of a generation."""
         if not body.group_id:
             raise Refused(codes.INVALID_GROUP_ID, "")
@@ -591,7 +596,7 @@ class ClassicGroups:
             raise Refused(codes.ILLEGAL_GENERATION, "")
         return group, member
 
-    def _member(self, group: ClassicGroup, member_id: str, instance_id: str | None) -> Member:
+    def _member(self, group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:
         if instance_id is not None:
             known = group.instances.get(instance_id)
             if known is None:
@@ -605,7 +610,7 @@ class ClassicGroups:
 
     # -------------------------------------------------------------- members that go
 
-    def _keep_alive(self, group: ClassicGroup, member: Member) -> None:
+    def _keep_alive(self, group: ClassicGroup, member: ClassicMember) -> None:
         if member.joining is None and member.id in group.members:
             member.session = self._broker.timers.again(
                 member.session, member.session_ms, lambda: self._session_expired(group, member)
@@ -614,7 +619,7 @@ class ClassicGroups:
             member.session.cancel()
             member.session = None
 
-    def _session_expired(self, group: ClassicGroup, member: Member) -> None:
+    def _session_expired(self, group: ClassicGroup, member: ClassicMember) -> None:
         if group.members.get(member.id) is member:
             self._drop(group, member)
             self._after_loss(group)
@@ -629,7 +634,7 @@ class ClassicGroups:
         elif group.state == PREPARING:
             self._complete_if_joined(group)
 
-    def _drop(self, group: ClassicGroup, member: Member) -> None:
+    def _drop(self, group: ClassicGroup, member: ClassicMember) -> None:
         """Remove a member; its unanswered requests are answered."""
         del group.members[member.id]
         if member.instance_id is not None and group.instances.get(member.instance_id) == member.id:
@@ -643,7 +648,7 @@ class ClassicGroups:
         if member.syncing is not None and not member.syncing.done():
             member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
 
-    def _fence(self, member: Member) -> None:
+    def _fence(self, member: ClassicMember) -> None:
         if member.joining is not None and not member.joining.done():
             member.joining.set_result(_join_error(codes.FENCED_INSTANCE_ID, member.id, member.join_version))
         if member.syncing is not None and not member.syncing.done():

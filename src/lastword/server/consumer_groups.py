@@ -63,7 +63,7 @@ Read = dict[str, tuple[bytes, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Member:
+class ConsumerMember:
     """A member. A heartbeat replaces it as a whole.
 
     Attributes:
@@ -152,7 +152,7 @@ class ConsumerGroup(Group):
     protocol_type: str | None = "consumer"
     epoch: int = 1
     target_epoch: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, ConsumerMember] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
     targets: dict[str, Partitions] = field(default_factory=dict)
     owners: dict[Partition, str] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class ConsumerGroup(Group):
         """Return the assignor that most members prefer."""
         return preferred(self.members.values())
 
-    def topics_of(self, member: Member) -> frozenset[str]:
+    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
         """Return the topics that a member subscribes to, by name or by its regular expression."""
         return topics_of(member, self.regexes)
 
@@ -194,7 +194,7 @@ class ConsumerGroup(Group):
         """Return the topics that the members subscribe to."""
         return {topic for member in self.members.values() for topic in self.topics_of(member)}
 
-    def is_settled(self, member: Member) -> bool:
+    def is_settled(self, member: ConsumerMember) -> bool:
         """Return whether the member has its target, and no newer one is to be computed."""
         return member.state == IS_STABLE and member.epoch == self.target_epoch == self.epoch
 
@@ -213,7 +213,7 @@ class ConsumerGroup(Group):
             )
         ]
 
-    def put(self, member: Member) -> None:
+    def put(self, member: ConsumerMember) -> None:
         """Take a member in place of the one with its id."""
         self._release(member.id)
         self.members[member.id] = member
@@ -242,7 +242,7 @@ class ConsumerGroup(Group):
                 del self.owners[partition]
 
 
-def preferred(members: Iterable[Member]) -> str:
+def preferred(members: Iterable[ConsumerMember]) -> str:
     """Return the assignor that most members prefer."""
     votes: dict[str, int] = {}
     for member in members:
@@ -251,19 +251,19 @@ def preferred(members: Iterable[Member]) -> str:
     return max(votes, key=lambda name: votes[name], default=next(iter(ASSIGNORS)))
 
 
-def topics_of(member: Member, regexes: Matches) -> frozenset[str]:
+def topics_of(member: ConsumerMember, regexes: Matches) -> frozenset[str]:
     """Return the topics that a member subscribes to, by name or by its regular expression."""
     matched = regexes.get(member.regex)
     return member.topics if matched is None else member.topics | matched[0]
 
 
 def reconciled(
-    member: Member,
+    member: ConsumerMember,
     target: Partitions,
     target_epoch: int,
     owned: Partitions | None,
     is_free: Callable[[Partition], bool],
-) -> Member:
+) -> ConsumerMember:
     """Return a member that was moved towards its target as far as it can be now.
 
     Args:
@@ -441,7 +441,7 @@ class ConsumerGroups:
 
     def _member_of(
         self, group: ConsumerGroup, member_id: str, body: Any, owned: Partitions | None
-    ) -> tuple[Member, Member | None]:
+    ) -> tuple[ConsumerMember, ConsumerMember | None]:
         """Return the member before the heartbeat, and the static member that it replaces."""
         joins = body.member_epoch == 0
         if body.instance_id is None:
@@ -449,7 +449,7 @@ class ConsumerGroups:
             if member is None:
                 if not joins:
                     raise _unknown_member(group.id, member_id)
-                return Member(member_id), None
+                return ConsumerMember(member_id), None
             if not joins:
                 _check_epoch(member, body.member_epoch, owned)
             return member, None
@@ -459,7 +459,7 @@ class ConsumerGroups:
             return member, None
         known = group.instances.get(body.instance_id)
         if known is None:
-            return group.members.get(member_id, Member(member_id)), None
+            return group.members.get(member_id, ConsumerMember(member_id)), None
         old = group.members[known]
         if old.epoch != LEAVES_FOR_A_WHILE:
             raise Refused(
@@ -532,7 +532,7 @@ class ConsumerGroups:
         self._remove(group, member)
         return True
 
-    def _remove(self, group: ConsumerGroup, member: Member) -> Any:
+    def _remove(self, group: ConsumerGroup, member: ConsumerMember) -> Any:
         """Remove a member, and raise the epoch of the group."""
         records = _tombstones_of(group.id, member.id)
         others = [other for other in group.members.values() if other.id != member.id]
@@ -552,14 +552,14 @@ class ConsumerGroups:
         group.missing = frozenset(subscribed - read.keys())
         return stored
 
-    def _await_session(self, group: ConsumerGroup, member: Member) -> None:
+    def _await_session(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         group.sessions[member.id] = self._broker.timers.again(
             group.sessions.get(member.id),
             self._settings.group_consumer_session_timeout_ms,
             lambda: self._expired(group, member.id, None),
         )
 
-    def _await_revocation(self, group: ConsumerGroup, member: Member) -> None:
+    def _await_revocation(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         timer = group.revocations.get(member.id)
         if member.state != UNREVOKED:
             if timer is not None:
@@ -600,12 +600,12 @@ class ConsumerGroups:
         elif kind == 7:
             group.targets[of.member_id] = _partitions(stored.topic_partitions)
         elif kind == 8:
-            group.put(_with_current(group.members.get(of.member_id, Member(of.member_id)), stored))
+            group.put(_with_current(group.members.get(of.member_id, ConsumerMember(of.member_id)), stored))
         elif kind == 16:
             group.regexes[of.regular_expression] = frozenset(stored.topics), -1
 
     def _take_member(self, group: ConsumerGroup, member_id: str, stored: Any) -> None:
-        before = group.members.get(member_id, Member(member_id))
+        before = group.members.get(member_id, ConsumerMember(member_id))
         group.put(
             replace(
                 before,
@@ -742,7 +742,12 @@ class _Change:
     """
 
     def __init__(
-        self, group: ConsumerGroup, before: Member, replaced: Member | None, member: Member, matches: Matches
+        self,
+        group: ConsumerGroup,
+        before: ConsumerMember,
+        replaced: ConsumerMember | None,
+        member: ConsumerMember,
+        matches: Matches,
     ) -> None:
         self._group, self._before, self._replaced = group, before, replaced
         self.member = member
@@ -813,7 +818,7 @@ class _Change:
         )
         self.records.append((encode_stored(key), encode_stored(value, 0)))
 
-    def reconcile(self, owned: Partitions | None) -> Member:
+    def reconcile(self, owned: Partitions | None) -> ConsumerMember:
         """Move the member towards its target; return it."""
         group, replaced = self._group, self._replaced
         mine = {self.member.id, None} if replaced is None else {self.member.id, replaced.id, None}
@@ -864,7 +869,7 @@ def _partitions(topics: Iterable[Any]) -> Partitions:
     return frozenset((topic.topic_id, number) for topic in topics for number in topic.partitions)
 
 
-def _with_current(member: Member, stored: Any) -> Member:
+def _with_current(member: ConsumerMember, stored: Any) -> ConsumerMember:
     assigned = {}
     for topic in stored.assigned_partitions:
         epochs = topic.assignment_epochs or [stored.member_epoch] * len(topic.partitions)
@@ -881,7 +886,7 @@ def _with_current(member: Member, stored: Any) -> Member:
     )
 
 
-def _updated(member: Member, request: Request, connection: Any) -> Member:
+def _updated(member: ConsumerMember, request: Request, connection: Any) -> ConsumerMember:
     """Return the member with what the heartbeat states; what is null has not changed."""
     body, regex = request.body, request.body.subscribed_topic_regex
     return replace(
@@ -1027,7 +1032,7 @@ def _check(body: Any, version: int) -> None:
         )
 
 
-def _check_epoch(member: Member, epoch: int, owned: Partitions | None) -> None:
+def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
     """Refuse another epoch than the member's.
 
     The epoch before is accepted if the member has nothing that it may not have: then the answer with the new
@@ -1050,7 +1055,7 @@ def _unknown_member(group_id: str, member_id: str) -> Refused:
     return Refused(codes.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
 
 
-def _static_member(group: ConsumerGroup, member_id: str, instance_id: str) -> Member:
+def _static_member(group: ConsumerGroup, member_id: str, instance_id: str) -> ConsumerMember:
     known = group.instances.get(instance_id)
     if known is None:
         raise Refused(codes.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")

@@ -143,7 +143,7 @@ class PartitionFetch:
         return self.topic or self.topic_id, self.partition
 
 
-class Session:
+class FetchSession:
     """A fetch session: the partitions of a client, in order."""
 
     def __init__(self, number: int, partitions: OrderedDict[Any, PartitionFetch]) -> None:
@@ -156,7 +156,7 @@ class Waiting:
     """A fetch that waits for bytes."""
 
     def __init__(
-        self, request: Request, session: Session | None, fetches: list[PartitionFetch], *, full: bool
+        self, request: Request, session: FetchSession | None, fetches: list[PartitionFetch], *, full: bool
     ) -> None:
         self.request = request
         self.session = session
@@ -174,7 +174,7 @@ class Fetches:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._rng = random.Random()
         self._waiting: dict[PartitionLog, set[Waiting]] = {}
         self._woken: set[PartitionLog] = set()
@@ -202,7 +202,7 @@ class Fetches:
 
     def _fetched(self, request: Request) -> Any:
         body = request.body
-        session: Session | None = None
+        session: FetchSession | None = None
         named = OrderedDict(
             (fetch.key, fetch)
             for topic in body.topics
@@ -248,11 +248,11 @@ class Fetches:
         served = self._broker.topics.find(topic.topic, topic.topic_id)
         return served is not None and served.is_latest
 
-    def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> Session:
+    def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession:
         number = 0
         while not number or number in self._sessions:
             number = self._rng.randrange(1, 1 << 31)
-        session = self._sessions[number] = Session(number, partitions)
+        session = self._sessions[number] = FetchSession(number, partitions)
         while len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return session
@@ -260,7 +260,7 @@ class Fetches:
     # -------------------------------------------------------------- answers
 
     def _first_answer(
-        self, request: Request, session: Session | None, fetches: list[PartitionFetch], full: bool
+        self, request: Request, session: FetchSession | None, fetches: list[PartitionFetch], full: bool
     ) -> Any:
         waiting = Waiting(request, session, fetches, full=full)
         latest = [fetch for fetch in fetches if fetch.is_latest]

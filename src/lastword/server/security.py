@@ -34,7 +34,7 @@ from lastword.server.topics import Refused
 if TYPE_CHECKING:
     import socket
 
-    from lastword.server.server import Connection, Server
+    from lastword.server.server import ClientConnection, Server
 
 PLAIN = "PLAIN"
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -315,7 +315,7 @@ def check_plain(token: bytes, users: Users) -> str:
 class Authentication:
     """The requests of one connection until it is authenticated."""
 
-    def __init__(self, server: Server, connection: Connection) -> None:
+    def __init__(self, server: Server, connection: ClientConnection) -> None:
         self._server = server
         self._connection = connection
         self._mechanism: str | None = None
@@ -413,7 +413,7 @@ def tls_context(cert: str, key: str | None = None, ca: str | None = None) -> ssl
 
 
 class TlsSocket:
-    """A non-blocking socket over TLS, with the calls that a `Connection` makes.
+    """A non-blocking socket over TLS, with the calls that a `ClientConnection` makes.
 
     A call raises BlockingIOError if it has to wait for the client.
     """

@@ -67,7 +67,7 @@ THREADS = 4
 _log = logging.getLogger("lastword.server")
 
 
-class Connection:
+class ClientConnection:
     """One client: reads requests, hands them to the broker one at a time, sends the answers in order.
 
     Attributes:
@@ -462,12 +462,12 @@ class Memory:
         self.limit = limit
         self.used = 0
         self._loop = loop
-        self._waiting: dict[Connection, None] = {}
-        self._turn: Connection | None = None
+        self._waiting: dict[ClientConnection, None] = {}
+        self._turn: ClientConnection | None = None
         self._turn_since, self._turn_moved = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def changed(self, connection: Connection, before: int) -> None:
+    def changed(self, connection: ClientConnection, before: int) -> None:
         """Count a connection that held `before` bytes."""
         self.used += connection.held - before
         if self.used <= self.limit:
@@ -484,7 +484,7 @@ class Memory:
         else:
             self._waiting.pop(connection, None)  # closed
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: ClientConnection) -> None:
         self._turn, self._turn_since, self._turn_moved = connection, self._loop.time(), connection.moved
         if self._timer is None:
             self._timer = self._loop.call_later(SLOW_SECONDS / 10, self._check)
@@ -553,12 +553,12 @@ class Server:
         self._warned: dict[str, float] = {}
         self._pool = ThreadPoolExecutor(THREADS, "lastword-serve")
         self._changes = ThreadPoolExecutor(1, "lastword-serve-changes")
-        self.connections: set[Connection] = set()
+        self.connections: set[ClientConnection] = set()
         self._is_closed = False
         self._drained = asyncio.Event()
         pools = self._pool, self._changes
         self.broker = Broker(logs, self.loop, pools, (self.host, self.port), options)
-        self.handle: Callable[[Request, Connection], Answer] = self.broker.handle
+        self.handle: Callable[[Request, ClientConnection], Answer] = self.broker.handle
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
@@ -642,7 +642,7 @@ class Server:
                 except OSError:  # the client has gone
                     sock.close()
                     continue
-            self.connections.add(Connection(self, stream, peer))
+            self.connections.add(ClientConnection(self, stream, peer))
 
     def _accept_again(self) -> None:
         if self._listener.fileno() != -1:
@@ -665,7 +665,7 @@ class Server:
                 connection.close()
         self.loop.call_later(min(30.0, seconds / 4), self._close_idle)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         """Drop a connection that was closed."""
         self.connections.discard(connection)
         self.broker.disconnected(connection)

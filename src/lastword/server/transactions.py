@@ -93,7 +93,7 @@ Partition = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Stored:
+class TransactionState:
     """The state of a transactional id, as a record has it; `last_epoch` is kept in memory only.
 
     Attributes:
@@ -153,7 +153,7 @@ class Stored:
         return encode_stored(value, VALUE_VERSION)
 
     @classmethod
-    def of_value(cls, data: bytes) -> Stored:
+    def of_value(cls, data: bytes) -> TransactionState:
         """Return the state that a record has.
 
         Raises:
@@ -197,7 +197,7 @@ class TransactionalId:
 
     __slots__ = ("_quiet", "appends", "id", "is_busy", "is_watched", "stored")
 
-    def __init__(self, transactional_id: str, stored: Stored) -> None:
+    def __init__(self, transactional_id: str, stored: TransactionState) -> None:
         self.id = transactional_id
         self.stored = stored
         self.is_busy = False
@@ -235,7 +235,7 @@ class TransactionalId:
             await waiting
 
 
-class Transactions:
+class TransactionCoordinator:
     """The handlers of the APIs for transactions, and the check of transactional batches."""
 
     def __init__(self, broker: Broker) -> None:
@@ -300,7 +300,7 @@ class Transactions:
         for record in await self._broker.in_turn(self._read_topic):
             try:
                 transactional_id = decode_stored("TransactionLogKey", record.key).transactional_id
-                stored = Stored.of_value(record.value or b"")
+                stored = TransactionState.of_value(record.value or b"")
             except (MalformedMessageError, UnsupportedVersionError):
                 continue  # of another program
             self._transactional_ids[transactional_id] = TransactionalId(transactional_id, stored)
@@ -380,7 +380,7 @@ class Transactions:
             code = _older_code(refused.code, request.version < 4)
             return messages.InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
 
-    async def _initialized(self, request: Request) -> Stored:
+    async def _initialized(self, request: Request) -> TransactionState:
         """Return the state of a transactional id with the epoch for a new instance of its producer."""
         body = request.body
         if (body.producer_id == -1) != (body.producer_epoch == -1) or not body.transactional_id:
@@ -394,7 +394,7 @@ class Transactions:
         expected = None if body.producer_id == -1 else (body.producer_id, body.producer_epoch)
         await self._loaded()
         if body.transactional_id not in self._transactional_ids:
-            stored = Stored(await self._new_id(), -1, body.transaction_timeout_ms)
+            stored = TransactionState(await self._new_id(), -1, body.transaction_timeout_ms)
             transaction = TransactionalId(body.transactional_id, stored)
             self._transactional_ids.setdefault(body.transactional_id, transaction)
         transaction = self._transactional_ids[body.transactional_id]
@@ -962,7 +962,7 @@ def _key(transactional_id: str) -> bytes:
     return encode_stored(messages.TransactionLogKey(transactional_id=transactional_id))
 
 
-def _is_known(stored: Stored, producer_id: int, epoch: int) -> bool:
+def _is_known(stored: TransactionState, producer_id: int, epoch: int) -> bool:
     """Return whether InitProducerId may come from this producer."""
     return (
         stored.epoch == -1

@@ -30,7 +30,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import MissingError
-from lastword.value_formats.interface import Refused, ValueFormat, first_problem, is_list, widens
+from lastword.value_formats.interface import ValueFormat, ValueRefused, first_problem, is_list, widens
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +124,7 @@ class AvroFormat(ValueFormat):
     name: ClassVar[str] = "avro"
 
     def own_type(self) -> pa.DataType | None:
-        """Return the type of the schema. Raises Refused for a schema without a type in Spark."""
+        """Return the type of the schema. Raises ValueRefused for a schema without a type in Spark."""
         return None if self.schema is None else Types(parse_schema(self.schema)).arrow()
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
@@ -135,25 +135,25 @@ class AvroFormat(ValueFormat):
                 types.writer(kind)
             else:
                 types.reader(kind)
-        except (Refused, ValueError) as error:
+        except (ValueRefused, ValueError) as error:
             return str(error)
         return None
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
-        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
+        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises ValueRefused."""
         return encoder_of(self._types(kind), kind)
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
-        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
         types = self._types(kind)
         decode = decoder_of(types.schema, None, types.reader(kind))
 
         def decode_whole(data: bytes) -> Any:
             try:
                 return decode(data)
-            except Refused as refused:
+            except ValueRefused as refused:
                 if data[:1] == b"\0" and len(data) > 5:
-                    raise Refused(refused.reason + REGISTRY_HINT, refused.path) from None
+                    raise ValueRefused(refused.reason + REGISTRY_HINT, refused.path) from None
                 raise
 
         return decode_whole
@@ -172,10 +172,10 @@ def encoder_of(types: Types, kind: pa.DataType) -> Callable[[Any], bytes]:
         stream = BytesIO()
         try:
             schemaless_writer(stream, schema, convert(value))
-        except Refused:
+        except ValueRefused:
             raise
         except MALFORMED as error:
-            raise Refused(str(error)) from None
+            raise ValueRefused(str(error)) from None
         return stream.getvalue()
 
     return encode
@@ -191,14 +191,14 @@ def decoder_of(writer: Schema, reader: Schema | None, convert: Convert) -> Calla
         try:
             value = schemaless_reader(stream, writer, reader)
             if left := len(data) - stream.tell():
-                raise Refused(f"it is not of the schema: {left} bytes are left after the datum")
+                raise ValueRefused(f"it is not of the schema: {left} bytes are left after the datum")
             return None if value is None else convert(value)
-        except Refused:
+        except ValueRefused:
             raise
         except SchemaResolutionError as error:
-            raise Refused(f"its schema does not resolve to the schema of the column: {error}") from None
+            raise ValueRefused(f"its schema does not resolve to the schema of the column: {error}") from None
         except Exception as error:  # bytes of another schema raise any error
-            raise Refused(f"it is not of the schema: {str(error) or type(error).__name__}") from None
+            raise ValueRefused(f"it is not of the schema: {str(error) or type(error).__name__}") from None
 
     return decode
 
@@ -207,10 +207,10 @@ def decoder_of(writer: Schema, reader: Schema | None, convert: Convert) -> Calla
 
 
 def schema_of(kind: pa.DataType, name: str = "topLevelRecord") -> Any:
-    """Return the schema that Spark derives from a type. Raises Refused."""
+    """Return the schema that Spark derives from a type. Raises ValueRefused."""
     problem = first_problem(kind, _unsupported)
     if problem is not None:
-        raise Refused(problem)
+        raise ValueRefused(problem)
     return _derived(kind, name, "", set())
 
 
@@ -393,7 +393,7 @@ class Types:
             elif set(map(str, branches)) == {"float", "double"}:
                 schema = "double"
             else:
-                raise Refused(
+                raise ValueRefused(
                     "a union of several types has no type in Spark: leave the field out of the type of the "
                     "column, or read the bytes with from_avro"
                 )
@@ -402,14 +402,14 @@ class Types:
         return schema, nullable
 
     def arrow(self, schema: Schema = None, within: tuple[str, ...] = ()) -> pa.DataType:
-        """Return the type of a schema. Raises Refused."""
+        """Return the type of a schema. Raises ValueRefused."""
         import pyarrow as pa
 
         schema, _ = self.resolve(self.schema if schema is None else schema)
         name = schema if isinstance(schema, str) else schema["type"]
         if name == "record":
             if schema["name"] in within:
-                raise Refused(f"record {schema['name']} contains itself, which no type of Spark's can")
+                raise ValueRefused(f"record {schema['name']} contains itself, which no type of Spark's can")
             inside = (*within, schema["name"])
             return pa.struct([self._field(f["name"], f["type"], inside) for f in schema["fields"]])
         if name == "array":
@@ -419,7 +419,7 @@ class Types:
         logical = schema.get("logicalType") if isinstance(schema, dict) else None
         if logical == "decimal":
             if schema["precision"] > 38:
-                raise Refused(f"a decimal of {schema['precision']} digits: Spark has 38")
+                raise ValueRefused(f"a decimal of {schema['precision']} digits: Spark has 38")
             return pa.decimal128(schema["precision"], schema.get("scale", 0))
         if logical in ("timestamp-millis", "timestamp-micros"):
             return pa.timestamp("us", tz="UTC")
@@ -433,7 +433,7 @@ class Types:
             "fixed": pa.binary(),
         }  # fmt: skip
         if name not in plain_types:
-            raise Refused(f"Avro type {name} has no type in Spark")
+            raise ValueRefused(f"Avro type {name} has no type in Spark")
         return plain_types[name]
 
     def _field(self, name: str, schema: Schema, within: tuple[str, ...]) -> pa.Field:
@@ -441,7 +441,7 @@ class Types:
 
         try:
             kind = self.arrow(schema, within)
-        except Refused as refused:
+        except ValueRefused as refused:
             raise refused.inside(name) from None
         return pa.field(name, kind, self.resolve(schema)[1])
 
@@ -461,7 +461,7 @@ class Types:
                 if field.name not in members and self.lenient and field.nullable:
                     continue
                 if field.name not in members:
-                    raise Refused(f"the schema has the fields {', '.join(members)}", field.name)
+                    raise ValueRefused(f"the schema has the fields {', '.join(members)}", field.name)
                 parts.append((field.name, self._item_reader(field, members[field.name])))
             return lambda value: {name: read(value[name]) for name, read in parts}
         if name == "array" and is_list(kind):
@@ -473,18 +473,18 @@ class Types:
         own = self.arrow(schema)
         small = own == pa.int32() and kind in (pa.int8(), pa.int16())  # Avro has no smaller integer
         if not _same(own, kind) and not small and not (self.lenient and widens(own, kind)):
-            raise Refused(f"the schema has {own}, not {kind}")
+            raise ValueRefused(f"the schema has {own}, not {kind}")
         return _itself
 
     def _item_reader(self, field: pa.Field, schema: Schema) -> Convert:
         try:
             read = self.reader(field.type, schema)
-        except Refused as refused:
+        except ValueRefused as refused:
             raise refused.inside(field.name) from None
         if not self.resolve(schema)[1]:
             return read
         if not field.nullable:
-            raise Refused("it is NOT NULL, and the schema allows null", field.name)
+            raise ValueRefused("it is NOT NULL, and the schema allows null", field.name)
         return read if read is _itself else lambda item: None if item is None else read(item)
 
     # ------------------------------------------------------------ writing
@@ -505,7 +505,7 @@ class Types:
             return lambda entries: {key: write_entry(item) for key, item in entries}
         own = self.arrow(schema)
         if not _same(own, kind) and not widens(kind, own):
-            raise Refused(f"the schema has {own}, not {kind}")
+            raise ValueRefused(f"the schema has {own}, not {kind}")
         if name == "enum":
             return partial(_symbol, schema)
         if name == "fixed" and "logicalType" not in schema:
@@ -517,17 +517,17 @@ class Types:
     def _record_writer(self, kind: pa.DataType, schema: Schema) -> Convert:
         fields = {kind.field(number).name: kind.field(number) for number in range(kind.num_fields)}
         if len(fields) < kind.num_fields:
-            raise Refused("two fields of a struct have one name")
+            raise ValueRefused("two fields of a struct have one name")
         members = {f["name"]: f for f in schema["fields"]}
         for name in fields:
             if name not in members:
-                raise Refused(f"the schema has the fields {', '.join(members)}", name)
+                raise ValueRefused(f"the schema has the fields {', '.join(members)}", name)
         parts = []
         for name, member in members.items():
             if name in fields:
                 parts.append((name, self._item_writer(fields[name], member["type"])))
             elif "default" not in member:
-                raise Refused("the schema requires the field, and the column lacks it", name)
+                raise ValueRefused("the schema requires the field, and the column lacks it", name)
 
         def write_record(value: dict[str, Any]) -> dict[str, Any]:
             return {name: write(value[name]) for name, write in parts}
@@ -538,18 +538,18 @@ class Types:
         name = field.name
         try:
             write = self.writer(field.type, schema)
-        except Refused as refused:
+        except ValueRefused as refused:
             raise refused.inside(name) from None
         nullable = self.resolve(schema)[1]
 
         def write_item(item: Any) -> Any:
             if item is None:
                 if not nullable:
-                    raise Refused("it is null, and the schema has no null there", name)
+                    raise ValueRefused("it is null, and the schema has no null there", name)
                 return None
             try:
                 return write(item)
-            except Refused as refused:
+            except ValueRefused as refused:
                 raise refused.inside(name) from None
 
         return write_item
@@ -561,19 +561,19 @@ def _itself(value: Any) -> Any:
 
 def _symbol(schema: Schema, value: str) -> str:
     if value not in schema["symbols"]:
-        raise Refused(f"{value!r} is no symbol of {schema['name']}: {', '.join(schema['symbols'])}")
+        raise ValueRefused(f"{value!r} is no symbol of {schema['name']}: {', '.join(schema['symbols'])}")
     return value
 
 
 def _bytes_of_size(schema: Schema, value: bytes) -> bytes:
     if len(value) != schema["size"]:
-        raise Refused(f"{len(value)} bytes: {schema['name']} has {schema['size']}")
+        raise ValueRefused(f"{len(value)} bytes: {schema['name']} has {schema['size']}")
     return value
 
 
 def _whole_millis(value: Any) -> Any:
     if value.microsecond % 1000:
-        raise Refused(f"{value} has microseconds, and the schema milliseconds")
+        raise ValueRefused(f"{value} has microseconds, and the schema milliseconds")
     return value
 
 

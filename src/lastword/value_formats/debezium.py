@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.clock import Clock, SystemClock
 from lastword.value_formats.avro import AvroFormat, schema_of
-from lastword.value_formats.interface import Refused, ValueFormat
+from lastword.value_formats.interface import ValueFormat, ValueRefused
 from lastword.value_formats.json_text import JsonFormat
 from lastword.value_formats.registry import ConfluentFormat
 
@@ -55,13 +55,13 @@ class DebeziumFormat(ValueFormat):
         return self.events.serializer
 
     def own_type(self) -> pa.DataType | None:
-        """Return the type of a row in the schema of the events. Raises Refused for another schema."""
+        """Return the type of a row in the schema of the events. Raises ValueRefused for another schema."""
         event = self.events.own_type()
         if event is None:
             return None
         after = field_type(event, "after")
         if after is None or field_type(event, "op") is None:
-            raise Refused("the schema is not of change events: it has no fields op and after")
+            raise ValueRefused("the schema is not of change events: it has no fields op and after")
         return after
 
     def unselected_type(self) -> pa.DataType | None:
@@ -80,7 +80,7 @@ class DebeziumFormat(ValueFormat):
             if writing:
                 return self._events_to_write(kind).problem(event_type(kind), writing=True)
             return self._events_to_read(kind).problem(self._read_type(kind), writing=False)
-        except Refused as refused:
+        except ValueRefused as refused:
             return str(refused)
 
     def for_writing(self, kind: pa.DataType) -> DebeziumFormat:
@@ -88,7 +88,7 @@ class DebeziumFormat(ValueFormat):
         return replace(self, events=self._events_to_write(kind).for_writing(event_type(kind)))
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
-        """Return a function from a row to an event with op c. It raises Refused."""
+        """Return a function from a row to an event with op c. It raises ValueRefused."""
         return self._event_encoder(kind, "c")
 
     def deletion(self, kind: pa.DataType) -> bytes:
@@ -96,7 +96,7 @@ class DebeziumFormat(ValueFormat):
         return self._event_encoder(kind, "d")(None)
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
-        """Return a function from an event to its row after, or None for a deletion. It raises Refused."""
+        """Return a function from an event to its row after; None: a deletion. It raises ValueRefused."""
         read = self._events_to_read(kind).decoder(self._read_type(kind))
 
         def decode(data: bytes) -> Any:
@@ -104,10 +104,10 @@ class DebeziumFormat(ValueFormat):
             op = None if event is None else event.get("op")
             if op not in OPS:
                 reason = "it has no field op" if op is None else f"op {op!r} is not one of {' '.join(OPS)}"
-                raise Refused(f"it is not the change of a row: {reason}")
+                raise ValueRefused(f"it is not the change of a row: {reason}")
             after = None if op == "d" else event.get("after")
             if after is None and op != "d" and event.get(PARTS) is not None:
-                raise Refused(
+                raise ValueRefused(
                     "it has only the changed fields of a document: capture.mode=change_streams_update_full "
                     "writes whole documents",
                     "after",
@@ -179,11 +179,11 @@ def event_type(row: pa.DataType) -> pa.DataType:
 
 
 def event_schema(row: pa.DataType) -> dict[str, Any]:
-    """Return the Avro schema of `event_type`, in which both rows are one record. Raises Refused."""
+    """Return the Avro schema of `event_type`, in which both rows are one record. Raises ValueRefused."""
     import pyarrow as pa
 
     if not pa.types.is_struct(row):
-        raise Refused("the row of a change event is a struct")
+        raise ValueRefused("the row of a change event is a struct")
     value = schema_of(row, "Value")
     source = [{"name": name, "type": "string"} for name in SOURCE]
     fields = [

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Refused(ValueError):
+class ValueRefused(ValueError):
     """A value that does not fit its format or type; `path` is the place within the value."""
 
     def __init__(self, reason: str, path: str = "") -> None:
@@ -21,10 +21,10 @@ class Refused(ValueError):
         self.reason = reason
         self.path = path
 
-    def inside(self, name: str) -> Refused:
+    def inside(self, name: str) -> ValueRefused:
         """Return the error with the name of the enclosing field in front of its path."""
         joint = "." if self.path and not self.path.startswith("[") else ""
-        return Refused(self.reason, f"{name}{joint}{self.path}")
+        return ValueRefused(self.reason, f"{name}{joint}{self.path}")
 
     def __str__(self) -> str:
         return f"field {self.path}: {self.reason}" if self.path else self.reason
@@ -75,11 +75,11 @@ class ValueFormat(ABC):
 
     @abstractmethod
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
-        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
+        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises ValueRefused."""
 
     @abstractmethod
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
-        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
 
     def deletion(self, kind: pa.DataType) -> bytes | None:
         """Return the value to write in front of each record without a value, or None."""
@@ -103,7 +103,7 @@ class ValueFormat(ABC):
             ) from None
         try:
             encoded = [None if value is None else write(value) for value in values]
-        except Refused as refused:
+        except ValueRefused as refused:
             raise SerializerError(
                 f"a value cannot be written as {self.name}: {refused}", remedy="change or filter the row"
             ) from None
@@ -122,8 +122,8 @@ class ValueFormat(ABC):
                 try:
                     value = read(data)
                     if value is None and not self.has_deletions:
-                        raise Refused("it is null; a deletion is a record without a value")
-                except Refused as refused:
+                        raise ValueRefused("it is null; a deletion is a record without a value")
+                except ValueRefused as refused:
                     problems[row] = str(refused)
                     value = None
             values.append(value)
@@ -138,7 +138,7 @@ class ValueFormat(ABC):
         return Decoded(pa.array(values, kind), problems)
 
 
-def misfit(value: Any, kind: pa.DataType) -> Refused | None:
+def misfit(value: Any, kind: pa.DataType) -> ValueRefused | None:
     """Return the innermost place of a value that Arrow refuses for a type; None if there is none."""
     import pyarrow as pa
 
@@ -158,7 +158,7 @@ def misfit(value: Any, kind: pa.DataType) -> Refused | None:
     for name, item, child in parts:
         if (inner := misfit(item, child)) is not None:
             return inner.inside(name)
-    return Refused(reason)
+    return ValueRefused(reason)
 
 
 def first_problem(kind: pa.DataType, refuse: Callable[[pa.DataType], str | None]) -> str | None:

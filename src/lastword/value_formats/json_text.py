@@ -30,7 +30,7 @@ from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lastword.value_formats.interface import Refused, ValueFormat, first_problem, is_list
+from lastword.value_formats.interface import ValueFormat, ValueRefused, first_problem, is_list
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,12 +63,12 @@ class JsonFormat(ValueFormat):
         return problem_of(kind)
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
-        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
+        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises ValueRefused."""
         write = writer_of(kind)
         return lambda value: write(value).encode()
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
-        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
         read = reader_of(kind)
 
         def decode(data: bytes) -> Any:
@@ -96,15 +96,15 @@ class Digits(str):
 
 
 def parse(data: bytes) -> Any:
-    """Parse JSON text; a number with a fraction or an exponent becomes `Digits`. Raises Refused."""
+    """Parse JSON text; a number with a fraction or an exponent becomes `Digits`. Raises ValueRefused."""
     try:
         return json.loads(data.decode(), parse_float=Digits, parse_constant=Digits)
     except UnicodeDecodeError:
-        raise Refused(f"it is not JSON: it is not UTF-8, and begins with {data[:12]!r}") from None
+        raise ValueRefused(f"it is not JSON: it is not UTF-8, and begins with {data[:12]!r}") from None
     except ValueError as error:
-        raise Refused(f"it is not JSON: {error}") from None
+        raise ValueRefused(f"it is not JSON: {error}") from None
     except RecursionError:
-        raise Refused("it is not JSON of a usual depth") from None
+        raise ValueRefused("it is not JSON of a usual depth") from None
 
 
 def text_of(value: Any) -> str:
@@ -185,9 +185,9 @@ def _scalar(kind: pa.DataType) -> Scalar | None:
     return None
 
 
-def _refuse(value: Any, wanted: str) -> Refused:
+def _refuse(value: Any, wanted: str) -> ValueRefused:
     text = text_of(value)
-    return Refused(f"{text if len(text) <= 60 else text[:57] + '...'} is no {wanted}")
+    return ValueRefused(f"{text if len(text) <= 60 else text[:57] + '...'} is no {wanted}")
 
 
 def _read_text(value: Any) -> str:
@@ -321,7 +321,7 @@ def _read_local_time(value: Any) -> datetime:
 
 def _datetime(value: Any) -> Any:
     if type(value) is int or type(value) is Digits:
-        raise Refused(
+        raise ValueRefused(
             f"{value} is a number, and its unit is not known: read a bigint and convert it (timestamp_millis)"
         )
     return _read_datetime(value)
@@ -413,10 +413,10 @@ def _struct_reader(fields: list[tuple[str, Read, bool]]) -> Read:
             if item is not None:
                 try:
                     item = read(item)
-                except Refused as refused:
+                except ValueRefused as refused:
                     raise refused.inside(name) from None
             elif not nullable:
-                raise Refused(NULL, name)
+                raise ValueRefused(NULL, name)
             result[name] = item
         return result
 
@@ -433,8 +433,8 @@ def _list_reader(read: Read, nullable: bool) -> Read:
                 if item is not None:
                     item = read(item)
                 elif not nullable:
-                    raise Refused(NULL)
-            except Refused as refused:
+                    raise ValueRefused(NULL)
+            except ValueRefused as refused:
                 raise refused.inside(f"[{number}]") from None
             result.append(item)
         return result
@@ -453,8 +453,8 @@ def _map_reader(read_key: Read, read: Read, nullable: bool) -> Read:
                 if item is not None:
                     item = read(item)
                 elif not nullable:
-                    raise Refused(NULL)
-            except Refused as refused:
+                    raise ValueRefused(NULL)
+            except ValueRefused as refused:
                 raise refused.inside(f"[{quoted(name)}]") from None
             result.append((key, item))
         return result

@@ -29,7 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import MissingError
-from lastword.value_formats.interface import Refused, ValueFormat, is_list, widens
+from lastword.value_formats.interface import ValueFormat, ValueRefused, is_list, widens
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,7 +176,7 @@ class ProtobufFormat(ValueFormat):
     name: ClassVar[str] = "protobuf"
 
     def own_type(self) -> pa.DataType:
-        """Return the type of the message. Raises Refused for a message without a type in Spark."""
+        """Return the type of the message. Raises ValueRefused for a message without a type in Spark."""
         return struct_of(self._class().DESCRIPTOR)
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
@@ -189,7 +189,7 @@ class ProtobufFormat(ValueFormat):
         return None
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
-        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
+        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises ValueRefused."""
         from google.protobuf.message import EncodeError
 
         new, fill = self._class(), writer_of(self._class().DESCRIPTOR, kind)
@@ -200,12 +200,12 @@ class ProtobufFormat(ValueFormat):
             try:
                 return bytes(message.SerializeToString(deterministic=True))
             except EncodeError as error:  # a required field is null
-                raise Refused(str(error)) from None
+                raise ValueRefused(str(error)) from None
 
         return encode
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
-        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
         from google.protobuf.message import DecodeError
 
         parse = self._class().FromString
@@ -215,10 +215,10 @@ class ProtobufFormat(ValueFormat):
             try:
                 message = parse(data)
             except DecodeError as error:
-                raise Refused(f"it is no {self.message}: {error}") from None
+                raise ValueRefused(f"it is no {self.message}: {error}") from None
             if not message.IsInitialized():
                 missing = ", ".join(message.FindInitializationErrors())
-                raise Refused(f"it is no {self.message}: the required fields {missing} are missing")
+                raise ValueRefused(f"it is no {self.message}: the required fields {missing} are missing")
             return read(message)
 
         return decode
@@ -231,13 +231,13 @@ class ProtobufFormat(ValueFormat):
 
 
 def struct_of(descriptor: Any, within: tuple[str, ...] = ()) -> pa.DataType:
-    """Return the type of a message. Raises Refused."""
+    """Return the type of a message. Raises ValueRefused."""
     import pyarrow as pa
 
     if descriptor.full_name in within:
-        raise Refused(f"message {descriptor.full_name} contains itself, which no type of Spark's can")
+        raise ValueRefused(f"message {descriptor.full_name} contains itself, which no type of Spark's can")
     if not descriptor.fields:
-        raise Refused(f"message {descriptor.full_name} has no field")
+        raise ValueRefused(f"message {descriptor.full_name} has no field")
     inside = (*within, descriptor.full_name)
     return pa.struct([_arrow_field(member, inside) for member in descriptor.fields])
 
@@ -253,7 +253,7 @@ def _arrow_field(member: Any, within: tuple[str, ...]) -> pa.Field:
             kind = pa.list_(pa.field("element", _item_type(member, within), False))
         else:
             kind = _item_type(member, within)
-    except Refused as refused:
+    except ValueRefused as refused:
         raise refused.inside(member.name) from None
     return pa.field(member.name, kind, _may_be_null(member))
 
@@ -307,15 +307,15 @@ def _same(own: pa.DataType, kind: pa.DataType) -> bool:
 
 def _check(own: pa.DataType, kind: pa.DataType, *, lenient: bool = False) -> None:
     if not _same(own, kind) and not (lenient and widens(own, kind)):
-        raise Refused(f"the message has {own}, not {kind}")
+        raise ValueRefused(f"the message has {own}, not {kind}")
 
 
 def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> list[tuple[Any, pa.Field]]:
-    """Return the field of the message for each field of a type. Raises Refused."""
+    """Return the field of the message for each field of a type. Raises ValueRefused."""
     import pyarrow as pa
 
     if not pa.types.is_struct(kind):
-        raise Refused(f"message {descriptor.full_name} is a struct, not {kind}")
+        raise ValueRefused(f"message {descriptor.full_name} is a struct, not {kind}")
     members = []
     for number in range(kind.num_fields):
         item = kind.field(number)
@@ -323,10 +323,10 @@ def _members(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> li
             if lenient and item.nullable:
                 continue
             names = ", ".join(descriptor.fields_by_name.keys())
-            raise Refused(f"message {descriptor.full_name} has the fields {names}", item.name)
+            raise ValueRefused(f"message {descriptor.full_name} has the fields {names}", item.name)
         members.append((descriptor.fields_by_name[item.name], item))
     if len({item.name for _, item in members}) < len(members):
-        raise Refused("two fields of a struct have one name")
+        raise ValueRefused("two fields of a struct have one name")
     return members
 
 
@@ -334,7 +334,7 @@ def _check_map(kind: pa.DataType) -> None:
     import pyarrow as pa
 
     if not pa.types.is_map(kind):
-        raise Refused(f"the message has a map, not {kind}")
+        raise ValueRefused(f"the message has a map, not {kind}")
 
 
 def _map_parts(member: Any) -> tuple[Any, ...]:
@@ -343,7 +343,7 @@ def _map_parts(member: Any) -> tuple[Any, ...]:
 
 
 def _conversions(member: Any, kind: pa.DataType, *, lenient: bool = False) -> tuple[Convert, Convert]:
-    """Return the functions that read and write a value of a field that is no message. Raises Refused."""
+    """Return the functions that read and write a value of a field that is no message. Raises ValueRefused."""
     _check(scalar_of(member), kind, lenient=lenient)
     if member.type in (member.TYPE_UINT64, member.TYPE_FIXED64):
         return Decimal, int
@@ -356,12 +356,12 @@ def _conversions(member: Any, kind: pa.DataType, *, lenient: bool = False) -> tu
 
     def read_enum(number: int) -> str:
         if number not in names:
-            raise Refused(f"{number} is no value of {member.enum_type.full_name}")
+            raise ValueRefused(f"{number} is no value of {member.enum_type.full_name}")
         return str(names[number])
 
     def write_enum(name: str) -> int:
         if name not in numbers:
-            raise Refused(f"{name!r} is no value of {member.enum_type.full_name}: {', '.join(numbers)}")
+            raise ValueRefused(f"{name!r} is no value of {member.enum_type.full_name}: {', '.join(numbers)}")
         return int(numbers[name])
 
     return read_enum, write_enum
@@ -373,7 +373,7 @@ def _itself(value: Any) -> Any:
 
 def _text(value: Any) -> Any:
     if type(value) is bytes:  # proto2 does not check strings
-        raise Refused(f"it is not UTF-8, and begins with {value[:12]!r}")
+        raise ValueRefused(f"it is not UTF-8, and begins with {value[:12]!r}")
     return value
 
 
@@ -381,12 +381,12 @@ def _text(value: Any) -> Any:
 
 
 def reader_of(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> Convert:
-    """Return a function from a message to a value of a type with the same or fewer fields. Raises Refused."""
+    """Return a function from a message to a value of a type with no other fields. Raises ValueRefused."""
     parts: list[tuple[str, Convert]] = []
     for member, item in _members(descriptor, kind, lenient=lenient):
         try:
             parts.append((member.name, _field_reader(member, item, lenient)))
-        except Refused as refused:
+        except ValueRefused as refused:
             raise refused.inside(member.name) from None
 
     def read_message(message: Any) -> dict[str, Any]:
@@ -394,7 +394,7 @@ def reader_of(descriptor: Any, kind: pa.DataType, *, lenient: bool = False) -> C
         for name, read in parts:
             try:
                 row[name] = read(message)
-            except Refused as refused:
+            except ValueRefused as refused:
                 raise refused.inside(name) from None
         return row
 
@@ -412,14 +412,14 @@ def _field_reader(member: Any, item: pa.Field, lenient: bool) -> Convert:
         return lambda message: [(read_key(key), read_value(v)) for key, v in getattr(message, name).items()]
     if member.is_repeated:
         if not is_list(kind):
-            raise Refused(f"the message has an array, not {kind}")
+            raise ValueRefused(f"the message has an array, not {kind}")
         read_element = _item_reader(member, kind.value_type, lenient)
         return lambda message: [read_element(element) for element in getattr(message, name)]
     read = _item_reader(member, kind, lenient)
     if not _may_be_null(member):
         return lambda message: read(getattr(message, name))
     if not item.nullable:
-        raise Refused("it is NOT NULL, and the field may be absent")
+        raise ValueRefused("it is NOT NULL, and the field may be absent")
     return lambda message: read(getattr(message, name)) if message.HasField(name) else None
 
 
@@ -437,7 +437,7 @@ def _time(message: Any) -> datetime:
     try:
         return EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
     except OverflowError:
-        raise Refused(f"a time of {message.seconds} seconds is not of the years 1 to 9999") from None
+        raise ValueRefused(f"a time of {message.seconds} seconds is not of the years 1 to 9999") from None
 
 
 def _interval(message: Any) -> timedelta:
@@ -445,24 +445,24 @@ def _interval(message: Any) -> timedelta:
     try:
         return timedelta(seconds=message.seconds, microseconds=micros if message.nanos > 0 else -micros)
     except OverflowError:
-        raise Refused(f"an interval of {message.seconds} seconds has no type in Spark") from None
+        raise ValueRefused(f"an interval of {message.seconds} seconds has no type in Spark") from None
 
 
 # ---------------------------------------------------------------- writing
 
 
 def writer_of(descriptor: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
-    """Return a function that fills a message with a value of a type. Raises Refused."""
+    """Return a function that fills a message with a value of a type. Raises ValueRefused."""
     members = _members(descriptor, kind)
     given = {member.name for member, _ in members}
     for member in descriptor.fields:
         if member.is_required and member.name not in given:
-            raise Refused("the message requires the field, and the column lacks it", member.name)
+            raise ValueRefused("the message requires the field, and the column lacks it", member.name)
     parts: list[tuple[str, bool, Callable[[Any, Any], None]]] = []
     for member, item in members:
         try:
             parts.append((member.name, _may_be_null(member), _field_writer(member, item.type)))
-        except Refused as refused:
+        except ValueRefused as refused:
             raise refused.inside(member.name) from None
     oneofs = [[member.name for member in oneof.fields if member.name in given] for oneof in descriptor.oneofs]
     choices = [names for names in oneofs if len(names) > 1]
@@ -471,15 +471,17 @@ def writer_of(descriptor: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
         for names in choices:
             chosen = [name for name in names if row[name] is not None]
             if len(chosen) > 1:
-                raise Refused(f"it and {chosen[0]} are members of one oneof: one of them is null", chosen[1])
+                raise ValueRefused(
+                    f"it and {chosen[0]} are members of one oneof: one of them is null", chosen[1]
+                )
         for name, may_be_null, write in parts:
             value = row[name]
             try:
                 if value is not None:
                     write(message, value)
                 elif not may_be_null:
-                    raise Refused("it is null, and the field cannot be absent")
-            except Refused as refused:
+                    raise ValueRefused("it is null, and the field cannot be absent")
+            except ValueRefused as refused:
                 raise refused.inside(name) from None
 
     return fill
@@ -507,14 +509,14 @@ def _field_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
         try:
             setattr(message, name, convert(value))
         except (TypeError, ValueError) as error:
-            raise error if isinstance(error, Refused) else Refused(str(error)) from None
+            raise error if isinstance(error, ValueRefused) else ValueRefused(str(error)) from None
 
     return write_scalar
 
 
 def _list_writer(member: Any, kind: pa.DataType) -> Callable[[Any, Any], None]:
     if not is_list(kind):
-        raise Refused(f"the message has an array, not {kind}")
+        raise ValueRefused(f"the message has an array, not {kind}")
     fill = convert = None
     if member.message_type is not None:
         fill = _filler(member, kind.value_type)
@@ -553,13 +555,13 @@ def _put(item: Any, path: str, put: Callable[..., Any], fill: Any, convert: Any)
     """Put a value into an array or map: fill the message that `put` returns, or put a scalar."""
     try:
         if item is None:
-            raise Refused("it is null, and Protobuf has no null there")
+            raise ValueRefused("it is null, and Protobuf has no null there")
         if fill is not None:
             fill(put(), item)
         else:
             put(convert(item))
     except (TypeError, ValueError) as error:
-        refused = error if isinstance(error, Refused) else Refused(str(error))
+        refused = error if isinstance(error, ValueRefused) else ValueRefused(str(error))
         raise refused.inside(path) from None
 
 

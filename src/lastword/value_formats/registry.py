@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lastword.errors import RegistryError
 from lastword.value_formats.avro import AvroFormat, Types, decoder_of, json_of, parse_schema, schema_of
-from lastword.value_formats.interface import Refused, ValueFormat
+from lastword.value_formats.interface import ValueFormat, ValueRefused
 from lastword.value_formats.json_text import JsonFormat, problem_of
 from lastword.value_formats.protobuf import (
     ProtobufFormat,
@@ -76,11 +76,11 @@ class Registry:
         return self.place.startswith(("http://", "https://"))
 
     def by_id(self, number: int) -> Datum:
-        """Return the format of a schema's values. Refused if there is no such schema, or none of its kind."""
+        """Return the format of a schema's values. ValueRefused: there is no such schema of its kind."""
         if self.is_server:
             answer = self._ask(f"/schemas/ids/{number}")
             if answer is None:
-                raise Refused(f"its schema id {number} is not in the registry {self.place}")
+                raise ValueRefused(f"its schema id {number} is not in the registry {self.place}")
             return self._format_of(number, answer)
         file = Path(self.place) / str(number)
         if (text := file.with_suffix(".avsc")).is_file():
@@ -89,11 +89,11 @@ class Registry:
             try:
                 files = {part.name: part for part in files_of(descriptors.read_bytes())}
             except ValueError as error:
-                raise Refused(f"its schema {descriptors} {error}") from None
+                raise ValueRefused(f"its schema {descriptors} {error}") from None
             return _first_message(number, next(reversed(files), ""), files)
         if file.with_suffix(".json").is_file():
             return JsonFormat()
-        raise Refused(f"its schema id {number} is not in {self.place}")
+        raise ValueRefused(f"its schema id {number} is not in {self.place}")
 
     def latest(self, subject: str) -> tuple[int, Datum] | None:
         """Return the id of the latest schema of a subject, and the format of its values.
@@ -108,7 +108,7 @@ class Registry:
             return None
         try:
             return int(answer["id"]), self._format_of(int(answer["id"]), answer)
-        except Refused as refused:
+        except ValueRefused as refused:
             raise RegistryError(
                 f"the latest schema of {subject} cannot be read: {refused}",
                 remedy="give avroSchema, or descFilePath and messageName, or another subject",
@@ -135,7 +135,7 @@ class Registry:
         numbers = sorted(int(file.stem) for file in Path(self.place).iterdir() if file.stem.isdecimal())
         for number in reversed(numbers):
             if (Path(self.place) / f"{number}{ending}").is_file():
-                with suppress(Refused):  # a file that cannot be read is another schema
+                with suppress(ValueRefused):  # a file that cannot be read is another schema
                     if _same(self.by_id(number), datum):
                         return number
         unused = Path(self.place) / f"{numbers[-1] + 1 if numbers else 1}{ending}"
@@ -170,7 +170,7 @@ class Registry:
         if kind == "JSON":
             return JsonFormat()
         if kind != "PROTOBUF":
-            raise Refused(f"its schema id {number} is of type {kind}; AVRO, JSON and PROTOBUF are read")
+            raise ValueRefused(f"its schema id {number} is of type {kind}; AVRO, JSON and PROTOBUF are read")
         files: dict[str, Any] = {}
         self._add_files(number, FILE_OF_SCHEMA, files)
         return _first_message(number, FILE_OF_SCHEMA, files)
@@ -183,7 +183,7 @@ class Registry:
                 raise ValueError
             files[name] = file_of(base64.b64decode(answer["schema"], validate=True))
         except ValueError:
-            raise Refused(
+            raise ValueRefused(
                 f"the registry {self.place} gives no descriptor of its schema id {number} "
                 f"(format=serialized): write the schemas to a folder, with protoc "
                 f"--include_imports --descriptor_set_out={number}.desc"
@@ -212,7 +212,7 @@ class Registry:
         """Return the answer for the schema of a reference."""
         answer = self._ask(f"/subjects/{_quoted(reference['subject'])}/versions/{reference['version']}")
         if answer is None:
-            raise Refused(f"its schema refers to {reference['subject']}, which is not in the registry")
+            raise ValueRefused(f"its schema refers to {reference['subject']}, which is not in the registry")
         return answer
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -264,10 +264,10 @@ def format_by_id(registry: Registry, number: int) -> Datum:
 
 
 def _first_message(number: int, name: str, files: dict[str, Any]) -> ProtobufFormat:
-    """Return the format of the first message of a file. Refused if it has none."""
+    """Return the format of the first message of a file. ValueRefused if it has none."""
     messages = messages_of(files[name]) if name in files else {}
     if not messages:
-        raise Refused(f"its schema id {number} has no message")
+        raise ValueRefused(f"its schema id {number} has no message")
     return ProtobufFormat(descriptors_of(name, files), next(iter(messages)))
 
 
@@ -297,16 +297,16 @@ def _inlined(schema: Any, named: dict[str, Any]) -> Any:
 
 @contextmanager
 def _errors_of(number: int) -> Iterator[None]:
-    """Name the id of a schema in the error of a decoder for it. Raises Refused."""
+    """Name the id of a schema in the error of a decoder for it. Raises ValueRefused."""
     try:
         yield
-    except Refused as refused:
-        raise Refused(f"its schema id {number} does not fit the column: {refused}") from None
+    except ValueRefused as refused:
+        raise ValueRefused(f"its schema id {number} does not fit the column: {refused}") from None
     except ValueError as error:
-        raise Refused(f"its schema id {number} {error}") from None
+        raise ValueRefused(f"its schema id {number} {error}") from None
 
 
-def _refuse(refused: Refused, data: bytes) -> Any:
+def _refuse(refused: ValueRefused, data: bytes) -> Any:
     raise refused
 
 
@@ -395,18 +395,18 @@ class ConfluentFormat(ValueFormat):
         return replace(self, datum=datum, number=number, head=head)
 
     def encoder(self, kind: pa.DataType) -> Callable[[Any], bytes]:
-        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises Refused."""
+        """Return a function from a value of Arrow's `to_pylist` to bytes. It raises ValueRefused."""
         assert self.datum is not None and self.head
         head, encode = self.head, self.datum.encoder(kind)
         return lambda value: head + encode(value)
 
     def decoder(self, kind: pa.DataType) -> Callable[[bytes], Any]:
-        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises Refused."""
+        """Return a function from bytes to a value that `pyarrow.array` accepts. It raises ValueRefused."""
         decoders: dict[int, Callable[[bytes], Any]] = {}
 
         def decode(data: bytes) -> Any:
             if len(data) < HEADER_BYTES or data[0]:
-                raise Refused(
+                raise ValueRefused(
                     f"it begins with {data[:1].hex() or 'nothing'}, not with 00 and the id of a schema; "
                     "formats avro, protobuf and json have no id"
                 )
@@ -414,7 +414,7 @@ class ConfluentFormat(ValueFormat):
             if number not in decoders:
                 try:
                     decoders[number] = self._decoder_of(number, kind)
-                except Refused as refused:
+                except ValueRefused as refused:
                     decoders[number] = partial(_refuse, refused)
             return decoders[number](data[HEADER_BYTES:])
 
@@ -453,12 +453,12 @@ class ConfluentFormat(ValueFormat):
 
         def decoder_at(place: tuple[int, ...]) -> Callable[[bytes], Any]:
             if place not in names:
-                raise Refused(f"its schema id {number} has no message with the indexes {list(place)}")
+                raise ValueRefused(f"its schema id {number} has no message with the indexes {list(place)}")
             own = self.datum
             if not isinstance(own, ProtobufFormat):
                 own = replace(written, message=names[place], lenient=True)
             elif own.message != names[place]:
-                raise Refused(
+                raise ValueRefused(
                     f"it is a {names[place]}, and the column a {own.message}: option messageName gives the "
                     "message of the column"
                 )
@@ -489,7 +489,7 @@ def bytes_of(indexes: tuple[int, ...]) -> bytes:
 
 
 def indexes_of(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the indexes in front of a message, and the position behind them. Raises Refused."""
+    """Return the indexes in front of a message, and the position behind them. Raises ValueRefused."""
     if data[:1] == b"\0":
         return (0,), 1
     numbers: list[int] = []
@@ -498,7 +498,7 @@ def indexes_of(data: bytes) -> tuple[tuple[int, ...], int]:
         value = shift = 0
         while True:
             if position == len(data) or shift > 28:
-                raise Refused("it has no indexes of a message behind the id of its schema")
+                raise ValueRefused("it has no indexes of a message behind the id of its schema")
             byte = data[position]
             position += 1
             value |= (byte & 127) << shift
@@ -506,7 +506,7 @@ def indexes_of(data: bytes) -> tuple[tuple[int, ...], int]:
             if byte < 128:
                 break
         if value & 1:
-            raise Refused(
+            raise ValueRefused(
                 "it has a negative index of a message: writers with use.deprecated.format=true "
                 "write such indexes, and have to be set to false"
             )
