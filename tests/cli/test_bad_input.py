@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,7 @@ CASES = [
     ("large value", ["append", *USERS, "a", "v" * 1000], "RecordTooLargeError", 2, "max.message.bytes"),
     ("large key", ["append", *USERS, "k" * 1000, "1"], "RecordTooLargeError", 2, "max.message.bytes"),
     ("offset above", ["read", *USERS, "--start", "2"], "OffsetOutOfRangeError", 2, "log end 1"),
+    ("no such lease", ["lease", *USERS, "replica"], "LeaseRefusedError", 2, "has no lease 'replica'"),
     ("no policy", ["clean", "data", "plain"], "NoPolicyError", 2, "cleanup.policy=compact"),
     ("no topic, partition", ["clean", "data", "-p", "1"], "UsageError", 2, "topic"),
     ("no such partition", ["clean", "data", "users", "-p", "4"], "UsageError", 2, "partition 4"),
@@ -221,3 +223,20 @@ def test_duplication_tells_what_it_counted_before_what_is_damaged(tmp_path, caps
     row, summary = (json.loads(line) for line in said.out.splitlines())
     assert (row["topic"], row["superseded_records"]) == ("sound", 1)
     assert summary["ok"] is False and "hurt-0" in said.err
+
+
+def test_ls_names_what_is_wrong_with_a_partition(data, capsys, monkeypatch):
+    """A link is not followed, and a damaged log is damaged: the two need different remedies."""
+    monkeypatch.chdir(data)
+    Path("data/plain-0").rename("elsewhere")
+    Path("data/plain-0").symlink_to("../elsewhere")
+    log = Path(f"data/users-0/{0:020d}.log")
+    log.write_bytes(log.read_bytes()[:-1])
+    assert main.run(["ls", "data"]) == 3
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["plain"].endswith("none (1 unreadable)")
+    assert lines["users"].endswith("compact (1 damaged)")
+    assert main.run(["ls", "data", "--json"]) == 3
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    problems = {row["topic"]: row["problem"] for row in rows if row["type"] == "partition"}
+    assert problems == {"plain": "unreadable", "users": "damaged"}

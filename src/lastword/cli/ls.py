@@ -12,7 +12,7 @@ import typer
 
 from lastword.cli.command import Session, command
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
-from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.errors import DataError, LastwordError, NotAPartitionError, StorageError, UsageError
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
@@ -85,7 +85,7 @@ def ls(
             if isinstance(result, LastwordError):
                 failed.append(result)  # raised at the end, after the other rows are shown
                 if by != "segment":
-                    rows.append(Uncounted.of(dirs, *tp))
+                    rows.append(Uncounted.of(dirs, *tp, result))
             else:
                 rows += result if by == "segment" else [result]
         for path, why in logs.offline.items():
@@ -181,6 +181,7 @@ class TopicRow:
     exact: bool
     uncounted: int
     quarantined: int
+    unreadable: int
 
     @classmethod
     def of(cls, rows: list[PartitionInfo | Uncounted]) -> TopicRow:
@@ -200,12 +201,14 @@ class TopicRow:
             exact=all(row.exact for row in counted),
             uncounted=len(rows) - len(counted),
             quarantined=sum(row.quarantine is not None for row in rows),
+            unreadable=sum(isinstance(row, Uncounted) and row.problem == "unreadable" for row in rows),
         )
 
     @property
     def health(self) -> str:
-        """Number of quarantined and damaged partitions, as text; empty if there are none."""
-        marks = [(self.quarantined, "quarantined"), (self.uncounted - self.quarantined, "damaged")]
+        """Number of quarantined, unreadable and damaged partitions, as text; empty if there are none."""
+        damaged = self.uncounted - self.quarantined - self.unreadable
+        marks = [(self.quarantined, "quarantined"), (self.unreadable, "unreadable"), (damaged, "damaged")]
         named = [f"{number} {mark}" for number, mark in marks if number > 0]
         return f" ({', '.join(named)})" if named else ""
 
@@ -281,7 +284,10 @@ def _about(figure: str, exact: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """The known facts of a partition whose records could not be counted."""
+    """The known facts of a partition whose records could not be counted.
+
+    `problem`: quarantined, damaged, or unreadable (no permission, a link, a failing drive).
+    """
 
     topic: str
     partition: int
@@ -292,9 +298,10 @@ class Uncounted:
     segments: int | None
     size_bytes: int
     quarantine: str | None
+    problem: str
 
     @classmethod
-    def of(cls, dirs: OpenDirs, topic: str, partition: int) -> Uncounted:
+    def of(cls, dirs: OpenDirs, topic: str, partition: int, error: LastwordError) -> Uncounted:
         """Return the facts that can be read; if listing fails too, only directory and policy."""
         from lastword.cleaner.policy import quarantine
 
@@ -309,6 +316,7 @@ class Uncounted:
             None,
             0,
             None,
+            "unreadable" if isinstance(error, (NotAPartitionError, StorageError)) else "damaged",
         )
         try:
             view = dirs.view(topic, partition)
@@ -322,6 +330,7 @@ class Uncounted:
             segments=len(view.segments),
             size_bytes=sum(segment.size for segment in view.segments),
             quarantine=None if noted is None else noted.reason,
+            problem=row.problem if noted is None else "quarantined",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -386,4 +395,4 @@ def _counts(row: Any, compacted: set[str]) -> tuple[str, ...]:
 def _health(row: PartitionInfo | Uncounted) -> str:
     if row.quarantine is not None:
         return " (quarantined)"
-    return " (damaged)" if isinstance(row, Uncounted) else ""
+    return f" ({row.problem})" if isinstance(row, Uncounted) else ""

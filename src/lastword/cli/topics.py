@@ -476,12 +476,11 @@ def lease(
     with signals.held(), out.open(target) as logs:
         known = logs.topic(topic_name)
         infos = [info for info in known.leases(target.partition) if name in (None, info.name)]
+        if name is not None and advance is None and not infos:
+            raise LeaseRefusedError(
+                f"{topic_name} has no lease {name!r}", remedy=target.command("lease", topic_name)
+            )
         if release and name is not None:
-            if not infos:
-                raise LeaseRefusedError(
-                    f"{topic_name} has no lease {name!r}",
-                    remedy=target.command("lease", topic_name),
-                )
             Lease(logs.dirs, topic_name, name).release()
             out.line(f"{topic_name}: {name} is released")
             out.summary(topic=topic_name, released=len(infos))
