@@ -389,8 +389,9 @@ class Settings:
         """
         file = self._file
         names: Iterable[str] = file.tables
-        if self._cluster is None and file.checked is not None and file.checked[0] == self._over:
-            names = file.changes[file.checked[1] : file.at]
+        at = None if self._cluster is not None else file.checked_at(self._over)
+        if at is not None:
+            names = file.changes[at : file.at]
             if not names:
                 return
         problems = Problems()
@@ -409,7 +410,7 @@ class Settings:
                 problems.add(f"{config.source(setting)}: {where}{sentence}")
         problems.raise_any()
         if self._cluster is None:
-            file.checked = self._over, file.at
+            file.note_checked(self._over)
 
 
 class Problems:
@@ -651,7 +652,7 @@ class _FileLayers:
             from, and in the texts that come from it.
         at: The number of those changes up to this text.
         checked: Arguments and environment with which the values were checked for contradictions, and the
-            number of changes up to the text that was checked.
+            number of changes up to the text that was checked; the newest check first.
     """
 
     def __init__(
@@ -673,12 +674,24 @@ class _FileLayers:
         self.top = _layer((entry for entry in others if not entry.table), shown)
         self.changes: list[str] = []
         self.at = 0
-        self.checked: tuple[Layer, int] | None = None
+        self.checked: list[tuple[Layer, int]] = []
 
     def topic(self, name: str) -> Layer:
         """Return the values of a topic's table; none if it has no table."""
         table = self.tables.get(name)
         return {} if table is None else table.layer(self.shown)
+
+    def checked_at(self, over: Layer) -> int | None:
+        """Return the number of changes up to the text that was checked last with these values above it.
+
+        None: there was none. A process loads a file with and without its arguments in turn.
+        """
+        return next((at for known, at in self.checked if known == over), None)
+
+    def note_checked(self, over: Layer) -> None:
+        """Note that the values contradict each other nowhere, with these values above them."""
+        others = [(known, at) for known, at in self.checked if known != over]
+        self.checked = [(over, self.at), *others[: MOST_CHECKED - 1]]
 
     def changed_since(self, before: _FileLayers) -> list[str] | None:
         """Return the topics whose tables differ from those of an earlier text; None: any value may differ."""
@@ -740,6 +753,8 @@ class _FileLayers:
         return layers
 
 
+MOST_CHECKED = 4
+"""The sets of arguments and environment of which a file keeps what was checked."""
 MOST_CHANGES = 1 << 10
 """The changes that are kept, besides two for each table."""
 _MOST_FILES = 8
