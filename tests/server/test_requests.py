@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import lastword
 from lastword import metrics
 from lastword.errors import UsageError
+from lastword.logdir.log_dir_set import LogDirSet
 from lastword.protocol import codes
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
@@ -612,6 +614,46 @@ def test_a_topic_that_is_made_again_has_another_id(client: Client, logs: lastwor
     logs.delete_topic("users")
     logs.create_topic("users")
     assert topic_id() != first
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_creation_reads_the_id_of_no_other_topic(
+    client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """1,000 topics in one request took minutes: each creation read the id of every topic."""
+    for number in range(20):
+        logs.create_topic(f"old{number}")
+    assert len(client.ask(MetadataRequest(topics=None)).topics) == 20
+    read: list[str] = []
+    topic_id = LogDirSet.topic_id
+
+    def counted(dir_set: LogDirSet, topic: str) -> str | None:
+        read.append(topic)
+        return topic_id(dir_set, topic)
+
+    monkeypatch.setattr(LogDirSet, "topic_id", counted)
+    new = [
+        CreateTopicsRequest.CreatableTopic(name=f"new{number}", num_partitions=1, replication_factor=1)
+        for number in range(5)
+    ]
+    for topics in [new] if together else [[topic] for topic in new]:
+        answer = client.ask(CreateTopicsRequest(topics=topics, timeout_ms=1000))
+        assert [topic.error_code for topic in answer.topics] == [0] * len(topics)
+    assert sorted(read) == [f"new{number}" for number in range(5)]
+    ids = {topic.name: topic.topic_id for topic in client.ask(MetadataRequest(topics=None)).topics}
+    assert len(set(ids.values())) == 25
+
+
+def test_a_setting_reads_no_id_again_of_a_topic_that_is_there(
+    client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = logs.create_topic("users")
+    old = time.time() - 10
+    os.utime(Path(logs.paths[0]) / "users-0" / "partition.metadata", (old, old))  # not made just now
+    before = client.ask(MetadataRequest(topics=None)).topics[0].topic_id
+    monkeypatch.setattr(LogDirSet, "topic_id", lambda dir_set, topic: pytest.fail("an id is read again"))
+    topic.set_config(retention_ms=10**9)
+    assert client.ask(MetadataRequest(topics=None)).topics[0].topic_id == before
 
 
 def test_a_waiting_fetch_is_answered_when_its_topic_goes(

@@ -489,10 +489,7 @@ class Broker:
             settings = CREATED | settings
         keywords = {setting.replace(".", "_"): value for setting, value in settings.items()}
         create_topic(dirs, name, partitions, key_serializer=None, value_serializer=None, config=keywords)
-        self.topics.changed()
-        topic = self.topics.get(name)
-        assert topic is not None
-        return topic
+        return self.topics.created(name)
 
     def _create_topics(self, request: Request, connection: Any) -> Answer:
         return self.in_turn(self._created_topics, request)
@@ -630,7 +627,7 @@ class Broker:
                     text = "The provided topic name maps to an ID that was already supplied."
                     raise Refused(codes.INVALID_REQUEST, text)
                 self.logs.delete_topic(topic.name)
-                self.topics.changed()
+                self.topics.changed(topic.name)
             except Refused as refused:
                 result.error_code, result.error_message = refused.code, refused.message
             except LastwordError as error:
@@ -690,7 +687,7 @@ class Broker:
         for log_dir, placed in self.dirs.dir_set.assign(topic.count - count).items():
             log_dir.add_partitions(topic.name, [next(numbers) for _ in placed], topic_id)
         self.dirs.dir_set.write_list()
-        self.topics.changed()
+        self.topics.changed(topic.name)
 
     # -------------------------------------------------------------- log directories, producers
 
