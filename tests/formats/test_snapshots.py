@@ -139,6 +139,38 @@ def test_6W_318_nothing_is_written_twice(tmp_path: Path) -> None:
     assert not run_steps(loaded.taking(state_at(11)))
 
 
+def test_the_snapshot_of_an_unchanged_state_is_renamed(tmp_path: Path) -> None:
+    """Renamed only if it is durable, above the active segment's base, and has the same content."""
+    files = RecordingFiles(DEFAULT)
+
+    def writes(store: Snapshots, state: ProducerState, active_base: int | None) -> list[str]:
+        before = len(files.changes)
+        assert run_steps(store.taking(state, active_base=active_base))
+        return [call.name for call in files.changes[before:]]
+
+    renamed = ["rename", "fsync_dir"]
+    store = Snapshots(files, str(tmp_path))
+    assert writes(store, ProducerState(10, TWO), 0) != renamed  # there is none
+    assert writes(store, ProducerState(20, TWO), 0) == renamed
+    assert store.offsets() == [20]
+    assert store.read(20) == ProducerState(20, TWO).producers
+    assert writes(store, ProducerState(30, TWO), 20) != renamed  # the one at a segment's base stays
+    assert writes(store, ProducerState(40, TWO), None) != renamed
+    assert writes(store, ProducerState(50), 0) != renamed
+    assert store.offsets() == [20, 30, 40, 50]
+    for is_durable in (False, True):
+        offset = store.offsets()[-1]
+        store = Snapshots(files, str(tmp_path))
+        store.read(offset)
+        store.mark_current(offset, is_durable=is_durable)
+        assert (writes(store, ProducerState(offset + 10), 0) == renamed) == is_durable
+    store.remove_outside(store.offsets(), -1, -1)
+    assert writes(store, ProducerState(80), 0) != renamed
+    (tmp_path / f"{80:020d}.snapshot").unlink()
+    assert writes(store, ProducerState(90), 0) != renamed
+    assert store.read(90) == []
+
+
 def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
     """6W.319: Idle producers expire; producers with an open transaction do not."""
     store = store_in(tmp_path, ProducerState(23, TWO))

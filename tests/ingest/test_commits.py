@@ -248,7 +248,7 @@ def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) ->
 def test_a_commit_into_an_existing_partition_does_each_thing_once(tmp_path: Path) -> None:
     """The calls of each partition are the costs of a commit into thousands of them."""
     make(tmp_path)
-    for job in ("h", "i", "j"):  # `j` removes the producer snapshot of `h`
+    for job in ("h", "i", "j"):  # `i` and `j` rename the producer snapshot of the commit before
         shared = [staging.SharedWriter(DEFAULT, str(tmp_path), job, order, 0) for order in range(3)]
         for order, writer in enumerate(shared):
             writer.write("t", 0, batch(f"{job}{order}"), 1)
@@ -257,18 +257,22 @@ def test_a_commit_into_an_existing_partition_does_each_thing_once(tmp_path: Path
         commit(tmp_path, Manifest(job, runs, sync=True), files)
     assert values(tmp_path)[0] == [f"{job}{order}" for job in "hij" for order in range(3)]
     calls = Counter((call.name, Path(call.path).name) for call in files.calls if "/t-0" in call.path)
-    log, snapshot = f"{0:020d}.log", f"{9:020d}.snapshot.tmp"
+    log = f"{0:020d}.log"
     assert [calls[name, log] for name in ("open_append", "append", "fsync")] == [1, 1, 1]
-    assert [calls[name, snapshot] for name in ("create", "append", "fsync", "rename")] == [1, 1, 1, 1]
-    assert calls["unlink", f"{3:020d}.snapshot"] == calls["fsync_dir", "t-0"] == 1
+    assert calls["rename", f"{6:020d}.snapshot"] == calls["fsync_dir", "t-0"] == 1
+    assert not any(name in ("create", "unlink") for name, _ in calls)
 
 
-def test_a_snapshot_gets_its_name_when_its_log_is_durable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_snapshot_gets_its_name_when_its_log_is_durable(tmp_path: Path, commits: int) -> None:
+    """The first commit writes a snapshot at its log end, the second one renames it."""
     make(tmp_path)
-    files = RecordingFiles(OsFiles())
-    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True), files)
+    for number in range(commits):
+        job = f"j{number}"
+        files = RecordingFiles(OsFiles())
+        commit(tmp_path, Manifest(job, stage(tmp_path, job, {0: ["a"]}), sync=True), files)
     steps = [(call.name, Path(call.path).name) for call in files.changes if "/t-0" in call.path]
-    named = steps.index(("rename", f"{1:020d}.snapshot.tmp"))
+    named = steps.index(("rename", f"{1:020d}.snapshot" + (".tmp" if commits == 1 else "")))
     for extension in ("log", "index", "timeindex"):
         assert steps.index(("fsync", f"{0:020d}.{extension}")) < named
     assert steps.index(("fsync_dir", "t-0")) > named

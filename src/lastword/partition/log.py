@@ -677,7 +677,8 @@ class PartitionLog(Reads):
             self._producers.expire(now_ms, self.producer_expiration_ms)
         if self.log_end > 0:
             with self._local.failure.latching_if_offline():
-                if (yield from self._snapshots.taking(self._producers)):  # syncs all names of the directory
+                taking = self._snapshots.taking(self._producers, active_base=self._local.appender.base_offset)
+                if (yield from taking):  # syncs all names of the directory
                     self._local.durability.directory_unsynced = False
 
     # -------------------------------------------------------------- sync

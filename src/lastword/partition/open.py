@@ -370,7 +370,7 @@ class _Opening:
             # others is durable with the first sync of the log, or of a cut.
             yield (partial(self.files.fsync_dir, self.directory),)
         if result.exact:
-            store.mark_current(log_end)
+            store.mark_current(log_end, is_durable=self.clean)
         return result.state
 
     def _is_sane(self, base: int) -> bool:

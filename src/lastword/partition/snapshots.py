@@ -18,7 +18,9 @@ one are replayed. So losing a snapshot costs only time, since the cleaner keeps 
 producer, or its last marker.
 
 A snapshot is written to a temporary file, synced and renamed, and the directory is synced: a reader never
-reads half of one. Kafka writes in place.
+reads half of one. Kafka writes in place. The content does not hold the offset. So if the state has not
+changed since the snapshot of the last clean close, as in every log without producers, that file is renamed to
+the new offset: its bytes are durable already, and it would be removed at the next opening.
 
 Snapshots are taken at each roll (offset = base of the new segment), at a clean close (log end), and after a
 segment was recovered. Those at segment bases are kept, and the largest one if it is above them.
@@ -37,7 +39,9 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import google_crc32c
@@ -128,6 +132,8 @@ class Snapshots:
         self.files = files
         self.directory = directory
         self._current = -1  # offset of the snapshot that equals the state of the open log
+        self._durable: bytes | None = None  # its content, if that survives a power cut
+        self._last_read: tuple[int, bytes] = (-1, b"")  # offset and content
 
     def path(self, offset: int) -> str:
         """Return the path of the snapshot at `offset`."""
@@ -137,32 +143,55 @@ class Snapshots:
         """Return the offsets of all snapshot files, ascending."""
         return names.snapshot_offsets(self.files.listdir(self.directory))
 
-    def taking(self, state: ProducerState) -> Steps[bool]:
+    def taking(self, state: ProducerState, *, active_base: int | None = None) -> Steps[bool]:
         """Write the state at its end offset, durably.
+
+        Args:
+            state: The state of the open log.
+            active_base: Base offset of the active segment. A snapshot above it is at no segment's base, so it
+                is renamed if it has the same content. None: no snapshot is renamed.
 
         Returns:
             False, and nothing written, if the snapshot there is current.
         """
-        path = self.path(state.end_offset)
+        path, data = self.path(state.end_offset), encode(state.producers)
         if state.end_offset == self._current and self.files.exists(path):
             return False
-        yield from self.files.writing_atomic(path, encode(state.producers))
-        self._current = state.end_offset
+        is_renamed = False
+        if active_base is not None and self._current > active_base and data == self._durable:
+            yield ()  # at a close, the batches below the new offset are durable when this returns
+            with suppress(FileVanishedError):
+                self.files.rename(self.path(self._current), path)
+                is_renamed = True
+        if is_renamed:
+            yield (partial(self.files.fsync_dir, self.directory),)
+        else:
+            yield from self.files.writing_atomic(path, data)
+        self._current, self._durable = state.end_offset, data
         return True
 
     def write(self, offset: int, producers: Iterable[Producer]) -> None:
         """Replace the snapshot at `offset` by one with `producers`, durably."""
-        self.files.write_atomic(self.path(offset), encode(producers))
-        self._current = offset
+        data = encode(producers)
+        self.files.write_atomic(self.path(offset), data)
+        self._current, self._durable = offset, data
 
-    def mark_current(self, offset: int) -> None:
-        """Note that the snapshot at `offset` is valid and equals the caller's state."""
-        self._current = offset
+    def mark_current(self, offset: int, *, is_durable: bool = False) -> None:
+        """Note that the snapshot at `offset` is valid and equals the caller's state.
+
+        `is_durable`: the writer has synced the file, as at a clean stop. Without a clean stop the bytes that
+        were read may be in memory only.
+        """
+        self._current, self._durable = offset, None
+        if is_durable and self._last_read[0] == offset:
+            self._durable = self._last_read[1]
 
     def read(self, offset: int) -> list[Producer]:
         """Return the producers at `offset`. CorruptFileError if damaged; StorageError if there is none."""
         path = self.path(offset)
-        return decode(self.files.read_bytes(path), path)
+        data = self.files.read_bytes(path)
+        self._last_read = offset, data
+        return decode(data, path)
 
     def remove_outside(self, offsets: Iterable[int], log_start: int, log_end: int) -> list[int]:
         """Remove those of the snapshots at `offsets` that are outside (log_start, log_end]. Return them."""
@@ -170,7 +199,7 @@ class Snapshots:
         for offset in gone:
             self.files.unlink(self.path(offset), missing_ok=True)
         if self._current in gone:
-            self._current = -1
+            self._current, self._durable = -1, None
         return gone
 
     def stray(self, offsets: Sequence[int], segment_bases: Iterable[int]) -> list[int]:
