@@ -287,7 +287,7 @@ def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
 
 
 def test_leftovers_that_nobody_removes(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(open_module, "remove_leftovers", lambda files, directory, listing, repairs: listing)
+    monkeypatch.setattr(open_module, "remove_leftovers", lambda files, directory, listing, *others: listing)
     monkeypatch.setattr(directory_segments.DirectorySegments, "discard_outputs", nothing)
     caught("cleans_small", "I10")
 

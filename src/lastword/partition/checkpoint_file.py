@@ -43,13 +43,12 @@ def read_lines(files: Files, path: str, fields: int) -> list[list[str]]:
 
 
 def _bytes_of(files: Files, path: str) -> bytes:
-    facts = files.stat(path)
-    if facts is None:
-        return b""
-    if facts.size > MAX_CHECKPOINT_BYTES:
-        raise _corrupt(path, f"{facts.size} bytes are too many for a checkpoint")
     try:
-        return files.read_bytes(path)
+        with files.open_read(path) as handle:
+            size = handle.size()
+            if size > MAX_CHECKPOINT_BYTES:
+                raise _corrupt(path, f"{size} bytes are too many for a checkpoint")
+            return handle.pread(size, 0)
     except FileVanishedError:
         return b""
 

@@ -285,9 +285,10 @@ def _created(stored: SegmentFiles, create: Callable[[], SegmentAppender]) -> Seg
 def check_directory(files: Files, directory: str) -> None:
     """Raise NotAPartitionError if the path is a link or a file. A path that does not exist is no error."""
     path = os.path.normpath(directory)
-    if files.is_link(path):
+    facts = files.stat(path)
+    if facts.kind == "link" if facts is not None else files.is_link(path):  # a broken link has no facts
         raise NotAPartitionError.link(path)
-    if not files.is_dir(path) and files.exists(path):
+    if facts is not None and facts.kind != "dir" and not files.is_dir(path):
         raise NotAPartitionError.of(path, "directory")
 
 

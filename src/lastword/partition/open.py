@@ -130,7 +130,8 @@ class _Opening:
         listing = found
         loaded = self._load(log_bases(listing))  # NotAPartitionError before anything is changed
         listing = finish_swaps(files, directory, listing, self.repairs)
-        listing = remove_leftovers(files, directory, listing, self.repairs)
+        private = private_listing(files, directory)
+        listing = remove_leftovers(files, directory, listing, private, self.repairs)
         parts = split_overflowed(files, directory, listing, interval, self.repairs)
         if parts:
             listing = files.listdir(directory)
@@ -158,13 +159,13 @@ class _Opening:
         if inspections:
             damage.mend(inspections)
             listing = files.listdir(directory)
+            private = private_listing(files, directory)  # a reader may have made a lease during the walk
             loaded = {}
         segments = self._segments(inspections, loaded, log_bases(listing), damage.sound_end)
         log_end = segments.active.next_offset
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
         log_start = max(self.log_start, segments[0].base_offset)
-        private = private_listing(files, directory)
         leases.log_found(files, directory, log_end, self.first_dirty, private)
         self._check_recovery_point(log_end)
         self._mend_epochs(epochs, inspections, log_start, log_end)

@@ -131,13 +131,16 @@ def finish_swaps(files: Files, directory: str, listing: list[str], repairs: Repa
     return files.listdir(directory)
 
 
-def remove_leftovers(files: Files, directory: str, listing: list[str], repairs: Repairs) -> list[str]:
+def remove_leftovers(
+    files: Files, directory: str, listing: list[str], private_names: Iterable[str], repairs: Repairs
+) -> list[str]:
     """Remove unpublished rewrites, temporary files, and indexes without a log.
 
-    Add the repairs to `repairs`, and return the listing of the directory afterwards.
+    Add the repairs to `repairs`, and return the listing of the directory afterwards. `private_names`: the
+    names in its private directory.
     """
     private = os.path.join(directory, names.PRIVATE)
-    for name in private_listing(files, directory):
+    for name in private_names:
         if name.startswith(names.REWRITE_PREFIX):
             files.remove_tree(os.path.join(private, name))
             repairs.add("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
