@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lastword
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError
+from lastword.files import OsFiles
 from lastword.partition import recovery
-from lastword.partition.durability import LogEnd, Mark
+from lastword.partition.durability import LogEnd, Mark, read_log_end
 from lastword.segment import indexes, names
 from lastword.tools.verify import verify
 from tests.crash.flips import (
@@ -27,6 +31,7 @@ from tests.crash.flips import (
 from tests.crash.invariants import NOW
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.scenarios import Process, keyed
+from tests.fakes.recording import RecordingFiles
 from tests.support.exhaustive import stride
 
 
@@ -112,6 +117,25 @@ def test_a_sound_log_is_not_refused_for_one_damaged_witness(life: Life, damage: 
             del tree[mark]
     assert as_reader(MemoryFiles(tree)) == (lived.shown, None)
     assert as_writer(MemoryFiles(tree)) == (lived.shown, None)
+
+
+def test_a_reader_reads_no_epochs_where_two_witnesses_name_the_end(tmp_path: Path) -> None:
+    """No other fact could outvote them: `LogEnd` gives the same answer with each of them."""
+    for is_current, is_alone, snapshots in itertools.product((False, True), (False, True), ((), (5,), (12,))):
+        known = LogEnd(True, 9, Mark(9, is_current=is_current, is_alone=is_alone), snapshots)
+        assert known.contradicts(9) is None
+        assert known.contiguous_from in (None, 9)
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("t", 1).extend([(b"key", b"value")] * 9)
+    partition = str(tmp_path / "t-0")
+    listing, mark = OsFiles().listdir(partition), Path(partition, names.PRIVATE, names.SYNCED)
+    files = RecordingFiles(OsFiles())
+    assert read_log_end(files, partition, 9, listing) is None
+    assert not any(call.path.endswith(names.LEADER_EPOCHS) for call in files.calls)
+    for end, data in ((8, mark.read_bytes()), (9, b"")):  # a witness is missing
+        mark.write_bytes(data)
+        known = read_log_end(files, partition, end, listing)
+        assert known is not None and (known.contradicts(end) is None) == (end == 9)
 
 
 def test_what_each_witness_says() -> None:

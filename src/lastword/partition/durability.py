@@ -410,10 +410,13 @@ def read_log_end(files: Files, directory: str, end: int, listing: Collection[str
     offset, epoch = _read(files, directory)
     if not clean and offset in (0, end):
         return None
+    recovery_point = _recovery_point(files, root, name) if clean else 0
+    if clean and offset == recovery_point == end:
+        return None  # two of three witnesses, whether the mark is current or not: no epochs are read
     mark = _mark(files, directory, offset, epoch)
     if not clean or (mark.is_current and mark.offset == end):
         return LogEnd(clean, 0, mark, ())
-    return LogEnd(clean, _recovery_point(files, root, name), mark, names.snapshot_offsets(listing))
+    return LogEnd(clean, recovery_point, mark, names.snapshot_offsets(listing))
 
 
 def _recovery_point(files: Files, root: str, name: str) -> int:

@@ -95,8 +95,9 @@ def read_task(
     parts, files = parts_of(task), files or files_at(options.path, options.storage)
     for root in dict.fromkeys(os.path.dirname(part.directory) for part in parts):
         register_limits(root, files)
+    target = arrow_schema(schema)
     yield from joined(
-        batch for part in parts for batch in read_batches(part, options, schema, columns, files)
+        batch for part in parts for batch in read_batches(part, options, target, columns, files)
     )
 
 
@@ -130,7 +131,7 @@ def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def read_batches(
     task: LogPartition,
     options: ReadOptions,
-    schema: StructType,
+    target: pa.Schema,
     columns: tuple[str, ...],
     files: Files = DEFAULT,
 ) -> Iterator[pa.RecordBatch]:
@@ -139,14 +140,14 @@ def read_batches(
         chunks = newest_chunks(task, options, files, tombstones=options.view == "changes")
     else:
         chunks = log_chunks(task, options, files)
-    yield from to_spark(chunks, task, options, schema, columns)
+    yield from to_spark(chunks, task, options, target, columns)
 
 
 def to_spark(
     chunks: Iterator[tuple[Chunk, RecordColumns]],
     task: LogPartition,
     options: ReadOptions,
-    schema: StructType,
+    target: pa.Schema,
     columns: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
     """Convert chunks to Arrow batches of at most about ARROW_BATCH_BYTES, in the schema of Spark."""
@@ -154,7 +155,6 @@ def to_spark(
 
     from lastword.records.columns import to_arrow
 
-    target = arrow_schema(schema)
     names = tuple(name for name in columns if name not in (CHANGE, CORRUPT))
     decoders = decoders_of(columns, options)
     if decoders:
