@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,51 @@ def spark_partitions(run: Run) -> list[Measured]:
                 times[cores] += timed_runs(clean, 0)
     shutil.rmtree(run.scratch / "many")
     return [rows("spark-partitions", "4 partitions", data.records, times[2][1:], times[1][1:], "one core")]
+
+
+MANY_PARTITIONS, FEW_PARTITIONS = 2000, 20
+ROWS_SHARE = 1 / 25  # of the records of a run: 400,000 rows at full size
+
+
+@workload("spark-many")
+def spark_many(run: Run) -> list[Measured]:
+    """Write rows into a topic of 2,000 partitions that has rows, synced, and count all of them.
+
+    Rival: the same in a topic of 20 partitions, in turn.
+    """
+    count = max(int(run.records * ROWS_SHARE), 10 * FEW_PARTITIONS)
+    partitions = {"many": min(MANY_PARTITIONS, count // 10), "few": FEW_PARTITIONS}
+    roots = {name: run.scratch / f"topic-{name}" for name in partitions}
+    for name, root in roots.items():
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.create_topic("t", partitions[name], cleanup_policy="compact")
+    sinks: dict[str, list[float]] = {name: [] for name in partitions}
+    counts: dict[str, list[float]] = {name: [] for name in partitions}
+    with session() as spark:
+        for written in range(1, run.repetitions + 2):
+            for name, root in roots.items():
+                sink = made_rows(spark, count).write.format("lastword").mode("append").option("topic", "t")
+                sinks[name] += timed_runs(partial(sink.save, str(root)), 0)
+
+                def read(root: Path = root, rows: int = written * count) -> None:
+                    frame = spark.read.format("lastword").option("subscribe", "t").load(str(root))
+                    assert frame.count() == rows
+
+                counts[name] += timed_runs(read, 0)
+    for root in roots.values():
+        shutil.rmtree(root)
+    rival = f"{FEW_PARTITIONS} partitions"
+    return [
+        rows(
+            "spark-many",
+            f"{verb}, {partitions['many']} partitions",
+            count,
+            times["many"][1:],
+            times["few"][1:],
+            rival,
+        )
+        for verb, times in (("sink", sinks), ("count", counts))
+    ]
 
 
 @workload("restore-client")
