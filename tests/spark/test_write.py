@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -9,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from lastword.ingest import staging
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged_batches
 from lastword.partition.log import PartitionLog
+from lastword.spark import write
 from lastword.spark.options import parse_write
 from lastword.spark.schema import sink_columns
 from lastword.spark.source import LastwordDataSource
@@ -122,6 +125,31 @@ def test_tasks_are_appended_in_the_order_of_sparks_partitions(tmp_path: Path) ->
     middle = attempt(writer, (1, 8), batch((b"1", b"")))
     writer.commit([late, None, early, middle])
     assert keys_of(tmp_path) == [b"0", b"0b", b"1", b"2"]
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_garbage_collector_pauses_during_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_enabled: bool, fails: bool
+) -> None:
+    writer = make_writer(tmp_path, partitions="2")
+    message = attempt(writer, (0, 0), batch((b"k", b"v")))
+    states: list[bool] = []
+
+    def commit(*given: Any, **named: Any) -> None:
+        states.append(gc.isenabled())
+        if fails:
+            raise BusyError("no")
+
+    monkeypatch.setattr(write, "commit", commit)
+    if not was_enabled:
+        gc.disable()
+    try:
+        with pytest.raises(BusyError) if fails else nullcontext():
+            writer.commit([message])
+        assert (states, gc.isenabled()) == ([False], was_enabled)
+    finally:
+        gc.enable()
 
 
 def test_order_within_a_task_holds_in_every_partition(tmp_path: Path) -> None:

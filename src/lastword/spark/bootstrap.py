@@ -37,6 +37,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -558,3 +559,19 @@ def settle() -> None:
         return
     _frozen_modules = len(sys.modules)
     gc.freeze()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector during a commit. The process of Spark that commits does nothing else.
+
+    The objects of thousands of open logs live until the commit ends, and the collector would visit all of
+    them repeatedly: a tenth to a fifth of the commit's CPU time. Objects are freed by their reference count.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

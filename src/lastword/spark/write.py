@@ -75,7 +75,13 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.topics import RootListing
 from lastword.objects import is_url
 from lastword.segment import names
-from lastword.spark.bootstrap import Shipped, ensure_compiled, hide_traceback, need_directory
+from lastword.spark.bootstrap import (
+    Shipped,
+    collector_paused,
+    ensure_compiled,
+    hide_traceback,
+    need_directory,
+)
 from lastword.spark.bucket import (
     begin_uploads,
     bucket_at,
@@ -234,13 +240,14 @@ class WriteJob:
         manifest = Manifest(
             job, tuple(runs), sync=self.options.ack == "disk", writer=writer, sequence=sequence
         )
-        commit(
-            path,
-            manifest,
-            DEFAULT,
-            lambda: LogDirectory.open(path, "a"),
-            patience_seconds=self.options.commit_timeout_ms / 1000,
-        )
+        with collector_paused():
+            commit(
+                path,
+                manifest,
+                DEFAULT,
+                lambda: LogDirectory.open(path, "a"),
+                patience_seconds=self.options.commit_timeout_ms / 1000,
+            )
         discard_job(path, job)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
