@@ -270,6 +270,21 @@ def test_a_page_that_replaces_others_has_their_newest_entries() -> None:
     assert copied
 
 
+def test_a_commit_encodes_the_entries_that_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    bucket = opened(store)
+    for number in range(50):
+        write(bucket, f"a{number}", b"%d" % number)
+    encoded: list[Entry] = []
+    to_json = Entry.to_json
+    monkeypatch.setattr(Entry, "to_json", lambda entry: encoded.append(entry) or to_json(entry))
+    write(bucket, 'b"\u00e9', b"the only change")
+    assert [entry.data for entry in encoded] == [b"the only change"]
+    manifest = opened(store).load().manifest
+    assert manifest == bucket.load().manifest
+    assert len(manifest.changes) == 51
+
+
 def test_a_directory_of_a_page_is_decoded_when_it_is_used() -> None:
     _, data = encode_page([Layer({"t-0/a": Entry(1, 0, 0), "u-0/a": Entry(2, 0, 0)})], oldest=True)
     for damaged, entries, reason in (

@@ -190,3 +190,16 @@ def test_a_version_that_is_open_to_read_is_not_changed(tmp_path: Path) -> None:
         files.open_read(f"{bucket.url}/none")
     with pytest.raises(FileTakenError):
         bucket.transaction(lambda private: private.open_append(path, create=True, exclusive=True))
+
+
+def test_a_file_in_the_manifest_is_read_and_changed_without_a_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(open_store("memory://inline/log"), clock=ManualClock())
+    bucket.transaction(lambda files: files.write_atomic(f"{files.root}/a", b"small"))
+    monkeypatch.setattr(bucket.reads, "open", None)
+    with scratch.Scratch(None, ManualClock()) as room:
+        files = BucketFiles(bucket.url, bucket.load().snapshot, bucket.reads, scratch=room)
+        assert files.read_bytes(f"{files.root}/a") == b"small"
+        with files.open_append(f"{files.root}/a") as handle:
+            handle.append(b"er")
+        assert files.read_bytes(f"{files.root}/a") == b"smaller"
+        assert files.stat(f"{files.root}/a").inode == bucket.load().snapshot.entry("a").number

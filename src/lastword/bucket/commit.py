@@ -580,10 +580,8 @@ def _without(pins: Mapping[str, Pin], name: str | None) -> dict[str, Pin]:
 
 def _size_of(changes: Changes) -> int:
     """Return about the bytes of changes in a manifest."""
-    return sum(
-        len(path) + ENTRY_BYTES + (0 if entry is None else len(entry.data) * 4 // 3)
-        for path, entry in changes.items()
-    )
+    inline = sum([len(entry.data) for entry in changes.values() if entry is not None])
+    return sum(map(len, changes)) + ENTRY_BYTES * len(changes) + inline * 4 // 3
 
 
 def _without_removed(changes: Changes) -> dict[str, Entry | None]:

@@ -170,6 +170,8 @@ class BucketFiles(Files):
         """As `Files.read_bytes`. A file that was replaced meanwhile is read as it is now."""
         while True:
             entry = self._file(self._key(path))
+            if isinstance(entry, Entry) and entry.object is None:
+                return entry.data
             try:
                 return super().read_bytes(path)
             except FileVanishedError:
@@ -214,13 +216,11 @@ class BucketFiles(Files):
         """As `Files.stat`."""
         with self._lock:
             key = self._key(path)
-            if self._is_directory(key):
-                return FileFacts(0, 0, 0, "dir")
             node = self._file(key)
+            if node is None:
+                return FileFacts(0, 0, 0, "dir") if self._is_directory(key) else None
         if isinstance(node, LocalFile):
             return node.facts()
-        if node is None:
-            return None
         stored = node.entry if isinstance(node, PatchedFile) else node
         return FileFacts(stored.size, stored.mtime_ms, node.number)
 
@@ -262,7 +262,11 @@ class BucketFiles(Files):
         self._changing(directory)
         assert self._scratch is not None
         number = new_number(self._rng) if file is None else file.number  # as an inode, which a change keeps
-        local = LocalFile(self._scratch, number)
+        if isinstance(file, Entry) and file.object is None:
+            local = LocalFile(self._scratch, number, file.data)
+            file = None
+        else:
+            local = LocalFile(self._scratch, number)
         if file is not None:
             with local.open(self._url(key)) as handle, self._open_stored(self._url(key), file) as source:
                 for position in range(0, source.size(), _COPY_BYTES):

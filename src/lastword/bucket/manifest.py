@@ -21,6 +21,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lastword.errors import LOST_OBJECT, CorruptFileError
@@ -205,11 +206,11 @@ class Manifest:
                 "history": list(self.history),
                 "collection": self.collection,
                 "pages": [list(page) for page in self.pages],
-                "changes": _to_json(self.changes),
                 "condemned": self.condemned,
                 "pins": {name: [pin.since_ms, pin.until_ms] for name, pin in self.pins.items()},
                 "uploads": {name: [pin.since_ms, pin.until_ms] for name, pin in self.uploads.items()},
-            }
+            },
+            {"changes": f"{{{', '.join([_line(path, entry) for path, entry in self.changes.items()])}}}"},
         )
 
     @classmethod
@@ -311,6 +312,12 @@ def decode_condemned(data: bytes, url: str) -> dict[str, int]:
 
 def _to_json(changes: Changes) -> dict[str, Any]:
     return {path: None if entry is None else entry.to_json() for path, entry in changes.items()}
+
+
+@lru_cache(maxsize=2048)  # a commit changes ten of the entries, and encodes all that `CHANGES_BYTES` hold
+def _line(path: str, entry: Entry | None) -> str:
+    """Return the JSON of an entry under its path."""
+    return json.dumps({path: None if entry is None else entry.to_json()})[1:-1]
 
 
 def _of_json(fields: Mapping[str, Any]) -> dict[str, Entry | None]:

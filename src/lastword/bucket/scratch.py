@@ -87,6 +87,7 @@ class LocalFile:
     Args:
         scratch: The room of the private copy.
         number: Its identity, as an inode.
+        data: Its first bytes, a few.
     """
 
     __slots__ = (
@@ -101,17 +102,17 @@ class LocalFile:
         "path",
     )
 
-    def __init__(self, scratch: Scratch, number: int) -> None:
+    def __init__(self, scratch: Scratch, number: int, data: bytes = b"") -> None:
         self.number = number
         self.lock = threading.RLock()
         self.path: str | None = None
         """Where it is on the drive; None: it is in memory."""
         self._scratch = scratch
-        self._data = bytearray()
+        self._data = bytearray(data)
         self._taken = 0
         self._mtime_ms = scratch.clock.now_ms()
         self._handles: WeakSet[LocalHandle] = WeakSet()
-        self._fit(0)
+        self._fit(len(data))
 
     def open(self, path: str) -> LocalHandle:
         """Open the file to read and write, under its path in the log."""

@@ -47,9 +47,17 @@ class Framed:
     code: str
     remedy: str
 
-    def encode(self, fields: Mapping[str, Any]) -> bytes:
-        """Encode a file with these fields."""
-        body = json.dumps(fields, separators=(", ", ": ")).encode() + b"\n"
+    def encode(self, fields: Mapping[str, Any], encoded: Mapping[str, str] | None = None) -> bytes:
+        """Encode a file with these fields.
+
+        Args:
+            fields: The fields, at least one.
+            encoded: Further fields, each as JSON.
+        """
+        text = json.dumps(fields, separators=(", ", ": "))
+        for name, value in (encoded or {}).items():
+            text = f"{text[:-1]}, {json.dumps(name)}: {value}}}"
+        body = text.encode() + b"\n"
         return b"lastword %s %d %08x\n%s" % (
             self.kind.encode(),
             self.version,

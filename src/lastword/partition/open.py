@@ -334,8 +334,9 @@ class _Opening:
             store.write(log_end, ())
             return ProducerState(log_end)
         bases = [segment.base_offset for segment in segments]
-        there, offsets = set(listing), names.snapshot_offsets(listing)
-        indexed = {base for base in bases if names.segment_file(base, names.TXN_INDEX) in there}
+        offsets = names.snapshot_offsets(listing)
+        parsed = [names.parse_segment_file(name) for name in listing if name.endswith(names.TXN_INDEX)]
+        indexed = {index.base_offset for index in parsed if index is not None}.intersection(bases)
         rebuild = set(inspections) | {base for base in indexed if not self._is_sane(base)}
         barren = {base for base in inspections if not inspections[base].producers}
         last = set(bases[-2:]) - set(offsets) - {bases[0]}

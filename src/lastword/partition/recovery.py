@@ -200,10 +200,8 @@ def split_overflowed(
 
 def log_bases(listing: Iterable[str]) -> list[int]:
     """Return the base offsets of the segments in the listing of a partition's directory, ascending."""
-    parsed = map(names.parse_segment_file, listing)
-    return sorted(
-        p.base_offset for p in parsed if p is not None and p.extension == names.LOG and not p.suffix
-    )
+    parsed = [names.parse_segment_file(name) for name in listing if name.endswith(names.LOG)]
+    return sorted([log.base_offset for log in parsed if log is not None])
 
 
 # ---------------------------------------------------------------- segments that are too wide
@@ -385,11 +383,11 @@ class DamageRepair:
         for at, base in enumerate(bases):
             last = at == len(bases) - 1
             above = last or bases[at + 1] > self._known.recovery_point
-            no_index = any(
-                names.segment_file(base, extension) not in listing
-                for extension in (names.INDEX, names.TIME_INDEX)
+            has_indexes = (
+                names.segment_file(base, names.INDEX) in listing
+                and names.segment_file(base, names.TIME_INDEX) in listing
             )
-            if no_index or base in self._parts or (above and not self._known.clean):
+            if not has_indexes or base in self._parts or (above and not self._known.clean):
                 due.append((base, last))
         if bases and (not due or due[-1][0] != bases[-1]):
             self.sound_end = self._valid_end(self._segments[bases[-1]])

@@ -168,8 +168,8 @@ def parse_segment_file(name: str) -> SegmentFile | None:
 
 def snapshot_offsets(listing: Iterable[str]) -> list[int]:
     """Return the offsets of the producer snapshots among a directory's names, ascending."""
-    parsed = map(parse_segment_file, listing)
-    return sorted(f.base_offset for f in parsed if f and f.extension == SNAPSHOT and not f.suffix)
+    parsed = [parse_segment_file(name) for name in listing if name.endswith(SNAPSHOT)]
+    return sorted([snapshot.base_offset for snapshot in parsed if snapshot is not None])
 
 
 def partition_dir(topic: str, partition: int) -> str:
