@@ -403,12 +403,14 @@ class Summary:
         account: The account of the partition; settings and the name of the drive are not saved.
         tombstones: How long the state of the tombstones stays valid.
         time: The drive's time at the scan.
+        largest_bytes: The most bytes that a record with a key takes; -1: not known.
     """
 
     log: str
     account: PartitionAccount
     tombstones: Standing
     time: SavedTime
+    largest_bytes: int = -1
 
 
 def digest_of(files: tuple[object, ...]) -> str:
@@ -432,6 +434,7 @@ def save_summary(files: Files, directory: str, summary: Summary) -> None:
         "standing": [int(standing.until_ms), int(standing.due_to), int(standing.held_from)],
         "t": int(time.write_clock),
         "seen": [int(value) for value in time.reached],
+        "largest": summary.largest_bytes,
         "count": len(account.segments),
         "segments": base64.b64encode(zlib.compress(_columns(account.segments), 9)).decode(),
     }
@@ -465,6 +468,7 @@ def load_summary(files: Files, directory: str) -> Summary | None:
                 account,
                 Standing(until_ms, due_to, held_from),
                 SavedTime(int(fields["t"]), (int(base), int(size))),
+                int(fields.get("largest", -1)),  # earlier programs did not save it
             )
     except (LastwordError, zlib.error):
         return None

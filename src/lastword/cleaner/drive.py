@@ -30,6 +30,7 @@ from lastword.cleaner.inspection import (
     limit_plan,
     scan_partition,
     shifted,
+    worst_account,
 )
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.generational import Choice, DriveChooser, because, disjoint
@@ -130,10 +131,19 @@ class DriveCleaner:
         now_ms: int,
         held: Collection[TopicPartition] = (),
         partitions: Collection[TopicPartition] | None = None,
+        *,
+        bounded: bool = False,
     ) -> DriveAccount:
         """Return the accounts of the drive, after a scan of every new segment.
 
-        A partition that fails is left out. `partitions`: only these; None: all.
+        A partition that fails is left out.
+
+        Args:
+            now_ms: The time to decide by.
+            held: Partitions that may not be chosen.
+            partitions: Only these; None: all.
+            bounded: If no obligation can hold, scan nothing and return accounts with at least the garbage
+                that there is.
         """
         scans: Counter[TopicPartition] = Counter()
         current: Mapping[TopicPartition, PartitionAccount] = {}
@@ -153,10 +163,41 @@ class DriveCleaner:
             stale = [partition for partition in inspection.stale if scans[partition.tp] < MOST_SCANS]
             if not stale:
                 return inspection.account
+            if bounded:
+                worst = self._worst(inspection.account, stale, now_ms, held)
+                if worst is not None and not DriveChooser(worst, now_ms).is_obliged:
+                    return worst
             for partition, failed in self._executor.scan(stale, self.drive, now_ms):
                 scans[partition.tp] += 1
                 if failed is not None:
                     self._leave_out(partition.tp, failed)
+
+    def _worst(
+        self,
+        account: DriveAccount,
+        stale: Sequence[DrivePartition],
+        now_ms: int,
+        held: Collection[TopicPartition],
+    ) -> DriveAccount | None:
+        """Return the account with the most garbage that the stale partitions may have; None: not known.
+
+        Only where a file that is read costs requests: elsewhere the accounts are kept in memory.
+        """
+        worst: dict[tuple[str, int], PartitionAccount] = {}
+        for partition in stale:
+            if not partition.log_dir.files.file_cost_bytes:
+                return None
+            try:
+                bound = worst_account(partition, self.drive, now_ms, held=partition.tp in held)
+            except LastwordError:
+                return None  # the scan meets the error, too
+            if bound is None:
+                return None
+            worst[partition.tp] = bound
+        return replace(
+            account,
+            partitions=tuple(worst.get((own.topic, own.partition), own) for own in account.partitions),
+        )
 
     def clean(
         self, held: Collection[TopicPartition] = (), stop: Callable[[], bool] | None = None
@@ -253,7 +294,7 @@ class DriveCleaner:
             run = chooser.choose().run
             if run is not None:
                 return {TopicPartition(run.topic, run.partition): [run]}
-        account = self.inspect(now_ms, held)
+        account = self.inspect(now_ms, held, bounded=True)
         if self._executor.parallel:
             return self._all_runs(outlook(account, now_ms)[0])
         chooser = DriveChooser(account, now_ms)

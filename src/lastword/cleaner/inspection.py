@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword import metrics
-from lastword.accounts import DriveAccount, PartitionAccount
+from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.accounts.estimates import indexed_bytes
 from lastword.accounts.snapshot import SavedTime, Summary, digest_of, load_summary, save_summary
 from lastword.accounts.tombstones import Standing
@@ -29,6 +29,7 @@ from lastword.errors import LastwordError
 from lastword.files import Files, real_path
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
@@ -96,12 +97,14 @@ class CachedStats:
     files: `delete.retention.ms`, and base offset and identity of each file below the limit; their digest if
         the statistics were saved.
     time: The drive's time at the scan, if the statistics were saved.
+    largest_bytes: The most bytes that a record with a key takes; -1: not known.
     """
 
     files: tuple[object, ...] | str
     account: PartitionAccount
     tombstones: Standing
     time: SavedTime | None = None
+    largest_bytes: int = -1
 
     def holds(self, files: Files, directory: str, present: tuple[object, ...], now_ms: int) -> bool:
         """Return whether the statistics are valid. Reads leases only if a tombstone depends on them."""
@@ -193,22 +196,67 @@ def _inspect_partition(
     stats = _stats_of(partition, log.directory)
     if stats is None:
         return nothing, True
-    is_stale = not stats.holds(files, log.directory, _files_below(plan, segments), now_ms)
+    is_stale = not stats.holds(files, log.directory, _files_below(plan.limit, plan, segments), now_ms)
     if not is_stale:
         ledgers.advance(tp, segments, stats.time)
-    account = replace(
+    # The segments of a stale account may have been replaced.
+    return _account_of(stats, partition, drive, total_bytes, held=held or is_stale), is_stale
+
+
+def _account_of(
+    stats: CachedStats, partition: DrivePartition, drive: str, total_bytes: int, *, held: bool
+) -> PartitionAccount:
+    """Return the account of a scan with the settings of now."""
+    config = partition.config
+    return replace(
         stats.account,
-        topic=tp.topic,
-        partition=tp.partition,
+        topic=partition.tp.topic,
+        partition=partition.tp.partition,
         drive=drive,
         total_bytes=total_bytes,
-        quarantined=held or is_stale,  # the segments of a stale account may have been replaced
+        quarantined=held,
         segment_bytes=config.segment_bytes,
         file_bytes=indexed_bytes(config),
         max_compaction_lag_ms=config.max_compaction_lag_ms,
         min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
     )
-    return account, is_stale
+
+
+def worst_account(
+    partition: DrivePartition, drive: str, now_ms: int, *, held: bool
+) -> PartitionAccount | None:
+    """Return an account with at least the garbage that a scan of the new segments would find.
+
+    Each new record supersedes at most one record. That is a new one, and all bytes of new segments count as
+    garbage here; or it is an old one, which has at most the bytes of the largest. So neither records nor the
+    garbage index are read, which takes more bytes than a few new records.
+
+    Returns:
+        The account, for a decision by sums only: a new segment has the garbage of the old ones, too. None if
+        there is no bound: the old segments have no statistics, or have changed; the largest record is not
+        known; or the time at which garbage is found counts (`max.compaction.lag.ms`).
+    """
+    log, dead_bytes = _log_of(partition)
+    stats, files = _stats_of(partition, log.directory), partition.log_dir.files
+    if stats is None or stats.largest_bytes < 0 or partition.config.max_compaction_lag_ms < INT64_MAX:
+        return None
+    plan = limit_plan(partition, log, now_ms, dead_bytes)
+    segments, limit = log.segments, stats.account.limit
+    if not stats.holds(files, log.directory, _files_below(limit, plan, segments), now_ms):
+        return None
+    account = _account_of(stats, partition, drive, sum(segment.size for segment in segments), held=held)
+    superseded_bytes = min(
+        (log.log_end - limit) * stats.largest_bytes,
+        sum(segment.size_bytes - segment.dead_bytes for segment in account.segments),
+    )
+    newer: list[SegmentAccount] = []
+    ends = [segment.base_offset for segment in segments[1:]] + [log.log_end]  # reads no segment
+    for segment, end in zip(segments, ends, strict=True):
+        if segment.base_offset >= limit and segment.size:
+            garbage_bytes = segment.size + superseded_bytes
+            newer.append(SegmentAccount(segment.base_offset, end, segment.size, 0, 0, garbage_bytes))
+            superseded_bytes = 0
+    return replace(account, segments=(*account.segments, *newer))
 
 
 def _log_of(partition: DrivePartition) -> tuple[PartitionLog | PartitionView, int]:
@@ -229,7 +277,8 @@ def _stats_of(partition: DrivePartition, directory: str) -> CachedStats | None:
     saved = load_summary(partition.log_dir.files, directory)
     if saved is None:
         return None
-    stats = ledgers.cached_stats[tp] = CachedStats(saved.log, saved.account, saved.tombstones, saved.time)
+    stats = CachedStats(saved.log, saved.account, saved.tombstones, saved.time, saved.largest_bytes)
+    ledgers.cached_stats[tp] = stats
     return stats
 
 
@@ -260,7 +309,7 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
         time = SavedTime(ledger.write_clock, ledger.reached)
     partition.ledgers.cached_stats[partition.tp] = stats
     if partition.ledgers.saves and isinstance(stats.files, tuple):
-        summary = Summary(digest_of(stats.files), stats.account, stats.tombstones, time)
+        summary = Summary(digest_of(stats.files), stats.account, stats.tombstones, time, stats.largest_bytes)
         save_summary(partition.log_dir.files, log.directory, summary)
 
 
@@ -286,11 +335,13 @@ def cached_stats(
     standing = Standing()
     if ledger.exact:
         standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
-    return CachedStats(_files_below(plan, segments), account, standing)
+    files = _files_below(plan.limit, plan, segments)
+    largest_bytes = ledger.tracking.running.largest_bytes if ledger.exact else -1
+    return CachedStats(files, account, standing, largest_bytes=largest_bytes)
 
 
-def _files_below(plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
-    files = ((s.base_offset, s.id) for s in segments if s.base_offset < plan.limit)
+def _files_below(limit: int, plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
+    files = ((s.base_offset, s.id) for s in segments if s.base_offset < limit)
     return (plan.delete_retention_ms, *files)
 
 

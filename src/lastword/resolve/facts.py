@@ -470,6 +470,10 @@ class SegmentCounts:
         scaled_bytes[changed] = (size_bytes[changed] * ratio).astype(np.int64)
         return scaled_bytes
 
+    def scaled_up(self, size_bytes: int) -> int:
+        """Convert a size from the map to the most bytes that it is in any of the files."""
+        return max(self.scaled(np.arange(len(self)), np.full(len(self), size_bytes)).tolist(), default=0) + 1
+
     def facts(self, first: int = 0, end: int | None = None) -> tuple[SegmentFacts, ...]:
         """Return the facts of each segment, or of those from index `first` to before `end`."""
         part = slice(first, end)

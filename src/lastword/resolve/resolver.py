@@ -124,9 +124,11 @@ class KeyScan:
 
     Attributes:
         batch_records: Records of a key batch, if one thread does all.
+        largest_bytes: The size, as in the map, of the largest record with a copy there; -1: not known.
     """
 
     batch_records = CACHED_RECORDS
+    largest_bytes = 0
 
     def __init__(self, map_bytes: int, salt: bytes, digest_seed: int, rules: Rules) -> None:
         self.map_bytes = map_bytes
@@ -208,9 +210,10 @@ class KeyScan:
         filled = int(filler.cursor[key_batch.FILLED])
         self.store.register(filler.arrays.page_ids[: int(filler.cursor[key_batch.PAGES_MET])], segment)
         if self.rules.keep_copies:
-            self.counts.add_weight(
-                segment, int((filler.arrays.spans[key_batch.SIZE, :filled] & SIZE_MASK).sum())
-            )
+            sizes = filler.arrays.spans[key_batch.SIZE, :filled] & SIZE_MASK
+            self.counts.add_weight(segment, int(sizes.sum()))
+            if self.largest_bytes >= 0:
+                self.largest_bytes = max(self.largest_bytes, int(sizes.max(initial=0)))
         self.state[loops.NEXT] = 0
         while True:
             status = loops.insert_keys(

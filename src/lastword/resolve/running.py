@@ -146,6 +146,12 @@ class RunningResolution:
         self._removals: tuple[int, int] | None = None  # range of offsets given to `count_removals`
         self.forgot_copies = False
 
+    @property
+    def largest_bytes(self) -> int:
+        """The most bytes of its file that a record with a key takes; -1: not known."""
+        largest = self._scan.largest_bytes
+        return largest if largest < 0 else self._scan.counts.scaled_up(largest)
+
     # ---------------------------------------------------------------- growing
 
     def add_segments(
@@ -443,6 +449,7 @@ class RunningResolution:
             "salt": np.frombuffer(scan.salt, np.uint8).copy(),
             "share": self._share,
             "limit": self.limit,
+            "largest": scan.largest_bytes,
             "page_ids": bits.page_ids,
             "page_slots": bits.page_slots,
             "page_bits": bits.page_bits,
@@ -479,6 +486,7 @@ class RunningResolution:
         scan = resolution._scan
         scan.counts = SegmentCounts.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})
         resolution.limit = int(parts["limit"])
+        scan.largest_bytes = int(parts.get("largest", -1))  # earlier programs did not save it
         bits = DeadBitmaps(*(np.asarray(parts[f"page_{name}"]) for name in ("ids", "slots", "bits")))
         check_pages(bits, np.asarray(parts["page_segments"]), len(scan.counts))
         scan.store = PageStore(scan.state, bits)

@@ -459,6 +459,16 @@ class DriveChooser:
             or Choice(self._drive.drive, "none", None, (), "; ".join(reasons))
         )
 
+    @property
+    def is_obliged(self) -> bool:
+        """Whether one of the reasons to clean holds; there may be no run for it."""
+        rankings = (self._late, self._over, self._crowded)
+        return self._is_above_target or any(ranking.first(1) for ranking in rankings)
+
+    @property
+    def _is_above_target(self) -> bool:
+        return self._garbage_bytes > (1 - 1 / self._drive.space_target) * self._held_bytes
+
     def _set(self, number: int, account: PartitionAccount | None) -> None:
         self._add(number, -1)
         self._accounts[number] = account
@@ -507,7 +517,7 @@ class DriveChooser:
     def _target(self, reasons: list[str]) -> Choice | None:
         drive, held, garbage = self._drive, self._held_bytes, self._garbage_bytes
         holds = f"the drive holds {held / max(held - garbage, 1):.2f} times its live bytes"
-        if garbage <= (1 - 1 / drive.space_target) * held:
+        if not self._is_above_target:
             open_bytes = held - self._closed_bytes
             rest = f" ({format_bytes(open_bytes)} not closed yet count as live)" if open_bytes else ""
             reasons.append(f"{holds}{rest}, within its target of {drive.space_target:g}")
