@@ -180,6 +180,32 @@ def test_the_bounds_check_reaches_raw_loads() -> None:
     assert run(CHECKED, NUMBA_BOUNDSCHECK="1") == ["refused"] * 3 + ["0"]
 
 
+INDEXES = """
+import numba, numpy as np
+from lastword.kernels.memory import not_negative
+plain = numba.njit(lambda data, index: data[index])
+proved = numba.njit(lambda data, index: data[not_negative(index)])
+data = np.arange(10)
+for read in (plain, proved):
+    for index in (2, -1):
+        try:
+            print(read(data, index))
+        except IndexError:
+            print("refused")
+    (code,) = read.inspect_llvm().values()
+    print("select" in code)
+"""
+
+
+@pytest.mark.slow
+def test_the_sign_of_an_index_is_not_tested_or_is_refused() -> None:
+    only_valid = run(INDEXES.replace("(2, -1)", "(2,)"))  # a negative index breaks the promise
+    assert only_valid == ["2", "True", "2", "False"]
+    checked = run(INDEXES, NUMBA_BOUNDSCHECK="1")
+    assert checked[:2] == ["2", "9"]
+    assert checked[3:5] == ["2", "refused"]
+
+
 @pytest.mark.slow
 def test_no_access_out_of_bounds() -> None:
     """The kernels' tests again, with every raw access checked; an IndexError fails them.

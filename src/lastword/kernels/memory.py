@@ -135,6 +135,28 @@ def prefetch(typingctx, array, position):
     return types.void(array, types.int64), codegen
 
 
+@intrinsic
+def not_negative(typingctx, value):
+    """Return an index, which must not be negative, so that its uses do not test its sign.
+
+    Numba counts a negative index from the end of the array: a test and a selection for each use of an index
+    whose sign is not proved. With the bounds check on: IndexError for a negative value.
+    """
+
+    def codegen(context, builder, signature, args):
+        good = builder.icmp_signed(">=", args[0], ir.Constant(_I64, 0))
+        if config.BOUNDSCHECK:
+            with builder.if_then(builder.not_(good), likely=False):
+                context.call_conv.return_user_exc(builder, IndexError, ("negative index",))
+        else:
+            function_type = ir.FunctionType(ir.VoidType(), [ir.IntType(1)])
+            function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.assume")
+            builder.call(function, [good])
+        return args[0]
+
+    return types.int64(types.int64), codegen
+
+
 def _wide_product(builder, args):
     product = builder.mul(builder.zext(args[0], _I128), builder.zext(args[1], _I128))
     high = builder.trunc(builder.lshr(product, ir.Constant(_I128, 64)), _I64)

@@ -53,6 +53,7 @@ from lastword.kernels.memory import (
     load32,
     load64,
     multiply_high,
+    not_negative,
     prefetch,
     store8,
     store32,
@@ -310,7 +311,9 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
         prefetch_entry(spans, hashes, homes, slots, arena, i)
     for i in range(start, min(start + PREFETCH_DISTANCE, filled)):
         prefetch_bit(homes, arena, state, pages, i)
-    for i in range(start, filled):
+    for number in range(start, filled):
+        i = not_negative(number)
+        segment = not_negative(segment)
         if i + 3 * PREFETCH_DISTANCE < filled:
             prefetch_slot(spans, hashes, homes, slots, i + 3 * PREFETCH_DISTANCE)
         if i + 2 * PREFETCH_DISTANCE < filled:
@@ -343,7 +346,7 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
         tag = hashed & _TAG_MASK
         key_digest = hashes[1, i]
         key_position = spans[KEY_POSITION, i]
-        slot = homes[0, i]
+        slot = not_negative(homes[0, i])
         probes = 1
         new = False
         while True:
@@ -392,7 +395,7 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
                     state[NEXT] = i
                     return BAD_OFFSET
                 page = find_page(pages.ids, known_pages, old)
-                owner = owner_of(pages, page, bases, old)
+                owner = not_negative(owner_of(pages, page, bases, old))
                 mark_dead(pages, state, stats, page, owner, old, flags)
                 if offset < stats[owner, LOWEST_SUPERSEDING]:
                     stats[owner, LOWEST_SUPERSEDING] = offset
