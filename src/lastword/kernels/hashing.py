@@ -183,7 +183,10 @@ def key_hash(data, position, size, seed0, seed1):
     """Return the hash of data[position:position + size]; reads up to 7 bytes more, which have no effect."""
     state = seed0
     if size > 16:
+        # The first step stands before the loop, which LLVM unrolls for longer keys than most.
+        state = multiply_fold(load64(data, position) ^ seed1, load64(data, position + 8) ^ state)
         end = position + size
+        position += 16
         while end - position > 16:
             state = multiply_fold(load64(data, position) ^ seed1, load64(data, position + 8) ^ state)
             position += 16
