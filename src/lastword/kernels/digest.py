@@ -10,7 +10,7 @@ import numpy as np
 
 from lastword.kernels import BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
-from lastword.kernels.hashing import NULL_KEY, crc_of, key_hash, pair_digest
+from lastword.kernels.hashing import NULL_KEY, crc_of_short, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold, varint_size
 from lastword.kernels.pages import bits_between, in_word, read_word
 from lastword.kernels.repack import DROP, SET_HORIZON, joinable
@@ -173,7 +173,7 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
                 if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, MAX_TIMESTAMP]
                 start = key_at - varint_size(key_length)
-                mixed = np.uint64(crc_of(uncompressed, start, body_end - start)) ^ _MIX0
+                mixed = np.uint64(crc_of_short(uncompressed, start, body_end - start)) ^ _MIX0
                 mixed = multiply_fold(mixed, np.uint64(offset) ^ _MIX1)
                 records_digest += multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
                 if sets_horizon and not has_horizon and not control:

@@ -1,6 +1,8 @@
 """Hashes of bytes: CRC-32C, the salted hash of keys, and Kafka's hash, which chooses the partition.
 
-The CPU's own instruction computes a CRC-32C at 11-16 GB/s; without one, slicing by 8 computes 2.4 GB/s.
+The CPU's own instruction computes a CRC-32C at 9 GB/s, and at 24 GB/s for four slices side by side; without
+one, slicing by 8 computes 2.4 GB/s. If the CPU multiplies 512 bits without carries (VPCLMULQDQ), a long slice
+is folded into 64 bytes first: 33-49 GB/s.
 
 The salted hash, for maps and digests, reads two words a step, through one 64x64->128-bit multiply. Without
 its seeds no one can construct keys that collide.
@@ -18,7 +20,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from lastword.kernels import BAD_LENGTH, NO_SLACK, OK, SLACK, inline, kernel
-from lastword.kernels.memory import load8, load32, load64, multiply_fold
+from lastword.kernels.memory import element_pointer, load8, load32, load64, multiply_fold
 
 # ---------------------------------------------------------------- CRC-32C
 
@@ -113,8 +115,93 @@ else:
     _step1 = table_step1
 
 
+def _power(exponent: int) -> int:
+    """Return x^exponent modulo the polynomial, with the bits in the order of a CRC."""
+    value = 1 << 31
+    for _ in range(exponent):
+        value = (value >> 1) ^ (POLYNOMIAL if value & 1 else 0)
+    return value
+
+
+def _has_folds() -> bool:
+    """Return whether this machine multiplies 512 bits without carries."""
+    features = binding.get_host_cpu_features() if HARDWARE == "x86" and config.ENABLE_AVX else {}
+    return bool(features.get("vpclmulqdq") and features.get("avx512f"))
+
+
+FOLDS = _has_folds()
+FOLD_BYTES = 64
+FEWEST_FOLDS = 8
+"""Folds from which on they are faster than the instruction alone."""
+_LANES = 4
+
+
+@intrinsic
+def fold_crc(typingctx, state, data, position, folds):
+    """Advance the CRC by FOLD_BYTES * `folds` bytes, for `folds` >= 4; only if FOLDS.
+
+    A vector of 64 bytes stands for all bytes before its end: its CRC, from state 0, is theirs. To move it by
+    n bits, each half of its 128-bit parts is multiplied by a power of x, and the bytes there are added. Four
+    vectors side by side move by 256 bytes; then they are folded into one.
+    """
+
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(ir.IntType(64), 8)
+        word, byte = ir.IntType(64), ir.IntType(8)
+        start, data, position, folds = args
+        step = ir.Constant(word, FOLD_BYTES)
+        origin = element_pointer(
+            context, builder, signature.args[1], data, position, builder.mul(folds, step)
+        )
+        multiply = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector, vector, byte]), "llvm.x86.pclmulqdq.512"
+        )
+        advance = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(word, [word, word]), "llvm.x86.sse42.crc32.64.64"
+        )
+
+        def load(block):
+            place = builder.gep(origin, [builder.mul(block, step)])
+            return builder.load(builder.bitcast(place, vector.as_pointer()), align=1)
+
+        def moved(value, size, data):
+            powers = ir.Constant(vector, [_power(8 * size + 31), _power(8 * size - 33)] * 4)
+            low = builder.call(multiply, [value, powers, ir.Constant(byte, 0x00)])
+            high = builder.call(multiply, [value, powers, ir.Constant(byte, 0x11)])
+            return builder.xor(builder.xor(low, high), data)
+
+        lanes = [cgutils.alloca_once_value(builder, load(ir.Constant(word, lane))) for lane in range(_LANES)]
+        first = builder.load(lanes[0])
+        number = ir.Constant(ir.IntType(32), 0)
+        first_word = builder.xor(builder.extract_element(first, number), start)
+        builder.store(builder.insert_element(first, first_word, number), lanes[0])
+        rounds = builder.udiv(folds, ir.Constant(word, _LANES))
+        with cgutils.for_range_slice(
+            builder, ir.Constant(word, 1), rounds, ir.Constant(word, 1), intp=word
+        ) as (number, _):
+            for lane in range(_LANES):
+                block = builder.add(builder.mul(number, ir.Constant(word, _LANES)), ir.Constant(word, lane))
+                value = moved(builder.load(lanes[lane]), FOLD_BYTES * _LANES, load(block))
+                builder.store(value, lanes[lane])
+        for lane in range(1, _LANES):
+            value = moved(builder.load(lanes[lane - 1]), FOLD_BYTES, builder.load(lanes[lane]))
+            builder.store(value, lanes[lane])
+        last = lanes[_LANES - 1]
+        done = builder.mul(rounds, ir.Constant(word, _LANES))
+        with cgutils.for_range_slice(builder, done, folds, ir.Constant(word, 1), intp=word) as (block, _):
+            builder.store(moved(builder.load(last), FOLD_BYTES, load(block)), last)
+        value, state = builder.load(last), ir.Constant(word, 0)
+        for place in range(8):
+            part = builder.extract_element(value, ir.Constant(ir.IntType(32), place))
+            state = builder.call(advance, [state, part])
+        return state
+
+    return types.uint64(types.uint64, data, types.int64, types.int64), codegen
+
+
 @inline
-def _continue_crc(data, state, position, size):
+def _continue_short(data, state, position, size):
+    """Advance the CRC by a slice, by the instruction alone."""
     end = position + size
     while end - position >= 8:
         state = _step8(state, load64(data, position))
@@ -122,7 +209,24 @@ def _continue_crc(data, state, position, size):
     while position < end:
         state = _step1(state, np.uint64(load8(data, position)))
         position += 1
+    return state
+
+
+@inline
+def crc_of_short(data, position, size):
+    """Return `crc_of` of a slice that is seldom longer than FEWEST_FOLDS * FOLD_BYTES."""
+    state = _continue_short(data, np.uint64(0xFFFFFFFF), position, size)
     return np.int64(state ^ np.uint64(0xFFFFFFFF))
+
+
+@inline
+def _continue_crc(data, state, position, size):
+    if FOLDS and size >= FEWEST_FOLDS * FOLD_BYTES:
+        folds = size // FOLD_BYTES
+        state = fold_crc(state, data, position, folds)
+        position += folds * FOLD_BYTES
+        size -= folds * FOLD_BYTES
+    return np.int64(_continue_short(data, state, position, size) ^ np.uint64(0xFFFFFFFF))
 
 
 @inline
@@ -136,11 +240,11 @@ def crc_of_four(data, position0, size0, position1, size1, position2, size2, posi
     """Return the CRC-32C of four slices.
 
     The instruction takes three cycles, and one can start in each cycle: side by side the four are three
-    times as fast until the shortest slice ends.
+    times as fast until the shortest slice ends. Folding one slice after another is faster still.
     """
     state0 = state1 = state2 = state3 = np.uint64(0xFFFFFFFF)
     done = 0
-    together = min(min(size0, size1), min(size2, size3)) - 7
+    together = 0 if FOLDS else min(min(size0, size1), min(size2, size3)) - 7
     while done < together:
         state0 = _step8(state0, load64(data, position0 + done))
         state1 = _step8(state1, load64(data, position1 + done))

@@ -22,7 +22,7 @@ _I64 = ir.IntType(64)
 _I128 = ir.IntType(128)
 
 
-def _pointer(context, builder, array_type, array, position, size):
+def element_pointer(context, builder, array_type, array, position, size):
     """Return the address of byte `position`.
 
     With the bounds check on: IndexError unless `size` bytes from there are inside the array.
@@ -47,7 +47,7 @@ def _pointer(context, builder, array_type, array, position, size):
 def _load(bits, result, swap=False, name=""):
     def typing(typingctx, array, position):
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits // 8)
+            pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], bits // 8)
             kind = ir.IntType(bits)
             value = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
             if swap:
@@ -74,7 +74,7 @@ load64_be = _load(64, types.int64, swap=True, name="load64_be")
 def _store(bits, operand, swap=False, name=""):
     def typing(typingctx, array, position, value):
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bits // 8)
+            pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], bits // 8)
             kind = ir.IntType(bits)
             value = args[2] if bits == 64 else builder.trunc(args[2], kind)
             if swap:
@@ -101,8 +101,8 @@ def copy_exact(typingctx, target, target_position, source, source_position, size
     """Copy `size` bytes between arrays that do not overlap."""
 
     def codegen(context, builder, signature, args):
-        to = _pointer(context, builder, signature.args[0], args[0], args[1], args[4])
-        origin = _pointer(context, builder, signature.args[2], args[2], args[3], args[4])
+        to = element_pointer(context, builder, signature.args[0], args[0], args[1], args[4])
+        origin = element_pointer(context, builder, signature.args[2], args[2], args[3], args[4])
         cgutils.raw_memcpy(builder, to, origin, args[4], 1)
         return context.get_dummy_value()
 
@@ -126,7 +126,7 @@ def prefetch(typingctx, array, position):
     """Prefetch the cache line at `position`."""
 
     def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], 1)
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], 1)
         function_type = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], function_type)
         builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
