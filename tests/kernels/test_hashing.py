@@ -34,6 +34,13 @@ def test_key_hash_like_the_twin(key: bytes, start: int, seed0: int, seed1: int) 
         assert int(hashed) == naive.key_hash(key, seed0, seed1)
 
 
+def test_key_hash_of_every_size_like_the_twin() -> None:
+    key = bytes(range(1, 100))
+    for size in range(len(key)):
+        hashed = hash_of(padded(key), 0, size, np.uint64(3), np.uint64(1 << 63))
+        assert int(hashed) == naive.key_hash(key[:size], 3, 1 << 63)
+
+
 @given(words, st.integers(0, (1 << 63) - 1), words, words)
 def test_pair_digest_like_the_twin(hashed: int, offset: int, seed0: int, seed1: int) -> None:
     digest = digest_of(np.uint64(hashed), offset, np.uint64(seed0), np.uint64(seed1))
