@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -644,16 +643,15 @@ def test_a_creation_reads_the_id_of_no_other_topic(
     assert len(set(ids.values())) == 25
 
 
-def test_a_setting_reads_no_id_again_of_a_topic_that_is_there(
+def test_a_change_of_settings_or_a_deletion_reads_no_id_of_another_topic(
     client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = logs.create_topic("users")
-    old = time.time() - 10
-    os.utime(Path(logs.paths[0]) / "users-0" / "partition.metadata", (old, old))  # not made just now
-    before = client.ask(MetadataRequest(topics=None)).topics[0].topic_id
+    users, _ = logs.create_topic("users"), logs.create_topic("other")
+    client.ask(MetadataRequest(topics=None))
     monkeypatch.setattr(LogDirSet, "topic_id", lambda dir_set, topic: pytest.fail("an id is read again"))
-    topic.set_config(retention_ms=10**9)
-    assert client.ask(MetadataRequest(topics=None)).topics[0].topic_id == before
+    users.set_config(retention_ms=10**9)
+    logs.delete_topic("other")
+    assert [topic.name for topic in client.ask(MetadataRequest(topics=None)).topics] == ["users"]
 
 
 def test_a_waiting_fetch_is_answered_when_its_topic_goes(

@@ -653,7 +653,7 @@ class LogDir(ProcessBound):
         self.dirs.transaction(lambda dirs: _delete_topic(dirs, name))
         if "background" in self.__dict__:
             self.background.forget(name, partitions)
-        self.dirs.settings_changed()
+        self.dirs.topic_deleted(name)
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
         """Move one partition into another of the directories. Reads and appends continue meanwhile.

@@ -83,6 +83,7 @@ class OpenDirs(ProcessBound):
         self._warned = False
         self._closing: list[Callable[[], object]] = []
         self._listeners: list[Callable[[], object]] = []
+        self._deletion_listeners: list[Callable[[str], object]] = []
         if mode == "a":
             _writers.add(self)
 
@@ -361,6 +362,16 @@ class OpenDirs(ProcessBound):
     def on_settings_changed(self, call: Callable[[], object]) -> None:
         """Call `call` after every `settings_changed`."""
         self._listeners.append(call)
+
+    def on_topic_deleted(self, call: Callable[[str], object]) -> None:
+        """Call `call` with the name of each topic that is deleted: one of that name may be created again."""
+        self._deletion_listeners.append(call)
+
+    def topic_deleted(self, name: str) -> None:
+        """Read the settings file again, and notify the listeners of a deletion."""
+        self.settings_changed()
+        for call in self._deletion_listeners:
+            call(name)
 
     def settings_changed(self) -> None:
         """Read the settings file again and notify the listeners."""

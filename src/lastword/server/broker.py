@@ -489,7 +489,7 @@ class Broker:
             settings = CREATED | settings
         keywords = {setting.replace(".", "_"): value for setting, value in settings.items()}
         create_topic(dirs, name, partitions, key_serializer=None, value_serializer=None, config=keywords)
-        return self.topics.created(name)
+        return self.topics.update(name)
 
     def _create_topics(self, request: Request, connection: Any) -> Answer:
         return self.in_turn(self._created_topics, request)
@@ -602,14 +602,15 @@ class Broker:
         by_name = {topic.id for name, _ in wanted if name is not None and (topic := self.topics.get(name))}
         by_both = by_name & {topic_id for name, topic_id in wanted if name is None}
         results = []
-        for name, topic_id in dict.fromkeys(wanted):
+        # All are looked up before the first is deleted: after each deletion the topics are listed again.
+        served = {(name, topic_id): self.topics.find(name, topic_id) for name, topic_id in wanted}
+        for (name, topic_id), topic in served.items():
             if name is None and topic_id in by_both:
                 continue  # answered by name
             result = messages.DeleteTopicsResponse.DeletableTopicResult(
                 name=name, topic_id=topic_id, error_message=None
             )
             results.append(result)
-            topic = self.topics.find(name, topic_id)
             try:
                 if name is None and topic_id == ZERO_UUID:
                     raise Refused(codes.INVALID_REQUEST, "Neither topic name nor id were specified.")
@@ -627,7 +628,6 @@ class Broker:
                     text = "The provided topic name maps to an ID that was already supplied."
                     raise Refused(codes.INVALID_REQUEST, text)
                 self.logs.delete_topic(topic.name)
-                self.topics.changed(topic.name)
             except Refused as refused:
                 result.error_code, result.error_message = refused.code, refused.message
             except LastwordError as error:
@@ -687,7 +687,7 @@ class Broker:
         for log_dir, placed in self.dirs.dir_set.assign(topic.count - count).items():
             log_dir.add_partitions(topic.name, [next(numbers) for _ in placed], topic_id)
         self.dirs.dir_set.write_list()
-        self.topics.changed(topic.name)
+        self.topics.update(topic.name)
 
     # -------------------------------------------------------------- log directories, producers
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lastword.partition.checkpoint_file import SETTLED_MS, LeaderEpochs
+from lastword.partition.checkpoint_file import LeaderEpochs
 from lastword.protocol import codes
 from lastword.protocol.schemas import ZERO_UUID
-from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
-    from lastword.files import FileFacts
     from lastword.logdir import LogDirectory
     from lastword.partition.log import PartitionLog
 
@@ -63,20 +59,11 @@ class ServedTopic:
         stored: The name of the topic in the log directory.
         id: The id.
         directories: The directory of each partition.
-        id_file: The file with the id, as it was when the id was read: a topic that was created again has
-            another one.
     """
 
-    __slots__ = ("directories", "epochs", "id", "id_file", "name", "stored")
+    __slots__ = ("directories", "epochs", "id", "name", "stored")
 
-    def __init__(
-        self,
-        name: str,
-        topic_id: bytes,
-        directories: dict[int, LogDirectory],
-        id_file: FileFacts | None = None,
-    ) -> None:
-        self.id_file = id_file
+    def __init__(self, name: str, topic_id: bytes, directories: dict[int, LogDirectory]) -> None:
         self.name = name
         self.stored = name.removesuffix(LATEST)
         self.id = topic_id
@@ -125,23 +112,20 @@ class Topics:
         self._by_id: dict[bytes, ServedTopic] = {}
         self._latest: dict[str | bytes, ServedTopic] = {}
         self._is_stale = True
-        self._uncertain: set[str] | None = None
-        """The topics that may have been created again since the listing; None: any of them."""
+        self._changed: set[str] = set()
+        """Topics that may have been created again since the listing."""
         self._version = 0
         self._deleted: Callable[[set[str]], object] = lambda topics: None
-        self._dirs.on_settings_changed(self.changed)
+        self._dirs.on_topic_deleted(self.changed)
 
     def on_deleted(self, call: Callable[[set[str]], object]) -> None:
         """Call `call` with the names of topics that a listing finds deleted. One call is kept."""
         self._deleted = call
 
-    def changed(self, name: str | None = None) -> None:
-        """List the topics before the next use. `name`: the topic that was changed; None: any may be."""
+    def changed(self, name: str) -> None:
+        """List the topics before the next use, and read the id of this one again."""
         self._is_stale = True
-        if name is None:
-            self._uncertain = None
-        elif self._uncertain is not None:
-            self._uncertain.add(name)
+        self._changed.add(name)
 
     @property
     def version(self) -> int:
@@ -157,8 +141,8 @@ class Topics:
             self._list()
         return self._by_name.get(name)
 
-    def created(self, name: str) -> ServedTopic:
-        """Return a topic that this server has just created. The others are not listed again."""
+    def update(self, name: str) -> ServedTopic:
+        """Return a topic that was just created, or given partitions. The others are not listed again."""
         if self._is_stale:
             self._list()
         else:
@@ -195,14 +179,13 @@ class Topics:
         return list(self._by_name.values())
 
     def _list(self) -> None:
-        listed, uncertain = self._by_name, self._uncertain
-        self._is_stale, self._uncertain = False, set()
+        listed, changed = self._by_name, self._changed
+        self._is_stale, self._changed = False, set()
         topics: dict[str, ServedTopic] = {}
         for name, directories in self._dirs.topics().items():
             topic = listed.get(name)
-            if topic is None or topic.directories != directories or not self._is_same(topic, uncertain):
-                id_file = _id_file(name, directories)  # read before the id: an older one is read again
-                topic = ServedTopic(name, self._id(name), directories, id_file)
+            if topic is None or name in changed or topic.directories != directories:
+                topic = ServedTopic(name, self._id(name), directories)
             topics[name] = topic
         self._by_name = topics
         self._by_id = {topic.id: topic for topic in topics.values()}
@@ -213,33 +196,12 @@ class Topics:
         if gone and not self._dirs.offline:  # else they may be in a directory that is offline
             self._deleted(gone | {name + LATEST for name in gone})
 
-    @staticmethod
-    def _is_same(topic: ServedTopic, uncertain: set[str] | None) -> bool:
-        """Return whether a listed topic was not created again. `uncertain`: as the attribute."""
-        if uncertain is not None and topic.name not in uncertain:
-            return True
-        return topic.id_file is not None and topic.id_file == _id_file(topic.name, topic.directories)
-
     def _id(self, name: str) -> bytes:
         """Return the id of a topic; in a directory without ids, one that is derived from the name."""
         topic_id = self._dirs.dir_set.topic_id(name)
         if topic_id is None:
             return _derived_id(name.encode())
         return base64.urlsafe_b64decode(topic_id + "==")
-
-
-def _id_file(topic: str, directories: dict[int, LogDirectory]) -> FileFacts | None:
-    """Return the facts of the file with a topic's id.
-
-    None if the first partition has none, or if the file is so new that another one may have its times.
-    """
-    partition, directory = next(iter(directories.items()))
-    facts = directory.files.stat(
-        os.path.join(directory.directory(topic, partition), names.PARTITION_METADATA)
-    )
-    if facts is None or time.time_ns() // 1_000_000 - facts.mtime_ms < SETTLED_MS:
-        return None
-    return facts
 
 
 def _derived_id(source: bytes) -> bytes:

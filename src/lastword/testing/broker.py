@@ -154,7 +154,7 @@ class Broker:
         count = self._partitions if partitions is None else partitions
         options = {"cleanup_policy": "delete", **options}
         self._in_loop(lambda: self._in_turn(lambda: self.logs.create_topic(name, count, **options)))
-        self.server.broker.topics.changed()
+        self.server.broker.topics.changed(name)
         return self.logs.topic(name)
 
     def clean(self, topic: str | None = None) -> list[CleanRound]:
