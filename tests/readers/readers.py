@@ -375,12 +375,14 @@ def _tasks(
 ) -> dict[int, list[Row]]:
     """Run tasks one after another; the log may change between the plan and each task."""
     from lastword.spark.read import read_batches
+    from lastword.spark.schema import arrow_schema
 
     rows: dict[int, list[Row]] = {}
+    target = arrow_schema(schema)
     for task in tasks:
         if journey.rng.random() < 0.3:
             journey.files.pause()
-        batches = read_batches(task, options, schema, columns, journey.files)
+        batches = read_batches(task, options, target, columns, journey.files)
         for number, part_rows in arrow_rows(batches).items():
             rows.setdefault(number, []).extend(part_rows)
     return rows

@@ -58,7 +58,7 @@ from lastword.logdir.topics import (
     partition_numbers,
 )
 from lastword.partition import cut
-from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.records import compression
@@ -540,7 +540,9 @@ class LogDirectory:
                 remedy=f"it has {self.partitions(tp.topic)}",
                 file=self.path,
             )
-        return self.directory(tp.topic, tp.partition)
+        directory = self.directory(tp.topic, tp.partition)
+        check_directory(self.files, directory)
+        return directory
 
     @property
     def recovery(self) -> DirRecovery:
