@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from lastword.tools.findings import Findings
 from lastword.tools.verify import _verify_tail
 from tests.fakes import RecordingFiles
 from tests.fakes.recording import Call
-from tests.partition.logs import SMALL, batch, build_batch, fill, make, opened, pair, records
+from tests.partition.logs import NOW, SMALL, batch, build_batch, fill, make, opened, pair, records
 
 LARGE = dataclasses.replace(SMALL, segment_bytes=1 << 20)
 
@@ -212,10 +213,10 @@ def test_a_failed_write_over_zeros_leaves_nothing_behind(
 
     def pwrite(fd: int, data: Any, position: int) -> int:
         real(fd, data, position)
-        raise OSError(5, "Input/output error")
+        raise OSError(errno.EIO, "Input/output error")
 
     def ftruncate(fd: int, size: int) -> None:
-        raise OSError(5, "Input/output error")
+        raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     if again:
@@ -233,6 +234,43 @@ def test_a_failed_write_over_zeros_leaves_nothing_behind(
     log.abandon()
     again_log, recovery = opened(directory, config=LARGE)
     assert recovery.cut_bytes == 0 and records(again_log) == [pair(n) for n in range(8)]
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_nothing_is_appended_behind_a_torn_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single: bool
+) -> None:
+    """The drive is full, and the file cannot be cut back either: the next append must not follow the rest."""
+    log, _ = opened(make(tmp_path), config=LARGE)
+    fill(log, 1)
+    log.append_single(b"key", b"value", NOW, 1 << 20)
+    log.sync()
+    real, cut = os.pwrite, os.ftruncate
+
+    def pwrite(fd: int, data: Any, position: int) -> int:
+        if len(data) < append.PAGE_BYTES:
+            return real(fd, data, position)
+        real(fd, data[:50], position)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def ftruncate(fd: int, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def one_more() -> None:
+        if single:
+            log.append_single(b"key", b"value", NOW, 1 << 20)
+        else:
+            fill(log, 1)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "ftruncate", ftruncate)
+    for _ in range(2):
+        with pytest.raises((DiskFullError, StorageError)):
+            one_more()
+    monkeypatch.setattr(os, "pwrite", real)
+    monkeypatch.setattr(os, "ftruncate", cut)
+    one_more()
+    assert log.log_end == 3 and len(records(view_of(log))) == 3
 
 
 def test_zeros_do_not_pass_the_largest_size_of_a_file(

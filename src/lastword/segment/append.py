@@ -5,9 +5,9 @@ points at nothing. Index files hold their entries and nothing else. Kafka extend
 zeros for each active segment, which a crash leaves behind); a broker reads both.
 
 Zeros behind the log. If single small appends are synced, an append also writes zeros behind itself
-(`ZEROED_BYTES` at most), and the next batches are written over them: their syncs write data and no new size,
-which takes about half the time. Zeros are no batch: a reader beside the writer ends in front of them, and
-recovery cuts them, here and in a broker. They are removed, and the new size is synced, before the segment is
+(`ZEROED_BYTES` at most), and the next batches are written over them: their syncs write data and no new size.
+Zeros are no batch: a reader beside the writer ends in front of them, and recovery cuts them, here and in a
+broker. They are removed, and the new size is synced, before the segment is
 closed. So no closed segment and no cleanly closed log has them.
 """
 
@@ -266,7 +266,7 @@ class SegmentAppender:
         Without an entry, the only other state of the indexes is the largest timestamp. The segment is not
         empty, so the rolling timestamp stays.
         """
-        if self._zeroed_to or self._syncs_are_small:
+        if self._zeroed_to or self._syncs_are_small or self._is_torn:
             self._write(batch)
         else:
             self._log.append(batch)
@@ -327,7 +327,8 @@ class SegmentAppender:
             try:
                 self._overwrite(bytes(data) + bytes(zeros), size)
             except DiskFullError:  # there may be room for the data alone
-                pass
+                if self._is_torn:
+                    raise
             else:
                 self._zeroed_to = end + zeros
                 return
