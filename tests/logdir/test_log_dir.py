@@ -24,7 +24,7 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
 )
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, OsFiles
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
@@ -442,3 +442,16 @@ def test_producers_are_forgotten_after_the_time_of_the_setting(tmp_path: Path) -
     (tmp_path / names.SETTINGS).write_text('producer.id.expiration.ms = "1ms"\n')
     with opened(tmp_path) as logs:
         assert logs.log("users", 0).producers == []
+
+
+def test_another_process_may_make_the_directory_at_the_same_time(tmp_path: Path) -> None:
+    """Two Spark jobs write to a directory that neither has made: one of them failed with "File exists"."""
+
+    class Racing(OsFiles):
+        def mkdir(self, path: str | os.PathLike[str]) -> None:
+            Path(path).mkdir()
+            super().mkdir(path)
+
+    directory = LogDirectory.open(tmp_path / "a" / "b", "a", Racing())
+    directory.close()
+    assert (tmp_path / "a" / "b" / "meta.properties").exists()

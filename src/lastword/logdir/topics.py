@@ -22,6 +22,7 @@ from typing import NamedTuple
 from lastword.config import Settings
 from lastword.errors import (
     CorruptFileError,
+    FileTakenError,
     FileVanishedError,
     LastwordError,
     NotALogDirError,
@@ -335,12 +336,16 @@ def register_limits(root: str, files: Files = DEFAULT) -> None:
 
 
 def make_dirs(files: Files, path: str) -> None:
-    """Make a directory and its parents, each durable before the next."""
+    """Make a directory and its parents, each durable before the next.
+
+    Another process may make them at the same time: there is no lock before there is a directory.
+    """
     if files.exists(path):
         return
     parent = os.path.dirname(real_path(path))
     make_dirs(files, parent)
-    files.mkdir(path)
+    with suppress(FileTakenError):
+        files.mkdir(path)
     files.fsync_dir(parent)
 
 
