@@ -22,7 +22,7 @@ from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullErro
 from lastword.files import DEFAULT, Files, OsFiles, interface
 from lastword.ingest import apply, staging
 from lastword.ingest.apply import open_to_append
-from lastword.ingest.staging import Manifest, next_number, pending
+from lastword.ingest.staging import CommitManifest, next_number, pending
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.log_dir_set import move
@@ -85,7 +85,7 @@ def stage(
     return tuple(staged_files)
 
 
-def commit(root: Path, manifest: Manifest, files: Files = DEFAULT, patience: float = 5.0) -> None:
+def commit(root: Path, manifest: CommitManifest, files: Files = DEFAULT, patience: float = 5.0) -> None:
     clock = ManualClock(NOW_MS)
     apply.commit(
         str(root),
@@ -119,7 +119,7 @@ def leftovers(root: Path) -> list[str]:
 
 def test_nobody_holds_the_lock(tmp_path: Path) -> None:
     make(tmp_path)
-    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True))
+    commit(tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True))
     assert values(tmp_path) == {0: ["a", "b"], 1: ["c"]} and leftovers(tmp_path) == []
 
 
@@ -137,7 +137,7 @@ def test_who_holds_the_lock_takes_in_while_others_append(tmp_path: Path) -> None
         try:
             for n in range(5):
                 files = stage(tmp_path, f"j{n}", {0: [f"{n}a", f"{n}b"], 1: [f"{n}c"]})
-                commit(tmp_path, Manifest(f"j{n}", files, sync=False))
+                commit(tmp_path, CommitManifest(f"j{n}", files, sync=False))
         finally:
             done.set()
             thread.join()
@@ -154,7 +154,9 @@ def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
             target=lambda: [logs.topic("t").append(b"m", b"m", partition=0) for _ in range(200)]
         )
         mine.start()
-        commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: [str(n) for n in range(50)]}), sync=False))
+        commit(
+            tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: [str(n) for n in range(50)]}), sync=False)
+        )
         mine.join()
     contents = values(tmp_path)[0]
     first = contents.index("0")
@@ -165,7 +167,7 @@ def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
     make(tmp_path)
     with open_to_append(str(tmp_path)):  # holds the lock and does not ingest
         for n in range(3):
-            manifest = Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
+            manifest = CommitManifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
             number = next_number(DEFAULT, str(tmp_path), NOW_MS)
             DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j{n}", manifest.encoded())
     with open_to_append(str(tmp_path)):
@@ -175,7 +177,7 @@ def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
 
 def test_a_broker_that_does_not_look_makes_it_fail_and_nothing_is_written(tmp_path: Path) -> None:
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
     with open_to_append(str(tmp_path)), pytest.raises(BusyError, match="nothing was written"):
         commit(tmp_path, manifest, patience=0.1)
     assert values(tmp_path) == {0: [], 1: []}
@@ -186,17 +188,17 @@ def test_the_same_batch_of_the_same_writer_comes_in_once(tmp_path: Path) -> None
     make(tmp_path)
     for job, sequence in (("a", 0), ("b", 0), ("c", 1), ("d", 0), ("e", 2)):
         files = stage(tmp_path, job, {0: [job], 1: [job]})
-        commit(tmp_path, Manifest(job, files, sync=False, writer="q", sequence=sequence))
+        commit(tmp_path, CommitManifest(job, files, sync=False, writer="q", sequence=sequence))
     assert values(tmp_path) == {0: ["a", "c", "e"], 1: ["a", "c", "e"]} and leftovers(tmp_path) == []
 
 
 def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path: Path) -> None:
     make(tmp_path)
-    bad = Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y"]}), sync=True)
+    bad = CommitManifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y"]}), sync=True)
     next((tmp_path / "t-1").rglob("*.batches")).write_bytes(b"short")
     with pytest.raises(DataError, match="not as its writer left it"):
         commit(tmp_path, bad)
-    commit(tmp_path, Manifest("good", stage(tmp_path, "good", {0: ["a"]}), sync=True))
+    commit(tmp_path, CommitManifest("good", stage(tmp_path, "good", {0: ["a"]}), sync=True))
     assert values(tmp_path) == {0: ["a"], 1: []}  # all files are checked before the first is ingested
 
 
@@ -206,9 +208,9 @@ def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
 ) -> None:
     staged_as(monkeypatch, way)
     make(tmp_path)
-    first = Manifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
+    first = CommitManifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
     commit(tmp_path, first)
-    bad = Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
+    bad = CommitManifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
     pattern = "lastword.staged-bad-*" if SHARED else "t-1/lastword/*/*.batches"
     file = next(tmp_path.glob(pattern))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -219,7 +221,7 @@ def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
 
 def test_a_topic_that_is_gone_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
     with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
         logs.delete_topic("t")
         with pytest.raises(DataError, match="t-0 does not exist any more"):
@@ -233,15 +235,17 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
         pass
     assert "no commit" in (tmp_path / "lastword.refused-00000000000000000001-j").read_text()
     with pytest.raises(CorruptFileError):
-        Manifest.decoded(b"zz", "f")
+        CommitManifest.decoded(b"zz", "f")
 
 
 def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) -> None:
     make(tmp_path)
-    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
+    commit(tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
     (tmp_path / "lastword.writers").write_text("{")
     with pytest.raises(DataError, match="which batches were written is not known"):
-        commit(tmp_path, Manifest("k", stage(tmp_path, "k", {0: ["b"]}), sync=True, writer="q", sequence=1))
+        commit(
+            tmp_path, CommitManifest("k", stage(tmp_path, "k", {0: ["b"]}), sync=True, writer="q", sequence=1)
+        )
     assert values(tmp_path)[0] == ["a"]
 
 
@@ -254,7 +258,7 @@ def test_a_commit_into_an_existing_partition_does_each_thing_once(tmp_path: Path
             writer.write("t", 0, batch(f"{job}{order}"), 1)
         runs = tuple(run for writer in shared for run in writer.close(sync=True))
         files = RecordingFiles(OsFiles())
-        commit(tmp_path, Manifest(job, runs, sync=True), files)
+        commit(tmp_path, CommitManifest(job, runs, sync=True), files)
     assert values(tmp_path)[0] == [f"{job}{order}" for job in "hij" for order in range(3)]
     calls = Counter((call.name, Path(call.path).name) for call in files.calls if "/t-0" in call.path)
     log = f"{0:020d}.log"
@@ -262,7 +266,7 @@ def test_a_commit_into_an_existing_partition_does_each_thing_once(tmp_path: Path
     assert calls["rename", f"{6:020d}.snapshot"] == calls["fsync_dir", "t-0"] == 1
     assert not any(name in ("create", "unlink") for name, _ in calls)
     assert [calls["listdir", name] for name in ("t-0", "lastword")] == [2, 2]  # when listed, opened; cleared
-    assert sum(calls.values()) == 54
+    assert sum(calls.values()) == 55
 
 
 @pytest.mark.parametrize("commits", [1, 2])
@@ -272,7 +276,7 @@ def test_a_snapshot_gets_its_name_when_its_log_is_durable(tmp_path: Path, commit
     for number in range(commits):
         job = f"j{number}"
         files = RecordingFiles(OsFiles())
-        commit(tmp_path, Manifest(job, stage(tmp_path, job, {0: ["a"]}), sync=True), files)
+        commit(tmp_path, CommitManifest(job, stage(tmp_path, job, {0: ["a"]}), sync=True), files)
     steps = [(call.name, Path(call.path).name) for call in files.changes if "/t-0" in call.path]
     named = steps.index(("rename", f"{1:020d}.snapshot" + (".tmp" if commits == 1 else "")))
     for extension in ("log", "index", "timeindex"):
@@ -297,7 +301,7 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
 
     full.on = True  # type: ignore[attr-defined]
     files = RecordingFiles(OsFiles(), fail=full)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
     number = next_number(DEFAULT, str(tmp_path), NOW_MS)
     DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j", manifest.encoded())
     open_to_append(str(tmp_path), files, ManualClock(NOW_MS)).close()
@@ -328,7 +332,7 @@ def test_killed_at_every_step_and_run_again(
         make(root)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
             logs.topic("t").append(b"before", b"before", partition=0)
-        manifest = Manifest(
+        manifest = CommitManifest(
             "j", stage(root, "j", {0: ["a", "b"], 1: ["c"]}), True, writer=writer, sequence=sequence
         )
         files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
@@ -346,7 +350,7 @@ def test_killed_at_every_step_and_run_again(
         outcomes.add(len(contents[1]))
         if writer is not None:
             again = stage(root, "again", {0: ["a", "b"], 1: ["c"]})
-            commit(root, Manifest("again", again, True, writer=writer, sequence=sequence))
+            commit(root, CommitManifest("again", again, True, writer=writer, sequence=sequence))
             assert values(root) == {0: ["before", "a", "b"], 1: ["c"]}, (step, torn)
             # Files of a driver that died before its commit are removed by age.
             left = [name for name in leftovers(root) if not name.endswith(".tmp")]
@@ -390,7 +394,7 @@ def test_killed_while_files_become_segments(
             logs.topic("t").append(b"before", b"before")
         files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
         try:
-            commit(root, Manifest("j", three_tasks(root, "j", sizes), True), files)
+            commit(root, CommitManifest("j", three_tasks(root, "j", sizes), True), files)
         except Stopped:
             pass
         else:
@@ -422,7 +426,9 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
     allowed: list[list[str]] = [[]]
     for sequence, sizes in enumerate([(2, 2), (1, 2, 1), (3, 2)]):
         job = "jkl"[sequence]
-        manifest = Manifest(job, three_tasks(root, job, sizes, files), True, writer="q", sequence=sequence)
+        manifest = CommitManifest(
+            job, three_tasks(root, job, sizes, files), True, writer="q", sequence=sequence
+        )
         commit(root, manifest, files)
         files.mark(f"returned {job}")
         new = [f"{job}{task}{n}" for task, size in enumerate(sizes) for n in range(size)]
@@ -452,7 +458,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for sequence, (job, parts) in enumerate(
         {"j": {0: ["a", "b"], 1: ["c"]}, "k": {0: ["d"], 1: ["e"]}}.items()
     ):
-        manifest = Manifest(job, stage(root, job, parts, files), True, writer="q", sequence=sequence)
+        manifest = CommitManifest(job, stage(root, job, parts, files), True, writer="q", sequence=sequence)
         commit(root, manifest, files)
         files.mark(f"returned {job}")
     none, first, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
@@ -492,7 +498,7 @@ def test_staged_files_of_a_dead_commit_go_after_an_hour(tmp_path: Path) -> None:
         DEFAULT.set_mtime(path, NOW_MS - HOUR_MS)
     staging.keep_alive(DEFAULT, str(tmp_path), "alive", NOW_MS)  # in one partition, for both
     DEFAULT.set_mtime(tmp_path / "t-1/lastword/staging-late", NOW_MS - HOUR_MS + 1)
-    manifest = Manifest("made", files["made"], sync=True)
+    manifest = CommitManifest("made", files["made"], sync=True)
     (tmp_path / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
     for number in range(2):
         staging.remove_old(
@@ -520,7 +526,7 @@ def test_commits_that_waited_for_long_all_come_in(tmp_path: Path) -> None:
     """Two drivers died right after their commits, and the directory was not opened for a month."""
     make(tmp_path)
     for n in range(2):
-        manifest = Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
+        manifest = CommitManifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
         DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{n:020d}-j{n}", manifest.encoded())
     later = ManualClock(time.time_ns() // 1_000_000 + 30 * 86_400_000)  # files have the real time
     open_to_append(str(tmp_path), DEFAULT, later).close()
@@ -530,7 +536,7 @@ def test_commits_that_waited_for_long_all_come_in(tmp_path: Path) -> None:
 def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
     """The driver stops trying; the error says that the begun commit is completed when there is room."""
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
 
     tries = itertools.count()
 
@@ -550,7 +556,7 @@ def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_closed_has_its_batches_only_once(tmp_path: Path) -> None:
     """The batches of partition 1 are appended when its snapshot fails; partition 0 is closed already."""
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b", "c"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b", "c"]}), sync=True)
 
     def full(call: Any) -> LastwordError | None:
         is_snapshot = call.name == "create" and call.path.endswith("t-1/00000000000000000002.snapshot.tmp")
@@ -567,10 +573,10 @@ def test_a_log_that_cannot_be_closed_has_its_batches_only_once(tmp_path: Path) -
 def test_a_log_that_a_commit_closed_is_opened_again_by_the_next(tmp_path: Path) -> None:
     """Two commits wait; the process that makes the second ingests both, and stops cleanly."""
     make(tmp_path)
-    first = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    first = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
     number = next_number(DEFAULT, str(tmp_path), NOW_MS)
     DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j", first.encoded())
-    commit(tmp_path, Manifest("k", stage(tmp_path, "k", {0: ["c"]}), sync=True))
+    commit(tmp_path, CommitManifest("k", stage(tmp_path, "k", {0: ["c"]}), sync=True))
     assert values(tmp_path) == {0: ["a", "c"], 1: ["b"]}
     with LogDirectory.open(str(tmp_path), "a", DEFAULT, ManualClock(NOW_MS)) as directory:
         assert directory.checkpoints.recovery_points.read() == {("t", 0): 2, ("t", 1): 1}
@@ -580,7 +586,7 @@ def test_a_log_that_a_commit_closed_is_opened_again_by_the_next(tmp_path: Path) 
 
 def test_a_commit_that_nobody_began_is_taken_back(tmp_path: Path) -> None:
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
 
     def opens() -> LogDirectory:
         raise DiskFullError("no room")
@@ -595,7 +601,7 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
 ) -> None:
     """The batch is refused as a whole: a repeat would append it twice to the partitions that had it."""
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
     real = LogDirectory._opening_log
 
     def opening_log(self: LogDirectory, tp: TopicPartition) -> Any:
@@ -622,7 +628,7 @@ def test_shared_files_of_a_dead_commit_go_after_an_hour(
         DEFAULT.set_mtime(path, NOW_MS - HOUR_MS)
     for job in ("alive", "alive-1"):
         staging.keep_alive(DEFAULT, str(tmp_path), job, NOW_MS)
-    manifest = Manifest("made", runs["made"], sync=True)
+    manifest = CommitManifest("made", runs["made"], sync=True)
     (tmp_path / f"lastword.inbox-{NOW_MS:020d}-made").write_bytes(manifest.encoded())
     staging.remove_old_shared(DEFAULT, str(tmp_path), NOW_MS)
     left = sorted(path.name for path in tmp_path.glob("lastword.staged-*"))
@@ -633,9 +639,9 @@ def test_only_the_files_of_the_commit_are_removed(tmp_path: Path, monkeypatch: p
     staged_as(monkeypatch, "shared")
     make(tmp_path)
     runs = {job: stage(tmp_path, job, {0: [job], 1: [job]}) for job in ("j", "j-1")}
-    commit(tmp_path, Manifest("j", runs["j"], sync=True))
+    commit(tmp_path, CommitManifest("j", runs["j"], sync=True))
     assert [path.name for path in tmp_path.glob("lastword.staged-*")] == ["lastword.staged-j-1-00000-0"]
-    commit(tmp_path, Manifest("j-1", runs["j-1"], sync=True))
+    commit(tmp_path, CommitManifest("j-1", runs["j-1"], sync=True))
     assert values(tmp_path) == {0: ["j", "j-1"], 1: ["j", "j-1"]} and leftovers(tmp_path) == []
 
 
@@ -652,11 +658,11 @@ def test_batches_of_both_kinds_of_files_keep_the_order_of_their_writers(tmp_path
         closed = writer.close(sync=True)
         assert closed is not None
         runs += [closed, *shared.close(sync=True)]
-    commit(tmp_path, Manifest("j", tuple(runs), sync=True))
+    commit(tmp_path, CommitManifest("j", tuple(runs), sync=True))
     assert values(tmp_path)[0] == [f"{order}{letter}" for order in (0, 1) for letter in "abcd"]
 
 
-def first_version(manifest: Manifest) -> bytes:
+def first_version(manifest: CommitManifest) -> bytes:
     """Return the bytes of a manifest of version 1."""
     fields = json.loads(manifest.encoded().partition(b" ")[2])
     assert fields.pop("format") == 2 and fields.pop("shared") == []
@@ -668,7 +674,7 @@ def first_version(manifest: Manifest) -> bytes:
 def test_a_commit_of_the_first_version_that_was_begun_is_finished(tmp_path: Path, marked: bool) -> None:
     """Its driver was killed: partition 0 has the commit, or one of its two batches; partition 1 has none."""
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True)
     with LogDirectory.open(str(tmp_path), "a", clock=ManualClock(NOW_MS)) as directory:
         log = directory.log("t", 0)
         log.append_batches([batch("before")])
@@ -701,11 +707,11 @@ def test_a_note_of_a_complete_commit_holds_nothing_back(
     """Killed after the manifest was removed, before the note: an equal commit afterwards is another one."""
     staged_as(monkeypatch, way)
     make(tmp_path)
-    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True))
+    commit(tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True))
     staged_batches.LogEnds("j", {"t-0": 0, "t-1": 0}).save(DEFAULT, str(tmp_path))
     with LogDirectory.open(str(tmp_path)) as directory:
         assert directory.view("t", 0).incomplete_commit_offset == 0
-    commit(tmp_path, Manifest("k", stage(tmp_path, "k", {0: ["a"], 1: ["b"]}), sync=True))
+    commit(tmp_path, CommitManifest("k", stage(tmp_path, "k", {0: ["a"], 1: ["b"]}), sync=True))
     assert values(tmp_path) == {0: ["a", "a"], 1: ["b", "b"]} and leftovers(tmp_path) == []
     staged_batches.LogEnds("k", {"t-0": 1}).save(DEFAULT, str(tmp_path))
     with open_to_append(str(tmp_path)) as directory:
@@ -717,7 +723,7 @@ def test_a_damaged_note_refuses_the_commit(tmp_path: Path, monkeypatch: pytest.M
     """Batches that are in the log could not be recognized. Until then nothing is cleaned."""
     staged_as(monkeypatch, way)
     make(tmp_path)
-    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
     (tmp_path / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(manifest.encoded())
     (tmp_path / names.BEGUN).write_bytes(b"lastword commit-begun 1 00000000\n{}\n")
     with LogDirectory.open(str(tmp_path)) as directory:
@@ -736,7 +742,7 @@ def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> No
         directory.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 80, **config})
         directory.log("t", 0).append_batches([bytearray(batch("a")), bytearray(batch("z"))])
     files = stage(root, "j", {0: ["a", "a", "a", "b", "c"]})
-    DEFAULT.write_atomic(root / f"lastword.inbox-{1:020d}-j", Manifest("j", files, sync=True).encoded())
+    DEFAULT.write_atomic(root / f"lastword.inbox-{1:020d}-j", CommitManifest("j", files, sync=True).encoded())
     room = itertools.count()
 
     def full(call: object) -> LastwordError | None:
