@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from lastword.objects import Buffer, ObjectFacts, ObjectStore, Stored, Version
+from lastword.objects import Buffer, ObjectFacts, ObjectStore, ObjectVersion, StoredObject
 
 T = TypeVar("T")
 PART_BYTES = 8 << 20  # larger objects are sent in parts: a request for each, one to begin and one to complete
@@ -105,7 +105,7 @@ class MeteredStore(ObjectStore):
             with self._lock:
                 self.under_way -= 1
 
-    def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
+    def get(self, key: str, *, unless: ObjectVersion | None = None) -> StoredObject | None:
         return self._call("get", lambda: self._store.get(key, unless=unless))
 
     def get_range(self, key: str, start: int, size: int) -> Buffer:
@@ -119,10 +119,10 @@ class MeteredStore(ObjectStore):
     def put_file(self, key: str, path: str) -> None:
         self._call("put", lambda: self._store.put_file(key, path), sent=Path(path).stat().st_size)
 
-    def create(self, key: str, data: Buffer) -> Version:
+    def create(self, key: str, data: Buffer) -> ObjectVersion:
         return self._call("create", lambda: self._store.create(key, data), sent=memoryview(data).nbytes)
 
-    def swap(self, key: str, data: Buffer, version: Version) -> Version:
+    def swap(self, key: str, data: Buffer, version: ObjectVersion) -> ObjectVersion:
         return self._call("swap", lambda: self._store.swap(key, data, version), sent=memoryview(data).nbytes)
 
     def facts(self, key: str) -> ObjectFacts | None:
@@ -141,4 +141,4 @@ class MeteredStore(ObjectStore):
 
 
 def _size(result: Any) -> int:
-    return len(result.data) if isinstance(result, Stored) else 0
+    return len(result.data) if isinstance(result, StoredObject) else 0

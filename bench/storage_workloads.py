@@ -45,7 +45,7 @@ from lastword.api.reader import SHORTEST_PAUSE_SECONDS
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
 from lastword.ingest.apply import commit
-from lastword.ingest.staging import OWN_FILE_BYTES, Manifest, SharedWriter, StagedWriter
+from lastword.ingest.staging import OWN_FILE_BYTES, CommitManifest, SharedWriter, StagedWriter
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.lookups import positions_of, records_at
 from lastword.partition.open import open_log
@@ -681,7 +681,7 @@ def _verbs(scratch: Path, partitions: int, rows: int) -> dict[str, Times]:
                 writer.write(memoryview(batch), len(keys) // len(ready))
             staged.append(writer.close(sync=False))
         runs = (*shared.close(sync=False), *(run for run in staged if run is not None))
-        manifest = Manifest("job", runs, sync=False)
+        manifest = CommitManifest("job", runs, sync=False)
         commit(str(root), manifest, DEFAULT, lambda: LogDirectory.open(root, "a"), patience_seconds=60)
 
     def ls() -> None:

@@ -28,7 +28,7 @@ from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import refresh
 from lastword.cleaner.engine.partition import clean_partition, opened, prepare
 from lastword.cleaner.engine.report import CleanRound, Phases
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
@@ -286,7 +286,7 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
             shutil.rmtree(partition.parent, ignore_errors=True)
             link_partition(data.partitions[0], partition)
             log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
-            plan = prepare(log, CONFIG, Request(0, strategy="generational", map_bytes=MAP_BYTES))
+            plan = prepare(log, CONFIG, CleanRequest(0, strategy="generational", map_bytes=MAP_BYTES))
             context = CleanContext(DEFAULT, log.clock)
             ledger = opened(log, context, MAP_BYTES)
             refresh(log, log.segments, ledger, plan, context)
@@ -333,7 +333,7 @@ def two_threads(run: Run) -> Iterator[Measured]:
                         clean_partition(
                             log,
                             CONFIG,
-                            Request(0, strategy=by, map_bytes=MAP_BYTES),
+                            CleanRequest(0, strategy=by, map_bytes=MAP_BYTES),
                             CleanContext(DEFAULT, log.clock, threads=threads),
                             record_first_dirty=lambda offset: None,
                         )
@@ -411,7 +411,7 @@ def _growth_of(run: Run, source: Path, map_bytes: int, divide_from: int) -> tupl
         link_partition(source, partition)
         log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
         done: list[CleanRound | None] = []
-        request = Request(0, strategy="generational", map_bytes=map_bytes)
+        request = CleanRequest(0, strategy="generational", map_bytes=map_bytes)
         context = CleanContext(DEFAULT, log.clock, divide_from=divide_from)
         times.append(timed(partial(_cleaned, log, request, context, done)))
         log.close()
@@ -422,7 +422,7 @@ def _growth_of(run: Run, source: Path, map_bytes: int, divide_from: int) -> tupl
 
 
 def _cleaned(
-    log: PartitionLog, request: Request, context: CleanContext, done: list[CleanRound | None]
+    log: PartitionLog, request: CleanRequest, context: CleanContext, done: list[CleanRound | None]
 ) -> None:
     """Run a cleaning; append its result to `done`."""
     done.append(clean_partition(log, CONFIG, request, context, record_first_dirty=lambda offset: None))
@@ -434,7 +434,7 @@ def _round(log: PartitionLog, ledger: Ledger, done: list[CleanRound | None]) -> 
         clean_partition(
             log,
             CONFIG,
-            Request(0, strategy="generational", map_bytes=MAP_BYTES),
+            CleanRequest(0, strategy="generational", map_bytes=MAP_BYTES),
             CleanContext(DEFAULT, log.clock),
             record_first_dirty=lambda offset: None,
             ledger=ledger,
@@ -484,7 +484,7 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
             clean_partition(
                 log,
                 CONFIG,
-                Request(0, map_bytes=map_bytes),
+                CleanRequest(0, map_bytes=map_bytes),
                 CleanContext(DEFAULT, log.clock),
                 record_first_dirty=lambda offset: None,
             )
@@ -602,7 +602,7 @@ def restore(run: Run) -> Iterator[Measured]:
         if state == "cleaned":
             log, _ = open_log(DEFAULT, str(partition), CONFIG, SystemClock(), clean=True)
             context = CleanContext(DEFAULT, log.clock)
-            clean_partition(log, CONFIG, Request(0), context, record_first_dirty=lambda offset: None)
+            clean_partition(log, CONFIG, CleanRequest(0), context, record_first_dirty=lambda offset: None)
             log.close()
         sizes: list[int] = []
 

@@ -311,10 +311,10 @@ def test_rewritten_by_executors_beneath_it(log):
     from lastword.cleaner.engine.liveness import FullScan
     from lastword.cleaner.engine.partition import alone, prepare
     from lastword.cleaner.engine.sinks import Collector, Publisher
-    from lastword.cleaner.policy.plan import Request
+    from lastword.cleaner.policy.plan import CleanRequest
 
     with alone(log.log.files, log.log.directory):
-        plan = prepare(log.log, CONFIG, Request())
+        plan = prepare(log.log, CONFIG, CleanRequest())
         prepared = clean(log.log.view(), plan, FullScan(), Collector(plan), CleanContext(DEFAULT, log.clock))
         Publisher(log.log, plan, lambda _: None).publish(prepared)
     log.ledger.fit(log.log.segments)

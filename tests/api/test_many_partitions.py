@@ -22,7 +22,7 @@ from lastword.config import Settings
 from lastword.errors import PartialFailure, StorageError
 from lastword.files import DEFAULT, OsFiles
 from lastword.ingest.apply import commit
-from lastword.ingest.staging import Manifest, SharedWriter
+from lastword.ingest.staging import CommitManifest, SharedWriter
 from lastword.logdir import log_dir
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import PartitionLog
@@ -135,7 +135,7 @@ def commit_to_each(path, job="job"):
             writer.write("users", number, builder.build(0), 1)
     commit(
         str(path),
-        Manifest(job, writer.close(sync=True), sync=True),
+        CommitManifest(job, writer.close(sync=True), sync=True),
         files,
         lambda: LogDirectory.open(path, "a", files),
         patience_seconds=10,

@@ -34,8 +34,8 @@ from lastword.bucket.manifest import (
     Entry,
     Layer,
     Manifest,
+    ManifestVersion,
     Patch,
-    Snapshot,
     decode_page,
 )
 from lastword.bucket.merge import ChangedMeanwhile
@@ -332,7 +332,7 @@ class Version:
     """One version of the log, with what the judge derived from it."""
 
     manifest: Manifest
-    snapshot: Snapshot
+    snapshot: ManifestVersion
     named: set[str]
     partitions: dict[int, PartitionState]
     starts: dict[int, int]
@@ -410,7 +410,7 @@ class Judge:
                 if stored is None:
                     raise Violation("missing object", f"the manifest names the page {page.object}")
                 self._layers[page.object] = decode_page(stored.data, page.object, page)
-        snapshot = commit.Snapshot(current, tuple(self._layers[page.object] for page in current.pages))
+        snapshot = commit.ManifestVersion(current, tuple(self._layers[page.object] for page in current.pages))
         named = snapshot.objects()
         missing = named - world.objects.keys()
         if missing:
@@ -449,7 +449,7 @@ class Judge:
         self.versions.append(version)
         self.by_nonce[current.nonce] = version
 
-    def _lines(self, snapshot: Snapshot, name: str) -> dict[int, int]:
+    def _lines(self, snapshot: ManifestVersion, name: str) -> dict[int, int]:
         entry = snapshot.entry(name)
         return {} if entry is None else lines(self._content(name, entry))
 
@@ -1056,7 +1056,7 @@ def _without_codec() -> tuple[tuple[object, str, object], ...]:
     Manifests and snapshots are immutable, so processes may share them.
     """
     by_data: dict[bytes, Manifest] = {}
-    snapshots: dict[int, Snapshot] = {}
+    snapshots: dict[int, ManifestVersion] = {}
     encode, decode = Manifest.encode, Manifest.decode
 
     def encode_once(manifest: Manifest) -> bytes:
@@ -1070,16 +1070,16 @@ def _without_codec() -> tuple[tuple[object, str, object], ...]:
             manifest = by_data[data] = decode(data, url)
         return manifest
 
-    def snapshot_once(manifest: Manifest, pages: tuple[Layer, ...] = ()) -> Snapshot:
+    def snapshot_once(manifest: Manifest, pages: tuple[Layer, ...] = ()) -> ManifestVersion:
         snapshot = snapshots.get(id(manifest))
         if snapshot is None or snapshot.manifest is not manifest:
-            snapshot = snapshots[id(manifest)] = Snapshot(manifest, pages)
+            snapshot = snapshots[id(manifest)] = ManifestVersion(manifest, pages)
         return snapshot
 
     return (
         (Manifest, "encode", encode_once),
         (Manifest, "decode", decode_once),
-        (commit, "Snapshot", snapshot_once),
+        (commit, "ManifestVersion", snapshot_once),
     )
 
 

@@ -18,8 +18,8 @@ from lastword.bucket.manifest import (
     Entry,
     Layer,
     Manifest,
+    ManifestVersion,
     PageRef,
-    Snapshot,
     decode_page,
     encode_page,
 )
@@ -175,8 +175,8 @@ def test_a_line_of_a_partition_that_was_removed_meanwhile() -> None:
     def inline(data: bytes) -> Entry:
         return Entry(1, len(data), 0, data=data)
 
-    def version(files: Changes) -> Snapshot:
-        return Snapshot(Manifest("n", changes=files))
+    def version(files: Changes) -> ManifestVersion:
+        return ManifestVersion(Manifest("n", changes=files))
 
     partition = {"t-0/partition.metadata": inline(b"id"), f"t-0/{10:020}.log": inline(b"")}
     base = version({**partition, names.LOG_STARTS: inline(format_lines([]))})
@@ -208,9 +208,11 @@ def test_a_version_in_pages_has_the_files_of_one_map() -> None:
             if rng.random() < share
         }
 
-    def version(layers: list[tuple[PageRef, bytes]], changes: Changes) -> tuple[Snapshot, dict[str, Entry]]:
+    def version(
+        layers: list[tuple[PageRef, bytes]], changes: Changes
+    ) -> tuple[ManifestVersion, dict[str, Entry]]:
         manifest = Manifest("n", pages=tuple(page for page, _ in layers), changes=changes)
-        snapshot = Snapshot(manifest, tuple(decode_page(data, "page", page) for page, data in layers))
+        snapshot = ManifestVersion(manifest, tuple(decode_page(data, "page", page) for page, data in layers))
         flat: dict[str, Entry | None] = {}
         for page, data in layers:
             flat.update(decode_page(data, "page", page).entries())
@@ -226,7 +228,7 @@ def test_a_version_in_pages_has_the_files_of_one_map() -> None:
             pages.append((PageRef(f"objects/{number}-{level}", count, len(data)), data))
         before, before_files = version(pages[: rng.randrange(1, 3)], entries(0.2, removed=True))
         after, after_files = version(pages[: rng.randrange(1, 4)], entries(0.2, removed=True))
-        one_map = Snapshot(Manifest("n", changes=after_files))
+        one_map = ManifestVersion(Manifest("n", changes=after_files))
         directories = {path.rpartition("/")[0] for path in paths} | {"", "v", "v/w", "none"}
         for directory in rng.sample(sorted(directories), 3):
             assert after.children(directory) == one_map.children(directory)

@@ -112,7 +112,7 @@ def test_every_call_does_what_it_does_in_a_directory(
 
 @pytest.mark.parametrize("change", ["append", "pwrite", "truncate"])
 def test_handles_stay_valid_when_a_file_moves_to_the_drive_and_is_removed(tmp_path: Path, change) -> None:
-    with scratch.Scratch(str(tmp_path), ManualClock(1_000)) as room:
+    with scratch.ScratchSpace(str(tmp_path), ManualClock(1_000)) as room:
         assert room.take(scratch.MEMORY_BYTES - 3000)
         file = scratch.LocalFile(room, 7)
         first, second = file.open("a"), file.open("a")
@@ -141,7 +141,7 @@ def test_handles_stay_valid_when_a_file_moves_to_the_drive_and_is_removed(tmp_pa
 
 
 def test_small_files_do_not_use_more_memory_than_they_may(tmp_path: Path) -> None:
-    with scratch.Scratch(str(tmp_path), ManualClock(1_000)) as room:
+    with scratch.ScratchSpace(str(tmp_path), ManualClock(1_000)) as room:
         assert room.take(scratch.MEMORY_BYTES - 10 * scratch.LEAST_BYTES)
         files = [scratch.LocalFile(room, number) for number in range(12)]
         assert [file.path is None for file in files] == [True] * 10 + [False] * 2
@@ -196,7 +196,7 @@ def test_a_file_in_the_manifest_is_read_and_changed_without_a_handle(monkeypatch
     bucket = Bucket(open_store("memory://inline/log"), clock=ManualClock())
     bucket.transaction(lambda files: files.write_atomic(f"{files.root}/a", b"small"))
     monkeypatch.setattr(bucket.reads, "open", None)
-    with scratch.Scratch(None, ManualClock()) as room:
+    with scratch.ScratchSpace(None, ManualClock()) as room:
         files = BucketFiles(bucket.url, bucket.load().snapshot, bucket.reads, scratch=room)
         assert files.read_bytes(f"{files.root}/a") == b"small"
         with files.open_append(f"{files.root}/a") as handle:

@@ -15,7 +15,7 @@ from lastword.bucket.commit import Bucket, Loaded
 from lastword.bucket.manifest import MANIFEST, Entry, Manifest
 from lastword.bucket.merge import ChangedMeanwhile
 from lastword.errors import ObjectTakenError, ObjectVanishedError, SwapRefusedError
-from lastword.objects import Stored, Version
+from lastword.objects import ObjectVersion, StoredObject
 from lastword.segment import names
 from tests.bucket import histories
 from tests.bucket.histories import HOUR_MS, Violation, World
@@ -46,7 +46,7 @@ def caught(*rules: str, first: int = 0, seeds: int = 1500, **given: Any) -> None
 class Numbered(FakeStore):
     """A store in which each version has a number, and old numbers are removed."""
 
-    def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
+    def get(self, key: str, *, unless: ObjectVersion | None = None) -> StoredObject | None:
         if key != MANIFEST:
             return super().get(key, unless=unless)
         while True:
@@ -60,14 +60,14 @@ class Numbered(FakeStore):
             except ObjectVanishedError:
                 continue
             assert stored is not None
-            return Stored(stored.data, Version(None, newest), stored.modified_ms)
+            return StoredObject(stored.data, ObjectVersion(None, newest), stored.modified_ms)
 
-    def create(self, key: str, data: Any) -> Version:
+    def create(self, key: str, data: Any) -> ObjectVersion:
         number = f"manifests/{1:08}"
         super().create(number, data)
-        return Version(None, number)
+        return ObjectVersion(None, number)
 
-    def swap(self, key: str, data: Any, version: Version) -> Version:
+    def swap(self, key: str, data: Any, version: ObjectVersion) -> ObjectVersion:
         assert version.version is not None
         number = int(version.version[-8:]) + 1
         try:
@@ -75,7 +75,7 @@ class Numbered(FakeStore):
         except ObjectTakenError:
             raise SwapRefusedError.of(key) from None
         self.delete([f"manifests/{number - 1:08}"])
-        return Version(None, f"manifests/{number:08}")
+        return ObjectVersion(None, f"manifests/{number:08}")
 
 
 def test_manifests_with_numbers_that_are_removed(monkeypatch: Patch) -> None:
@@ -256,7 +256,7 @@ def test_a_collection_that_ignores_uploads_under_way(monkeypatch: Patch) -> None
         manifest = replace(loaded.manifest, uploads={})
         return real(
             bucket,
-            replace(loaded, snapshot=commit.Snapshot(manifest, loaded.snapshot.layers[:0:-1])),
+            replace(loaded, snapshot=commit.ManifestVersion(manifest, loaded.snapshot.layers[:0:-1])),
             *given,
             **named,
         )

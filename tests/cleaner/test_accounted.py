@@ -10,7 +10,7 @@ from lastword.accounts.ledger import Ledger
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import refresh
 from lastword.cleaner.engine.partition import prepare
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
@@ -80,7 +80,7 @@ class Log:
         plan = prepare(
             self.log,
             self.config,
-            Request(strategy="generational", map_bytes=self.map_bytes),
+            CleanRequest(strategy="generational", map_bytes=self.map_bytes),
         )
         refresh(self.log, self.log.segments, self.ledger, plan, CleanContext(self.files, self.clock))
         return sum(segment.dead_bytes for segment in self.ledger.facts())

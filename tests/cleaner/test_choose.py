@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from lastword.cleaner.policy.choose import LogState, choose, corrected_first_dirty, overdue_ms
-from lastword.cleaner.policy.plan import Plan, Request
+from lastword.cleaner.policy.plan import CleanRequest, Plan
 from lastword.config import TopicConfig
 from lastword.errors import UsageError
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
 STATE = {field.name for field in fields(LogState)}
-REQUEST = {field.name for field in fields(Request)}
+REQUEST = {field.name for field in fields(CleanRequest)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def decide(segments: list[FakeSegment], config: TopicConfig | None = None, **mor
     given: dict[str, Any] = {"log_start": 0, "log_end": segments[-1].next_offset if segments else 0}
     state = LogState("t", 0, segments, **(given | {name: more.pop(name) for name in STATE & more.keys()}))
     asked = {name: more.pop(name) for name in REQUEST & more.keys()}
-    request = Request(**({"map_bytes": 1 << 20} | asked))
+    request = CleanRequest(**({"map_bytes": 1 << 20} | asked))
     return choose(state, config or compact(), request, NOW, **more)
 
 

@@ -18,7 +18,7 @@ from lastword.cleaner.engine.liveness import FullScan
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Collector, Publisher
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.errors import (
     BusyError,
     CertificateError,
@@ -474,7 +474,7 @@ def test_a_disk_that_fills_up_while_cleaning(tmp_path: Path) -> None:
 
 
 def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
-    plan = prepare(users.log, users.config, Request())
+    plan = prepare(users.log, users.config, CleanRequest())
     view = PartitionView.load(DirectorySegments(users.files, users.directory))
     given = pickle.loads(pickle.dumps(plan))
     built = clean(view, given, FullScan(), Collector(given), CleanContext(users.files, users.clock))
@@ -487,7 +487,7 @@ def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
 
 
 def test_an_output_that_changed_its_size_is_not_swapped(users: LogBuilder) -> None:
-    plan = prepare(users.log, users.config, Request())
+    plan = prepare(users.log, users.config, CleanRequest())
     before = sources(users)
     view = PartitionView.load(DirectorySegments(users.files, users.directory))
     built = clean(view, plan, FullScan(), Collector(plan), CleanContext(users.files, users.clock))
@@ -499,7 +499,7 @@ def test_an_output_that_changed_its_size_is_not_swapped(users: LogBuilder) -> No
 
 
 def test_a_source_that_was_replaced_meanwhile_is_not_swapped(users: LogBuilder) -> None:
-    plan = prepare(users.log, users.config, Request())
+    plan = prepare(users.log, users.config, CleanRequest())
     view = PartitionView.load(DirectorySegments(users.files, users.directory))
     built = clean(view, plan, FullScan(), Collector(plan), CleanContext(users.files, users.clock))
     users.wait(1).clean()

@@ -12,7 +12,7 @@ from lastword.cleaner.distributed import remote
 from lastword.cleaner.distributed.remote import LedgerParams
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.partition import prepare
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
@@ -39,7 +39,7 @@ def root(tmp_path):
 
 def prepared(directory):
     log, config = directory.log("t", 0), directory.topic_config("t")
-    request = Request(directory.first_dirty("t", 0), strategy="generational", map_bytes=MAP_BYTES)
+    request = CleanRequest(directory.first_dirty("t", 0), strategy="generational", map_bytes=MAP_BYTES)
     plan = prepare(log, config, request)
     return log, config, plan
 

@@ -17,7 +17,7 @@ from lastword.cleaner.engine import sinks
 from lastword.cleaner.engine.partition import chosen_plan, prepare
 from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.engine.sinks import Publisher
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.partition import leases
 from tests.build import HOUR, SALT, LogBuilder
@@ -59,7 +59,7 @@ def a_log(root: Path, seed: int, transactions: bool = True, codec: int = 0) -> L
 
 
 def prepared(log: LogBuilder) -> Any:
-    return prepare(log.log, log.config, Request(log.first_dirty))
+    return prepare(log.log, log.config, CleanRequest(log.first_dirty))
 
 
 def steps(log: LogBuilder, job: ShardedJob, twice: bool = False) -> Callable[[], bool]:
@@ -179,7 +179,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
     log = a_log(tmp_path, 3)
     expected = log.plan()
     view = log.log.view()
-    chosen = chosen_plan(view, log.config, Request(map_bytes=1 << 20), log.files, log.clock)
+    chosen = chosen_plan(view, log.config, CleanRequest(map_bytes=1 << 20), log.files, log.clock)
     job = jobs.start(
         log.files, log.directory, view.segments, chosen, shards=4, unit_bytes=3000, rewrites=False
     )

@@ -31,7 +31,7 @@ from lastword.errors import (
     TruncatedObjectError,
     UncertainRequestError,
 )
-from lastword.objects import Buffer, ObjectFacts, ObjectStore, Stored, Version
+from lastword.objects import Buffer, ObjectFacts, ObjectStore, ObjectVersion, StoredObject
 
 T = TypeVar("T")
 PART_BYTES = 8 << 20  # larger objects are sent in parts: a request for each, one to begin and one to complete
@@ -160,12 +160,12 @@ class Bucket:
     def now_ms(self) -> int:
         return self.clock.now_ms() + self.skew_ms
 
-    def write(self, key: str, data: bytes) -> Version:
+    def write(self, key: str, data: bytes) -> ObjectVersion:
         self._writes += 1
         weak = Weakness.DIGEST_ETAGS in self.weaknesses
         etag = hashlib.md5(data).hexdigest() if weak else str(self._writes)
         self.objects[key] = _Object(data, f'"{etag}"', self.now_ms())
-        return Version(f'"{etag}"', None)
+        return ObjectVersion(f'"{etag}"', None)
 
     def postpone(self, request: Request, effect: Callable[[], object]) -> None:
         self._late.append((self.now_ms() + self.delay_ms(request), len(self.log), effect))
@@ -261,13 +261,13 @@ class FakeStore(ObjectStore):
             raise ObjectVanishedError.of(f"{self.url}/{key}")
         return stored
 
-    def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
-        def effect() -> Stored | None:
+    def get(self, key: str, *, unless: ObjectVersion | None = None) -> StoredObject | None:
+        def effect() -> StoredObject | None:
             stored = self._object(key)
             if unless is not None and unless.etag == stored.etag:
                 return None
             self.bucket.received["get"] += len(stored.data)
-            return Stored(stored.data, Version(stored.etag, None), stored.modified_ms)
+            return StoredObject(stored.data, ObjectVersion(stored.etag, None), stored.modified_ms)
 
         return self._request("get", [key], effect)
 
@@ -298,20 +298,20 @@ class FakeStore(ObjectStore):
     def put_file(self, key: str, path: str) -> None:
         self.put(key, Path(path).read_bytes())
 
-    def create(self, key: str, data: Buffer) -> Version:
+    def create(self, key: str, data: Buffer) -> ObjectVersion:
         content = bytes(data)
 
-        def effect() -> Version:
+        def effect() -> ObjectVersion:
             if key in self.bucket.objects and Weakness.IGNORES_CREATE not in self.bucket.weaknesses:
                 raise ObjectTakenError.of(f"{self.url}/{key}")
             return self.bucket.write(key, content)
 
         return self._request("create", [key], effect, sent=len(content))
 
-    def swap(self, key: str, data: Buffer, version: Version) -> Version:
+    def swap(self, key: str, data: Buffer, version: ObjectVersion) -> ObjectVersion:
         content = bytes(data)
 
-        def effect() -> Version:
+        def effect() -> ObjectVersion:
             stored = self.bucket.objects.get(key)
             current = stored is not None and stored.etag == version.etag
             if not current and Weakness.IGNORES_SWAP not in self.bucket.weaknesses:

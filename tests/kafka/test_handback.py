@@ -27,7 +27,7 @@ from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.ingest import apply, staging
-from lastword.ingest.staging import Manifest
+from lastword.ingest.staging import CommitManifest
 from lastword.logdir import TopicPartition
 from lastword.partition import staged_batches
 from lastword.records.batch import BatchBuilder
@@ -185,7 +185,7 @@ def job_commits(root: Path, story: Story) -> None:
     writer.write(builder.build(0), 1)
     closed = writer.close(sync=True)
     assert closed is not None
-    manifest = Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)
+    manifest = CommitManifest("j", (closed,), sync=True, writer="nightly", sequence=1)
     before = len(list((root / "life1-0").glob("*.log")))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(staged_batches, "MIN_SIZE_RATIO", 0.0)

@@ -20,7 +20,7 @@ from lastword.errors import (
     TruncatedObjectError,
     UncertainRequestError,
 )
-from lastword.objects import ObjectStore, Version, probe
+from lastword.objects import ObjectStore, ObjectVersion, probe
 
 Check = Callable[[ObjectStore, Path], None]
 CHECKS: list[Check] = []
@@ -223,7 +223,7 @@ def one_of_many_swaps_succeeds(store: ObjectStore, scratch: Path) -> None:
     version = store.create("raced", b"-")
     for race in range(5):  # each content is new: a version may be the digest of the content
 
-        def write(number: int, race: int = race, version: Version = version) -> Version:
+        def write(number: int, race: int = race, version: ObjectVersion = version) -> ObjectVersion:
             return store.swap("raced", b"%d %d" % (race, number), version)
 
         winners = race_of(4, write)
@@ -234,7 +234,7 @@ def one_of_many_swaps_succeeds(store: ObjectStore, scratch: Path) -> None:
         version = stored.version
 
 
-def race_of(writers: int, write: Callable[[int], Version]) -> list[int]:
+def race_of(writers: int, write: Callable[[int], ObjectVersion]) -> list[int]:
     """Return the numbers of the writers whose write succeeded, with all of them at the same time."""
     start = threading.Barrier(writers)
     winners: list[int] = []

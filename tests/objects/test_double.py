@@ -22,25 +22,29 @@ from lastword.errors import (
     UncertainRequestError,
     UnconditionalStoreError,
 )
-from lastword.objects import ObjectStore, Version, open_store, probe
+from lastword.objects import ObjectStore, ObjectVersion, open_store, probe
 from tests.fakes.objects import POSSIBLE, Bucket, Fault, Planned, Request, Seeded, Stopped, Weakness
 
 NAMES = itertools.count()
 
 
-def steps(random: Random, count: int) -> list[Callable[[ObjectStore, dict[str, list[Version]]], object]]:
+def steps(
+    random: Random, count: int
+) -> list[Callable[[ObjectStore, dict[str, list[ObjectVersion]]], object]]:
     """Return random steps. Each takes a store and the versions that were seen of each object, by age."""
     keys = ["a", "b/1", "b/2", "bc"]
-    made: list[Callable[[ObjectStore, dict[str, list[Version]]], object]] = []
+    made: list[Callable[[ObjectStore, dict[str, list[ObjectVersion]]], object]] = []
     for number in range(count):
         key, data = random.choice(keys), b"%d" % random.randrange(3)
         age = random.random()
 
-        def create(store: ObjectStore, seen: dict[str, list[Version]], key=key, data=data) -> object:
+        def create(store: ObjectStore, seen: dict[str, list[ObjectVersion]], key=key, data=data) -> object:
             seen.setdefault(key, []).append(store.create(key, data))
             return "created"
 
-        def swap(store: ObjectStore, seen: dict[str, list[Version]], key=key, data=data, age=age) -> object:
+        def swap(
+            store: ObjectStore, seen: dict[str, list[ObjectVersion]], key=key, data=data, age=age
+        ) -> object:
             versions = seen.get(key, [])
             if not versions:
                 return "no version"
@@ -48,25 +52,25 @@ def steps(random: Random, count: int) -> list[Callable[[ObjectStore, dict[str, l
             versions.append(store.swap(key, data, old))
             return "swapped"
 
-        def get(store: ObjectStore, seen: dict[str, list[Version]], key=key, age=age) -> object:
+        def get(store: ObjectStore, seen: dict[str, list[ObjectVersion]], key=key, age=age) -> object:
             unless = seen[key][-1] if age < 0.5 and seen.get(key) else None
             stored = store.get(key, unless=unless)
             return stored and stored.data
 
-        def part(store: ObjectStore, seen: dict[str, list[Version]], key=key, number=number) -> object:
+        def part(store: ObjectStore, seen: dict[str, list[ObjectVersion]], key=key, number=number) -> object:
             return store.get_range(key, number % 2, 1)
 
-        def facts(store: ObjectStore, seen: dict[str, list[Version]], key=key) -> object:
+        def facts(store: ObjectStore, seen: dict[str, list[ObjectVersion]], key=key) -> object:
             own = store.facts(key)
             return own and own[:2]
 
-        def listed(store: ObjectStore, seen: dict[str, list[Version]], number=number) -> object:
+        def listed(store: ObjectStore, seen: dict[str, list[ObjectVersion]], number=number) -> object:
             return sorted(facts[:2] for facts in store.list(["", "b", "b/", "x"][number % 4]))
 
-        def delete(store: ObjectStore, seen: dict[str, list[Version]], key=key) -> object:
+        def delete(store: ObjectStore, seen: dict[str, list[ObjectVersion]], key=key) -> object:
             return store.delete([key, "b/2"])
 
-        def put(store: ObjectStore, seen: dict[str, list[Version]], key=key, data=data) -> object:
+        def put(store: ObjectStore, seen: dict[str, list[ObjectVersion]], key=key, data=data) -> object:
             return store.put(key, [data, data])
 
         made.append(random.choice([create, create, swap, swap, get, part, facts, listed, delete, put]))
@@ -83,7 +87,7 @@ def outcome(step: Callable[[], object]) -> object:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_same_steps_have_the_same_outcome_on_memory(seed: int) -> None:
     double, memory = Bucket().process(), open_store(f"memory://double-{next(NAMES)}")
-    seen: tuple[dict[str, list[Version]], dict[str, list[Version]]] = ({}, {})
+    seen: tuple[dict[str, list[ObjectVersion]], dict[str, list[ObjectVersion]]] = ({}, {})
     for number, step in enumerate(steps(Random(seed), 120)):
         ours, theirs = outcome(partial(step, double, seen[0])), outcome(partial(step, memory, seen[1]))
         assert ours == theirs, f"step {number}: {step.__name__}"
@@ -134,7 +138,7 @@ def test_a_repetition_is_refused_by_its_own_first_attempt() -> None:
     with pytest.raises(ObjectTakenError):
         store.create("k", b"1")
     assert contents(bucket) == {"k": b"1"}
-    version = Version(bucket.objects["k"].etag, None)
+    version = ObjectVersion(bucket.objects["k"].etag, None)
     store = bucket.process(faults=Planned({1: Fault.REPEATED}))
     with pytest.raises(SwapRefusedError):
         store.swap("k", b"2", version)

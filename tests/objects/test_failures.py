@@ -37,13 +37,13 @@ from lastword.errors import (
     UnknownSettingError,
     UsageError,
 )
-from lastword.objects import ObjectStore, Version, is_secret, is_url, open_store, probe, remote
+from lastword.objects import ObjectStore, ObjectVersion, is_secret, is_url, open_store, probe, remote
 from lastword.objects.failures import Secrets, translate
 from tests.support.gcs import GcsServer
 from tests.support.stores import Server
 
 SECRET = "s3cr3t"
-VERSION = Version('"1"', "1")
+VERSION = ObjectVersion('"1"', "1")
 REQUESTS: dict[str, Callable[[ObjectStore], object]] = {
     "get": lambda store: store.get("k"),
     "range": lambda store: store.get_range("k", 0, 10),

@@ -12,7 +12,7 @@ from lastword.cleaner.engine.cleaning import CleanContext, clean
 from lastword.cleaner.engine.liveness import FullScan
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Collector, Publisher
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory
@@ -190,7 +190,7 @@ def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
     for n in range(30):
         log.put(f"k{n % 4}", n)
     log.roll()
-    plan = prepare(log.log, log.config, Request())
+    plan = prepare(log.log, log.config, CleanRequest())
     view = PartitionView.load(DirectorySegments(log.files, log.directory))
     prepared = clean(view, plan, FullScan(), Collector(plan), CleanContext(log.files, log.clock, SALT))
     removed = log.log.segments[0]

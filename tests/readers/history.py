@@ -508,7 +508,7 @@ class Writer:
         from lastword.cleaner.distributed import sharded
         from lastword.cleaner.engine.partition import prepare
         from lastword.cleaner.engine.sinks import Publisher
-        from lastword.cleaner.policy.plan import Request
+        from lastword.cleaner.policy.plan import CleanRequest
 
         assert self.logs is not None
         log, home, files, clock = (
@@ -519,7 +519,7 @@ class Writer:
         )
         with self.call("clean, sharded"):
             log.roll()
-            plan = prepare(log, log.config, Request(home.first_dirty(TOPIC, number)))
+            plan = prepare(log, log.config, CleanRequest(home.first_dirty(TOPIC, number)))
             if not isinstance(plan, Plan) or plan.action != "clean":
                 return
             job = jobs.start(files, log.directory, log.segments, plan, shards=2, unit_bytes=2000, salt=SALT)

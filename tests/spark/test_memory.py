@@ -28,7 +28,7 @@ from lastword.cleaner.distributed import sharded
 from lastword.cleaner.engine import partition, sinks
 from lastword.cleaner.engine.partition import prepare
 from lastword.cleaner.engine.sinks import Publisher
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
@@ -53,7 +53,7 @@ report["rows"] = read()
 report["read"] = peak()
 with LogDirectory.open(root, "a") as directory:
     log, config = directory.log("t", 0), directory.topic_config("t")
-    plan = prepare(log, config, Request(0, map_bytes=8 << 20))
+    plan = prepare(log, config, CleanRequest(0, map_bytes=8 << 20))
     job = jobs.start(DEFAULT, log.directory, log.segments, plan)
     report["shards"] = job.shards
     for n in jobs.units_left(DEFAULT, job):

@@ -9,14 +9,14 @@ from typing import Any
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.partition import clean_partition, plan_partition
 from lastword.cleaner.engine.report import CleanRound
-from lastword.cleaner.policy.plan import Plan, Request
+from lastword.cleaner.policy.plan import CleanRequest, Plan
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.files import Files
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 
-_REQUEST = {field.name for field in fields(Request)}
+_REQUEST = {field.name for field in fields(CleanRequest)}
 _CONTEXT = {field.name for field in fields(CleanContext)}
 
 
@@ -27,14 +27,14 @@ def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
 def clean(
     log: PartitionLog, config: TopicConfig, *, record_first_dirty: Callable[[int], None], **options: Any
 ) -> CleanRound | None:
-    """Clean the partition. `options` are those of `Request`, `CleanContext` and `clean_partition`."""
-    request = Request(**_taken(options, _REQUEST))
+    """Clean the partition. `options` are those of `CleanRequest`, `CleanContext` and `clean_partition`."""
+    request = CleanRequest(**_taken(options, _REQUEST))
     context = CleanContext(log.files, log.clock, **_taken(options, _CONTEXT))
     return clean_partition(log, config, request, context, record_first_dirty=record_first_dirty, **options)
 
 
 def plan(view: PartitionView, config: TopicConfig, *, files: Files, clock: Clock, **options: Any) -> Plan:
     """Plan the cleaning. `options` are those of `clean`."""
-    request = Request(**_taken(options, _REQUEST))
+    request = CleanRequest(**_taken(options, _REQUEST))
     context = CleanContext(files, clock, dry=True, **_taken(options, _CONTEXT))
     return plan_partition(view, config, request, context, **options)

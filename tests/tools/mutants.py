@@ -86,7 +86,7 @@ def build(root: Path) -> None:
         builder.append(NOW_MS, b"k", b"shared")
         shared.write("t", number, builder.build(0), 1)
     runs = (*shared.close(sync=True), file)
-    manifest = staging.Manifest("load", runs, sync=True, writer="w", sequence=4)
+    manifest = staging.CommitManifest("load", runs, sync=True, writer="w", sequence=4)
     staged_batches.LogEnds("earlier", {"t-0": 5, "t-2": 24}).save(DEFAULT, str(root))
     staging.mark_committed(DEFAULT, str(root), "earlier")
     (root / f"{names.INBOX}{NOW_MS:020d}-load").write_bytes(manifest.encoded())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lastword.api.bucket_cleaner import BucketWork
     from lastword.api.record import Appended
     from lastword.background.states import States
-    from lastword.bucket.manifest import Snapshot
+    from lastword.bucket.manifest import ManifestVersion
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class BucketDirs(OpenDirs):
             self.settings_changed()
 
     @property
-    def newest(self) -> Snapshot:
+    def newest(self) -> ManifestVersion:
         """The newest version that was loaded."""
         return self._read_files.snapshot
 

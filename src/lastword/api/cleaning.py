@@ -65,7 +65,7 @@ def plan_chosen(
     """Plan the cleaning of selected partitions."""
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.partition import plan_partition
-    from lastword.cleaner.policy.plan import Request
+    from lastword.cleaner.policy.plan import CleanRequest
     from lastword.retention import outlook
 
     views, unviewed = dirs.checked_views(chosen)
@@ -90,7 +90,7 @@ def plan_chosen(
             continue
         try:
             with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
-                request = Request(
+                request = CleanRequest(
                     dirs.first_dirty(name, number),
                     due,
                     strategy or config.lastword_strategy,

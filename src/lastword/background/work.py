@@ -366,7 +366,7 @@ class DirectoryWork:
     ) -> tuple[Plan, Urgency]:
         # The first check comes some time after the start, which these modules would delay by 10 ms.
         from lastword.cleaner.policy.choose import choose_for, overdue_ms, roll_for_cleaning
-        from lastword.cleaner.policy.plan import Request
+        from lastword.cleaner.policy.plan import CleanRequest
 
         log = log_dir.log(*tp)
         dead_bytes = _dead_bytes(log_dir.ledgers.cached_stats.get(tp))
@@ -378,7 +378,7 @@ class DirectoryWork:
         plan = choose_for(
             log,
             config,
-            Request(
+            CleanRequest(
                 log_dir.first_dirty(*tp), True, config.lastword_strategy, log_dir.settings.instance.map_bytes
             ),
             self.clock.now_ms(),

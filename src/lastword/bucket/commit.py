@@ -44,11 +44,11 @@ from lastword.bucket.manifest import (
     Entry,
     Layer,
     Manifest,
+    ManifestVersion,
     PageRef,
     Patch,
     PatchRef,
     Pin,
-    Snapshot,
     decode_page,
     encode_page,
     lost_manifest,
@@ -56,7 +56,7 @@ from lastword.bucket.manifest import (
 )
 from lastword.bucket.merge import CHECKPOINTS, ChangedMeanwhile, merged
 from lastword.bucket.reading import ObjectReads
-from lastword.bucket.scratch import LocalFile, Scratch
+from lastword.bucket.scratch import LocalFile, ScratchSpace
 from lastword.clock import Clock, SystemClock
 from lastword.errors import (
     BusyError,
@@ -70,7 +70,7 @@ from lastword.errors import (
     UploadsGoneError,
 )
 from lastword.files.interface import Buffer
-from lastword.objects.interface import ObjectStore, Version
+from lastword.objects.interface import ObjectStore, ObjectVersion
 from lastword.segment import names
 
 T = TypeVar("T")
@@ -101,8 +101,8 @@ class Loaded:
         modified_ms: When it was swapped in, by the store's clock, or earlier.
     """
 
-    snapshot: Snapshot
-    version: Version | None
+    snapshot: ManifestVersion
+    version: ObjectVersion | None
     modified_ms: int = 0
 
     @property
@@ -162,14 +162,14 @@ class Bucket:
 
     def _newest(self, known: Loaded | None) -> Loaded:
         """Return the newest version; `known`: the one that was loaded last."""
-        incomplete: Version | None = None
+        incomplete: ObjectVersion | None = None
         while True:
             try:
                 stored = self.store.get(MANIFEST, unless=known.version if known is not None else None)
             except ObjectVanishedError as error:
                 if known is not None and known.version is not None:
                     raise lost_manifest(self.url) from error
-                return Loaded(Snapshot(Manifest("")), None)
+                return Loaded(ManifestVersion(Manifest("")), None)
             if stored is None:
                 assert known is not None
                 return known
@@ -184,7 +184,7 @@ class Bucket:
                 continue
             kept = {page.object for page in manifest.pages}
             self._pages = {key: layer for key, layer in self._pages.items() if key in kept}
-            return Loaded(Snapshot(manifest, pages), stored.version, stored.modified_ms)
+            return Loaded(ManifestVersion(manifest, pages), stored.version, stored.modified_ms)
 
     def _page(self, page: PageRef) -> Layer:
         layer = self._pages.get(page.object)
@@ -198,7 +198,7 @@ class Bucket:
         """Return whether the newest version names an object."""
         return key in self.load().snapshot.objects()
 
-    def files(self, snapshot: Snapshot) -> BucketFiles:
+    def files(self, snapshot: ManifestVersion) -> BucketFiles:
         """Return the files of a version, to read."""
         return BucketFiles(self.url, snapshot, self.reads)
 
@@ -226,7 +226,7 @@ class Bucket:
         """
         for attempt in range(self.attempts):
             loaded, vanished = self.load(), self.reads.vanished
-            with Scratch(self._scratch, self.clock) as scratch:
+            with ScratchSpace(self._scratch, self.clock) as scratch:
                 files = BucketFiles(self.url, loaded.snapshot, self.reads, scratch=scratch, rng=self.rng)
                 try:
                     result = work(files)
@@ -344,14 +344,14 @@ class Bucket:
             raise UncertainCommitError.lost(self.url, failure) from failure
         raise failure
 
-    def _note_swapped(self, base: Loaded, manifest: Manifest, version: Version) -> None:
+    def _note_swapped(self, base: Loaded, manifest: Manifest, version: ObjectVersion) -> None:
         """Take a version that was just swapped in as the newest, unless a newer one was loaded meanwhile."""
         with self._lock:
             known = self._loaded
             if known is not None and known.manifest.nonce == base.manifest.nonce:
                 pages = [self._pages.get(page.object) for page in manifest.pages]
                 if None not in pages:  # a new page is loaded with the next version
-                    snapshot = Snapshot(manifest, tuple(page for page in pages if page is not None))
+                    snapshot = ManifestVersion(manifest, tuple(page for page in pages if page is not None))
                     self._loaded = Loaded(snapshot, version, base.modified_ms)
 
     def edit(self, change: Callable[[Loaded], Manifest]) -> None:
@@ -522,7 +522,7 @@ class _Commit:
             base = newer
         raise bucket.overtaken()
 
-    def _without_equal(self, snapshot: Snapshot) -> dict[str, Node]:
+    def _without_equal(self, snapshot: ManifestVersion) -> dict[str, Node]:
         """Return the changes without files that were written again with the same bytes."""
         changes: dict[str, Node] = {}
         for path, node in self._given.items():
@@ -538,7 +538,7 @@ class _Commit:
             changes[path] = node
         return changes
 
-    def _next(self, base: Snapshot, entries: Changes) -> Manifest:
+    def _next(self, base: ManifestVersion, entries: Changes) -> Manifest:
         """Return the manifest that follows a version, with these entries. Uploads a page if it is due."""
         bucket, before = self._bucket, base.manifest
         changes = {**before.changes, **entries}
@@ -553,7 +553,7 @@ class _Commit:
             following = self._paged(base, following)
         return following
 
-    def _paged(self, base: Snapshot, manifest: Manifest) -> Manifest:
+    def _paged(self, base: ManifestVersion, manifest: Manifest) -> Manifest:
         """Return the manifest with its changes in a new page, which takes in small older pages."""
         bucket = self._bucket
         kept = list(manifest.pages)

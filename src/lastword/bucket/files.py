@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lastword.bucket.manifest import Entry, Patch, Snapshot
+from lastword.bucket.manifest import Entry, ManifestVersion, Patch
 from lastword.bucket.reading import CHANGE_BLOCKS
-from lastword.bucket.scratch import LocalFile, Scratch
+from lastword.bucket.scratch import LocalFile, ScratchSpace
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
 from lastword.files import FileFacts, Files, Handle
 from lastword.files.interface import Buffer, Path
@@ -68,10 +68,10 @@ class BucketFiles(Files):
     def __init__(
         self,
         root: str,
-        snapshot: Snapshot,
+        snapshot: ManifestVersion,
         reads: ObjectReads,
         *,
-        scratch: Scratch | None = None,
+        scratch: ScratchSpace | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.root = root

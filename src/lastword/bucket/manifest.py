@@ -381,7 +381,7 @@ class Patch:
 # ---------------------------------------------------------------- one version, with its pages
 
 
-class Snapshot:
+class ManifestVersion:
     """A manifest with its pages: every file of a log, as of one version. Immutable.
 
     Args:
@@ -449,7 +449,7 @@ class Snapshot:
                     if entry is not None:
                         yield path, entry
 
-    def changed_since(self, base: Snapshot) -> set[str]:
+    def changed_since(self, base: ManifestVersion) -> set[str]:
         """Return the paths whose files differ from those of another version."""
         # A path that only pages of both versions have is the same in both: their order is the same.
         paths = {
@@ -457,7 +457,7 @@ class Snapshot:
         }
         return {path for path in paths if base.entry(path) != self.entry(path)}
 
-    def _without(self, other: Snapshot) -> list[Layer]:
+    def _without(self, other: ManifestVersion) -> list[Layer]:
         """Return the layers without the pages that another version has, too."""
         pages = zip(self.layers[1:], reversed(self.manifest.pages), strict=True)
         return [self.layers[0], *(layer for layer, page in pages if page not in other.manifest.pages)]

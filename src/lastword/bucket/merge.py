@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from lastword.bucket.manifest import Changes, Entry, Snapshot
+from lastword.bucket.manifest import Changes, Entry, ManifestVersion
 from lastword.errors import CorruptFileError
 from lastword.partition.checkpoint_file import format_lines, parse_lines
 from lastword.segment import names
@@ -38,7 +38,9 @@ Read = Callable[[Entry], bytes]
 """Returns the bytes of a file."""
 
 
-def merged(base: Snapshot, ours: Changes, theirs: Snapshot, read: Read) -> dict[str, Entry | None]:
+def merged(
+    base: ManifestVersion, ours: Changes, theirs: ManifestVersion, read: Read
+) -> dict[str, Entry | None]:
     """Return our changes as they apply to the version of the others.
 
     Args:
@@ -65,7 +67,9 @@ def merged(base: Snapshot, ours: Changes, theirs: Snapshot, read: Read) -> dict[
     return result
 
 
-def _both(path: str, base: Snapshot, entry: Entry | None, theirs: Snapshot, read: Read) -> Entry | None:
+def _both(
+    path: str, base: ManifestVersion, entry: Entry | None, theirs: ManifestVersion, read: Read
+) -> Entry | None:
     """Return the file at a path that both changed."""
     name = path.rpartition("/")[2]
     if path in CHECKPOINTS:
@@ -75,7 +79,7 @@ def _both(path: str, base: Snapshot, entry: Entry | None, theirs: Snapshot, read
     raise ChangedMeanwhile(f"both changed {path}")
 
 
-def _rewritten(base: Snapshot, changes: Changes, read: Read) -> set[str]:
+def _rewritten(base: ManifestVersion, changes: Changes, read: Read) -> set[str]:
     """Return the partitions that the changes rewrite, "" if they change a file of the root.
 
     A changed log start or first dirty offset counts: a topic that is removed meanwhile must not leave it.

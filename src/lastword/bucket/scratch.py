@@ -30,7 +30,7 @@ LEAST_BYTES = KIB
 """A file counts as this many bytes at least."""
 
 
-class Scratch:
+class ScratchSpace:
     """The room of the new files of one private copy; a context manager, which removes the directory.
 
     Args:
@@ -46,7 +46,7 @@ class Scratch:
         self._directory: str | None = None
         self._files_made = 0
 
-    def __enter__(self) -> Scratch:
+    def __enter__(self) -> ScratchSpace:
         return self
 
     def __exit__(
@@ -102,7 +102,7 @@ class LocalFile:
         "path",
     )
 
-    def __init__(self, scratch: Scratch, number: int, data: bytes = b"") -> None:
+    def __init__(self, scratch: ScratchSpace, number: int, data: bytes = b"") -> None:
         self.number = number
         self.lock = threading.RLock()
         self.path: str | None = None

@@ -24,7 +24,7 @@ from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
-from lastword.cleaner.policy.plan import Plan, Request
+from lastword.cleaner.policy.plan import CleanRequest, Plan
 from lastword.errors import LastwordError
 from lastword.files import Files, real_path
 from lastword.logdir.checkpoints import TopicPartition
@@ -75,10 +75,10 @@ class DrivePartition:
             self.views[self.tp] = self.log_dir.view(*self.tp)
         return self.views[self.tp]
 
-    def request(self, strategy: str = "generational", *, due: bool = True) -> Request:
+    def request(self, strategy: str = "generational", *, due: bool = True) -> CleanRequest:
         """Return a request for this partition with the memory that the settings allow."""
         map_bytes = self.log_dir.settings.instance.map_bytes
-        return Request(self.log_dir.first_dirty(*self.tp), due, strategy, map_bytes)
+        return CleanRequest(self.log_dir.first_dirty(*self.tp), due, strategy, map_bytes)
 
 
 def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]:

@@ -49,7 +49,7 @@ from lastword.files import TOGETHER, Files, Handle, overlapped
 from lastword.ingest import staging
 from lastword.ingest.staging import (
     REFUSED_FORM,
-    Manifest,
+    CommitManifest,
     StagedRun,
     Writers,
     entries,
@@ -134,7 +134,7 @@ def ingest_pending(directory: LogDirectory, *, close_logs: bool = False) -> int:
         partitions: Iterable[tuple[str, int]]
         marks: list[str] = []
         try:
-            manifest = Manifest.decoded(files.read_bytes(applying), applying)
+            manifest = CommitManifest.decoded(files.read_bytes(applying), applying)
             added += _apply(directory, manifest, close_logs=close_logs)
             partitions = {(run.topic, run.partition) for run in manifest.runs if run.position is None}
             for tp in partitions:
@@ -153,7 +153,7 @@ def ingest_pending(directory: LogDirectory, *, close_logs: bool = False) -> int:
     return added
 
 
-def _apply(directory: LogDirectory, manifest: Manifest, *, close_logs: bool) -> int:
+def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: bool) -> int:
     writers = Writers.load(directory.files, directory.path)
     named = manifest.writer is not None and manifest.sequence is not None
     files, root, commit_id = directory.files, directory.path, manifest.commit_id
@@ -450,7 +450,7 @@ class Watch:
 
 def commit(
     root: str,
-    manifest: Manifest,
+    manifest: CommitManifest,
     files: Files,
     open_log_dir: Callable[[], LogDirectory],
     *,
@@ -503,7 +503,7 @@ def commit(
         sleep(0.05)
 
 
-def check_refusal(files: Files, refused: str, manifest: Manifest) -> None:
+def check_refusal(files: Files, refused: str, manifest: CommitManifest) -> None:
     """Raise DataError with the reason if the commit was refused."""
     if files.exists(refused):
         reason = read_refusal(files, refused)

@@ -308,7 +308,7 @@ class StagedPath(NamedTuple):
                 block.check(self.path)
 
 
-def needed_files(files: Files, root: str, manifest: Manifest, *, is_begun: bool) -> list[StagedPath]:
+def needed_files(files: Files, root: str, manifest: CommitManifest, *, is_begun: bool) -> list[StagedPath]:
     """Return the staged files that a commit still needs.
 
     Partitions that have ingested their own files are left out. `is_begun`: an earlier try noted log ends.
@@ -454,7 +454,7 @@ REFUSED_FORM = Framed("refused", 1, "bad-note", "remove the file: it only says w
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class CommitManifest:
     """One commit. `writer` and `sequence` name it for ever (a streaming query and its batch), or are None.
 
     sync   the records are durable when the commit is ingested; always true of a commit with a writer
@@ -486,7 +486,7 @@ class Manifest:
         return b"%08x %s\n" % (zlib.crc32(body), body)
 
     @classmethod
-    def decoded(cls, data: bytes, file: str) -> Manifest:
+    def decoded(cls, data: bytes, file: str) -> CommitManifest:
         """Parse the bytes of a file. CorruptFileError if they are no manifest.
 
         Version 1 has no shared files.
@@ -559,7 +559,7 @@ class Writers:
         WRITERS_FORM.save(files, os.path.join(root, names.WRITERS), dict(sorted(self._last.items())))
 
 
-class Entry(NamedTuple):
+class InboxEntry(NamedTuple):
     """A manifest's file in the root. `name`: number and commit id; `prefix`: its state."""
 
     number: int
@@ -572,7 +572,9 @@ class Entry(NamedTuple):
         return self.name.partition("-")[2]
 
 
-def entries(files: Files, root: str, prefixes: Sequence[str] = (names.INBOX, names.APPLYING)) -> list[Entry]:
+def entries(
+    files: Files, root: str, prefixes: Sequence[str] = (names.INBOX, names.APPLYING)
+) -> list[InboxEntry]:
     """List the manifests of the root, in the order of their numbers."""
     listed = []
     for name in files.listdir(root):
@@ -580,7 +582,7 @@ def entries(files: Files, root: str, prefixes: Sequence[str] = (names.INBOX, nam
             rest = name.removeprefix(prefix)
             number, dash, _ = rest.partition("-")
             if rest != name and dash and number.isdecimal() and not name.endswith(".tmp"):
-                listed.append(Entry(int(number), rest, prefix))
+                listed.append(InboxEntry(int(number), rest, prefix))
     return sorted(listed)
 
 

@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lastword.objects.interface import Buffer, ObjectFacts, ObjectStore, Stored, Version, is_secret, is_url
+from lastword.objects.interface import (
+    Buffer,
+    ObjectFacts,
+    ObjectStore,
+    ObjectVersion,
+    StoredObject,
+    is_secret,
+    is_url,
+)
 from lastword.objects.probe import Probe, probe
 
 if TYPE_CHECKING:
@@ -22,9 +30,9 @@ __all__ = [
     "Buffer",
     "ObjectFacts",
     "ObjectStore",
+    "ObjectVersion",
     "Probe",
-    "Stored",
-    "Version",
+    "StoredObject",
     "is_secret",
     "is_url",
     "open_store",

@@ -54,18 +54,18 @@ class ObjectFacts(NamedTuple):
     modified_ms: int
 
 
-class Version(NamedTuple):
+class ObjectVersion(NamedTuple):
     """The version of an object. Opaque: only a store reads the two fields."""
 
     etag: str | None
     version: str | None
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object as it was read: content, version, and when it was written by the store's clock."""
 
     data: bytes
-    version: Version
+    version: ObjectVersion
     modified_ms: int
 
 
@@ -83,7 +83,7 @@ class ObjectStore(ABC):
     """How often a commit is tried while others come first; None: the default."""
 
     @abstractmethod
-    def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
+    def get(self, key: str, *, unless: ObjectVersion | None = None) -> StoredObject | None:
         """Read a whole object; None if it still has the version `unless`.
 
         Raises:
@@ -112,7 +112,7 @@ class ObjectStore(ABC):
         """Write an object from a local file, as `put` does, in bounded memory."""
 
     @abstractmethod
-    def create(self, key: str, data: Buffer) -> Version:
+    def create(self, key: str, data: Buffer) -> ObjectVersion:
         """Write an object only if there is none of this name. Sends one request, without a repetition.
 
         Raises:
@@ -120,7 +120,7 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def swap(self, key: str, data: Buffer, version: Version) -> Version:
+    def swap(self, key: str, data: Buffer, version: ObjectVersion) -> ObjectVersion:
         """Replace an object only if it has `version`. Sends one request, without a repetition.
 
         Raises:

@@ -17,7 +17,7 @@ from lastword.errors import (
     UncertainRequestError,
     UnconditionalStoreError,
 )
-from lastword.objects.interface import ObjectStore, Version
+from lastword.objects.interface import ObjectStore, ObjectVersion
 from lastword.units import format_duration
 
 FOLDER = ".probe"
@@ -94,7 +94,7 @@ def _probe_once(store: ObjectStore, clock: Clock, key: str) -> Probe:
     return Probe(ahead_ms)
 
 
-def _check(store: ObjectStore, clock: Clock, key: str, first: Version) -> int:
+def _check(store: ObjectStore, clock: Clock, key: str, first: ObjectVersion) -> int:
     """Raise if a condition is not enforced; return the store's clock minus this machine's."""
     try:
         store.create(key, b"2")

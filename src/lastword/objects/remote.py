@@ -27,7 +27,15 @@ from lastword.errors import (
 from lastword.objects import cached
 from lastword.objects.cached import CachedRanges
 from lastword.objects.failures import Secrets, translate
-from lastword.objects.interface import URL, Buffer, ObjectFacts, ObjectStore, Stored, Version, is_secret
+from lastword.objects.interface import (
+    URL,
+    Buffer,
+    ObjectFacts,
+    ObjectStore,
+    ObjectVersion,
+    StoredObject,
+    is_secret,
+)
 from lastword.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
@@ -429,20 +437,20 @@ class RemoteStore(ObjectStore):
                 file=self.url,
             )
 
-    def get(self, key: str, *, unless: Version | None = None) -> Stored | None:
+    def get(self, key: str, *, unless: ObjectVersion | None = None) -> StoredObject | None:
         """Read a whole object; None if it still has the version `unless`."""
         options = {"if_none_match": unless.etag} if unless is not None and unless.etag is not None else None
 
-        def request(store: Any) -> Stored | None:
+        def request(store: Any) -> StoredObject | None:
             try:
                 result = self._obstore.get(store, self._folder + key, options=options)
             except self._obstore.exceptions.NotModifiedError:
                 return None
             facts = result.meta
-            version = Version(facts["e_tag"], facts["version"])
+            version = ObjectVersion(facts["e_tag"], facts["version"])
             if version == unless:  # a store that ignores If-None-Match
                 return None
-            return Stored(result.bytes().to_bytes(), version, _milliseconds(facts["last_modified"]))
+            return StoredObject(result.bytes().to_bytes(), version, _milliseconds(facts["last_modified"]))
 
         return self._call("read", key, request)
 
@@ -497,18 +505,18 @@ class RemoteStore(ObjectStore):
             ),
         )
 
-    def create(self, key: str, data: Buffer) -> Version:
+    def create(self, key: str, data: Buffer) -> ObjectVersion:
         """Write an object only if there is none of this name. Sends one request, without a repetition."""
         return self._conditional(key, data, "create")
 
-    def swap(self, key: str, data: Buffer, version: Version) -> Version:
+    def swap(self, key: str, data: Buffer, version: ObjectVersion) -> ObjectVersion:
         """Replace an object only if it has `version`. Sends one request, without a repetition."""
         mode = {"e_tag": version.etag, "version": version.version}
         return self._conditional(
             key, data, {name: value for name, value in mode.items() if value is not None}
         )
 
-    def _conditional(self, key: str, data: Buffer, mode: str | dict[str, str]) -> Version:
+    def _conditional(self, key: str, data: Buffer, mode: str | dict[str, str]) -> ObjectVersion:
         content = _flat(data)
         result = self._call(
             "write",
@@ -518,7 +526,7 @@ class RemoteStore(ObjectStore):
             ),
             conditional=True,
         )
-        return Version(result["e_tag"], result["version"])
+        return ObjectVersion(result["e_tag"], result["version"])
 
     def facts(self, key: str) -> ObjectFacts | None:
         """Return the facts of an object; None if there is none."""

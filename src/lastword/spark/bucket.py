@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
-from lastword.bucket.scratch import Scratch
+from lastword.bucket.scratch import ScratchSpace
 from lastword.clock import SystemClock
 from lastword.errors import BusyError, FileVanishedError
 from lastword.files import DEFAULT, Files
@@ -160,7 +160,7 @@ _probed: set[Bucket] = set()
 def private_copy(url: str, storage: StorageOptions) -> Iterator[BucketFiles]:
     """Yield a private copy of the newest version, whose changes a task uploads and does not commit."""
     bucket = bucket_at(url, storage)
-    with Scratch(None, bucket.clock) as scratch:
+    with ScratchSpace(None, bucket.clock) as scratch:
         snapshot = bucket.load().snapshot
         yield BucketFiles(bucket.url, snapshot, bucket.reads, scratch=scratch, rng=bucket.rng)
 

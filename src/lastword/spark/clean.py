@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.inspection import DrivePartition
     from lastword.cleaner.policy.generational import Choice, SegmentRun
-    from lastword.cleaner.policy.plan import Request
+    from lastword.cleaner.policy.plan import CleanRequest
     from lastword.config import TopicConfig
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
@@ -595,7 +595,7 @@ def _plan_giant(
     spark: SparkSession,
     view: PartitionView,
     config: TopicConfig,
-    request: Request,
+    request: CleanRequest,
     scratch: str | None,
     progress: ProgressLike | None,
 ) -> Plan:
@@ -729,8 +729,8 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
 
 def _request(
     directory: LogDirectory, tp: TopicPartition, config: TopicConfig, due: bool, strategy: str | None
-) -> Request:
-    from lastword.cleaner.policy.plan import Request
+) -> CleanRequest:
+    from lastword.cleaner.policy.plan import CleanRequest
 
     map_bytes = directory.settings.instance.map_bytes
-    return Request(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)
+    return CleanRequest(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)

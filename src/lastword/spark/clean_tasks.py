@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.engine.cleaning import CleanContext
     from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
     from lastword.cleaner.policy.generational import Choice, SegmentRun
-    from lastword.cleaner.policy.plan import Plan, Request
+    from lastword.cleaner.policy.plan import CleanRequest, Plan
     from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView
     from lastword.spark.bucket import JobPlace
@@ -102,7 +102,7 @@ class PlanTask:
 
     directory: str
     config: TopicConfig
-    request: Request
+    request: CleanRequest
     size_bytes: int
 
 

@@ -62,7 +62,7 @@ from lastword.ingest import staging
 from lastword.ingest.apply import check_refusal, commit, ingest_pending, open_to_append
 from lastword.ingest.staging import (
     OWN_FILE_BYTES,
-    Manifest,
+    CommitManifest,
     SharedWriter,
     StagedRun,
     StagedWriter,
@@ -237,7 +237,7 @@ class WriteJob:
         path = self.options.path
         warn_of_repetition(DEFAULT, path, writer, sequence)
         staging.close_staging(DEFAULT, self.directory, job)
-        manifest = Manifest(
+        manifest = CommitManifest(
             job, tuple(runs), sync=self.options.ack == "disk", writer=writer, sequence=sequence
         )
         with collector_paused():
@@ -293,7 +293,7 @@ class BucketJob(WriteJob):
         staged = [message for message in messages if isinstance(message, StagedMessage)]
         runs = tuple(run for message in staged for run in message.runs)
         if runs and not warn_of_repetition(files_at(path, storage), path, writer, sequence):
-            manifest = Manifest(staged[0].job, runs, sync=True, writer=writer, sequence=sequence)
+            manifest = CommitManifest(staged[0].job, runs, sync=True, writer=writer, sequence=sequence)
             entries = {key: entry for message in staged for key, entry in message.entries.items()}
             transaction(path, storage, partial(ingest_uploaded, manifest, entries), uploads=staged[0].uploads)
         self.abort(staged)  # ends the uploads that the commit has not ended
@@ -307,7 +307,7 @@ class BucketJob(WriteJob):
                 bucket.end_uploads(name)
 
 
-def ingest_uploaded(manifest: Manifest, entries: Mapping[str, Entry], dirs: OpenDirs) -> None:
+def ingest_uploaded(manifest: CommitManifest, entries: Mapping[str, Entry], dirs: OpenDirs) -> None:
     """Ingest the staged files of a commit, which are in the store, in a private copy of the log.
 
     DataError if the commit is refused: a topic is gone, for example.

@@ -19,7 +19,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptFileError, LastwordError, UsageError
 from lastword.files import Files, real_path
 from lastword.files.framed import Framed
-from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, Manifest
+from lastword.ingest.staging import COMMITTED, OPEN, REFUSED_FORM, WRITERS_FORM, CommitManifest
 from lastword.logdir.copies import COPIED
 from lastword.logdir.identity import MOVE_NOTE, PRODUCER_IDS
 from lastword.logdir.log_dir_set import read_partition_list
@@ -173,7 +173,7 @@ def _begun(files: Files, path: str) -> Fields:
 
 
 def _manifest(files: Files, path: str) -> Fields:
-    manifest = Manifest.decoded(files.read_bytes(path), path)
+    manifest = CommitManifest.decoded(files.read_bytes(path), path)
     yield "job", manifest.commit_id
     for name in ("sync", "writer", "sequence"):
         yield name, str(getattr(manifest, name))

@@ -25,7 +25,7 @@ from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner.policy.choose import LogState, choose
 from lastword.cleaner.policy.generational import choose_drive
 from lastword.cleaner.policy.groups import OutputLimits, group
-from lastword.cleaner.policy.plan import Request
+from lastword.cleaner.policy.plan import CleanRequest
 from lastword.config import TopicConfig
 from lastword.config.tables import DEFAULT_SPACE_TARGET
 from lastword.tools.overwrites import OverwriteTrace
@@ -615,7 +615,7 @@ class _Drive:
         config = log.config
         segments = [*log.segments, log.active(self.rows[index])]
         state = LogState(log.topic, log.partition, segments, log_start=0, log_end=self.rows[index])
-        plan = choose(state, config, Request(log.first_dirty, due=True, map_bytes=0), now_ms)
+        plan = choose(state, config, CleanRequest(log.first_dirty, due=True, map_bytes=0), now_ms)
         if plan.action != "clean":
             self.kept[index] = plan.reasons[0].text if plan.reasons else ""
             return

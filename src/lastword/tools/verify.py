@@ -480,7 +480,7 @@ def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> No
     from lastword.ingest import staging
 
     try:
-        manifest = staging.Manifest.decoded(files.read_bytes(path), path)
+        manifest = staging.CommitManifest.decoded(files.read_bytes(path), path)
         is_begun = files.exists(os.path.join(root, names.BEGUN)) and names.APPLYING in path
         for staged in staging.needed_files(files, root, manifest, is_begun=is_begun):
             try:

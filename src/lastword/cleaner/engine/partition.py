@@ -13,7 +13,7 @@ from lastword.cleaner.engine.cleaning import CleanContext, clean
 from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
-from lastword.cleaner.policy.plan import Plan, Request
+from lastword.cleaner.policy.plan import CleanRequest, Plan
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.config.tables import DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def clean_partition(
     log: PartitionLog,
     config: TopicConfig,
-    request: Request,
+    request: CleanRequest,
     context: CleanContext,
     *,
     record_first_dirty: Callable[[int], None],
@@ -89,7 +89,7 @@ def clean_partition(
 def plan_partition(
     view: PartitionView,
     config: TopicConfig,
-    request: Request,
+    request: CleanRequest,
     context: CleanContext,
     *,
     clocks: Clocks | None = None,
@@ -145,7 +145,7 @@ def opened(log: PartitionLog | PartitionView, context: CleanContext, map_bytes: 
     return ledger
 
 
-def prepare(log: PartitionLog, config: TopicConfig, request: Request) -> Plan:
+def prepare(log: PartitionLog, config: TopicConfig, request: CleanRequest) -> Plan:
     """Choose, close the active segment if the plan says so, and make the input of the cleaning durable.
 
     A record may supersede an older one only when it cannot be lost itself: so everything below the limit is
@@ -168,7 +168,7 @@ def prepare(log: PartitionLog, config: TopicConfig, request: Request) -> Plan:
 
 
 def chosen_plan(
-    log: PartitionLog | PartitionView, config: TopicConfig, request: Request, files: Files, clock: Clock
+    log: PartitionLog | PartitionView, config: TopicConfig, request: CleanRequest, files: Files, clock: Clock
 ) -> Plan:
     """Choose for a log as it is on disk, with its quarantine."""
     set_aside = quarantine.load(files, log.directory)

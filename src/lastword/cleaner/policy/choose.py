@@ -32,9 +32,9 @@ from lastword.cleaner.policy.plan import (
     QUARANTINED,
     UNDECIDED_TRANSACTION,
     UNFINISHED_COMMIT,
+    CleanRequest,
     Plan,
     Reason,
-    Request,
 )
 from lastword.config import TopicConfig
 from lastword.config.tables import STRATEGIES
@@ -127,7 +127,7 @@ class LogState:
 def choose(
     log: LogState,
     config: TopicConfig,
-    request: Request,
+    request: CleanRequest,
     now_ms: int,
     *,
     quarantine: str | None = None,
@@ -204,7 +204,7 @@ def choose(
 def choose_for(
     log: PartitionLog | PartitionView,
     config: TopicConfig,
-    request: Request,
+    request: CleanRequest,
     now_ms: int,
     *,
     quarantine: str | None = None,

@@ -35,7 +35,7 @@ KEYS_DO_NOT_FIT = (KEYS_IN_SHARDS, KEYS_IN_PASSES)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CleanRequest:
     """A request to the cleaner, for one partition.
 
     Attributes:
