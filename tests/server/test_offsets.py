@@ -279,6 +279,18 @@ def test_a_lease_ends_with_its_offset(client: Client, logs: lastword.LogDir, clo
     until(lambda: leases(logs) == {})
 
 
+def test_a_partition_that_is_named_twice_is_deleted_once(client: Client, logs: lastword.LogDir) -> None:
+    """The second deletion of its offset was an error of the server, which closed the connection."""
+    fill(logs)
+    commit(client, "b", offset=3)
+    kind = OffsetDeleteRequest
+    partition = kind.OffsetDeleteRequestPartition(partition_index=1)
+    topic = kind.OffsetDeleteRequestTopic(name="users", partitions=[partition, partition])
+    answer = client.ask(kind(group_id="b", topics=[topic, topic]))
+    assert [(p.partition_index, p.error_code) for t in answer.topics for p in t.partitions] == [(1, 0)] * 4
+    assert client.ask(kind(group_id="b", topics=[topic])).error_code in (0, codes.GROUP_ID_NOT_FOUND)
+
+
 def test_a_lease_is_renewed_while_its_group_has_members(
     server: Server, logs: lastword.LogDir, clock: ManualClock
 ) -> None:

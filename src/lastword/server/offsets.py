@@ -394,7 +394,8 @@ class Offsets:
         subscribed, are_consumers = group.subscribed(), group.protocol_type == "consumer"
         if not group.is_empty and not are_consumers:
             return messages.OffsetDeleteResponse(error_code=codes.NON_EMPTY_GROUP)
-        topics, gone = [], []
+        topics: list[Any] = []
+        named: dict[tuple[str, int], None] = {}  # a request may name a partition twice
         for topic in body.topics:
             partitions: list[Any] = []
             topics.append(
@@ -413,7 +414,8 @@ class Offsets:
                 elif are_consumers and (subscribed is None or topic.name in subscribed):
                     result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
                 elif (topic.name, partition.partition_index) in group.offsets:
-                    gone.append((topic.name, partition.partition_index))
+                    named[topic.name, partition.partition_index] = None
+        gone = list(named)
         stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
         self.deleted(group, gone)
         self._supersede(group.id, gone)
