@@ -72,7 +72,7 @@ def test_a_due_cleaning_reads_no_index_if_nothing_can_be_due(opened: Open, reque
         assert logs.clean(due=True) == []
         assert requests["put"] == requests["swap"] == 0
         assert requests["get_range"] <= 1  # the end of the log
-    # From here on the bound is above the space target, and the garbage is not.
+    # The bound is above the space target now. The garbage itself is below the target.
     topic.extend((b"k%d" % n, b"x" * 100) for n in range(5000))
     requests.clear()
     assert logs.clean(due=True) == []
