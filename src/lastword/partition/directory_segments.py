@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from lastword.errors import (
@@ -35,10 +36,40 @@ from lastword.segment import names
 from lastword.segment.append import BatchSpan, SegmentAppender
 from lastword.segment.scan import Damage, headers, sound_batch_after
 from lastword.segment.segment import Segment
-from lastword.segment.stored import SegmentFiles, SegmentId, StoredSegment
+from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts, StoredSegment
 from lastword.wire import HEADER_BYTES
 
 _TRIES = 1000
+
+
+class PortableSegment(NamedTuple):
+    """One segment of a `PortableVersion`.
+
+    Attributes:
+        base_offset: Its base offset.
+        suffix: The suffix of its files; "" but for an output in the middle of a swap.
+        id: Inode, and the bytes up to its last valid batch.
+        mtime_ms: Modification time of the log.
+        next_offset: Only of the last segment, which is the active one.
+    """
+
+    base_offset: int
+    suffix: str
+    id: SegmentId
+    mtime_ms: int
+    next_offset: int | None
+
+
+class PortableVersion(NamedTuple):
+    """A version of a partition directory as plain values, for a process that sees the same directory.
+
+    There `DirectorySegments.from_portable` returns it without listing the directory. A segment that was
+    replaced since is a FileVanishedError when it is opened, as in the version itself.
+    """
+
+    log_start: int
+    log_end: int
+    segments: tuple[PortableSegment, ...]
 
 
 class DirectorySegments:
@@ -80,7 +111,12 @@ class DirectorySegments:
             except FileVanishedError:
                 continue
             if _log_files(files.listdir(directory)) == log_files and files.stat(log_starts) == checkpoint:
-                version = LogVersion(SegmentSet(segments), *_range(log_start, segments), token=listed_bytes)
+                version = LogVersion(
+                    SegmentSet(segments),
+                    *_range(log_start, segments),
+                    token=listed_bytes,
+                    snapshots=names.snapshot_offsets(listing),
+                )
                 with suppress(FileVanishedError):
                     checked = self._with_end_checked(version, listed_bytes, listing)
                     if checked is not None:
@@ -113,7 +149,35 @@ class DirectorySegments:
             return None
         position = last.size if log_end < expected else last.position_of(expected)
         damage = wrong_end(last.file, position, log_end, expected, clean=known.clean)
-        return LogVersion(version.segments, version.log_start, expected, damage, listed_bytes)
+        return replace(version, log_end=expected, damage=damage)
+
+    def to_portable(self, version: LogVersion) -> PortableVersion | None:
+        """Return a version of this directory as plain values; None if its end is damaged."""
+        if version.damage is not None:
+            return None
+        segments = []
+        for segment in version.segments:
+            assert isinstance(segment.stored, SegmentFiles)
+            next_offset = segment.next_offset if segment.active else None
+            segments.append(
+                PortableSegment(
+                    segment.base_offset, segment.stored.suffix, segment.id, segment.mtime_ms, next_offset
+                )
+            )
+        return PortableVersion(version.log_start, version.log_end, tuple(segments))
+
+    def from_portable(self, portable: PortableVersion) -> LogVersion:
+        """Return the version of which these are the values. Reads nothing."""
+        segments = [
+            Segment(
+                SegmentFiles(self.files, self.directory, segment.base_offset, segment.suffix),
+                StoredFacts(segment.id, segment.mtime_ms),
+                next_offset=segment.next_offset,
+                active=segment.next_offset is not None,
+            )
+            for segment in portable.segments
+        ]
+        return LogVersion(SegmentSet(segments), portable.log_start, portable.log_end)
 
     def is_current(self, version: LogVersion) -> bool:
         """As `SegmentStore.is_current`: the newest segment is the listed file, and nothing follows it."""

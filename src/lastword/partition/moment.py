@@ -180,7 +180,7 @@ def is_whole(view: PartitionView, end: int) -> bool:
     for segment in view.segment_set.starting_at(due):
         if segment.base_offset >= end:
             break
-        first = segment.position_of(due) if due > segment.base_offset else 0
+        first = segment.position_of(due)
         for header in segment.headers(first):
             if due >= end:
                 return True

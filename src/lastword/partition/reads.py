@@ -197,7 +197,7 @@ def _check_last_offsets(segment: Segment, bound: int) -> None:
 def _chunks_of(
     segment: Segment, bound: int | None, start: int, end: int, chunk_bytes: int, verify: bool
 ) -> Iterator[Chunk]:
-    first = segment.position_of(start) if start > segment.base_offset else 0
+    first = segment.position_of(start)
     # A segment below the end is read to its last byte: a damaged offset must not hide a batch.
     last = segment.size if bound is not None and bound <= end else segment.end_position_of(end)
     if first >= last:
@@ -219,7 +219,7 @@ def read_batches(
             for segment, bound in _bounded(log, offset):
                 if segment.base_offset >= end:
                     return
-                first = segment.position_of(offset) if offset > segment.base_offset else 0
+                first = segment.position_of(offset)
                 for header in segment.headers(first):
                     if bound is not None and header.next_offset > bound:
                         _check_last_offsets(segment, bound)

@@ -107,7 +107,7 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
         size = segment.size
         if size > left:
             try:
-                first = segment.position_of(start) if start > segment.base_offset else 0
+                first = segment.position_of(start)
                 size = segment.end_position_of(end) - first
             except FileVanishedError:
                 pass  # rewritten since it was listed: the read lists again, this is only a guess

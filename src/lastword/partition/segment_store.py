@@ -125,6 +125,7 @@ class LogVersion:
         log_end: The offset that the next record gets.
         damage: The error of a read that reaches the end of a log which must end elsewhere.
         token: What `SegmentStore.is_current` compares. None: the segments are those of an open log.
+        snapshots: Offsets of the producer snapshots listed with the segments. None: they were not listed.
     """
 
     segments: SegmentSet
@@ -132,6 +133,7 @@ class LogVersion:
     log_end: int
     damage: CorruptBatchError | None = None
     token: object = None
+    snapshots: Sequence[int] | None = None
 
 
 class PrivateSegment(NamedTuple):

@@ -261,7 +261,8 @@ def replay(
         store: The snapshots.
         segments: The segments of the log.
         log_end: Next offset of the log.
-        snapshot_offsets: The offsets of all snapshots, ascending. None: the directory is listed.
+        snapshot_offsets: The offsets of all snapshots, ascending; one that is gone is left out. None: the
+            directory is listed.
         limit: Replay begins at or below it, for a complete `aborted`; None: as late as possible.
         barren: Base offsets of segments without a batch of a producer. They are not read.
         bases: Base offsets of segments whose producers are returned.
@@ -326,6 +327,7 @@ class GrowingLog(Protocol):
     directory: str
     log_start: int
     log_end: int
+    snapshot_offsets: Sequence[int] | None
 
     @property
     def segment_set(self) -> SegmentSet:
@@ -361,7 +363,8 @@ class Stability:
     def _at_end(self, log: GrowingLog) -> ProducerState:
         state = self._state
         if state is None or state.end_offset > log.log_end:
-            return replay(Snapshots(log.files, log.directory), log.segment_set, log.log_end).state
+            store = Snapshots(log.files, log.directory)
+            return replay(store, log.segment_set, log.log_end, snapshot_offsets=log.snapshot_offsets).state
         if state.end_offset < log.log_end:
             for segment in log.segment_set.starting_at(state.end_offset):
                 for header, marker in producer_batches_between(segment, state.end_offset, log.log_end):
@@ -374,7 +377,7 @@ def producer_batches_between(
     segment: Segment, start: int, end: int
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
     """Yield the headers in [start, end) offsets that have a producer id, markers with their content."""
-    position = segment.position_of(start) if start > segment.base_offset else 0
+    position = segment.position_of(start)
     for header, marker in producer_batches(segment, position, verify=False):
         if header.last_offset >= end:
             return

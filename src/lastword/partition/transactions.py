@@ -387,7 +387,7 @@ def _special_batches(
     for at, segment in enumerate(segments):
         due = segment.base_offset
         bound = segments[at + 1].base_offset if at + 1 < len(segments) else 1 << 63
-        first = segment.position_of(start) if start > segment.base_offset else 0
+        first = segment.position_of(start)
         for header, marker in producer_batches(segment, first, verify=True):
             if header.base_offset < due or header.last_offset >= bound:
                 raise CorruptBatchError(

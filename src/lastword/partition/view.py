@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lastword.errors import FileVanishedError
 from lastword.partition import staged_batches
+from lastword.partition.directory_segments import DirectorySegments, PortableVersion
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.reads import Reads
 from lastword.partition.segment_store import LogVersion, SegmentStore
@@ -65,6 +66,7 @@ class PartitionView(Reads):
         self.log_start = version.log_start
         self.log_end = version.log_end
         self.damage = version.damage
+        self.snapshot_offsets = version.snapshots
 
     @property
     def stable_offset(self) -> int:
@@ -140,6 +142,11 @@ class PartitionView(Reads):
         view = copy.copy(self)
         view.is_held = True
         return view
+
+    def to_portable(self) -> PortableVersion | None:
+        """Return the version as plain values for another process; None if its end is damaged."""
+        store = self.store
+        return store.to_portable(self._version) if isinstance(store, DirectorySegments) else None
 
     open_again = refresh
 

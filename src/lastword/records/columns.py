@@ -111,7 +111,7 @@ def to_arrow(
             arrays.append(_fixed(columns.offset.copy(), pa.int64()))
         elif name == "timestamp":
             most = INT64_MAX // 1000
-            micros = np.clip(columns.timestamp, -most, most) * 1000
+            micros = np.minimum(np.maximum(columns.timestamp, -most), most) * 1000
             arrays.append(_fixed(micros, pa.timestamp("us", tz="UTC")))
         elif name == "timestampType":
             arrays.append(_fixed(timestamp_types(columns, chunk), pa.int32()))

@@ -553,7 +553,8 @@ def limit_of(file: str) -> int:
 def _directory_limit(directory: str) -> int | None:
     if directory in _by_directory:
         return _by_directory[directory]
-    at = os.path.realpath(directory)
+    # A partition's directory is no link, so below a known root no link has to be followed.
+    at = directory if os.path.dirname(directory) in _by_root else os.path.realpath(directory)
     while (limit := _by_root.get(at)) is None and at != os.path.dirname(at):
         at = os.path.dirname(at)
     with _lock:

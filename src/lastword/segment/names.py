@@ -211,6 +211,7 @@ def is_lease(name: str) -> bool:
     return isinstance(name, str) and _is_topic(name) and len(name) <= 200
 
 
+@lru_cache(maxsize=1024)
 def _is_topic(name: str) -> bool:
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
 

@@ -281,8 +281,10 @@ class Segment:
         """Return the position of the first batch whose last offset is not below `offset`.
 
         `size` if there is none. If the index has an entry for each batch, and these were read before, no byte
-        is read.
+        is read; neither is for an offset that is not above the base offset.
         """
+        if offset <= self.base_offset:
+            return 0
         index = self.offset_index
         number = index.find(offset)
         end = self._end_of_indexed(index, number) if number >= 0 else 0

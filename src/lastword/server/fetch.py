@@ -93,7 +93,7 @@ def _read(log: PartitionLog, offset: int, limit: int, most_bytes: int, first: bo
     for segment in log.segment_set.starting_at(offset):
         if segment.base_offset >= limit or len(ranges) == MOST_SEGMENTS:
             break
-        start = segment.position_of(offset) if offset > segment.base_offset else 0
+        start = segment.position_of(offset)
         end = segment.size if segment.next_offset <= limit else segment.end_position_of(limit)
         if start >= end:
             continue

@@ -5,10 +5,10 @@ the driver; it reads file names and indexes, never records. `read_task` runs onc
 starts, in a worker. Only workers import this module: it loads NumPy and the kernels.
 
 What travels. The options and the schema inside the reader, and for each task a `LogPartition`: a topic, a
-partition and two offsets. Many small partitions share a task, which has one for each (`SharedTask`). File
-names do not travel: between planning and reading the cleaner may replace files, so a task finds the segments
-of its offsets itself. A DataFrame is a snapshot of a log's end: its second action reads the same offsets
-again.
+partition, two offsets, and the segments of a partition that has few. Many small partitions share a task,
+which has one for each (`SharedTask`). Between planning and reading the cleaner may replace files: a task
+opens the planned segments if they are still there, and else lists the partition again. A DataFrame is a
+snapshot of a log's end: its second action reads the same offsets again.
 
 When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a cleaning
 between the two may have removed superseded ones. A file that vanishes during a task is found again. With
@@ -49,7 +49,7 @@ from lastword.kernels import BAD_OFFSET
 from lastword.kernels import table as fields
 from lastword.logdir.identity import read_topic_id
 from lastword.logdir.topics import register_limits
-from lastword.partition.directory_segments import DirectorySegments
+from lastword.partition.directory_segments import DirectorySegments, read_log_start
 from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions, Outcomes
 from lastword.partition.view import PartitionView
@@ -293,10 +293,7 @@ def chunks_between(
     that counts: a batch may begin below the range, or with records that another file has yielded.
     """
     offset = task.start
-    for _ in range(MAX_RELOADS):
-        view = view_of(task, options, files)
-        if view is None:
-            return
+    for view in views_of(task, options, files):
         offset = check_loss(task, view, offset, options)
         outcomes = outcomes_of(view, task, options)
         try:
@@ -316,6 +313,28 @@ def chunks_between(
         except FileVanishedError:
             continue
         return
+
+
+def views_of(task: LogPartition, options: ReadOptions, files: Files) -> Iterator[PartitionView]:
+    """Yield a view of the partition for each attempt to read it; none if its loss is to be ignored.
+
+    The first is that of the plan, if it came with the task. It holds as long as its files do: a segment that
+    was replaced since cannot be opened. A trimmed log and a recreated topic are not read from it.
+
+    Raises:
+        FileVanishedError: The files changed MAX_RELOADS times during an attempt.
+    """
+    planned = task.version
+    if planned is not None and read_log_start(files, task.directory) <= planned.log_start:
+        own_id = None if task.topic_id is None else read_topic_id(files, task.directory)
+        if own_id in (None, task.topic_id):
+            store = DirectorySegments(files, task.directory)
+            yield PartitionView(store, store.from_portable(planned))
+    for _ in range(MAX_RELOADS):
+        view = view_of(task, options, files)
+        if view is None:
+            return
+        yield view
     raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were read")
 
 
@@ -380,10 +399,7 @@ def newest_chunks(
     """
     from lastword.resolve import ScratchPlace, resolve
 
-    for _ in range(MAX_RELOADS):
-        view = view_of(task, options, files)
-        if view is None:
-            return
+    for view in views_of(task, options, files):
         start = check_loss(task, view, task.start, options)
         try:
             view = held(view, start, task, options)
@@ -412,7 +428,6 @@ def newest_chunks(
         except FileVanishedError as error:
             raise ReadOvertakenError.of(task.name, task.directory) from error
         return
-    raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
 
 
 def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptions) -> PartitionView:
@@ -498,7 +513,7 @@ class RangeSource:
 
     def chunk_reader(self, *, chunk_bytes: int = CHUNK_BYTES, verify: bool = True) -> Iterator[Chunk]:
         """Yield the chunks of the range."""
-        first = self.segment.position_of(self.start) if self.base_offset < self.start else 0
+        first = self.segment.position_of(self.start)
         last = self.segment.end_position_of(self.end) if self.last else self.segment.size
         for chunk in self.segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify):
             rows = _straddling(chunk, self.start, self.end)

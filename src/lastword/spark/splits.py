@@ -34,6 +34,7 @@ from lastword.errors import (
 )
 from lastword.files import Files
 from lastword.logdir.log_dir import LogDirectory
+from lastword.partition.directory_segments import PortableVersion
 from lastword.partition.moment import check_answerable
 from lastword.partition.view import PartitionView
 from lastword.spark.bucket import open_directory
@@ -290,7 +291,7 @@ def _cut_points(range_: PartitionRange) -> list[tuple[int, int]]:
     points = [(range_.start, 0)]
     before = 0
     for segment in range_.view.segment_set.between(range_.start, range_.end):
-        first = segment.position_of(range_.start) if segment.base_offset < range_.start else 0
+        first = segment.position_of(range_.start)
         last = segment.end_position_of(range_.end)
         for entry in segment.offset_index.entries():
             offset, position = entry.offset + 1, before + entry.position - first
@@ -414,6 +415,7 @@ class LogPartition(InputPartition):
 
     topic_id   id of the planned topic, if it has one; another topic of that name has other records
     in_stream  the task is part of a micro-batch; records above `end` are in later micro-batches
+    version    the segments of the plan, if they are few: the task lists the partition only if one is gone
     """
 
     topic: str
@@ -423,11 +425,16 @@ class LogPartition(InputPartition):
     end: int
     topic_id: str | None = None
     in_stream: bool = False
+    version: PortableVersion | None = None
 
     @classmethod
     def of(cls, range_: PartitionRange, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
         """Return a part of the range."""
-        return cls(range_.topic, range_.partition, range_.directory, start, end, range_.topic_id, in_stream)
+        view = range_.view
+        version = view.to_portable() if len(view.segment_set) <= MOST_SENT_SEGMENTS else None
+        return cls(
+            range_.topic, range_.partition, range_.directory, start, end, range_.topic_id, in_stream, version
+        )
 
     @property
     def name(self) -> str:
@@ -435,6 +442,8 @@ class LogPartition(InputPartition):
         return f"{self.topic}-{self.partition}"
 
 
+MOST_SENT_SEGMENTS = 8
+"""The segments of a partition travel with its tasks if there are at most this many."""
 FEW_TASKS = 32
 """Up to this many parts of partitions are a task each. More parts share tasks, but no fewer than this."""
 SHARED_TASK_BYTES = 16 << 20

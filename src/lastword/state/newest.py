@@ -473,7 +473,7 @@ def slices_of(view: PartitionView, start: int, end: int) -> tuple[list[SegmentSl
     cut = end
     segments = view.segment_set.between(start, end)
     for number, segment in enumerate(segments):
-        first = segment.position_of(start) if start > segment.base_offset else 0
+        first = segment.position_of(start)
         final = number == len(segments) - 1
         last = segment.end_position_of(end) if final else segment.size
         if final and first < last:

@@ -193,7 +193,7 @@ class _LogKeys:
         view, start = self._view, self._view.stable_offset
         outcomes = Outcomes(view, view.log_end)
         for segment in view.segment_set.starting_at(start):
-            first = segment.position_of(start) if start > segment.base_offset else 0
+            first = segment.position_of(start)
             for chunk in segment.chunk_reader(first):
                 self.end_bytes += chunk.size_bytes
                 undecided = outcomes_of(chunk, outcomes) == BatchOutcome.UNDECIDED
