@@ -56,7 +56,7 @@ def here(tmp_path, monkeypatch):
 
 def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
     def compiling(*arguments, **more):
-        kernels.log.info(kernels.COMPILING)
+        kernels.log.warning(kernels.COMPILING)
         return {}
 
     monkeypatch.setattr(OpenDirs, "select_by_topic", compiling)
@@ -64,7 +64,7 @@ def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
         main.run(["ls", str(here / "data"), *more])
         captured = capsys.readouterr()
         assert captured.err.count("compiling kernels (once") == announced and "compiling" not in captured.out
-    kernels.log.info(kernels.COMPILING)  # no process listens between commands
+    kernels.log.warning(kernels.COMPILING)  # no process listens between commands
     assert capsys.readouterr().err == ""
 
 
@@ -116,3 +116,14 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
     for words in NEED_KERNELS[:: stride(4)]:
         assert "compiling" not in run(*words).stderr, words
     assert sorted(path.name for path in folder.rglob("*.nbc")) == compiled
+    for path in folder.glob("**/*.walk_batches-*"):
+        path.unlink()
+    python = [
+        sys.executable,
+        "-c",
+        "import lastword; lastword.open('data').duplication('users')",
+    ]
+    for announced in (1, 0):
+        assert run(command=python).stderr.count("compiling kernels (once") == announced, (
+            "no log is configured"
+        )

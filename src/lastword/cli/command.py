@@ -289,14 +289,13 @@ def _compiling_announced(out: Session) -> Iterator[None]:
             out.stderr.flush()
 
     logger, announcer = logging.getLogger("lastword.kernels"), Announcer()
-    level = logger.level
-    logger.setLevel(logging.INFO)
     logger.addHandler(announcer)
+    logger.propagate = False
     try:
         yield
     finally:
+        logger.propagate = True
         logger.removeHandler(announcer)
-        logger.setLevel(level)
 
 
 # -- confirmation

@@ -68,7 +68,8 @@ Wide loads and stores may touch them. They never change a result.
 
 COMPILING = "compiling kernels (once; some 10 s)"
 log = logging.getLogger(__name__)
-"""Gets `COMPILING` at level INFO before the first kernel that a process compiles."""
+"""Gets `COMPILING` as a warning before the first kernel that a process compiles: otherwise a first cleaning
+would seem to hang. Without a configured log, Python prints warnings on stderr."""
 
 
 class _FirstCompilation(_event.Listener):
@@ -78,7 +79,7 @@ class _FirstCompilation(_event.Listener):
         function = getattr((event.data or {}).get("dispatcher"), "py_func", None)
         if getattr(function, "__module__", "").startswith(__name__):
             _event.unregister("numba:compile", self)
-            log.info(COMPILING)
+            log.warning(COMPILING)
 
     def on_end(self, event: Any) -> None:
         pass
