@@ -11,6 +11,7 @@ import pytest
 
 from lastword import metrics
 from lastword.accounts import ledger
+from lastword.accounts.tracking import Tracking
 from lastword.cleaner import inspection
 from lastword.cleaner.drive import DriveCleaner, InlineExecutor
 from lastword.cleaner.engine.liveness import refresh
@@ -19,6 +20,8 @@ from lastword.cleaner.inspection import DrivePartition
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir import TopicPartition, ledgers
+from lastword.resolve import RunningResolution, resolve
+from lastword.segment.segment import Segment
 from tests.cleaner.test_due import fill, newest, opened
 from tests.fakes.recording import RecordingFiles
 
@@ -359,3 +362,42 @@ def test_tombstones_that_were_trimmed_are_not_waited_for(tmp_path, clock):
         with home.ledgers.of(T, log) as ledger:
             offset, due_ms = ledger.deletes.next_due(HOUR)
         assert 0 < start <= offset and due_ms == NOW + HOUR
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_sample_and_the_exact_count_of_a_segment_share_one_reading(
+    tmp_path, clock, monkeypatch, fits, threads
+):
+    """A new segment of a log whose keys do not fit the map was read twice: for the sample, and for its own
+    duplicates. It is read again only if the segment's own keys do not fit a map.
+    """
+    with opened(tmp_path, clock, log_cleaner_enable=False, segment_bytes=400_000) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        rng = random.Random(3)
+        for _ in range(60):
+            topic.extend([(b"k%d" % rng.randrange(2500), b"v" * 80) for _ in range(100)], partition=0)
+        logs.dirs.log("t", 0).roll()
+        closed = [segment for segment in logs.dirs.log("t", 0).segments if segment.size]
+    exact = [
+        resolve([segment], map_bytes=1 << 22, salt=bytes(16), now_ms=-1).segments[0].dead_bytes
+        for segment in closed
+    ]
+    assert len(closed) == 2 and min(exact) > 10_000, "a map of 60,000 bytes has the keys of the second only"
+    tracking = Tracking(1 << 20 if fits else 60_000, lambda: bytes(16))
+    tracking.reset(0.25)
+    readings, real = [], Segment.chunk_reader
+
+    def counted(self, *arguments, **options):
+        readings.append(self.base_offset)
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Segment, "chunk_reader", counted)
+    taken = tracking.take(closed, 0, None, None, 65536, threads, more=())
+    assert taken.reset_because == "" and [entry.own_dead_bytes for entry in tracking.entries] == exact
+    larger, smaller = closed
+    assert taken.read_bytes == larger.size * (1 if fits else 2) + smaller.size
+    assert readings == [segment.base_offset for segment in closed] if fits else len(readings) > 2
+    whole = RunningResolution(map_bytes=1 << 20, salt=bytes(16), share=0.25)
+    whole.add_segments(closed)
+    assert tracking.running.facts() == whole.facts(), "the sample has all chunks"

@@ -18,9 +18,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
@@ -28,10 +29,12 @@ import numpy as np
 from lastword.errors import CapacityError, FileVanishedError
 from lastword.segment import names
 from lastword.segment.segment import Segment
+from lastword.units import NEVER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution, SegmentFacts
     from lastword.resolve.facts import TransactionOutcomes
     from lastword.resolve.running import RunningResolution
@@ -445,10 +448,12 @@ class Tracking:
                 self.entries += [SegmentEntry.of(segment, write_clock) for segment in new]
                 return sum(segment.size for segment in new)
             for number, segment in enumerate(new, 1):
-                absorb([segment], [*new[number:], *more])
+                counted = SelfCounted(segment, self.map_bytes, self._salt(), outcomes)
+                absorb([counted], [*new[number:], *more])
                 read += segment.size
-                self.entries.append(self._sampled_entry(segment, write_clock, outcomes))
-                read += segment.size
+                if counted.dead_bytes is None:
+                    read += segment.size
+                self.entries.append(self._sampled_entry(counted, write_clock))
             return read
         except MapFull as full:
             taken = sum(entry.size_bytes for entry in self.entries)
@@ -471,18 +476,86 @@ class Tracking:
         self.reset(share)
         self.transactions_from = first
 
-    def _sampled_entry(
-        self, segment: Segment, write_clock: int, outcomes: TransactionOutcomes | None
-    ) -> SegmentEntry:
+    def _sampled_entry(self, segment: SelfCounted, write_clock: int) -> SegmentEntry:
         """Return the entry of a segment; its own duplicates are counted exactly, by a map of its own."""
-        from lastword.resolve import resolve
-
         entry = SegmentEntry.of(segment, write_clock)
         (seen,) = self.running.facts(-1)
-        alone = resolve([segment], map_bytes=self.map_bytes, salt=self._salt(), now_ms=-1, outcomes=outcomes)
-        entry.own_dead_bytes = alone.segments[0].dead_bytes
+        entry.own_dead_bytes = segment.counted_alone() if segment.dead_bytes is None else segment.dead_bytes
         entry.own_seen_bytes, entry.own_seen_records = seen.dead_bytes, seen.dead_records
         return entry
+
+
+class SelfCounted(Segment):
+    """A segment whose own duplicates are counted while another scan reads it.
+
+    Its chunks go through a map of the segment's keys on their way to the other scan, so that one reading
+    serves both.
+
+    Attributes:
+        dead_bytes: Garbage within the segment itself, after it was read; None: its keys do not fit the map.
+    """
+
+    def __init__(
+        self, segment: Segment, map_bytes: int, salt: bytes, outcomes: TransactionOutcomes | None
+    ) -> None:
+        self.__dict__.update(segment.__dict__)
+        self.dead_bytes: int | None = None
+        self._segment = segment
+        self._map_bytes = map_bytes
+        self._salt = salt
+        self._outcomes = outcomes
+
+    def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
+        """Yield the chunks of the segment."""
+        from lastword.resolve.facts import MapFull, Rules, digest_seed_of
+        from lastword.resolve.resolver import KeyScan, max_records_of
+
+        reader = self._segment.chunk_reader(*args, **options)
+        source = _ReadOnce(self._segment, reader)
+        scan = KeyScan(self._map_bytes, self._salt, digest_seed_of(self._salt), Rules.of(-1, NEVER))
+        scan.counts.add([self._segment])
+
+        def full(chunk: Chunk) -> None:
+            assert scan.map is not None
+            if not scan.map.make_room():
+                raise MapFull(scan.map.distinct_keys, self._map_bytes)
+
+        try:
+            yield from scan.take([source], self._outcomes, partial(max_records_of, [source]), full)
+        except MapFull:
+            assert source.last is not None
+            yield source.last  # it did not reach the other scan
+            yield from reader
+        else:
+            self.dead_bytes = scan.counts.facts()[0].dead_bytes
+
+    def counted_alone(self) -> int:
+        """Return the garbage within the segment itself, by a scan in passes."""
+        from lastword.resolve import resolve
+
+        scanned = resolve(
+            [self._segment], map_bytes=self._map_bytes, salt=self._salt, now_ms=-1, outcomes=self._outcomes
+        )
+        return scanned.segments[0].dead_bytes
+
+
+class _ReadOnce(Segment):
+    """A segment whose chunks another reader reads, for one scan.
+
+    Attributes:
+        last: The chunk that was yielded last.
+    """
+
+    def __init__(self, segment: Segment, reader: Iterator[Chunk]) -> None:
+        self.__dict__.update(segment.__dict__)
+        self.last: Chunk | None = None
+        self._reader = reader
+
+    def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
+        """Yield the chunks that the reader has left."""
+        for chunk in self._reader:
+            self.last = chunk
+            yield chunk
 
 
 class NotedOutcomes:
