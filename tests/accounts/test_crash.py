@@ -52,7 +52,7 @@ def lived(log):
     log.ledger.save()
 
 
-def check(path, label, *, believes=None):
+def check(path, label, *, used=None):
     """Check that the newest values exist and that accepted accounts are true."""
     log = Log.__new__(Log)
     log.path, log.config, log.files, log.map_bytes = path / "t-0", CONFIG, HastyFiles(), 1 << 20
@@ -66,8 +66,8 @@ def check(path, label, *, believes=None):
         assert {key[:1] for key in live} <= {b"k", b"g"}, label
         assert b"gone" not in live, label
         assert all(b"k%d" % n in live for n in range(6)), label
-        if believes is not None:
-            believes.append(log.ledger.limit > 0)
+        if used is not None:
+            used.append(log.ledger.limit > 0)
         below = [segment for segment in log.log.segments if segment.base_offset < log.ledger.limit]
         resolved = resolve(below, map_bytes=1 << 20, salt=b"s" * 16, now_ms=-1).segments if below else ()
         due = {segment.base_offset: 0 for segment in resolved}
@@ -85,7 +85,7 @@ def check(path, label, *, believes=None):
 
 @pytest.mark.slow
 def test_a_stop_at_every_change(tmp_path):
-    number, believes = 0, []
+    number, used = 0, []
     while True:
         target = tmp_path / f"stop{number}"
         target.mkdir()
@@ -97,13 +97,13 @@ def test_a_stop_at_every_change(tmp_path):
             break
         except Stopped:
             log.log.abandon()
-        check(target, number, believes=believes)
+        check(target, number, used=used)
         shutil.rmtree(target)
         number += stride(4)
     files.stop_at = None
     log.close()
     assert number > 100
-    assert any(believes) and not all(believes)
+    assert any(used) and not all(used)
 
 
 @pytest.mark.slow
@@ -126,16 +126,16 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
     start = len(files.journal)
     lived(log)
     log.log.abandon()
-    believes = []
+    used = []
     for number, image in enumerate(
         files.images(range(start, len(files.journal) + 1, 9 * stride(4)), seeds=range(1))
     ):
         target = tmp_path / f"image{number}"
         image.write(target)
-        check(target, image.label, believes=believes)
+        check(target, image.label, used=used)
         shutil.rmtree(target)
-    assert len(believes) > 25
-    assert any(believes) and not all(believes)
+    assert len(used) > 25
+    assert any(used) and not all(used)
 
 
 def test_the_snapshot_is_whole_or_not_there(tmp_path):

@@ -271,7 +271,7 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
         assert done.complete and done.removed.tombstone == 10
 
 
-def test_a_partition_that_moves_or_is_made_anew_takes_no_accounts_along(tmp_path, clock):
+def test_a_partition_that_moves_or_is_recreated_takes_no_accounts_along(tmp_path, clock):
     rng = random.Random(7)
     with opened(tmp_path, clock) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")

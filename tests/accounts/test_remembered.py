@@ -64,7 +64,7 @@ def test_only_the_clocks_are_written(tmp_path: Path, clock: ManualClock) -> None
         assert logs.explain("t", key=b"k%012d" % 10).versions[0].until == NOW + HOUR
 
 
-def test_they_are_not_believed_of_another_log(tmp_path: Path, clock: ManualClock) -> None:
+def test_they_are_not_used_for_another_log(tmp_path: Path, clock: ManualClock) -> None:
     """A log that replaced the original may have older copies again."""
     tombstones_after_a_round(tmp_path, clock)
     (log,) = (path for path in (tmp_path / "t-0").glob("*.log") if path.stat().st_size)

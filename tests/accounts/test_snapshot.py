@@ -58,7 +58,7 @@ def test_every_flipped_byte_and_every_length_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     "array", [["x", "<i8", [1 << 60]], ["x", "|O", [1]], ["x", "<i8", [-1]], ["x", 3, 4]]
 )
-def test_a_size_is_checked_before_it_is_believed(tmp_path, array):
+def test_a_size_is_checked_before_it_is_used(tmp_path, array):
     import json
     import struct
 

@@ -241,7 +241,7 @@ def test_segments_that_expired_or_were_trimmed_at_the_front_leave_the_rest_true(
     assert log.live() == {key: value for key, value in log.newest.items() if value is not None}
 
 
-def test_and_when_most_of_it_left_it_begins_anew(log):
+def test_it_is_reset_when_most_of_it_was_removed(log):
     log.log.raise_log_start(log.log.active.base_offset - 1)
     log.log.remove_prefix()
     assert not log.ledger.fit(log.log.segments)

@@ -460,7 +460,7 @@ def test_closing_ends_it_soon_and_leaves_nothing_behind(slow):
 
 
 @pytest.mark.parametrize("verb", ["trim", "clean", "expire", "delete", "pause", "policy"])
-def test_nobody_waits_for_it(slow, verb):
+def test_no_call_waits_for_it(slow, verb):
     """6K.114: A topic that changes from compact to delete has its cleaning aborted, once for each
     partition.
 
@@ -659,7 +659,7 @@ def test_a_tombstone_that_a_lease_keeps_is_looked_at_once_and_goes_when_the_leas
     assert waiting.held_from > offset and waiting.due_to == offset  # garbage; the drive is within its target
 
 
-def test_tombstones_are_looked_at_anew_when_they_have_to_wait_less(logs, clock):
+def test_tombstones_are_checked_again_when_they_have_to_wait_less(logs, clock):
     topic = filled(logs, keys=400, lastword_strategy="generational", delete_retention_ms=100 * HOUR)
     offset = topic.append(b"k0", None).offset
     for number in range(40):

@@ -252,7 +252,7 @@ def test_a_quiet_partition_costs_two_looks(writer, tmp_path):
         assert opening <= 2 * looks + 60
 
 
-def test_stability_goes_on_as_if_it_began_anew(tmp_path):
+def test_stability_continues_with_the_result_of_a_new_start(tmp_path):
     """After any growth, the result equals that of a whole replay."""
     from lastword.partition.snapshots import Snapshots
     from lastword.partition.view import PartitionView

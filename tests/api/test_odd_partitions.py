@@ -324,7 +324,7 @@ def test_a_plain_file_that_no_checkpoint_names_is_no_partition(root):
         assert [topic.name for topic in logs.topics()] == ["other", "t"] and logs.verify().ok
 
 
-def test_what_waits_for_its_removal_and_cannot_be_removed_stops_nobody(root):
+def test_a_partition_that_cannot_be_removed_stops_no_other_work(root):
     waits = root / f"gone-0.{'0' * 32}-delete"
     waits.mkdir()
     with lastword.open(root, "a", files=Forbidding(waits), log_cleaner_enable=False) as logs:

@@ -148,7 +148,7 @@ def test_a_pin_lasts_by_the_clock_of_the_store() -> None:
 
 
 def test_other_collections_remove_what_a_collection_reads() -> None:
-    """The object that tells the store's time, and the condemned list, are gone."""
+    """The object with the store's time, and the condemned list, are gone."""
     store = Store()
     write(opened(store), "a", bytes(5000))
     write(opened(store), "a", None)

@@ -184,7 +184,7 @@ def test_an_empty_log() -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "expected"), [(None, 50), (10, 50), (50, 50), (90, 90), (100, 100), (101, 50)]
 )
-def test_a_checkpoint_outside_the_log_is_not_believed(checkpoint: int | None, expected: int) -> None:
+def test_a_checkpoint_outside_the_log_is_ignored(checkpoint: int | None, expected: int) -> None:
     assert corrected_first_dirty(checkpoint, 50, 100) == expected
 
 

@@ -196,7 +196,7 @@ def test_a_wholly_dead_run_leaves_no_file():
 # ---------------------------------------------------------------- never
 
 
-def test_a_quarantined_partition_is_left_alone_and_obliges_nobody():
+def test_a_quarantined_partition_is_not_cleaned_and_causes_no_obligation():
     bad = partition(*(half(i, 0.9) for i in range(6)), quarantined=True)
     good = partition(half(0, 0.1), segment(1), number=1)
     assert chosen(bad, good).run is None

@@ -143,7 +143,7 @@ def test_6I_78_a_wrapper_of_magic_1_with_messages_of_magic_0(tmp_path: Path) -> 
     log.put("k0", "new").roll().clean()
     assert [(o, k) for o, k, _ in kept(log)] == [(11, b"k1"), (12, b"k2"), (13, b"k0")]
     inner = zlib.decompress(file(log, 10)[34 : 12 + struct.unpack(">i", file(log, 10)[8:12])[0]], 31)
-    assert inner[16] == 1, "what is written anew has the wrapper's magic"
+    assert inner[16] == 1, "a rewritten message has the wrapper's magic"
 
 
 def test_6I_76_a_log_that_changed_its_format_on_the_way(tmp_path: Path) -> None:

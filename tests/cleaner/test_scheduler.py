@@ -441,7 +441,7 @@ def test_a_round_that_never_ends_does_not_hold_up_the_stop() -> None:
     assert not worker._thread.is_alive()
 
 
-def test_a_scheduler_that_nobody_holds_ends_its_threads() -> None:
+def test_a_scheduler_without_references_ends_its_threads() -> None:
     before = metrics.CLEANER_THREADS.value(), metrics.CLEANER_THREADS_ALIVE.value()
     scheduler = scheduler_of(FakeWork(), ManualClock())
     scheduler.start()

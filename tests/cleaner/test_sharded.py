@@ -163,7 +163,7 @@ def test_producers_are_forgotten_at_the_same_time(tmp_path: Path) -> None:
         assert segments(parallel) == segments(single)
 
 
-def test_without_transactions_nobody_looks_for_them(tmp_path: Path) -> None:
+def test_a_log_without_transactions_is_not_scanned_for_them(tmp_path: Path) -> None:
     log = a_log(tmp_path / "a", 7, transactions=False)
     twin = a_log(tmp_path / "b", 7, transactions=False)
     job = jobs.start(log.files, log.directory, log.log.segments, prepared(log), salt=SALT)

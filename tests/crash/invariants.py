@@ -229,7 +229,7 @@ def contents(
     if acked and log.log_end <= max(acked):
         yield Violation("I3", f"{name}: the log ends at {log.log_end}, below the acknowledged {max(acked)}")
     if log.log_start not in known.starts and log.log_start not in _bases(log):
-        yield Violation("I5", f"{name}: nobody moved the log start to {log.log_start}")
+        yield Violation("I5", f"{name}: no call moved the log start to {log.log_start}")
     if log.log_start < known.least_start:
         yield Violation("I5", f"{name}: what was deleted below {known.least_start} is back")
     newest = {r.key: r.offset for r in records if r.key is not None}

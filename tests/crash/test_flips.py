@@ -180,12 +180,12 @@ def test_planted_a_tail_that_is_always_cut(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("opening shows" in problem for problem in _found())
 
 
-def test_planted_a_base_offset_that_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_a_base_offset_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery.DamageRepair, "_check_end", lambda *given: None)
     assert any("opening shows" in problem for problem in _found(range(48, 64)))
 
 
-def test_planted_a_reader_that_believes_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_a_reader_that_does_not_check_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from lastword.partition.directory_segments import DirectorySegments
 
     monkeypatch.setattr(DirectorySegments, "_with_end_checked", lambda self, version, *given: version)

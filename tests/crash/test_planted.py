@@ -286,7 +286,7 @@ def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
     caught("append", "I8")
 
 
-def test_leftovers_that_nobody_removes(monkeypatch: Patch) -> None:
+def test_leftovers_that_are_never_removed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(open_module, "remove_leftovers", lambda files, directory, listing, *others: listing)
     monkeypatch.setattr(directory_segments.DirectorySegments, "discard_outputs", nothing)
     caught("cleans_small", "I10")
@@ -343,7 +343,7 @@ def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
     caught("append", "I9")
 
 
-def test_a_record_that_nobody_appended(monkeypatch: Patch) -> None:
+def test_a_record_that_was_never_appended(monkeypatch: Patch) -> None:
     """The process does not report one of its appends."""
     scenario_run = run(SCENARIOS["append"])
     silent = [e for e in scenario_run.history.events if e.kind == "attempt" and e.value]

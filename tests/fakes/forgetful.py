@@ -229,7 +229,7 @@ class ForgetfulFiles(Files):
             return []
         parts = relative.split(os.sep)
         if parts[0] == "..":
-            raise AssertionError(f"{path} lies outside {self.root}")
+            raise AssertionError(f"{path} is outside {self.root}")
         return parts
 
     def _find(self, path: Any) -> int | None:

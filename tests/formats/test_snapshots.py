@@ -103,7 +103,7 @@ def test_trailing_bytes_of_an_older_longer_snapshot_are_noticed() -> None:
         snapshots.decode(EMPTY + bytes(46), "x")
 
 
-def test_a_count_is_not_believed() -> None:
+def test_a_wrong_count_is_refused() -> None:
     for count in (-1, 2**31 - 1):
         body = struct.pack(">i", count)
         with pytest.raises(CorruptFileError, match="entries"):

@@ -372,7 +372,7 @@ def test_bounds(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> 
 
 
 @pytest.mark.parametrize(("name", "stage"), STOPPED)
-def test_a_clean_stop_is_believed_and_nothing_changes(
+def test_after_a_clean_stop_nothing_changes(
     name: str, stage: str, opened: Callable[[str, str], lastword.LogDir], unpacked: Callable[[str, str], Path]
 ) -> None:
     """The last entry of an active segment's time index may differ.

@@ -117,7 +117,7 @@ def leftovers(root: Path) -> list[str]:
     )
 
 
-def test_nobody_holds_the_lock(tmp_path: Path) -> None:
+def test_a_commit_while_the_lock_is_free(tmp_path: Path) -> None:
     make(tmp_path)
     commit(tmp_path, CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True))
     assert values(tmp_path) == {0: ["a", "b"], 1: ["c"]} and leftovers(tmp_path) == []
@@ -584,7 +584,7 @@ def test_a_log_that_a_commit_closed_is_opened_again_by_the_next(tmp_path: Path) 
         assert directory.recovery.clean and directory.recovery.repaired == ()
 
 
-def test_a_commit_that_nobody_began_is_taken_back(tmp_path: Path) -> None:
+def test_a_commit_that_was_not_begun_is_taken_back(tmp_path: Path) -> None:
     make(tmp_path)
     manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
 

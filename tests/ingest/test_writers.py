@@ -15,7 +15,7 @@ def test_who_commits_nothing_for_a_month_is_forgotten():
     assert writers.last("quiet") == -1 and writers.last("busy") == 31
 
 
-def test_a_jump_of_the_clock_forgets_nobody():
+def test_a_jump_of_the_clock_forgets_no_writer():
     """A machine starts with a wrong clock and gets the right time: forward and back."""
     now = 1_700_000_000_000
     writers = Writers({})

@@ -168,7 +168,7 @@ def test_we_read_on_what_the_broker_appended(partition: str, story: Story) -> No
     assert traffic.facts(story.read_at_last[partition]) == traffic.facts(story.served_more[partition].records)
 
 
-def test_the_broker_believes_our_clean_shutdown(story: Story) -> None:
+def test_the_broker_accepts_our_clean_shutdown(story: Story) -> None:
     """The broker recovers nothing, and lacks no file that it would have to rebuild."""
     assert (story.closed / ".kafka_cleanshutdown").exists()
     log = [line for line in story.broker_log.splitlines() if "__cluster_metadata" not in line]

@@ -84,7 +84,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     logs.expire("expired")
     other = next(str(log_dir) for log_dir in roots if log_dir.name != story.homes["moved-0"])
     logs.move("moved", 0, other)
-    logs.topic("moved").append(b"ours", b"appended where it lies now", timestamp=START_MS, ack="disk")
+    logs.topic("moved").append(b"ours", b"appended where it is now", timestamp=START_MS, ack="disk")
     logs.sync()
     story.homes_after = homes(logs)
     story.read = read(logs)

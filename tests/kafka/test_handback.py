@@ -313,7 +313,7 @@ def test_the_checkpoint_is_never_above_a_killer_whose_victim_is_on_disk(story: S
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_back_here_its_accounts_are_not_believed(name: str, story: Story) -> None:
+def test_back_here_its_accounts_are_not_used(name: str, story: Story) -> None:
     assert story.rebuilt[name] != ""
     if name != "high":
         assert alive(story.back[name]) == alive(story.newest[name])

@@ -32,7 +32,7 @@ EVERY = stride(100)
 OWN_TEXT = r"(Create|Alter|IncrementalAlter|Describe|Find|Delete)\w+/.*error_message"
 DIFFERENCES = [
     # Metadata
-    (r"Metadata/created/.*", "a broker answers before the topic is there; the client asks again"),
+    (r"Metadata/created/.*", "a broker answers before the topic is there; the client repeats the request"),
     (
         r"Metadata/(no name|by id|unknown id|name and id)/(brokers|cluster_id|controller_id|topics).*",
         "a broker refuses ids in versions 10 and 11; they are served, as in version 12",
@@ -127,7 +127,7 @@ DIFFERENCES = [
     (r"Fetch/as replica state 7/.*\.current_leader\..*", "there is no other leader to name"),
     (r"Fetch/session, epoch 2/.*", "the partitions of a topic are together in the answer"),
     (r"ListOffsets/twice/.*", "a partition that is named twice is answered twice"),
-    (r"OffsetForLeaderEpoch/epoch -5, .*", "every negative epoch is unknown; a broker knows one end of -5"),
+    (r"OffsetForLeaderEpoch/epoch -5, .*", "every negative epoch is unknown; a broker returns an end for -5"),
     # cluster and producers
     (
         r"ApiVersions/.*/(api_keys|supported_features|finalized_features).*",

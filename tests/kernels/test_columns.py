@@ -129,7 +129,7 @@ def test_a_hostile_length_reaches_nothing() -> None:
         assert set(kernel_find(bad)) == {(None, kernels.BAD_RECORD)}
 
 
-def test_a_count_is_not_believed_past_the_bytes() -> None:
+def test_a_count_is_limited_by_the_bytes() -> None:
     good = bytearray(encode_batch([Record(0, 0, b"k", b"v")], last_offset=1 << 30))
     good[57:61] = (1 << 30).to_bytes(4, "big")
     good[22] = 1  # codec gzip: then the walker cannot check the count, the decoder must

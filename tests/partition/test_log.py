@@ -207,7 +207,7 @@ class TestRolling:
         assert [s.base_offset for s in log.segments] == [0, 1]
         assert log.log_end == 1
 
-    def test_a_stray_file_of_the_new_name_is_in_nobodys_way(self, tmp_path: Path) -> None:
+    def test_a_stray_file_of_the_new_name_is_no_obstacle(self, tmp_path: Path) -> None:
         log, _ = opened(make(tmp_path), files=UNSYNCED)
         fill(log, 1)
         Path(log.directory, names.segment_file(1, names.INDEX)).write_bytes(b"stray")

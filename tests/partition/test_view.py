@@ -95,7 +95,7 @@ def test_a_segment_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     assert records(view) == [pair(n) for n in range(20)]
 
 
-def test_names_of_nobody_are_ignored(tmp_path: Path) -> None:
+def test_unknown_names_are_ignored(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 3)
     for name in ("notes.txt", "x.log", "00000000000000000009.checkpoint", "00000000000000000002.log.tmp"):

@@ -148,7 +148,7 @@ def test_6C_24_keyless_records_go_and_are_counted(tmp_path: Path, strategy: str)
     for n in range(10):
         log.put(f"k{n}", n)
         keyed.put(f"k{n}", n)
-        log.put(None, "nobody asks for me")
+        log.put(None, "a value without a key")
     round_ = log.roll().clean(strategy=strategy)
     assert round_.removed.keyless == 10 and all(record.key is not None for record in log.records())
     assert [(r.key, r.value) for r in log.records()] == [(r.key, r.value) for r in keyed.records()]

@@ -34,7 +34,7 @@ def filled(root: Path, segments: int = 4, **config: object) -> LogBuilder:
 
 @pytest.mark.parametrize("checkpoint", [21, 10_000, -5])
 @by_strategy
-def test_6J_85_93_94_a_checkpoint_above_the_end_is_not_believed(
+def test_6J_85_93_94_a_checkpoint_above_the_end_is_ignored(
     tmp_path: Path, strategy: str, checkpoint: int
 ) -> None:
     """6J.85: A cleaner checkpoint above the log end is not used: the log is dirty from its start.
@@ -52,7 +52,7 @@ def test_6J_85_93_94_a_checkpoint_above_the_end_is_not_believed(
     log.close()
 
 
-def test_6J_86_93_a_checkpoint_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
+def test_6J_86_93_a_checkpoint_below_the_log_start_is_ignored(tmp_path: Path) -> None:
     """6J.86: A cleaner checkpoint below the log start is not used: the log is dirty from its start.
     6J.93: Only a checkpoint below the log start or above the log end has to be corrected.
     """
@@ -114,7 +114,7 @@ def test_6J_91_92_the_bound_with_a_lag(tmp_path: Path, strategy: str, lag_hours:
     log.close()
 
 
-def test_6J_94_95_an_invalid_checkpoint_harms_nobody_on_disk(tmp_path: Path) -> None:
+def test_6J_94_95_an_invalid_checkpoint_changes_no_file(tmp_path: Path) -> None:
     """6J.94: An invalid checkpoint is corrected on disk even if the log needs no cleaning.
     6J.95: An invalid checkpoint is corrected on disk even if another log is chosen.
 

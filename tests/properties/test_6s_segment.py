@@ -168,7 +168,7 @@ def test_6S_223_after_a_truncation_time_and_offset_are_those_of_what_is_left(tmp
     log.abandon()
 
 
-def test_6S_224_a_full_truncation_begins_the_segments_time_anew(tmp_path: Path) -> None:
+def test_6S_224_a_full_truncation_resets_the_segments_time(tmp_path: Path) -> None:
     """6S.224: A full truncation resets the segment's time; appending at the original offsets works."""
     clock = ManualClock(T)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=1000), clock=clock)

@@ -197,14 +197,14 @@ def live_through(data: st.DataObject, most: int) -> None:
 
 @settings(max_examples=25)
 @given(st.data())
-def test_always_as_if_resolved_anew(data: st.DataObject) -> None:
+def test_always_as_one_full_resolution(data: st.DataObject) -> None:
     live_through(data, 5)
 
 
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
-def test_always_as_if_resolved_anew_long(data: st.DataObject) -> None:
+def test_always_as_one_full_resolution_long(data: st.DataObject) -> None:
     live_through(data, 12)
 
 

@@ -611,7 +611,7 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
     assert latest == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
 
 
-def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it_reads(
+def test_latest_uses_no_accounts_of_a_file_that_replaced_the_one_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round is published, and its accounts are saved, after the task opened its files.

@@ -71,7 +71,7 @@ def test_a_stream_starts_at_the_end_unless_it_is_told_otherwise(root: Path) -> N
 def test_a_stream_from_the_end_loses_nothing_that_comes_before_its_first_batch_is_committed(
     root: Path,
 ) -> None:
-    """Spark stores the end of the first batch, not its start: a restart asks for the start again."""
+    """Spark stores the end of the first batch, not its start: a restart requests the start again."""
     reader = make_reader(root)
     start = reader.initialOffset()
     append(root, "t", 0, [numbered(10, 3, 4)])

@@ -101,7 +101,7 @@ def test_reads_end_at_the_end(files: OsFiles, tmp_path: Path) -> None:
     assert handle.pread(3, 1) == b"ell"
     assert handle.pread(100, 3) == b"lo"
     assert handle.pread(100, 50) == b""
-    assert handle.pread(1 << 62, 2) == b"llo", "a length that lies allocates nothing"
+    assert handle.pread(1 << 62, 2) == b"llo", "a wrong length allocates nothing"
     room = np.zeros(4, dtype=np.uint8)
     assert handle.pread_into(room, 3) == 2
     assert bytes(room) == b"lo\0\0"
@@ -258,7 +258,7 @@ class TestFailedSync:
         assert isinstance(files.offline(tmp_path / "p-0"), SyncFailedError)
         assert handle.pread(1, 0) == b"x", "looking goes on"
 
-    def test_opening_again_begins_anew_but_old_handles_stay_refused(
+    def test_opening_again_resets_it_but_old_handles_stay_refused(
         self, files: OsFiles, tmp_path: Path, broken_fsync: list[int]
     ) -> None:
         files.guard(tmp_path)
@@ -284,7 +284,7 @@ class TestFailedSync:
         with pytest.raises(SyncFailedError):
             files.open_append(tmp_path / "one" / "a", create=True)
 
-    def test_a_directory_that_nobody_guards_goes_offline_alone(
+    def test_an_unguarded_directory_goes_offline_alone(
         self, files: OsFiles, tmp_path: Path, broken_fsync: list[int]
     ) -> None:
         handle = files.open_append(tmp_path / "a", create=True)

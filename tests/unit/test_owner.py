@@ -170,7 +170,7 @@ def test_an_append_makes_no_further_system_call(root: Path, monkeypatch: pytest.
 
 
 @as_root
-def test_root_of_a_file_system_that_lets_nobody_give_files_away(
+def test_root_of_a_file_system_that_refuses_changes_of_owner(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root has no special rights on a network drive or in a container: refused before anything is changed."""
