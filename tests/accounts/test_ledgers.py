@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from lastword import metrics
-from lastword.accounts import ledger
+from lastword.accounts import ledger, tracking
 from lastword.accounts.tracking import Tracking
 from lastword.cleaner import inspection
 from lastword.cleaner.drive import DriveCleaner, InlineExecutor
@@ -217,8 +217,9 @@ def inspect(home, clock, stop=None):
     """Return the accounts of a drive with this one partition, after a scan of its new segments."""
     executor = InlineExecutor(stop=stop)
     cleaner = DriveCleaner("drive", [DrivePartition.of(T, home)], executor, space_target=1.5, clock=clock)
-    cleaner.inspect(clock.now_ms())
+    account = cleaner.inspect(clock.now_ms())
     assert not cleaner.errors
+    return account
 
 
 def without_seed(facts):
@@ -384,8 +385,8 @@ def test_a_sample_and_the_exact_count_of_a_segment_share_one_reading(
         for segment in closed
     ]
     assert len(closed) == 2 and min(exact) > 10_000, "a map of 60,000 bytes has the keys of the second only"
-    tracking = Tracking(1 << 20 if fits else 60_000, lambda: bytes(16))
-    tracking.reset(0.25)
+    sample = Tracking(1 << 20 if fits else 60_000, lambda: bytes(16))
+    sample.reset(0.25)
     readings, real = [], Segment.chunk_reader
 
     def counted(self, *arguments, **options):
@@ -393,11 +394,44 @@ def test_a_sample_and_the_exact_count_of_a_segment_share_one_reading(
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Segment, "chunk_reader", counted)
-    taken = tracking.take(closed, 0, None, None, 65536, threads, more=())
-    assert taken.reset_because == "" and [entry.own_dead_bytes for entry in tracking.entries] == exact
+    taken = sample.take(closed, 0, None, None, 65536, threads, more=())
+    assert taken.reset_because == "" and [entry.own_dead_bytes for entry in sample.entries] == exact
     larger, smaller = closed
     assert taken.read_bytes == larger.size * (1 if fits else 2) + smaller.size
     assert readings == [segment.base_offset for segment in closed] if fits else len(readings) > 2
     whole = RunningResolution(map_bytes=1 << 20, salt=bytes(16), share=0.25)
     whole.add_segments(closed)
-    assert tracking.running.facts() == whole.facts(), "the sample has all chunks"
+    assert sample.running.facts() == whole.facts(), "the sample has all chunks"
+
+
+def test_a_sample_takes_a_part_of_the_memory_and_estimates_the_garbage(tmp_path, clock, monkeypatch):
+    """A sample took all the memory that exact accounts may take, and was as large in each save."""
+    assert [Tracking(size << 20, lambda: bytes(16)).budget_bytes(0.5) >> 20 for size in (4, 8, 40, 128)] == [
+        4,
+        8,
+        8,
+        16,
+    ]
+    assert Tracking(1 << 20, lambda: bytes(16)).budget_bytes(1.0) == 1 << 20
+    monkeypatch.setattr(tracking, "_SAMPLE_BYTES", 1 << 16)
+    settings = {"log_cleaner_dedupe_buffer_size": 1 << 18, "log_cleaner_enable": False}
+    rng = random.Random(4)
+    with opened(tmp_path, clock, segment_bytes=100_000, **settings) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for _ in range(300):
+            topic.extend([(b"k%d" % rng.randrange(15_000), b"v" * 80) for _ in range(100)], partition=0)
+        logs.dirs.log("t", 0).roll()
+        home = logs.dirs.log_dir("t", 0)
+        (account,) = inspect(home, clock).partitions
+        closed = [segment for segment in logs.dirs.log("t", 0).segments if segment.size]
+        exact = resolve(closed, map_bytes=1 << 23, salt=bytes(16), now_ms=-1)
+        held = home.ledgers.held(T)
+        assert not held.exact and held.tracking.running.distinct_keys < 2000
+        assert held.memory_bytes < 1 << 17
+    truth = sum(facts.dead_bytes for facts in exact.segments)
+    assert abs(account.dead_bytes - truth) < truth / 10
+    assert (tmp_path / "t-0" / "lastword" / "accounts").stat().st_size < 1 << 17
+    with opened(tmp_path, clock, segment_bytes=100_000, **settings) as logs:
+        home = logs.dirs.log_dir("t", 0)
+        (again,) = inspect(home, clock).partitions
+        assert home.ledgers.held(T).rebuilt_because == "" and again.dead_bytes == account.dead_bytes

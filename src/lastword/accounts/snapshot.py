@@ -318,14 +318,15 @@ def restore_ledger(saved: SavedAccounts, tracking: Tracking, deletes: Deletes) -
         return ""
     parts: dict[str, Any] = dict(header["map"])
     parts.update({n.removeprefix("map_"): a for n, a in arrays.items() if n.startswith("map_")})
+    share = float(header["share"])
     try:
         running = RunningResolution.from_parts(
-            parts, map_bytes=tracking.map_bytes, scratch=tracking.scratch, take_over=True
+            parts, map_bytes=tracking.budget_bytes(share), scratch=tracking.scratch, take_over=True
         )
     except MapFull:
         return "it does not fit the memory that it may take now"
     tracking.running, tracking.entries = running, entries
-    tracking.share, tracking.gone = float(header["share"]), int(header["gone"])
+    tracking.share, tracking.gone = share, int(header["gone"])
     tracking.transactions_from = int(header["transactions_from"])
     tracking.counts_copies, tracking.uncounted = bool(header["counts_copies"]), bool(header["uncounted"])
     deletes.clocks.offset, deletes.clocks.since_ms = arrays["clock_offset"], arrays["clock_since_ms"]
