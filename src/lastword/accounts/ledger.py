@@ -8,7 +8,8 @@ keys do not fit the memory, estimated from a sample of them. Accounts that do no
     refresh   `fit` (is the log unchanged below the limit?), `add_segments` (new ones), `mark_due`
     choose    `account`
     rewrite   `resolution`, `sources` (report what a rewrite drops), after each durable swap `swapped`
-    keep      `save`, if that costs less than the scan that it avoids; also in the middle of a long scan
+    keep      `save`, if that costs less than the scan that it avoids; also in the middle of a long scan;
+              `move` to the next private copy of a log in a bucket
 
 During a rewrite the map only records which records are dropped; `swapped` applies this, `give_up` discards
 it. After a swap that fails it is unknown which files are there: the ledger is invalid and is discarded. The
@@ -22,11 +23,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from lastword.accounts import PartitionAccount, snapshot
 from lastword.accounts.estimates import Survivorship, dead_bytes, indexed_bytes, segment_accounts
-from lastword.accounts.tombstones import Deletes
+from lastword.accounts.tombstones import Clocks, Deletes
 from lastword.accounts.tracking import SegmentEntry, Tracking, begin_ages, has_old, keep_ages, private_path
 from lastword.errors import CorruptFileError
 from lastword.files import Files
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from lastword.resolve.running import RunningResolution
 
 
+Saved = Literal["nothing", "clocks", "whole"]
+
 PORTION_BYTES = 256 << 20
 """A long scan takes portions of whole segments of about this size. Stopped, it continues after the last saved
 one."""
@@ -55,6 +60,8 @@ class Ledger:
         deletes: Tombstones and their clocks.
         rebuilt_because: Why saved accounts are not used; empty: they are, or there are none.
         scanned_bytes: Bytes read from the log since the ledger was made or saved.
+        saved: What is saved of the accounts of these segments: "whole", "clocks" (of tombstones), or
+            "nothing", also if a file is there that describes other segments.
         keep: Called during a long scan after each portion, when the accounts are valid: may save them.
         write_clock: The drive's time at the last update.
         reached: The end of the log then: base offset and size of its active segment.
@@ -77,6 +84,8 @@ class Ledger:
         self.write_clock = 0
         self.reached = (-1, 0)
         self.scanned_bytes = 0
+        self.saved: Saved = "nothing"
+        self._saved_clocks: Clocks | None = None
         self.survivorship = Survivorship.load(files, private_path(directory, names.SURVIVORSHIP))
         self._learned = False
         self.keep: Callable[[], None] | None = None
@@ -184,6 +193,7 @@ class Ledger:
         """Discard all accounts in memory."""
         self.rebuilt_because = why
         self.invalid = False
+        self.saved = "nothing"
         self.tracking.reset()
         self.deletes = Deletes(self.tracking)
         self._changed = True
@@ -195,6 +205,23 @@ class Ledger:
         """
         self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
         self.reset("a rewrite by it failed its certificate")
+
+    def remember(self, account: PartitionAccount) -> None:
+        """Take over the ages of segments and of their garbage from an account: a scan does not yield them.
+
+        Args:
+            account: That of an earlier scan, whose map was not saved.
+        """
+        known = {(segment.base_offset, segment.size_bytes): segment for segment in account.segments}
+        for entry in self.entries:
+            before = known.get((entry.base_offset, entry.size_bytes))
+            if before is None:
+                continue
+            entry.written_at, entry.death_rate = before.written_at, before.death_rate
+            passed = max(self.write_clock - before.garbage_age_at, 0)
+            entry.garbage_age = before.garbage_age + before.dead_bytes * passed
+            if before.oldest_dead_ms >= 0 and entry.oldest_dead_ms >= 0:
+                entry.oldest_dead_ms = min(before.oldest_dead_ms, entry.oldest_dead_ms)
 
     def hold_back(self, floor: int) -> None:
         """Make tombstones from `floor` on live again: a reader has yet to read them."""
@@ -272,6 +299,7 @@ class Ledger:
                 saved_clocks, self.deletes = self.deletes.saved_clocks, Deletes(self.tracking)
                 self.deletes.saved_clocks = saved_clocks
                 known, because = 0, taken.reset_because
+                self.saved = "nothing"
                 self.rebuilt_because = because
                 if not sample and not self.exact:
                     return read_bytes
@@ -399,6 +427,7 @@ class Ledger:
         self.tracking.note_clear(first, first + 1)
         self.deletes.rewritten(first_base, end)
         self._learned = True
+        self.saved = "nothing"
         self._touched()
 
     def _index_of(self, base_offset: int) -> int:
@@ -427,9 +456,10 @@ class Ledger:
     def save(self, into: str | None = None) -> bool:
         """Write the accounts, durably; return False if nothing was written.
 
-        If they would be larger than the scan that they avoid, only the clocks of tombstones are written:
+        If they would cost more than the scan that they avoid, only the clocks of tombstones are written:
         otherwise the clocks of a log that is opened for one cleaning at a time would start again each time,
-        and no tombstone would ever go.
+        and no tombstone would ever go. Where a written byte has a price (`Files.derived_cost`), accounts that
+        are not saved remove a file that describes other segments, which a reader would fetch and discard.
 
         Args:
             into: A directory other than the partition's private one, for accounts that are true only after
@@ -437,18 +467,45 @@ class Ledger:
         """
         if self.invalid or not self._changed or not self.entries:
             return False
-        whole = self.memory_bytes <= 2 * sum(entry.size_bytes for entry in self.entries) + 65536
-        if not whole and not (self.exact and self.deletes.running()[0].size):
-            return False
+        if into is None and self.files.derived_cost and self._learned:
+            self._save_survivorship(private_path(self.directory, ""))
+        clocks = self.deletes.running() if self.exact else None
+        whole = self._pays(into)
+        if not whole:
+            if clocks is None or not clocks[0].size:
+                if into is None and self.files.derived_cost and self.saved == "nothing":
+                    self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
+                return False
+            if into is None and self.files.derived_cost and self.saved != "nothing":
+                if _equal(clocks, self._saved_clocks):
+                    return False
+                whole = self.saved == "whole"  # which the clocks alone would replace
         more = {"t": self.write_clock, "seen": list(self.reached)}
         snapshot.save_ledger(self.files, self.directory, self.tracking, self.deletes, more, into, whole=whole)
         if self._learned:
-            private = into or private_path(self.directory, "")
-            self.survivorship.save(self.files, os.path.join(private, names.SURVIVORSHIP))
-            self._learned = False
+            self._save_survivorship(into or private_path(self.directory, ""))
         self._changed = False
         self.scanned_bytes = 0
+        self.saved, self._saved_clocks = "whole" if whole else "clocks", clocks
         return True
+
+    def _pays(self, into: str | None) -> bool:
+        """Return whether the whole accounts cost less than the scan that they avoid."""
+        log_bytes = sum(entry.size_bytes for entry in self.entries)
+        if not self.files.derived_cost or into is not None:
+            return self.memory_bytes <= 2 * log_bytes + 65536
+        unsaved_bytes = self.scanned_bytes if self.saved == "whole" else log_bytes
+        return self.files.derived_cost * self.memory_bytes <= unsaved_bytes
+
+    def _save_survivorship(self, private: str) -> None:
+        if not self.files.exists(private):
+            self.files.mkdir(private)
+        self.survivorship.save(self.files, os.path.join(private, names.SURVIVORSHIP))
+        self._learned = False
+
+    def move(self, files: Files) -> None:
+        """Go on in another private copy of a log in a bucket, in which the segments are the same objects."""
+        self.files, self.keep = files, None
 
     def _restore(self, saved: snapshot.SavedAccounts, segments: Sequence[Segment]) -> str:
         """Restore saved accounts if they fit the segments; otherwise return the reason why not."""
@@ -462,10 +519,11 @@ class Ledger:
         header = saved.header
         self.write_clock = int(header["t"])
         self.reached = (int(header["seen"][0]), int(header["seen"][1]))
+        clocks = self._saved_clocks = self.deletes.running()
         if header["map"] is None:
-            saved_clocks = self.deletes.running()
             self.reset("")
-            self.deletes.saved_clocks = saved_clocks
+            self.deletes.saved_clocks = clocks
+        self.saved = "clocks" if header["map"] is None else "whole"
         self._changed = False
         return ""
 
@@ -489,6 +547,10 @@ class Watched(Segment):
         assert isinstance(reader, ChunkReader)
         reader.set_observer(partial(self._running.count_removals, dead=self._dead))
         return reader
+
+
+def _equal(clocks: Clocks, others: Clocks | None) -> bool:
+    return others is not None and all(map(np.array_equal, clocks, others))
 
 
 def _portions(segments: Sequence[Segment]) -> deque[list[Segment]]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic
 from lastword.bucket.collect import Collection, collect, missing_objects
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from lastword.api.bucket_cleaner import BucketWork
     from lastword.api.record import Appended
     from lastword.background.states import States
-    from lastword.bucket.manifest import ManifestVersion
+    from lastword.bucket.manifest import Changes, ManifestVersion
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ class BucketDirs(OpenDirs):
         self._bucket = bucket
         self._load = load
         self.clock = clock
+        self._ledgers = BucketLedgers(lambda: self.settings.instance.log_cleaner_dedupe_buffer_size)
         self._read_files = bucket.files(bucket.load().snapshot)
         bucket.reads.on_vanished = self._newest_names
         if not self._read_files.snapshot.manifest.nonce:
@@ -142,7 +144,7 @@ class BucketDirs(OpenDirs):
         return result
 
     def _in_private(self, work: Callable[[OpenDirs], T]) -> T:
-        return in_private(self._bucket, self._load, self.clock, work)
+        return in_private(self._bucket, self._load, self.clock, work, ledgers=self._ledgers)
 
     def append(self, work: Callable[[OpenDirs], T], size_bytes: int) -> T:
         """Run `work`, which appends about `size_bytes`, in a commit that it shares with other threads.
@@ -223,6 +225,7 @@ def in_private(
     work: Callable[[OpenDirs], T],
     *,
     uploads: str | None = None,
+    ledgers: BucketLedgers | None = None,
 ) -> T:
     """Run `work` in a transaction. What a PartialFailure has done is committed before it is raised.
 
@@ -232,18 +235,26 @@ def in_private(
         clock: The clock.
         work: Changes the log directory; its `files` are a private copy.
         uploads: The name of uploads (`Bucket.begin_uploads`) that `work` adopts; the commit ends them.
+        ledgers: The garbage indexes that this process keeps between transactions.
     """
     failures: list[PartialFailure] = []
+    of_copy: CopyLedgers | None = None
 
     def run(files: BucketFiles) -> T | None:
+        nonlocal of_copy
         failures.clear()
+        of_copy = None if ledgers is None else ledgers.of(files)
         try:
-            return _run(files, load, clock, work)
+            return _run(files, load, clock, work, of_copy)
         except _Partly as partly:
             failures.append(partly.failure)
             return None
 
-    result = bucket.transaction(run, uploads=uploads)
+    def committed(changes: Changes) -> None:
+        if of_copy is not None:
+            of_copy.committed(changes)
+
+    result = bucket.transaction(run, uploads=uploads, committed=committed)
     if failures:
         raise failures[0]
     return cast("T", result)  # None only after a failure
@@ -254,6 +265,7 @@ def _run(
     load: Callable[[BucketFiles], Settings],
     clock: Clock,
     work: Callable[[OpenDirs], T],
+    kept: CopyLedgers | None,
 ) -> T:
     """Run `work` on a log directory in `files`, and close the directory cleanly.
 
@@ -261,6 +273,7 @@ def _run(
     empty one.
     """
     directory = LogDirectory.open(files.root, "a", files, clock, lambda: load(files))
+    directory.ledgers.kept = kept
     try:
         dirs = OpenDirs(LogDirSet([directory], {}), "a", files, clock)
         failure: PartialFailure | None = None

@@ -34,6 +34,7 @@ from lastword.units import format_bytes
 from lastword.values import Meter, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
+    from lastword.accounts import PartitionAccount
     from lastword.accounts.ledger import Ledger
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.cleaner.policy.plan import Plan
@@ -306,12 +307,13 @@ def _count_segments(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bo
 
 
 def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
-    """Return the counts of the garbage index, in memory or saved; None if no index fits the log.
+    """Return the counts of the garbage index or its summary; None if neither fits the log.
 
     A segment that is not indexed counts as live, its records as if no offset were missing.
     """
     from lastword.accounts.ledger import Ledger
     from lastword.accounts.snapshot import has_accounts
+    from lastword.cleaner.inspection import saved_statement
 
     tp = TopicPartition(view.topic, view.partition)
     log_dir = dirs.log_dir(*tp)
@@ -321,6 +323,9 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
                 return None
             with log_dir.ledgers.of(tp, log_dir.log(*tp)) as ledger:
                 return _statement(dirs, view, ledger)
+    saved = saved_statement(view, dirs.config(view.topic))
+    if saved is not None:
+        return _counts(view, *saved)
     if not has_accounts(view.files, view.directory):
         return None
     map_bytes = dirs.settings.instance.map_bytes
@@ -332,11 +337,14 @@ def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Cou
     account = ledger.account(
         config, topic=view.topic, partition=view.partition, drive="", total_bytes=0, log_start=view.log_start
     )
+    # The index counts due tombstones as garbage, although they are the newest records of their keys.
+    return _counts(view, account, ledger.exact and not ledger.deletes.due.size)
+
+
+def _counts(view: PartitionView, account: PartitionAccount, exact: bool) -> list[_Count] | None:
     known = {counts.base_offset: counts for counts in account.segments}
     if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
         return None
-    # The index counts due tombstones as garbage, although they are the newest records of their keys.
-    exact = ledger.exact and not ledger.deletes.due.size
     result = []
     for segment in view.segments:
         counts = known.get(segment.base_offset)

@@ -205,7 +205,12 @@ class Bucket:
     # -------------------------------------------------------------- change
 
     def transaction(
-        self, work: Callable[[BucketFiles], T], *, uploads: str | None = None, ends_uploads: bool = True
+        self,
+        work: Callable[[BucketFiles], T],
+        *,
+        uploads: str | None = None,
+        ends_uploads: bool = True,
+        committed: Callable[[Changes], None] = lambda _: None,
     ) -> T:
         """Run `work` on a private copy of the newest version, commit its changes and return its result.
 
@@ -217,6 +222,8 @@ class Bucket:
             work: Changes the copy.
             uploads: The name of uploads (`begin_uploads`) that `work` adopts.
             ends_uploads: The commit ends the uploads. False: others follow under the same name.
+            committed: Called with the files that `work` changed, as they are stored, when they are in the
+                log.
 
         Raises:
             UploadsGoneError: The uploads lapsed, so their objects may be gone.
@@ -235,7 +242,9 @@ class Bucket:
                         raise
                 if self.reads.vanished == vanished:
                     try:
-                        _Commit(self, loaded, dict(files.changes()), uploads, ends_uploads).publish()
+                        committed(
+                            _Commit(self, loaded, dict(files.changes()), uploads, ends_uploads).publish()
+                        )
                         return result
                     except ChangedMeanwhile:
                         pass
@@ -489,8 +498,8 @@ class _Commit:
         self._uploads = uploads
         self._ended_uploads = uploads if ends_uploads else None
 
-    def publish(self) -> None:
-        """Upload and swap, until the commit is in the log.
+    def publish(self) -> Changes:
+        """Upload and swap, until the commit is in the log; return the entries of the files that it changed.
 
         Raises:
             ChangedMeanwhile: Another commit changed the same thing. Nothing of this one is in the log.
@@ -501,7 +510,7 @@ class _Commit:
         bucket, first = self._bucket, self._base
         changes = self._without_equal(first.snapshot)
         if not changes:
-            return
+            return {}
         entries, collection = bucket.upload(changes), first.manifest.collection
         # The transaction may have taken hours. The swap begins with a version of now, so that the history of
         # nonces shows every commit since.
@@ -518,7 +527,7 @@ class _Commit:
                 bucket.wait(min(attempt, 4))
             newer = bucket.swap(base, self._next(base.snapshot, wanted))
             if newer is None:
-                return
+                return entries
             base = newer
         raise bucket.overtaken()
 

@@ -196,9 +196,13 @@ def _inspect_partition(
     stats = _stats_of(partition, log.directory)
     if stats is None:
         return nothing, True
-    is_stale = not stats.holds(files, log.directory, _files_below(plan.limit, plan, segments), now_ms)
-    if not is_stale:
-        ledgers.advance(tp, segments, stats.time)
+    if stats.time is not None:
+        ledgers.advance(tp, segments, stats.time)  # a ledger that is made again takes no old bytes for new
+    is_stale = not stats.holds(
+        files, log.directory, _files_below(plan.limit, plan.delete_retention_ms, segments), now_ms
+    )
+    if not is_stale and stats.time is None:
+        ledgers.advance(tp, segments)
     # The segments of a stale account may have been replaced.
     return _account_of(stats, partition, drive, total_bytes, held=held or is_stale), is_stale
 
@@ -242,7 +246,7 @@ def worst_account(
         return None
     plan = limit_plan(partition, log, now_ms, dead_bytes)
     segments, limit = log.segments, stats.account.limit
-    if not stats.holds(files, log.directory, _files_below(limit, plan, segments), now_ms):
+    if not stats.holds(files, log.directory, _files_below(limit, plan.delete_retention_ms, segments), now_ms):
         return None
     account = _account_of(stats, partition, drive, sum(segment.size for segment in segments), held=held)
     superseded_bytes = min(
@@ -301,8 +305,12 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
         if context.stop is not None and context.stop():
             raise Stopped
 
+    before = _stats_of(partition, log.directory)
     with partition.ledgers.of(partition.tp, log) as ledger:
+        is_new = not ledger.entries
         read_bytes = liveness.refresh(log, segments, ledger, plan, context, check_stop)
+        if is_new and before is not None:
+            ledger.remember(before.account)
         if partition.ledgers.saves:
             metrics.CLEANER_READ_BYTES.add(read_bytes, real_path(os.path.dirname(log.directory)))
         stats = cached_stats(log, partition.config, ledger, plan, segments, drive)
@@ -311,6 +319,20 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
     if partition.ledgers.saves and isinstance(stats.files, tuple):
         summary = Summary(digest_of(stats.files), stats.account, stats.tombstones, time, stats.largest_bytes)
         save_summary(partition.log_dir.files, log.directory, summary)
+
+
+def saved_statement(view: PartitionView, config: TopicConfig) -> tuple[PartitionAccount, bool] | None:
+    """Return the account that a scan of a partition in a bucket saved, and whether its garbage is superseded.
+
+    False: due tombstones count as garbage, too. None: nothing is saved for these segments.
+    """
+    saved = load_summary(view.files, view.directory)
+    if saved is None:
+        return None
+    files = _files_below(saved.account.limit, config.delete_retention_ms, view.segments)
+    if saved.log != digest_of(files):
+        return None
+    return saved.account, saved.account.exact and saved.tombstones.due_to < 0
 
 
 def is_kept_unread(partition: DrivePartition) -> bool:
@@ -335,14 +357,14 @@ def cached_stats(
     standing = Standing()
     if ledger.exact:
         standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
-    files = _files_below(plan.limit, plan, segments)
+    files = _files_below(plan.limit, plan.delete_retention_ms, segments)
     largest_bytes = ledger.tracking.running.largest_bytes if ledger.exact else -1
     return CachedStats(files, account, standing, largest_bytes=largest_bytes)
 
 
-def _files_below(limit: int, plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
+def _files_below(limit: int, delete_retention_ms: int, segments: Sequence[Segment]) -> tuple[object, ...]:
     files = ((s.base_offset, s.id) for s in segments if s.base_offset < limit)
-    return (plan.delete_retention_ms, *files)
+    return (delete_retention_ms, *files)
 
 
 def limit_plan(

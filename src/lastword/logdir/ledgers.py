@@ -47,6 +47,22 @@ class Accounted(Protocol):
         """The segments, in order."""
 
 
+class KeptLedgers(Protocol):
+    """Keeps ledgers in memory from one private copy of a log in a bucket to the next."""
+
+    def take(self, tp: TopicPartition) -> Ledger | None:
+        """Return the kept ledger of a partition, which is then the caller's; None: there is none.
+
+        A ledger of other objects than those of this copy is dropped.
+        """
+
+    def keep(self, tp: TopicPartition, ledger: Ledger) -> None:
+        """Keep a ledger when this copy is committed."""
+
+    def make_room(self, room_bytes: int) -> None:
+        """Drop the least recently used ledgers until the rest fits."""
+
+
 class Timed(Protocol):
     """A ledger, or what was saved of one (`SavedTime`)."""
 
@@ -94,6 +110,8 @@ class Ledgers:
         self._budget_bytes = budget_bytes
         self._directories = directories
         self.saves = saves
+        self.kept: KeptLedgers | None = None
+        """Where ledgers come from and go to when this is closed; None: they are saved, or made again."""
         self._scratch = scratch
         self._salt = salt
         self._clock = clock or SystemClock()
@@ -168,11 +186,18 @@ class Ledgers:
         with slot.lock, self._using(tp, slot):
             segments = log.segments
             ledger = slot.ledger
-            if ledger is None:
+            if ledger is None and self.kept is not None and (ledger := self.kept.take(tp)) is not None:
+                ledger.move(self._files)
+                slot.ledger = ledger
+                ledger.fit(segments)
+            elif ledger is None:
                 from lastword.accounts.ledger import Ledger
 
                 budget = self._budget_bytes()
-                self._make_room(min(budget, sum(segment.size for segment in segments)), slot)
+                needed = min(budget, sum(segment.size for segment in segments))
+                if self.kept is not None:
+                    self.kept.make_room(budget - needed)
+                self._make_room(needed, slot)
                 ledger = Ledger.open(
                     self._files,
                     log.directory,
@@ -185,14 +210,15 @@ class Ledgers:
             else:
                 ledger.fit(segments)
             self.advance(tp, segments, ledger)
-            ledger.keep = self._keeper(slot, ledger)
+            if not self._files.derived_cost:  # else nothing is saved before the commit
+                ledger.keep = self._keeper(slot, ledger)
             try:
                 yield ledger
             finally:
                 ledger.keep = None
                 if ledger.invalid:
                     slot.ledger = None
-                elif ledger.worth_saving:
+                elif ledger.worth_saving and not self._files.derived_cost:
                     self._save(slot, ledger)
         self._make_room(0, slot)
 
@@ -231,6 +257,8 @@ class Ledgers:
             tp: The partition.
             cut: Only the log's end was removed, so bytes appended before do not count again.
         """
+        if self.kept is not None:
+            self.kept.take(tp)
         with self._lock:
             slot = self._slots.pop(tp, None)
             self._set_idle(tp, None)
@@ -309,11 +337,13 @@ class Ledgers:
     def close(self) -> None:
         """Save changed ledgers. No ledger may be in use."""
         with self._lock:
-            slots, self._slots = list(self._slots.values()), OrderedDict()
+            slots, self._slots = self._slots, OrderedDict()
             self._idle, self._idle_bytes = {}, 0
-        for slot in slots:
+        for tp, slot in slots.items():
             if slot.ledger is not None:
                 self._save(slot, slot.ledger)
+                if self.kept is not None and not slot.ledger.invalid:
+                    self.kept.keep(tp, slot.ledger)
                 slot.ledger = None
 
 

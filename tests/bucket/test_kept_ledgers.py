@@ -1,0 +1,285 @@
+"""The garbage index of a log in a bucket between transactions: kept, saved if it pays, never outdated."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import lastword
+from lastword.accounts.ledger import Ledger
+from lastword.api.bucket_ledgers import BucketLedgers
+from lastword.bucket.files import BucketFiles
+from lastword.clock import ManualClock
+from lastword.errors import LastwordError
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.segment import names
+from tests.bucket.test_log import bucket_of
+
+Open = Callable[..., lastword.LogDir]
+PAIRS = [(b"k%d" % n, b"v" * 100) for n in range(20_000)]
+TP = TopicPartition("t", 0)
+
+
+def ledgers_of(logs: lastword.LogDir) -> BucketLedgers:
+    return logs.dirs._ledgers  # type: ignore[attr-defined,no-any-return]
+
+
+def saved(logs: lastword.LogDir, name: str = names.ACCOUNTS) -> bool:
+    return bucket_of(logs).load().snapshot.entry(f"t-0/lastword/{name}") is not None
+
+
+def newest(logs: lastword.LogDir) -> dict[bytes, bytes | None]:
+    return {record.key: record.value for record in logs["t"].read(view="latest")}
+
+
+@pytest.fixture
+def opened_ledgers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The directories of the ledgers that were opened from a saved index, or made empty."""
+    seen: list[str] = []
+    opening = Ledger.open.__func__  # type: ignore[attr-defined]
+
+    def note(cls: type[Ledger], files: object, directory: str, *rest: object, **more: object) -> Ledger:
+        seen.append(directory)
+        return opening(cls, files, directory, *rest, **more)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Ledger, "open", classmethod(note))
+    return seen
+
+
+def test_a_second_cleaning_reads_new_segments_only_and_writes_no_index(
+    opened: Open, requests: Counter[str], opened_ledgers: list[str]
+) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend(PAIRS)
+    logs.clean(due=True)
+    assert len(opened_ledgers) == 1
+    for _ in range(2):
+        topic.extend([(key, b"w" * 100) for key, _ in PAIRS[:5000]])
+        requests.clear()
+        assert logs.clean(due=True) == []
+        assert len(opened_ledgers) == 1
+        assert requests["put"] == 0 and requests["swap"] == 1
+    assert not saved(logs)
+    topic.extend(PAIRS)
+    (result,) = logs.clean(due=True)
+    assert result.records_read > result.records_kept
+    assert len(opened_ledgers) == 1
+    assert newest(logs) == dict(PAIRS)
+    assert logs.verify().ok
+
+
+def test_an_index_is_saved_if_the_scan_that_it_saves_costs_more(
+    opened: Open, opened_ledgers: list[str]
+) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend([(key, bytes(1000)) for key, _ in PAIRS])
+    logs.clean(due=True)
+    assert saved(logs)
+    logs.close()
+    again = opened()
+    again["t"].append(b"k1", b"new")
+    again.clean(due=False)
+    assert newest(again)[b"k1"] == b"new"
+
+
+def test_a_cleaning_that_saves_no_index_removes_the_one_of_the_segments_before(opened: Open) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend([(key, bytes(1000)) for key, _ in PAIRS])
+    logs.clean(due=True)
+    assert saved(logs)
+    topic.extend([(key, b"") for key, _ in PAIRS])
+    assert logs.clean(due=True)
+    assert not saved(logs)
+
+
+def test_the_ledger_of_a_copy_that_was_not_committed_is_dropped(
+    opened: Open, opened_ledgers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, other = opened(), opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend(PAIRS)
+    logs.clean(due=True)
+    topic.extend(PAIRS[:15_000])
+    bucket, upload = bucket_of(logs), bucket_of(logs).upload
+
+    def after_the_other(changes: object) -> object:
+        monkeypatch.setattr(bucket, "upload", upload)
+        assert other.clean(due=True)  # so our commit is refused
+        return upload(changes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bucket, "upload", after_the_other)
+    opened_ledgers.clear()
+    assert logs.clean(due=True) == []
+    assert (
+        ledgers_of(logs).take(TP) is None or len(opened_ledgers) == 2
+    )  # of the other, and of our second run
+    topic.extend(PAIRS[:15_000])
+    logs.clean(due=True)
+    assert newest(logs) == dict(PAIRS)
+    assert logs.verify().ok
+
+
+def test_a_ledger_of_another_object_under_the_same_identity_is_dropped(opened: Open) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend(PAIRS)
+    logs.clean(due=True)
+    kept = ledgers_of(logs).take(TP)
+    assert kept is not None
+    (path,) = kept.logs
+
+    def taken(files: BucketFiles) -> Ledger | None:
+        ledgers_of(logs).keep(TP, kept)
+        return ledgers_of(logs).of(files).take(TP)
+
+    snapshot = bucket_of(logs).load().snapshot
+    assert bucket_of(logs).transaction(taken) is kept.ledger
+
+    def same_facts(files: BucketFiles) -> None:
+        """Write the segment again, with its number, size and time."""
+        full, facts = f"{files.root}/{path}", files.stat(f"{files.root}/{path}")
+        assert facts is not None
+        data = files.read_bytes(full)
+        with files.open_append(full) as handle:
+            handle.truncate(0)
+            handle.append(data)
+        files.set_mtime(full, facts.mtime_ms)
+        after = files.stat(full)
+        assert after == facts
+        assert taken(files) is None  # the file of the private copy is no stored object
+
+    bucket_of(logs).transaction(same_facts)
+    assert bucket_of(logs).load().snapshot.entry(path) != snapshot.entry(path)
+    assert bucket_of(logs).transaction(taken) is None
+
+
+def test_kept_ledgers_have_the_memory_of_the_setting(opened: Open) -> None:
+    logs = opened()
+    for name in ("t", "u"):
+        logs.create_topic(name, cleanup_policy="compact").extend(PAIRS)
+        logs.clean(name, due=True)
+    kept = ledgers_of(logs)
+    both = [kept.take(TopicPartition(name, 0)) for name in ("t", "u")]
+    assert both[0] is not None and both[1] is not None
+    small = BucketLedgers(lambda: both[1].ledger.memory_bytes)
+    small.keep(TopicPartition("t", 0), both[0])
+    small.keep(TopicPartition("u", 0), both[1])
+    assert small.take(TopicPartition("t", 0)) is None
+    assert small.take(TopicPartition("u", 0)) is both[1]
+
+
+def test_garbage_keeps_its_age_in_processes_that_save_no_index(opened: Open) -> None:
+    clock = ManualClock(1_795_168_800_000)
+
+    def run(records: list[tuple[bytes, bytes]]) -> int:
+        """Append and clean what is due, as a process of its own."""
+        logs = opened(clock=clock)
+        if "t" not in logs:
+            logs.create_topic("t", cleanup_policy="compact", max_compaction_lag_ms="1d")
+        logs["t"].extend(records)
+        rounds = logs.clean(due=True)
+        logs.close()
+        return len(rounds)
+
+    assert run(PAIRS) == 0
+    assert run(PAIRS[:10]) == 0  # the garbage is known now
+    clock.sleep(15 * 3600)
+    assert run(PAIRS[10:20]) == 0
+    clock.sleep(10 * 3600)
+    assert run([(b"new", b"")]) == 1  # 25 h after the first garbage
+    logs = opened(clock=clock)
+    assert not saved(logs)
+
+
+def test_clocks_of_tombstones_go_on_in_processes_that_save_no_index(opened: Open) -> None:
+    clock = ManualClock(1_795_168_800_000)
+
+    def run(records: list[tuple[bytes, bytes | None]]) -> int:
+        logs = opened(clock=clock)
+        if "t" not in logs:
+            logs.create_topic("t", cleanup_policy="compact", delete_retention_ms="1d")
+        logs["t"].extend(records)
+        logs.clean()
+        count = logs["t"].describe()[0].tombstones
+        logs.close()
+        return count
+
+    assert run(list(PAIRS)) == 0
+    assert run([(b"k1", None)]) == 1
+    clock.sleep(15 * 3600)
+    assert run([(b"new", b"w")]) == 1
+    clock.sleep(10 * 3600)
+    assert run([(b"newer", b"w")]) == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_cleanings_of_two_processes_keep_the_newest_values(opened: Open, seed: int) -> None:
+    rng = random.Random(seed)
+    clock = ManualClock(1_795_168_800_000)
+    both = [opened(clock=clock), opened(clock=clock)]
+    both[0].create_topic("t", cleanup_policy="compact", segment_bytes="32KiB", delete_retention_ms="1h")
+    model: dict[bytes, bytes] = {}
+    for _ in range(30):
+        logs = rng.choice(both)
+        what = rng.random()
+        if what < 0.5:
+            pairs = [
+                (
+                    b"k%d" % rng.randrange(80),
+                    None if rng.random() < 0.2 else rng.randbytes(rng.choice([5, 900])),
+                )
+                for _ in range(rng.choice([1, 10, 60]))
+            ]
+            logs["t"].extend(pairs)
+            for key, value in pairs:
+                model.pop(key, None)
+                if value is not None:
+                    model[key] = value
+        elif what < 0.9:
+            logs.clean("t", due=rng.random() < 0.6)
+        else:
+            clock.sleep(rng.choice([60, 4000]))
+        found = {key: value for key, value in newest(rng.choice(both)).items() if value is not None}
+        assert found == model
+    both[0].clean("t")
+    assert {k: v for k, v in newest(both[1]).items() if v is not None} == model
+    assert both[1].verify().ok
+
+
+def test_a_failed_transaction_keeps_no_ledger(opened: Open) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend(PAIRS)
+
+    class Refused(LastwordError):
+        pass
+
+    def work(dirs: object) -> None:
+        from lastword.api import cleaning
+
+        cleaning.clean(dirs, "t", 0, due=True, strategy=None, progress=None, stop=None)  # type: ignore[arg-type]
+        raise Refused("no")
+
+    with pytest.raises(Refused):
+        logs.dirs.transaction(work)
+    assert ledgers_of(logs).take(TP) is None
+
+
+def test_a_description_reads_the_summary(opened: Open, requests: Counter[str]) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend(PAIRS)
+    topic.extend([(key, b"w" * 100) for key, _ in PAIRS[:5000]])
+    counted = topic.describe()[0]
+    logs.clean(due=True)
+    requests.clear()
+    (described,) = opened("r")["t"].describe()
+    assert requests["get_range"] <= 4  # the ends of two segments
+    assert (described.garbage_bytes, described.records) == (counted.garbage_bytes, counted.records)
+    assert described.exact
