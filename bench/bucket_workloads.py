@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import lastword
-from bench.metered_store import PART_BYTES, MeteredStore, Usage
+from bench.metered_store import MeteredStore, Usage
 from bench.registry import Measured, Run, Times, compared, rate, timed, workload
 from lastword.api.bucket_dirs import BucketDirs, merged_settings
 from lastword.api.logs import LogDir
@@ -33,6 +33,7 @@ from lastword.logdir.checkpoints import OffsetCheckpoint, TopicPartition
 from lastword.objects import open_store
 from lastword.segment import names
 
+OBJECT_BYTES = 8 << 20
 MOST_RECORDS = 1_000_000
 COMMIT_RECORDS = 100_000
 SMALL_COMMIT_RECORDS = 1000
@@ -145,7 +146,8 @@ def _priced(store: MeteredStore, verb: str, table: pa.Table, work: Callable[[], 
     work()
     usage = store.usage()
     scale = 1e6 / table.num_rows
-    plain = Usage(-(-usage.sent // PART_BYTES), -(-usage.received // PART_BYTES), usage.sent, usage.received)
+    writes, reads = (-(-size // OBJECT_BYTES) for size in (usage.sent, usage.received))
+    plain = Usage(writes, reads, usage.sent, usage.received)
     print(
         f"{verb:<38} {usage.writes * scale:>8.0f} {usage.reads * scale:>8.0f} "
         f"{usage.sent * scale / 1e6:>8.1f} {usage.received * scale / 1e6:>8.1f} {usage.dollars * scale:>8.5f}"

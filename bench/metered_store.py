@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from lastword.objects import Buffer, ObjectFacts, ObjectStore, ObjectVersion, StoredObject
+from lastword.objects.interface import PART_BYTES, SINGLE_BYTES
 
 T = TypeVar("T")
-PART_BYTES = 8 << 20  # larger objects are sent in parts: a request for each, one to begin and one to complete
 KEYS_PER_REQUEST = 1000  # of a list, and of a delete
 READS = frozenset({"get", "range", "facts"})
 FREE = frozenset({"delete"})
@@ -81,7 +81,7 @@ class MeteredStore(ObjectStore):
         received: int | None = None,
         requests: int = 1,
     ) -> T:
-        if kind == "put" and sent > PART_BYTES:
+        if kind == "put" and sent > SINGLE_BYTES:  # a request for each part, one to begin and one to complete
             requests = -(-sent // PART_BYTES) + 2
         with self._lock:
             self.requests[kind] += requests

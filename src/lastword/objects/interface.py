@@ -23,6 +23,13 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from lastword.units import MIB
+
+PART_BYTES = 16 * MIB
+SINGLE_BYTES = 16 * MIB
+"""Larger objects are sent in parts of `PART_BYTES`, with two requests more. A smaller object takes one
+request, and its buffer is not copied."""
+
 Buffer = Any
 """Bytes-like: bytes, bytearray, memoryview or a contiguous NumPy array."""
 

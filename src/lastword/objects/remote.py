@@ -28,6 +28,8 @@ from lastword.objects import cached
 from lastword.objects.cached import CachedRanges
 from lastword.objects.failures import Secrets, translate
 from lastword.objects.interface import (
+    PART_BYTES,
+    SINGLE_BYTES,
     URL,
     Buffer,
     ObjectFacts,
@@ -43,12 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PART_BYTES = 8 * MIB
-SINGLE_BYTES = 2 * PART_BYTES
-"""Larger objects are sent in parts of `PART_BYTES`, with two requests more. A smaller object takes one
-request, and its buffer is not copied."""
-PARTS_TOGETHER = 4
-"""Parts of one object that are sent at the same time: 32 MiB of memory."""
+PARTS_TOGETHER = 3
+"""Parts of one object that are sent at the same time: 48 MiB of memory."""
 
 # Requests without a condition: reads, lists, deletes, and writes of names that are used once. To repeat them
 # is harmless, so obstore repeats them after server errors, lost connections and, for reads, timeouts: up to 6
@@ -67,7 +65,7 @@ _RETRIES: dict[str, Any] = {
 # lost, a repetition is refused with 412: the caller would take its own write for another process's. One
 # request per call leaves the decision to the caller, which reads the object.
 _NO_RETRIES: dict[str, Any] = {"max_retries": 0}
-# A part of 8 MiB needs 140 KB/s for the first limit. `read_timeout` finds a connection that stands still.
+# A part of 16 MiB needs 280 KB/s for the first limit. `read_timeout` finds a connection that stands still.
 _TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "60s"}
 # Conditional requests write small objects, and a caller waits for the outcome.
 _TIMEOUTS_CONDITIONAL = {"connect_timeout": "5s", "timeout": "20s"}
