@@ -30,7 +30,7 @@ import numpy as np
 from lastword.accounts import PartitionAccount, snapshot
 from lastword.accounts.estimates import Survivorship, dead_bytes, indexed_bytes, segment_accounts
 from lastword.accounts.tombstones import Clocks, Deletes
-from lastword.accounts.tracking import SegmentEntry, Tracking, begin_ages, has_old, keep_ages, private_path
+from lastword.accounts.tracking import SegmentEntry, Tracking, begin_ages, keep_ages, private_path
 from lastword.errors import CorruptFileError
 from lastword.files import Files
 from lastword.partition.leases import NO_FLOOR
@@ -263,7 +263,8 @@ class Ledger:
         if not sample and not self.exact and not self.entries:
             return 0
         below = [segment for segment in segments if segment.base_offset < limit]
-        if below and below[-1].next_offset > limit:  # the others end where the next one begins, or before
+        ends = segments[len(below)].base_offset <= limit if len(below) < len(segments) else False
+        if below and not ends and below[-1].next_offset > limit:  # else it ends where the next one begins
             below.pop()
         new = [segment for segment in below if segment.base_offset >= self.limit]
         self.write_clock = max(self.write_clock, write_clock)
@@ -306,9 +307,8 @@ class Ledger:
                 portions, left_bytes = _portions(below), sum(segment.size for segment in below)
                 continue
             self._touched()
-            last = next((segment for segment in reversed(portion) if segment.size), None)
-            if last is not None:
-                self.deletes.ends_old = has_old(last)
+            if any(segment.size for segment in portion):
+                self.deletes.ends_old = self.tracking.running.ends_old
             begin_ages(
                 self.entries[known:], self._dead_bytes()[known:], self.write_clock, bytes_above + left_bytes
             )

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from lastword.resolve.running import RunningResolution
 
 
-_MAGIC_POSITION = 16  # of a batch's format, the same in all of them
 _TAIL_BYTES = 512
 
 
@@ -174,16 +173,6 @@ def tail_crc(segment: Segment) -> int:
         return 0
     length = min(segment.size, _TAIL_BYTES)
     return int(google_crc32c.value(segment.handle.pread(length, segment.size - length)))
-
-
-def has_old(segment: Segment) -> bool:
-    """Return whether a segment has messages of magic 0 or 1.
-
-    Reads the first batch, and the last batch of the index.
-    """
-    places = (0, segment.offset_index.last.position)
-    magics = [segment.handle.pread(1, position + _MAGIC_POSITION) for position in places]
-    return any(magic in (b"\0", b"\1") for magic in magics)
 
 
 def private_path(directory: str, name: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -34,9 +34,9 @@ BLOCK_BYTES = 4 << 20
 
 A scan is to have that of 8, also if its threads wait for a busy machine."""
 AHEAD_BLOCKS = 24
-CHANGE_BLOCKS = 2
-"""A change reads ranges of this number of blocks: its decoding is slower than the store, so half the requests
-under way keep up with it."""
+CHANGE_BLOCKS = 4
+"""A change reads ranges of this number of blocks: its decoding is slower than the store, so a quarter of the
+requests under way keep up with it."""
 GROWTH = 4
 HELD_BYTES = 32 << 20
 IDLE_BLOCKS = 4 * AHEAD_BLOCKS
@@ -70,8 +70,9 @@ _Key = tuple[str, int]  # object, position of the first byte in it
 class _Stream:
     """The blocks that are fetched ahead of one scan. `ObjectReads` has its lock."""
 
-    def __init__(self, next_file: NextFile, place: _Place, blocks: int) -> None:
+    def __init__(self, next_file: NextFile, place: _Place, blocks: int, ends: Container[str]) -> None:
         self.next_file = next_file
+        self.ends = ends  # paths of files after which no scan goes on
         self.blocks = blocks  # of a range
         self.place: _Place | None = place  # of the next block; None: the scan has no more
         self.keys: OrderedDict[_Key, None] = OrderedDict()
@@ -86,7 +87,7 @@ class _Stream:
             path, entry, position = self.place
             if entry.object is not None and position < entry.size:
                 return self.place
-            following = self.next_file(path)
+            following = None if path in self.ends else self.next_file(path)
             self.place = None if following is None else _Place(*following, 0)
         return None
 
@@ -110,6 +111,7 @@ class ObjectReads:
         self._threads = ahead_blocks
         self._lock = threading.RLock()
         self._blocks: dict[_Key, _Block] = {}
+        self._ends: weakref.WeakValueDictionary[str, _ObjectHandle] = weakref.WeakValueDictionary()
         self._blocks_read = 0
         self._read_whole: OrderedDict[str, None] = OrderedDict()  # files after files that were read in one
         self._held: OrderedDict[int, tuple[weakref.ref[_ObjectHandle], int]] = OrderedDict()
@@ -196,12 +198,17 @@ class ObjectReads:
 
     def begin(self, next_file: NextFile, place: _Place, blocks: int) -> _Stream:
         """Begin a stream of ranges of this number of blocks at a place, which a scan reads next."""
-        stream = _Stream(next_file, place, blocks)
+        stream = _Stream(next_file, place, blocks, self._ends)
         with self._lock:
             self._forget_finalized()
             stream.last_read = self._blocks_read
             self._fetch_ahead(stream)
         return stream
+
+    def end_after(self, handle: _ObjectHandle) -> None:
+        """Let no scan go on after this file while it is open."""
+        with self._lock:
+            self._ends[handle.path] = handle
 
     def is_scan(self, path: str, next_file: NextFile) -> bool:
         """Return whether the file before was read in one as well, as this one is now."""
@@ -280,6 +287,13 @@ class ObjectReads:
                 if (other := oldest()) is not None:
                     other.free()
 
+    def closed(self, handle: _ObjectHandle) -> None:
+        """Forget an open file."""
+        with self._lock:
+            self.hold(handle, 0)
+            if self._ends.get(handle.path) is handle:
+                del self._ends[handle.path]
+
     def finalized(self, handle: _ObjectHandle, stream: _Stream | None) -> None:
         """Note a handle that the garbage collector frees.
 
@@ -350,6 +364,10 @@ class _ObjectHandle(Handle):
             self._end_stream()
             self._range = start, min(end, self._entry.size)
 
+    def ends_scan(self) -> None:
+        """As `Handle.ends_scan`."""
+        self._reads.end_after(self)
+
     def pread(self, n: int, position: int) -> bytes:
         """As `Handle.pread`."""
         n = min(n, self._entry.size - position)
@@ -374,8 +392,10 @@ class _ObjectHandle(Handle):
                 view[done : done + len(part)] = part
                 done += len(part)
             if len(held) > FIRST_BYTES and position + done == self._entry.size:
-                self.free()  # a scan goes on in another file
-                self._reads.hold(self, 0)
+                # A scan goes on in another file. Its caller looks at the last batch again.
+                tail = memoryview(held)[-FIRST_BYTES:]
+                self._held = self._entry.size - len(tail), bytes(tail)
+                self._reads.hold(self, len(tail))
         return done
 
     def free(self) -> None:
@@ -399,6 +419,8 @@ class _ObjectHandle(Handle):
             self._window = min(GROWTH * self._window, longest) if follows else FIRST_BYTES
             size = min(max(self._window, min(wanted, longest)), entry.size - position)
             if is_in_range or self._is_scan(position, wanted, size):
+                if self._blocks > 1:  # a change waits for the whole file: no record is needed soon
+                    size = min(longest, entry.size - position)
                 place = _Place(self.path, entry, position + size)
                 self._stream = self._reads.begin(next_file, place, self._blocks)
             data = self._reads.fetch(self._entry, position, size)
@@ -449,7 +471,7 @@ class _ObjectHandle(Handle):
         with self._lock:
             self._end_stream()
             self.free()
-            self._reads.hold(self, 0)
+            self._reads.closed(self)
 
     def __del__(self) -> None:
         self._reads.finalized(self, self._stream)

@@ -139,6 +139,9 @@ class Handle(ABC):
     def will_read(self, start: int, end: int) -> None:  # noqa: B027 - storage may do nothing here
         """Note that a scan of these bytes follows, and that no other bytes are read ahead. Reads nothing."""
 
+    def ends_scan(self) -> None:  # noqa: B027 - storage may do nothing here
+        """Note that a scan that comes to this file goes on in no other file. Reads nothing."""
+
     def may_shrink_to(self, size: int) -> None:  # noqa: B027 - for storage that reopens a file by its name
         """Note that the file may become as short as `size` bytes while it is open to read."""
 

@@ -98,7 +98,7 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
 def _check(sources: Sequence[Segment], output: Segment) -> None:
     if not sources or output.base_offset != sources[0].base_offset:
         raise ValueError("an output has the base offset of its first source")
-    if output.next_offset > max(source.next_offset for source in sources):
+    if output.next_offset > sources[-1].next_offset:  # the highest: offsets ascend
         raise ValueError(
             f"an output ends at {output.next_offset}, above its sources: {sources[-1].next_offset}"
         )

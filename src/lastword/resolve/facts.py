@@ -385,7 +385,8 @@ class SegmentCounts:
         sizes = [source.size for source in sources]
         more("bases", [source.base_offset for source in sources])
         more("ends", [source.base_offset for source in sources])
-        more("next_offsets", [source.next_offset for source in sources])
+        # Those of the others are counted: to read the end of a segment costs requests in a bucket.
+        more("next_offsets", [s.base_offset if s.size else s.next_offset for s in sources])
         more("sizes", sizes)
         for name in ("weights", "worths", "records", "control_batches", "control_bytes"):
             more(name, [0] * len(sources))
@@ -405,7 +406,7 @@ class SegmentCounts:
             chunk.raise_status(0, kernels.BAD_OFFSET)
         if chunk.table[-1, fields.LAST_OFFSET] >= limit:
             chunk.raise_status(chunk.rows - 1, kernels.BAD_OFFSET)
-        self.ends[segment] = chunk.next_offset
+        self.ends[segment] = self.next_offsets[segment] = chunk.next_offset
         if chunk.attributes & CONTROL_BIT:
             control = ~chunk.data_rows()
             self.records[segment] -= chunk.table[control, fields.COUNT].sum()

@@ -285,10 +285,11 @@ def max_records_of(sources: Sequence[SegmentSource], chunk: Chunk) -> int:
 
     It is the smaller of two bounds: by offsets and by bytes.
     """
-    offsets = max(sources[-1].next_offset - sources[0].base_offset, 1)
     counted = int(chunk.table[chunk.data_rows(), fields.COUNT].sum())
     by_size = 2 * counted * sum(source.size for source in sources) // max(chunk.size_bytes, 1) + 64
-    return min(offsets, by_size)
+    if by_size <= sources[-1].base_offset - sources[0].base_offset:
+        return by_size  # without a look at the end of the last one
+    return min(max(sources[-1].next_offset - sources[0].base_offset, 1), by_size)
 
 
 _FILL = 0.97  # share of the map that a range is planned to fill

@@ -135,6 +135,8 @@ class RunningResolution:
             raise ValueError(f"a share is in (0, 1], unlike {share}")
         self.limit = 0
         self.exact = share == 1
+        self.ends_old = False
+        """The last batch that was added is a message of magic 0 or 1."""
         self.seconds = 0.0
         self._share = share
         self._threads = threads
@@ -206,6 +208,7 @@ class RunningResolution:
         with closing(chunks):
             for chunk in chunks:
                 self._horizons.add(chunk)
+                self.ends_old = bool(chunk.table[-1, fields.MAGIC] < 2)
                 self._check_tombstones()
                 done += chunk.size_bytes
                 if progress is not None:

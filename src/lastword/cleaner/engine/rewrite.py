@@ -112,6 +112,7 @@ def rewrite(
         return marks
 
     def read(slots: int) -> Iterator[_SourceChunk]:
+        sources[group.last].handle.ends_scan()
         for number, segment in enumerate(facts, group.first):
             clocks = segment.tombstones_without_horizon or number in transactions.segments
             horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1

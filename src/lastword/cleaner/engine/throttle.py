@@ -353,6 +353,10 @@ class PacedHandle(Handle):
         self._budget = budget
         self._stop = stop
 
+    def ends_scan(self) -> None:
+        """As `Handle.ends_scan`."""
+        self._handle.ends_scan()
+
     def pread(self, n: int, position: int) -> bytes:
         """Read up to `n` bytes at a position."""
         buffer = bytearray(max(0, min(n, self._handle.size() - position)))

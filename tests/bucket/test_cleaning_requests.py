@@ -1,0 +1,63 @@
+"""The requests of a cleaning in a bucket: what it does not need, it does not read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import lastword
+from lastword.bucket.reading import ObjectReads
+from tests.bucket.test_log import bucket_of
+
+Open = Callable[..., lastword.LogDir]
+
+
+@pytest.fixture
+def ranges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """The ranges that were fetched: key of the object, first byte, size."""
+    fetched: list[tuple[str, int, int]] = []
+    original = ObjectReads._range
+
+    def note(self: ObjectReads, key: str, start: int, size: int) -> object:
+        fetched.append((key, start, size))
+        return original(self, key, start, size)
+
+    monkeypatch.setattr(ObjectReads, "_range", note)
+    return fetched
+
+
+def pairs(numbers: range, letter: bytes, size: int = 2000) -> list[tuple[bytes, bytes]]:
+    return [(b"k%d" % number, letter * size) for number in numbers]
+
+
+def test_a_rewrite_reads_nothing_behind_its_last_source(
+    opened: Open, ranges: list[tuple[str, int, int]]
+) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend(pairs(range(2000), b"a"))
+    logs.clean(due=True)
+    for number in range(4):
+        topic.extend(pairs(range(10_000 + 1000 * number, 11_000 + 1000 * number), b"b"))
+        logs.clean(due=True)
+    topic.extend(pairs(range(2000), b"c") + pairs(range(2000), b"d"))
+    before = bucket_of(logs).load().snapshot
+    ranges.clear()
+    (result,) = logs.clean(due=True)
+    newest = max((path, entry) for path, entry in before.files() if path.endswith(".log") and entry.object)[1]
+    read_bytes = sum(size for _, _, size in ranges)
+    # Each source once, the new segment for the index, and ends and indexes of segments.
+    assert read_bytes < result.read_bytes + newest.size + 200_000
+
+
+def test_a_scan_of_new_segments_takes_a_request_for_each(opened: Open, requests: Counter[str]) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    for number in range(10):
+        topic.extend(pairs(range(1000 * number, 1000 * number + 1000), b"a"))
+    requests.clear()
+    logs.clean(due=True)
+    assert requests["get_range"] <= 10 + 2  # and the end of the last one: its index, its last batch
+    assert logs.verify().ok
