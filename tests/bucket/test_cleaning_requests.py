@@ -61,3 +61,21 @@ def test_a_scan_of_new_segments_takes_a_request_for_each(opened: Open, requests:
     logs.clean(due=True)
     assert requests["get_range"] <= 10 + 2  # and the end of the last one: its index, its last batch
     assert logs.verify().ok
+
+
+def test_a_transaction_is_seen_without_another_request(opened: Open, requests: Counter[str]) -> None:
+    logs = opened()
+    logs.create_topic("t", cleanup_policy="compact")
+    logs.clean(due=True)
+    requests.clear()
+    assert logs.clean(due=True) == []
+    assert requests == {"get": 1}  # the manifest, at the beginning
+    requests.clear()
+    logs.set_config("t", segment_bytes="2MiB")
+    assert requests == {"get": 2, "swap": 1}
+    assert logs.dirs.config("t").segment_bytes == 2 << 20
+    assert bucket_of(logs).committed().snapshot is logs.dirs.newest  # type: ignore[attr-defined]
+    other = opened()
+    other.create_topic("u", segment_bytes="3MiB")
+    logs.set_config("t", segment_bytes="4MiB")
+    assert [logs.dirs.config(name).segment_bytes >> 20 for name in ("t", "u")] == [4, 3]

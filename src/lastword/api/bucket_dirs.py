@@ -110,8 +110,12 @@ class BucketDirs(OpenDirs):
         if at_most_every_ms and now - self._refreshed < at_most_every_ms / 1000:
             return
         self._refreshed = now
-        self._take_newest()
-        entry = self._read_files.snapshot.entry(names.SETTINGS)
+        self._take(self._bucket.load().snapshot)
+
+    def _take(self, snapshot: ManifestVersion) -> None:
+        """Read this version from now on."""
+        self._read_files.snapshot = snapshot
+        entry = snapshot.entry(names.SETTINGS)
         if entry != self._settings_entry:
             self._settings_entry = entry
             self.settings_changed()
@@ -140,7 +144,8 @@ class BucketDirs(OpenDirs):
         """As `OpenDirs.transaction`: on a private copy, committed when `work` returns."""
         self.require_open()
         result = self._in_private(work)
-        self.refresh()
+        self._queue.flush()
+        self._take(self._bucket.committed().snapshot)
         return result
 
     def _in_private(self, work: Callable[[OpenDirs], T]) -> T:

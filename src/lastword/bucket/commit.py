@@ -141,6 +141,7 @@ class Bucket:
         self._scratch = scratch
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
+        self._swapped = ""  # nonce of the last version that this process swapped in
         self._pages: dict[str, Layer] = {}
 
     def close(self) -> None:
@@ -159,6 +160,14 @@ class Bucket:
         with self._lock:
             self._loaded = self._newest(self._loaded)
             return self._loaded
+
+    def committed(self) -> Loaded:
+        """Return a version that has every commit of this process; no request if it is in memory."""
+        with self._lock:
+            loaded, swapped = self._loaded, self._swapped
+        if loaded is not None and (not swapped or swapped in loaded.manifest.history):
+            return loaded
+        return self.load()
 
     def _newest(self, known: Loaded | None) -> Loaded:
         """Return the newest version; `known`: the one that was loaded last."""
@@ -356,7 +365,7 @@ class Bucket:
     def _note_swapped(self, base: Loaded, manifest: Manifest, version: ObjectVersion) -> None:
         """Take a version that was just swapped in as the newest, unless a newer one was loaded meanwhile."""
         with self._lock:
-            known = self._loaded
+            known, self._swapped = self._loaded, manifest.nonce
             if known is not None and known.manifest.nonce == base.manifest.nonce:
                 pages = [self._pages.get(page.object) for page in manifest.pages]
                 if None not in pages:  # a new page is loaded with the next version
