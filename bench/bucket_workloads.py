@@ -179,6 +179,13 @@ def _cpu(run: Run) -> Iterator[Measured]:
             lastword.open(directory, "a", log_cleaner_enable=False) as logs,
         ):
             _timed_verbs(logs, table, theirs)
+        with metered() as store, opened(store) as logs:
+            _timed_appends(logs, table, ours, lambda: _stored_again(store))
+        with (
+            tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else run.scratch) as directory,
+            lastword.open(directory, "a", log_cleaner_enable=False) as logs,
+        ):
+            _timed_appends(logs, table, theirs, lambda: _written_again(Path(directory)))
     for verb in ours:
         mine, rival = ([times.cpu for times in runs[verb][1:]] for runs in (ours, theirs))
         yield compared(
@@ -189,6 +196,50 @@ def _cpu(run: Run) -> Iterator[Measured]:
             "a log in a directory",
             cpu_ratio=statistics.median(mine) / statistics.median(rival),
         )
+
+
+WITHOUT_STORING = "append of new logs, without storing the bytes"
+
+
+def _timed_appends(
+    logs: LogDir, table: pa.Table, times: dict[str, list[Times]], store_again: Callable[[], Times]
+) -> None:
+    """Time appends to a new log, and subtract the time of storing the same bytes again, and nothing else.
+
+    Both sides store in new memory: that of a store in memory is our own, that of a directory in memory is the
+    kernel's. A store at a distance has its own, and the process that appends to it keeps its memory.
+    """
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    whole = timed(lambda: _extend(topic, table, COMMIT_RECORDS))
+    logs.sync()
+    stored = store_again()
+    times.setdefault("append of new logs", []).append(whole)
+    times.setdefault(WITHOUT_STORING, []).append(Times(whole.cpu - stored.cpu, whole.wall - stored.wall))
+
+
+def _stored_again(store: MeteredStore) -> Times:
+    """Copy the bytes of each object into new memory, which is kept until all are copied."""
+    sizes = [facts.size for facts in store.list()]
+    source = memoryview(bytearray(b"x") * max(sizes))
+    kept: list[bytearray] = []
+    return timed(lambda: kept.extend(bytearray(source[:size]) for size in sizes))
+
+
+def _written_again(directory: Path) -> Times:
+    """Write the bytes of each file into a new one, with a call for each 16 MiB."""
+    sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
+    source = memoryview(bytearray(b"x") * min(max(sizes), 16 << 20))
+
+    def write() -> None:
+        for number, size in enumerate(sizes):
+            with (directory / f"again-{number}").open("wb", buffering=0) as file:
+                for start in range(0, size, len(source)):
+                    file.write(source[: size - start])
+
+    times = timed(write)
+    for path in directory.glob("again-*"):
+        path.unlink()
+    return times
 
 
 def _timed_verbs(logs: LogDir, table: pa.Table, times: dict[str, list[Times]]) -> None:

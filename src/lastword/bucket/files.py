@@ -66,6 +66,7 @@ class BucketFiles(Files):
     """
 
     file_cost_bytes = float(REQUEST_BYTES * REQUESTS_OF_A_SEGMENT)
+    takes_buffers = True
     derived_cost = DERIVED_COST
     reuses_numbers = False
 

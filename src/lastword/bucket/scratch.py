@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MEMORY_BYTES = 32 * MIB
 """Bytes in memory of all new files of one private copy."""
+LEAST_GIVEN_BYTES = 64 * KIB
+"""Shorter data is copied, and NumPy is not loaded to look at it."""
 LEAST_BYTES = KIB
 """A file counts as this many bytes at least."""
 
@@ -108,7 +110,7 @@ class LocalFile:
         self.path: str | None = None
         """Where it is on the drive; None: it is in memory."""
         self._scratch = scratch
-        self._data = bytearray(data)
+        self._data: bytearray | memoryview = bytearray(data)  # or a given buffer, which is not changed
         self._taken = 0
         self._mtime_ms = scratch.clock.now_ms()
         self._handles: WeakSet[LocalHandle] = WeakSet()
@@ -165,12 +167,16 @@ class LocalFile:
         """Write at a position. False: the file has moved to the drive, and nothing is written."""
         if not self._fit(position + len(data)):
             return False
-        if position > len(self._data):
-            self._data.extend(bytes(position - len(self._data)))
-        if position == len(self._data):
-            self._data += data  # an assignment to a slice would make a copy of the data first
+        if not self._data and position == 0 and _is_given(data):
+            self._data = data
         else:
-            self._data[position : position + len(data)] = data
+            own = self._owned()
+            if position > len(own):
+                own.extend(bytes(position - len(own)))
+            if position == len(own):
+                own += data  # an assignment to a slice would make a copy of the data first
+            else:
+                own[position : position + len(data)] = data
         self._mtime_ms = self._scratch.clock.now_ms()
         return True
 
@@ -178,10 +184,17 @@ class LocalFile:
         """Set the size. False: the file has moved to the drive, and has its size from before."""
         if not self._fit(size):
             return False
-        del self._data[size:]
-        self._data.extend(bytes(size - len(self._data)))
+        own = self._owned()
+        del own[size:]
+        own.extend(bytes(size - len(own)))
         self._mtime_ms = self._scratch.clock.now_ms()
         return True
+
+    def _owned(self) -> bytearray:
+        """Return the bytes to change them."""
+        if isinstance(self._data, memoryview):
+            self._data = bytearray(self._data)
+        return self._data
 
     def _fit(self, size: int) -> bool:
         """Take memory for a size; move the file to the drive if there is none."""
@@ -200,6 +213,15 @@ class LocalFile:
         self._scratch.give(self._taken)
         self._taken = 0
         return False
+
+
+def _is_given(data: memoryview) -> bool:
+    """Return whether a file keeps the data: most of a given buffer, all of which stays in memory."""
+    if len(data) < LEAST_GIVEN_BYTES:
+        return False
+    from lastword.files.given import GivenBuffer
+
+    return isinstance(data.obj, GivenBuffer) and 2 * len(data) >= data.obj.nbytes
 
 
 class LocalHandle(Handle):

@@ -178,6 +178,8 @@ class Files(ABC):
 
     file_cost_bytes = 0.0
     """The cost to read a segment of its own, in bytes that are read in that time. 0 on a drive."""
+    takes_buffers = False
+    """Whether an append keeps the memory of a `GivenBuffer` in place of a copy."""
     derived_cost = 0.0
     """What a byte costs that is written only to save a scan, in bytes of that scan. 0 on a drive: such a file
     is written whenever it is smaller than the log."""

@@ -191,19 +191,30 @@ def repeated(
     return repeats
 
 
-def gathered(batches: Sequence[Batch], size: int) -> tuple[np.ndarray, memoryview]:
-    """Return the batches in one buffer, with slack behind them: this thread's buffer, or the block's own."""
+def gathered(batches: Sequence[Batch], size: int, *, give: bool = False) -> tuple[np.ndarray, memoryview]:
+    """Return the batches in one buffer, with slack behind them: this thread's buffer, or the block's own.
+
+    Args:
+        batches: The batches.
+        size: Their bytes.
+        give: Return a buffer of its own (`GivenBuffer`) if they are large: the file keeps it.
+    """
     import numpy as np
 
+    from lastword.files.given import GIVEN_BYTES, GivenBuffer
     from lastword.kernels import SLACK
 
     if isinstance(batches, Block):
         return np.frombuffer(batches.buffer, np.uint8), memoryview(batches.buffer)
     buffer = getattr(_kept, "buffer", None)
-    if buffer is None or buffer.size < size + SLACK:
+    given = None
+    if give and size >= GIVEN_BYTES:
+        given = GivenBuffer.of(size + SLACK)
+        buffer = given.view(np.ndarray)
+    elif buffer is None or buffer.size < size + SLACK:
         buffer = np.empty(max(size + SLACK, min(2 * size, KEPT_BYTES)), np.uint8)
         _kept.buffer = buffer if buffer.size <= KEPT_BYTES else None
-    data = buffer.data
+    data = buffer.data if given is None else given.data
     position = 0
     for batch in batches:
         end = position + len(batch)

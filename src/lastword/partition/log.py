@@ -501,7 +501,7 @@ class PartitionLog(Reads):
 
         local = self._local
         sizes = np.fromiter(map(len, batches), np.int64, len(batches))
-        buffer, data = gathered(batches, int(sizes.sum()))
+        buffer, data = gathered(batches, int(sizes.sum()), give=self.files.takes_buffers)
         table = np.empty((sizes.size, fields.FIELDS), np.int64)
         if assign_offsets(buffer, sizes, local.log_end, self._leader_epoch, table) < sizes.size:
             return None

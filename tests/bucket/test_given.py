@@ -1,0 +1,102 @@
+"""New files in memory that keep the buffer of an append, and do not copy it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import lastword
+from lastword.bucket import scratch
+from lastword.bucket.scratch import LocalFile, ScratchSpace
+from lastword.clock import ManualClock
+from lastword.files.given import GivenBuffer
+
+Open = Callable[..., lastword.LogDir]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def file() -> Iterator[LocalFile]:
+    with ScratchSpace(None, ManualClock()) as space:
+        yield LocalFile(space, 1)
+
+
+def given(size: int, value: int = 7) -> GivenBuffer:
+    buffer = GivenBuffer.of(size)
+    buffer[:] = value
+    return buffer
+
+
+def test_a_given_buffer_is_kept_and_another_one_is_copied(file: LocalFile) -> None:
+    buffer = given(MIB)
+    with file.open("x") as handle:
+        handle.append(buffer.data[: MIB - 100])
+    assert np.shares_memory(np.frombuffer(file.content(), np.uint8), buffer)
+    assert file.facts().size == MIB - 100
+
+    plain = np.full(MIB, 8, np.uint8)
+    with ScratchSpace(None, ManualClock()) as space:
+        other = LocalFile(space, 2)
+        with other.open("y") as handle:
+            handle.append(plain)
+        assert not np.shares_memory(np.frombuffer(other.content(), np.uint8), plain)
+
+
+def test_a_small_part_of_a_given_buffer_is_copied(file: LocalFile) -> None:
+    buffer = given(4 * MIB)
+    with file.open("x") as handle:
+        handle.append(buffer.data[:MIB])
+    assert not np.shares_memory(np.frombuffer(file.content(), np.uint8), buffer)
+
+
+def test_a_file_with_a_given_buffer_is_written_as_any_other(file: LocalFile) -> None:
+    buffer = given(MIB)
+    with file.open("x") as handle:
+        handle.append(buffer.data)
+        handle.pwrite(b"abc", 10)
+        assert buffer[10] == 7  # the buffer is not changed
+        handle.append(b"end")
+        assert handle.pread(4, 9) == b"\x07abc"
+        assert handle.pread(10, MIB) == b"end"
+        handle.truncate(12)
+        assert handle.pread(100, 0) == b"\x07" * 10 + b"ab"
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_a_file_with_a_given_buffer_moves_to_the_drive(
+    file: LocalFile, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = file._scratch
+    buffer = given(MIB)
+    with file.open("x") as handle:
+        handle.append(buffer.data)
+        space._free_bytes = 0
+        handle.append(b"end" + bytes(more))
+        assert file.path is not None
+        assert handle.size() == MIB + 3 + more
+        assert handle.pread(5, MIB - 2) == b"\x07\x07end"
+
+
+def test_a_large_append_to_a_log_in_a_bucket_copies_its_batches_once(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+    original = scratch._is_given
+
+    def note(data: memoryview) -> bool:
+        kept.append(original(data))
+        return kept[-1]
+
+    monkeypatch.setattr(scratch, "_is_given", note)
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    pairs = {b"k%d" % number: b"v" * 1000 for number in range(3000)}
+    table = pa.table({"key": list(pairs), "value": list(pairs.values())})
+    for _ in range(2):
+        topic.extend(table)
+    assert kept.count(True) == 2
+    assert {record.key: record.value for record in topic.read(view="latest")} == pairs
+    assert logs.verify().ok
