@@ -66,6 +66,7 @@ def _compared(records: int, keys: str) -> Iterator[Measured]:
             "MB sent": lambda cost: cost.usage.sent / 1e6,
             "MB received": lambda cost: cost.usage.received / 1e6,
             "requests": lambda cost: cost.requests,
+            "micro-USD for requests": lambda cost: cost.usage.dollars * 1e6,
         }
         for unit, amount in amounts.items():
             if step == "upserts" or unit != "MB sent":
