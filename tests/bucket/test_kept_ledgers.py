@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,7 +12,9 @@ import pytest
 
 import lastword
 from lastword.accounts.ledger import Ledger
+from lastword.api import cleaning
 from lastword.api.bucket_ledgers import BucketLedgers
+from lastword.api.open_dirs import OpenDirs
 from lastword.bucket.files import BucketFiles
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
@@ -159,6 +163,22 @@ def test_a_ledger_of_another_object_under_the_same_identity_is_dropped(opened: O
     assert bucket_of(logs).transaction(taken) is None
 
 
+def test_a_kept_ledger_keeps_no_private_copy(opened: Open) -> None:
+    logs = opened()
+    logs.create_topic("t", cleanup_policy="compact").extend(PAIRS)
+    copies: list[weakref.ref[BucketFiles]] = []
+
+    def work(dirs: OpenDirs) -> None:
+        assert isinstance(dirs.files, BucketFiles)
+        copies.append(weakref.ref(dirs.files))
+        cleaning.clean(dirs, "t", 0, due=True, strategy=None, progress=None, stop=None)
+
+    logs.dirs.transaction(work)
+    gc.collect()
+    assert copies[0]() is None
+    assert ledgers_of(logs).take(TP) is not None
+
+
 def test_kept_ledgers_have_the_memory_of_the_setting(opened: Open) -> None:
     logs = opened()
     for name in ("t", "u"):
@@ -260,10 +280,8 @@ def test_a_failed_transaction_keeps_no_ledger(opened: Open) -> None:
     class Refused(LastwordError):
         pass
 
-    def work(dirs: object) -> None:
-        from lastword.api import cleaning
-
-        cleaning.clean(dirs, "t", 0, due=True, strategy=None, progress=None, stop=None)  # type: ignore[arg-type]
+    def work(dirs: OpenDirs) -> None:
+        cleaning.clean(dirs, "t", 0, due=True, strategy=None, progress=None, stop=None)
         raise Refused("no")
 
     with pytest.raises(Refused):

@@ -503,9 +503,14 @@ class Ledger:
         self.survivorship.save(self.files, os.path.join(private, names.SURVIVORSHIP))
         self._learned = False
 
+    def leave(self) -> None:
+        """Let go of a private copy of a log in a bucket, with the memory of its new files, until `move`."""
+        del self.files
+        self.keep = None
+
     def move(self, files: Files) -> None:
-        """Go on in another private copy of a log in a bucket, in which the segments are the same objects."""
-        self.files, self.keep = files, None
+        """Go on in another private copy, in which the segments are the same objects."""
+        self.files = files
 
     def _restore(self, saved: snapshot.SavedAccounts, segments: Sequence[Segment]) -> str:
         """Restore saved accounts if they fit the segments; otherwise return the reason why not."""

@@ -107,4 +107,5 @@ class CopyLedgers:
                     break  # the segment left the log after the ledger was used
                 logs[path] = entry
             else:
+                ledger.leave()
                 self._kept.keep(tp, _Kept(ledger, logs))
