@@ -112,11 +112,13 @@ def rewrite(
         return marks
 
     def read(slots: int) -> Iterator[_SourceChunk]:
-        sources[group.last].handle.ends_scan()
         for number, segment in enumerate(facts, group.first):
             clocks = segment.tombstones_without_horizon or number in transactions.segments
             horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
-            reader = sources[number].chunk_reader(chunk_bytes=SCAN_BYTES, verify=True, skip_rows=wholly_dead)
+            source = sources[number]
+            if number == group.first:
+                sources[group.last].handle.ends_scan()
+            reader = source.chunk_reader(chunk_bytes=SCAN_BYTES, verify=True, skip_rows=wholly_dead)
             for chunk in in_slots(reader, slots, verify_later=True):
                 yield _SourceChunk(chunk, horizon_ms)
 
