@@ -3,9 +3,9 @@
 A cleaning is a transaction like any other. Several processes may run one: both clean what is due, and the
 commit of the second is refused and runs again on what is left.
 
-A check that a bound does not decide (`inspection.worst_account`) reads what is new in a partition, and its
-commit sends the garbage index again, about 35 bytes for each key. So a partition is checked when it has grown
-by a share of its size, and not after each append.
+A check that a bound does not decide (`inspection.worst_account`) reads what is new in a partition, and
+commits its summary. So a partition is checked when it has grown by a share of its size, and not after each
+append.
 """
 
 from __future__ import annotations
