@@ -418,6 +418,16 @@ def test_the_time_of_a_later_transaction_begins_with_it(
     assert len(committed(client)) == 3
 
 
+def test_the_time_of_a_later_transaction_may_be_shorter(
+    writer: Writer, client: Client, clock: ManualClock
+) -> None:
+    assert [writer.send(b"v"), writer.end()] == [0, 0]
+    assert writer.init(transaction_timeout_ms=TIMEOUT_MS // 10).error_code == 0
+    writer.send(b"w")
+    clock.advance(TIMEOUT_MS // 10)
+    wait_for(lambda: described(client).transaction_state == "CompleteAbort")
+
+
 def test_a_transactional_id_is_forgotten(client: Client, clock: ManualClock, server: Server) -> None:
     idle, busy = Writer(client, clock, "idle"), Writer(client, clock, "busy")
     idle.init()

@@ -48,6 +48,7 @@ from lastword.server.coordinator import (
     TRANSACTION_VERSION,
     CoordinatorTopic,
     StoredRecord,
+    Timer,
 )
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
@@ -192,17 +193,17 @@ class TransactionalId:
         stored: Its state.
         is_busy: Its state is being changed: a sync or a new producer id is under way.
         appends: The Produce requests of its transaction that are in work.
-        is_watched: A timer waits for the end of its time.
+        timer: Waits for the end of the time of a transaction; None before the first one.
     """
 
-    __slots__ = ("_quiet", "appends", "id", "is_busy", "is_watched", "stored")
+    __slots__ = ("_quiet", "appends", "id", "is_busy", "stored", "timer")
 
     def __init__(self, transactional_id: str, stored: TransactionState) -> None:
         self.id = transactional_id
         self.stored = stored
         self.is_busy = False
         self.appends = 0
-        self.is_watched = False
+        self.timer: Timer | None = None
         self._quiet: list[asyncio.Future[None]] = []
 
     @contextlib.contextmanager
@@ -493,7 +494,8 @@ class TransactionCoordinator:
             start_ms=stored.start_ms if is_ongoing else self._broker.clock.now_ms(),
             client_version=version,
         )
-        self._watch(transaction)
+        if not is_ongoing:
+            self._watch(transaction)
 
     async def _add_partitions(self, request: Request) -> Message:
         body = request.body
@@ -828,14 +830,14 @@ class TransactionCoordinator:
     def _watch(self, transaction: TransactionalId, least_ms: int = 0) -> None:
         """Wait for the end of a transaction's time, if the transaction is open."""
         stored = transaction.stored
-        if stored.state == ONGOING and not transaction.is_watched:
-            transaction.is_watched = True
+        if stored.state == ONGOING:
             left_ms = stored.start_ms + stored.timeout_ms - self._broker.clock.now_ms()
-            self._broker.timers.after(max(left_ms, least_ms), lambda: self._check_time(transaction))
+            transaction.timer = self._broker.timers.again(
+                transaction.timer, max(left_ms, least_ms), lambda: self._check_time(transaction)
+            )
 
     def _check_time(self, transaction: TransactionalId) -> None:
         """Abort a transaction whose time is up. The timer may be that of an earlier transaction."""
-        transaction.is_watched = False
         stored = transaction.stored
         if stored.start_ms + stored.timeout_ms > self._broker.clock.now_ms():
             self._watch(transaction)
