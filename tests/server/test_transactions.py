@@ -16,12 +16,15 @@ from lastword.partition import PartitionLog
 from lastword.protocol import codes
 from lastword.protocol.messages import (
     AddPartitionsToTxnRequest,
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
     DescribeProducersRequest,
     EndTxnRequest,
     FindCoordinatorRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
     OffsetCommitRequest,
+    OffsetDeleteRequest,
 )
 from lastword.server import Server
 from lastword.server import transactions as coordinator
@@ -374,6 +377,63 @@ def test_a_commit_behind_an_open_transaction_wins(writer: Writer, client: Client
     assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
     writer.end()
     assert offset_of(client, stable=True) == (9, 0)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_two_transactions_the_later_offset_wins(
+    client: Client, clock: ManualClock, logs: lastword.LogDir, first: str
+) -> None:
+    """In each order of their ends, and after a restart."""
+    writers = {name: Writer(client, clock, name) for name in "ab"}
+    for offset, writer in enumerate(writers.values(), 5):
+        writer.init()
+        assert writer.commit_offset(offset) == 0
+    assert writers.pop(first).end() == 0
+    assert offset_of(client, stable=True) == (-1, codes.UNSTABLE_OFFSET_COMMIT)
+    assert writers.popitem()[1].end() == 0
+    assert offset_of(client, stable=True) == (6, 0)
+    with lastword.serve(logs, "127.0.0.1:0") as again, Client(again) as other:
+        assert offset_of(other, stable=True) == (6, 0)
+
+
+def delete_group(client: Client, logs: lastword.LogDir) -> None:
+    assert client.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == 0
+
+
+def delete_offset(client: Client, logs: lastword.LogDir) -> None:
+    kind = OffsetDeleteRequest
+    partition = kind.OffsetDeleteRequestPartition(partition_index=0)
+    topics = [kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])]
+    answer = client.ask(kind(group_id="g", topics=topics))
+    assert [answer.error_code, answer.topics[0].partitions[0].error_code] == [0, 0]
+
+
+def delete_topic(client: Client, logs: lastword.LogDir) -> None:
+    kind = DeleteTopicsRequest
+    client.ask(kind(topics=[kind.DeleteTopicState(name="users")]))
+    logs.create_topic("users", 2, cleanup_policy="delete")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("delete", [delete_group, delete_offset, delete_topic])
+def test_a_deletion_ends_the_offsets_of_open_transactions(
+    tmp_path: Path, clock: ManualClock, delete: Callable[..., None], restarts: bool
+) -> None:
+    with reopened(tmp_path, clock) as logs:
+        logs.create_topic("users", 2, cleanup_policy="delete")
+        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+            writer = Writer(client, clock)
+            writer.init()
+            assert writer.commit_offset(5) == 0
+            delete(client, logs)
+            wait_for(lambda: offset_of(client, stable=True) == (-1, 0))
+            if not restarts:
+                assert [writer.end(), offset_of(client)] == [0, (-1, 0)]
+        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+            writer.client = client
+            assert offset_of(client, stable=True) == (-1, 0)
+            if restarts:
+                assert [writer.end(), offset_of(client)] == [0, (-1, 0)]
 
 
 def test_offsets_are_refused_with_a_wrong_generation(writer: Writer) -> None:

@@ -92,7 +92,8 @@ class CoordinatorTopic:
         """Yield the newest committed record of each key that has a value, then those of open transactions.
 
         The newest record is the one with the largest offset, as for the cleaner: a transaction that commits
-        later does not supersede the records behind its own.
+        later does not supersede the records behind its own. Records of open transactions are in the order of
+        their offsets. A tombstone also deletes those that are before it.
         """
         topic = self._broker.topics.get(self.name)
         for number in () if topic is None else topic.directories:
@@ -113,13 +114,20 @@ class CoordinatorTopic:
                 for record in read_records(data, header, segment.file, position=0):
                     if record.key is not None:
                         records[record.key] = record.offset, record.value
+                        if record.value is None:
+                            for others in undecided.values():
+                                others.pop(record.key, None)
             for key, (_, value) in newest.items():
                 if value is not None:
                     yield StoredRecord(number, key, value, NO_PRODUCER)
-            for producer_id, records in undecided.items():
-                for key, (offset, value) in records.items():
-                    is_newest = offset > newest.get(key, (-1, None))[0]
-                    yield StoredRecord(number, key, value if is_newest else None, producer_id)
+            behind = [
+                (offset, producer_id, key, value)
+                for producer_id, records in undecided.items()
+                for key, (offset, value) in records.items()
+            ]
+            for offset, producer_id, key, value in sorted(behind):
+                is_newest = offset > newest.get(key, (-1, None))[0]
+                yield StoredRecord(number, key, value if is_newest else None, producer_id)
 
     def append(
         self,

@@ -249,7 +249,8 @@ class Groups:
 
     def _forget_topics(self, topics: set[str]) -> None:
         for group in list(self._groups.values()):
-            self._forget(group, [at for at in group.offsets if at[0] in topics], deletes=False)
+            gone = [at for at in self.offsets.partitions_of(group) if at[0] in topics]
+            self._forget(group, gone, deletes=False)
 
     def _forget(self, group: Group, gone: list[tuple[str, int]], *, deletes: bool) -> None:
         """Delete offsets of a group, or the group."""
@@ -322,13 +323,12 @@ class Groups:
             elif not group.is_empty:
                 result.error_code = codes.NON_EMPTY_GROUP
             else:
-                gone = list(group.offsets)
+                gone = self.offsets.partitions_of(group)
                 try:
                     records = [(offset_key(group_id, *at), None) for at in gone]
                     self.store(group_id, [*records, *group.tombstones()])
                     self.offsets.deleted(group, gone)
                     del self._groups[group_id]
-                    self.offsets.forget(group_id)
                 except LastwordError as error:
                     result.error_code = error.kafka_code
         return messages.DeleteGroupsResponse(results=results)

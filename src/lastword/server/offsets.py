@@ -10,6 +10,7 @@ follows: then it is taken or dropped.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 MOST_METADATA = 4096
 OFFSET_VERSION, EXPIRING_VERSION = 4, 1
 """Versions of the values that are written, as by Kafka 4. Only version 1 has an expiry."""
+
+Position = tuple[str, str, int]
+"""Group, topic, partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +98,12 @@ class Offsets:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._broker = groups.broker
-        self._undecided: dict[int, dict[tuple[str, str, int], Committed | None]] = {}
-        """Offsets of open transactions: producer id -> group, topic and partition -> the offset.
+        self._undecided: dict[Position, dict[int, Committed | None]] = {}
+        """Offsets of open transactions: the offset of each producer id, in the order of their records.
 
-        None: a later commit supersedes the offset. It stays unstable until its transaction ends."""
+        None: a later record supersedes the offset. It stays unstable until its transaction ends."""
+        self._changed: dict[int, set[Position]] = {}
+        """What each open transaction has in `_undecided`, by producer id."""
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -124,8 +130,7 @@ class Offsets:
             )
         if record.producer_id >= 0:
             self._groups.get_or_simple(of.group)
-            offsets = self._undecided.setdefault(record.producer_id, {})
-            offsets[of.group, of.topic, of.partition] = committed
+            self._add_undecided(record.producer_id, (of.group, of.topic, of.partition), committed)
         elif committed is not None:
             self._groups.get_or_simple(of.group).offsets[of.topic, of.partition] = committed
 
@@ -257,41 +262,53 @@ class Offsets:
         stored = self._stored(body.group_id, topics, changes, producer)
         if changes:
             self._groups.get_or_simple(body.group_id)
-            offsets = self._undecided.setdefault(producer[0], {})
-            offsets.update(((body.group_id, *at), committed) for at, committed in changes.items())
+            for at, committed in changes.items():
+                self._add_undecided(producer[0], (body.group_id, *at), committed)
         return self._groups.answer_after(stored, messages.TxnOffsetCommitResponse(topics=topics))
 
-    def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
-        """Take or drop the offsets of a transaction whose marker was appended to a partition of the topic."""
-        others = {}
-        for at, committed in self._undecided.pop(producer_id, {}).items():
-            group_id, topic, number = at
-            if self._groups.topic.partition_of(group_id) != partition:
-                others[at] = committed
-            elif is_commit and committed is not None:
-                self.committed(self._groups.get_or_simple(group_id), {(topic, number): committed})
-        if others:
-            self._undecided[producer_id] = others
+    def _add_undecided(self, producer_id: int, position: Position, committed: Committed | None) -> None:
+        """Take an offset of an open transaction. Its record is behind those of the others."""
+        offsets = self._undecided.setdefault(position, {})
+        offsets.pop(producer_id, None)
+        offsets[producer_id] = committed
+        self._changed.setdefault(producer_id, set()).add(position)
 
-    def forget(self, group_id: str) -> None:
-        """Drop the offsets of open transactions of a group that was deleted."""
-        for offsets in self._undecided.values():
-            for at in [at for at in offsets if at[0] == group_id]:
-                del offsets[at]
+    def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
+        """Take or drop the offsets of a transaction whose marker was appended to a partition of the topic.
+
+        Of two transactions, the record with the larger offset wins, as for the cleaner.
+        """
+        others = set()
+        for position in self._changed.pop(producer_id, ()):
+            group_id, topic, number = position
+            if self._groups.topic.partition_of(group_id) != partition:
+                others.add(position)
+                continue
+            offsets = self._undecided[position]
+            committed = offsets[producer_id]
+            if is_commit and committed is not None:
+                for earlier in itertools.takewhile(lambda other: other != producer_id, offsets):
+                    offsets[earlier] = None
+                self.committed(self._groups.get_or_simple(group_id), {(topic, number): committed})
+            del offsets[producer_id]
+            if not offsets:
+                del self._undecided[position]
+        if others:
+            self._changed[producer_id] = others
 
     def _supersede(self, group_id: str, changed: Iterable[tuple[str, int]]) -> None:
         """Drop the offsets of open transactions for partitions whose offset was just changed."""
-        for offsets in self._undecided.values():
-            for at in changed:
-                if (group_id, *at) in offsets:
-                    offsets[group_id, *at] = None
+        for at in changed:
+            offsets = self._undecided.get((group_id, *at), {})
+            offsets.update(dict.fromkeys(offsets))
 
     def unstable(self, group_id: str) -> set[tuple[str, int]]:
         """Return the partitions for which an open transaction has committed an offset."""
-        return {(at[1], at[2]) for offsets in self._undecided.values() for at in offsets if at[0] == group_id}
+        return {(topic, number) for group, topic, number in self._undecided if group == group_id}
 
-    def _is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
-        return any((group_id, topic, partition) in offsets for offsets in self._undecided.values())
+    def partitions_of(self, group: Group) -> list[tuple[str, int]]:
+        """Return the partitions that have an offset of the group, also one of an open transaction."""
+        return list(dict.fromkeys([*group.offsets, *sorted(self.unstable(group.id))]))
 
     def committed(self, group: Group, changes: dict[tuple[str, int], Committed]) -> None:
         """Take committed offsets that are stored."""
@@ -300,10 +317,12 @@ class Offsets:
             self._groups.leases.moved(group.id, at, new.offset)
 
     def deleted(self, group: Group, gone: list[tuple[str, int]]) -> None:
-        """Drop offsets whose tombstones are stored."""
+        """Drop offsets whose tombstones are stored, also those of open transactions."""
         for at in gone:
-            del group.offsets[at]
-            self._groups.leases.ended(group.id, at)
+            if group.offsets.pop(at, None) is not None:
+                self._groups.leases.ended(group.id, at)
+            for producer_id in self._undecided.pop((group.id, *at), ()):
+                self._changed[producer_id].discard((group.id, *at))
 
     # -------------------------------------------------------------- fetch
 
@@ -365,7 +384,7 @@ class Offsets:
                 if ZERO_UUID not in (topic_id, committed.topic_id) and topic_id != committed.topic_id:
                     committed = NOT_COMMITTED  # of a topic of this name that was deleted
                 error = code
-                if is_stable and not code and self._is_unstable(group_id, name, number):
+                if is_stable and not code and (group_id, name, number) in self._undecided:
                     committed, error = NOT_COMMITTED, codes.UNSTABLE_OFFSET_COMMIT
                 partitions.append(
                     partition_kind(
@@ -395,6 +414,7 @@ class Offsets:
         if not group.is_empty and not are_consumers:
             return messages.OffsetDeleteResponse(error_code=codes.NON_EMPTY_GROUP)
         topics: list[Any] = []
+        known = set(self.partitions_of(group))
         named: dict[tuple[str, int], None] = {}  # a request may name a partition twice
         for topic in body.topics:
             partitions: list[Any] = []
@@ -413,12 +433,11 @@ class Offsets:
                     result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
                 elif are_consumers and (subscribed is None or topic.name in subscribed):
                     result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
-                elif (topic.name, partition.partition_index) in group.offsets:
+                elif (topic.name, partition.partition_index) in known:
                     named[topic.name, partition.partition_index] = None
         gone = list(named)
         stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
         self.deleted(group, gone)
-        self._supersede(group.id, gone)
         return self._groups.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
 
 
