@@ -251,6 +251,29 @@ def test_a_member_that_does_not_join_again_is_removed(
     assert {member.member_id for member in first.joined.members} == {first.id, third.id}
 
 
+def test_a_member_that_waits_for_the_leader_stays(server: Server, clock: ManualClock, client: Client) -> None:
+    """Its heartbeats would wait behind its SyncGroup. Its session begins with the answer."""
+    leader, other = Consumer(server), Consumer(server)
+    leader.join(session_timeout_ms=REBALANCE_MS)
+    leader.sync({})
+    other.send_join()
+    other.receive_join()
+    other.send_join()
+    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    leader.send_join(session_timeout_ms=REBALANCE_MS)
+    leader.receive_join()
+    other.receive_join()
+    other.send_sync()
+    group: Any = server.broker.groups.get("g")
+    until(lambda: group.members[other.id].syncing is not None)
+    clock.advance(SESSION_MS * 2)
+    time.sleep(0.05)
+    assert leader.sync({leader.id: b"one", other.id: b"two"}).assignment == b"one"
+    assert other.client.receive().assignment == b"two"
+    clock.advance(SESSION_MS + 1)
+    until(lambda: state(client)[1] == 1)
+
+
 def test_a_static_member_returns_without_a_rebalance(server: Server, client: Client) -> None:
     leader, static = Consumer(server), Consumer(server, instance="one")
     leader.join()

@@ -496,8 +496,8 @@ class ClassicGroups:
             return self._synced(group, member)
         if member.syncing is not None and not member.syncing.done():
             member.syncing.set_result(messages.SyncGroupResponse(error_code=codes.UNKNOWN_MEMBER_ID))
-        member.syncing = self._broker.loop.create_future()
-        answer = member.syncing
+        member.syncing = answer = self._broker.loop.create_future()
+        self._keep_alive(group, member)
         if member.id == group.leader:
             assigned = {given.member_id: bytes(given.assignment) for given in body.assignments}
             for other in group.members.values():
@@ -611,7 +611,9 @@ class ClassicGroups:
     # -------------------------------------------------------------- members that go
 
     def _keep_alive(self, group: ClassicGroup, member: ClassicMember) -> None:
-        if member.joining is None and member.id in group.members:
+        """Begin the session of a member again. A member that waits for an answer sends no heartbeats."""
+        waits = member.joining is not None or member.syncing is not None
+        if not waits and member.id in group.members:
             member.session = self._broker.timers.again(
                 member.session, member.session_ms, lambda: self._session_expired(group, member)
             )
