@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
+from lastword.errors import StorageError
 from lastword.protocol import codes, decode_stored
 from lastword.protocol.messages import (
     DeleteGroupsRequest,
@@ -26,7 +28,7 @@ from lastword.protocol.messages import (
     SyncGroupRequest,
 )
 from lastword.server import Server
-from lastword.server.coordinator import java_hash
+from lastword.server.coordinator import CoordinatorTopic, java_hash
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 
@@ -286,6 +288,63 @@ def test_a_static_member_returns_without_a_rebalance(server: Server, client: Cli
     assert leader.heartbeat() == 0
     assert static.heartbeat() == codes.FENCED_INSTANCE_ID
     assert static.commit(3) == codes.FENCED_INSTANCE_ID
+
+
+@contextmanager
+def full_drive() -> Iterator[None]:
+    """No record of a coordinator can be appended."""
+
+    def fails(*arguments: Any) -> None:
+        raise StorageError("the drive is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CoordinatorTopic, "_append", fails)
+        yield
+
+
+def test_a_plan_that_cannot_be_stored_is_made_again(server: Server, client: Client) -> None:
+    leader, other = Consumer(server), Consumer(server)
+    leader.join()
+    leader.sync({})
+    other.send_join()
+    other.receive_join()
+    other.send_join()
+    until(lambda: leader.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    leader.send_join()
+    leader.receive_join()
+    other.receive_join()
+    other.send_sync()
+    group: Any = server.broker.groups.get("g")
+    until(lambda: group.members[other.id].syncing is not None)
+    with full_drive():
+        assert leader.sync({leader.id: b"one", other.id: b"two"}).error_code == codes.NOT_COORDINATOR
+        assert other.client.receive().error_code == codes.NOT_COORDINATOR
+    assert state(client) == ("PreparingRebalance", 2)
+    other.send_join()
+    leader.send_join()
+    leader.receive_join()
+    other.receive_join()
+    other.send_sync()
+    assert leader.sync({leader.id: b"one", other.id: b"two"}).assignment == b"one"
+    assert other.client.receive().assignment == b"two"
+
+
+def test_a_full_drive_is_answered(two: tuple[Consumer, Consumer], server: Server, client: Client) -> None:
+    """With the code of a broker, after which clients send the request again."""
+    first, second = two
+    assert Consumer(server, "simple").commit(1) == 0
+    kind = OffsetDeleteRequest
+    partition = kind.OffsetDeleteRequestPartition(partition_index=1)
+    topics = [kind.OffsetDeleteRequestTopic(name="users", partitions=[partition])]
+    with full_drive():
+        assert first.commit(5) == codes.NOT_COORDINATOR
+        answer = client.ask(kind(group_id="simple", topics=topics))
+        assert answer.error_code == codes.NOT_COORDINATOR
+        deleted = client.ask(DeleteGroupsRequest(groups_names=["simple"])).results[0]
+        assert deleted.error_code == codes.NOT_COORDINATOR
+        assert first.leave() == second.leave() == 0
+        assert state(client) == ("Empty", 0)
+    assert Consumer(server, "simple").committed() == (1, "")
 
 
 def test_the_protocol_that_all_members_have_is_chosen(server: Server) -> None:

@@ -16,6 +16,7 @@ record of `__consumer_offsets`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ GROUP_OPERATIONS = 3400
 GROUP_VERSION = 3
 """Version of the value that is written, which every Kafka since 2.3 reads."""
 MOST_MEMBERS = 10_000
+_log = logging.getLogger("lastword.server")
 
 
 @dataclass(eq=False)
@@ -445,7 +447,10 @@ class ClassicGroups:
 
     def _emptied(self, group: ClassicGroup) -> None:
         group.state, group.protocol, group.leader = EMPTY, None, None
-        self._store_group(group)
+        try:
+            self._store_group(group)
+        except Refused as refused:  # after a restart the sessions of the members end again
+            _log.error("group %s: %s", group.id, refused.message)
 
     def _sync_expired(self, group: ClassicGroup) -> None:
         """Remove the members that did not sync in time."""
@@ -505,12 +510,11 @@ class ClassicGroups:
             group.state = STABLE
             group.changed_ms = self._broker.clock.now_ms()
             group.cancel_timer()
-            stored = self._store_group(group)
             generation = group.generation
 
             def stable(done: asyncio.Future[Any] | None = None) -> None:
                 if done is not None and done.exception() is not None:
-                    self._fail_syncs(group, codes.UNKNOWN_SERVER_ERROR)
+                    self._fail_syncs(group, codes.NOT_COORDINATOR)
                 elif group.generation == generation:
                     for other in group.members.values():
                         waiting, other.syncing = other.syncing, None
@@ -518,10 +522,16 @@ class ClassicGroups:
                         if waiting is not None and not waiting.done():
                             waiting.set_result(self._synced(group, other))
 
-            if stored is None:
-                stable()
+            try:
+                stored = self._store_group(group)
+            except Refused as refused:
+                self._fail_syncs(group, refused.code)
+                self._rebalance(group)
             else:
-                stored.add_done_callback(stable)
+                if stored is None:
+                    stable()
+                else:
+                    stored.add_done_callback(stable)
         return answer.result() if answer.done() else answer
 
     def _synced(self, group: ClassicGroup, member: ClassicMember) -> Message:

@@ -578,8 +578,8 @@ class ConsumerGroups:
         if self._groups.get(group.id) is group and member is not None and epoch in (None, member.epoch):
             try:
                 self._remove(group, member)
-            except LastwordError as error:
-                _log.error("group %s: %s was not removed: %s", group.id, member_id, error.message)
+            except Refused as refused:
+                _log.error("group %s: %s was not removed: %s", group.id, member_id, refused.message)
                 self._await_session(group, member)
 
     # -------------------------------------------------------------- load

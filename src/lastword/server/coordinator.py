@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.clock import Clock, SystemClock
+from lastword.errors import LastwordError
 from lastword.partition.producer_state import NO_PRODUCER, add_sequence
 from lastword.partition.reads import read_batches
 from lastword.partition.transactions import control_of
+from lastword.protocol import codes
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import check_crc, read_records
+from lastword.server.topics import Refused
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
@@ -144,7 +147,21 @@ class CoordinatorTopic:
 
         Returns:
             The log that must be synced before the change is acknowledged; None if none must.
+
+        Raises:
+            Refused: The records cannot be stored.
         """
+        try:
+            return self._append(partition, records, producer)
+        except LastwordError as error:
+            raise not_stored(error) from error
+
+    def _append(
+        self,
+        partition: int,
+        records: Iterable[tuple[bytes, bytes | None]],
+        producer: tuple[int, int] | None,
+    ) -> PartitionLog | None:
         now_ms = self._broker.clock.now_ms()
         log = self.log(partition)
         builder = BatchBuilder()
@@ -162,6 +179,15 @@ class CoordinatorTopic:
             return None
         log.append_batch(builder.build())
         return log if log.config.lastword_ack == "disk" else None
+
+
+def not_stored(error: LastwordError) -> Refused:
+    """Return the refusal of a request whose change could not be stored, so that clients repeat it.
+
+    They repeat no request after KAFKA_STORAGE_ERROR of a coordinator, which a broker does not send either.
+    """
+    is_storage = error.kafka_code == codes.KAFKA_STORAGE_ERROR
+    return Refused(codes.NOT_COORDINATOR if is_storage else error.kafka_code, error.message)
 
 
 def _next_sequence(log: PartitionLog, producer_id: int, epoch: int) -> int:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError
+from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
@@ -28,7 +28,7 @@ from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
 from lastword.server.coordinator import CoordinatorTopic, StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.offsets import Group, Offsets, offset_key
-from lastword.server.topics import GROUPS_TOPIC
+from lastword.server.topics import GROUPS_TOPIC, Refused
 
 if TYPE_CHECKING:
     from lastword.server.broker import Broker
@@ -194,6 +194,9 @@ class Groups:
             group_id: The group.
             records: Keys and values.
             producer: Producer id and epoch of the transaction that the records belong to.
+
+        Raises:
+            Refused: The records cannot be stored.
         """
         log = self.topic.append(self.topic.partition_of(group_id), records, producer)
         return None if log is None else self.broker.in_pool(log.sync)
@@ -257,8 +260,8 @@ class Groups:
         records = [(offset_key(group.id, *at), None) for at in gone]
         try:
             self.store(group.id, [*records, *(group.tombstones() if deletes else ())])
-        except LastwordError as error:  # the next check tries again
-            _log.error("group %s: %s", group.id, error.message)
+        except Refused as refused:  # the next check tries again
+            _log.error("group %s: %s", group.id, refused.message)
             return
         self.offsets.deleted(group, gone)
         if deletes:
@@ -329,8 +332,8 @@ class Groups:
                     self.store(group_id, [*records, *group.tombstones()])
                     self.offsets.deleted(group, gone)
                     del self._groups[group_id]
-                except LastwordError as error:
-                    result.error_code = error.kafka_code
+                except Refused as refused:
+                    result.error_code = refused.code
         return messages.DeleteGroupsResponse(results=results)
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lastword.errors import LastwordError
 from lastword.protocol import Request, codes, decode_stored, encode_stored, messages
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.coordinator import StoredRecord
@@ -226,11 +225,11 @@ class Offsets:
         try:
             records = [(offset_key(group_id, *at), offset_value(new)) for at, new in changes.items()]
             return self._groups.store(group_id, records, producer)
-        except LastwordError as error:
+        except Refused as refused:
             changes.clear()
             for described in topics:
                 for result in described.partitions:
-                    result.error_code = result.error_code or error.kafka_code
+                    result.error_code = result.error_code or refused.code
             return None
 
     # -------------------------------------------------------------- transactions
@@ -436,7 +435,10 @@ class Offsets:
                 elif (topic.name, partition.partition_index) in known:
                     named[topic.name, partition.partition_index] = None
         gone = list(named)
-        stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
+        try:
+            stored = self._groups.store(group.id, [(offset_key(group.id, *at), None) for at in gone])
+        except Refused as refused:
+            return messages.OffsetDeleteResponse(error_code=refused.code)
         self.deleted(group, gone)
         return self._groups.answer_after(stored, messages.OffsetDeleteResponse(topics=topics))
 

@@ -49,6 +49,7 @@ from lastword.server.coordinator import (
     CoordinatorTopic,
     StoredRecord,
     Timer,
+    not_stored,
 )
 from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
@@ -332,19 +333,19 @@ class TransactionCoordinator:
         stored = replace(
             before, previous_producer_id=before.producer_id, changed_ms=self._broker.clock.now_ms(), **fields
         )
+        number = self.topic.partition_of(transaction.id)
+        log = self.topic.append(number, [(_key(transaction.id), stored.value())])
+        transaction.stored = stored
+        if not has_effect:
+            return
         try:
-            number = self.topic.partition_of(transaction.id)
-            log = self.topic.append(number, [(_key(transaction.id), stored.value())])
-            transaction.stored = stored
-            if not has_effect:
-                return
             if log is None and self._is_durable(before.partitions | stored.partitions):
                 log = self.topic.log(number)
             if log is not None:
                 with transaction.changing():
                     await self._broker.in_pool(log.sync)
         except LastwordError as error:
-            raise Refused(error.kafka_code, error.message) from error
+            raise not_stored(error) from error
 
     def _is_durable(self, partitions: frozenset[Partition]) -> bool:
         """Return whether a topic of these partitions acknowledges with `disk`."""
@@ -364,7 +365,7 @@ class TransactionCoordinator:
         try:
             return int(await self._broker.in_pool(self._ids.next))
         except LastwordError as error:
-            raise Refused(error.kafka_code, error.message) from error
+            raise not_stored(error) from error
 
     async def _init_producer_id(self, request: Request) -> Message:
         body = request.body
@@ -867,8 +868,8 @@ class TransactionCoordinator:
         for partition, ids in expired.items():
             try:
                 self.topic.append(partition, [(_key(transactional_id), None) for transactional_id in ids])
-            except LastwordError as error:
-                _log.warning("expired transactional ids: %s", error.message)
+            except Refused as refused:
+                _log.warning("expired transactional ids: %s", refused.message)
                 continue
             for transactional_id in ids:
                 del self._transactional_ids[transactional_id]
