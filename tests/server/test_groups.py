@@ -16,6 +16,7 @@ from lastword.errors import StorageError
 from lastword.protocol import codes, decode_stored
 from lastword.protocol.messages import (
     DeleteGroupsRequest,
+    DeleteTopicsRequest,
     DescribeGroupsRequest,
     FindCoordinatorRequest,
     HeartbeatRequest,
@@ -288,6 +289,41 @@ def test_a_static_member_returns_without_a_rebalance(server: Server, client: Cli
     assert leader.heartbeat() == 0
     assert static.heartbeat() == codes.FENCED_INSTANCE_ID
     assert static.commit(3) == codes.FENCED_INSTANCE_ID
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_groups_begin_again_when_their_topic_is_deleted(
+    two: tuple[Consumer, Consumer],
+    client: Client,
+    logs: lastword.LogDir,
+    clock: ManualClock,
+    server: Server,
+    waits: bool,
+) -> None:
+    first, second = two
+    assert first.commit(5) == 0
+    if waits:
+        second.send_join(protocols=("range", "sticky"))
+        until(lambda: first.heartbeat() == codes.REBALANCE_IN_PROGRESS)
+    logs.delete_topic("__consumer_offsets")
+    if waits:
+        assert first.heartbeat() == codes.UNKNOWN_MEMBER_ID
+        assert second.receive_join().error_code == codes.NOT_COORDINATOR
+    assert first.committed() == (-1, "")
+    assert first.heartbeat() == codes.UNKNOWN_MEMBER_ID
+    assert client.ask(ListGroupsRequest()).groups == []
+    assert logs.dirs.has_topic("__consumer_offsets")
+    first.id, first.generation = "", -1
+    first.join()
+    assert [first.sync({}).error_code, first.commit(6)] == [0, 0]
+    for _ in range(3):  # the sessions of the members that were forgotten have no effect
+        clock.advance(SESSION_MS // 2)
+        assert first.heartbeat() == 0
+    assert (state(client), first.committed()) == (("Stable", 1), (6, ""))
+    answer = client.ask(DeleteTopicsRequest(topic_names=["__consumer_offsets"]), 5)
+    assert answer.responses[0].error_code == 0
+    assert not logs.dirs.has_topic("__consumer_offsets"), "it is created at the next request"
+    assert first.commit(7) == codes.GROUP_ID_NOT_FOUND
 
 
 @contextmanager

@@ -151,6 +151,17 @@ class ClassicGroup(Group):
             votes[first] += 1
         return max(votes, key=lambda name: votes[name])
 
+    def end(self) -> None:
+        """Drop all members and timers."""
+        self.cancel_timer()
+        sessions = (member.session for member in self.members.values())
+        for timer in (*sessions, *self.pending.values()):
+            if timer is not None:
+                timer.cancel()
+        self.members.clear()
+        self.instances.clear()
+        self.pending.clear()
+
     def cancel_timer(self) -> None:
         """Stop the timer of the rebalance."""
         if self.timer is not None:

@@ -56,6 +56,7 @@ class Groups:
         """The transactions that ended while the groups were loaded."""
         self._loading: asyncio.Future[Any] | None = None
         self._is_loaded = False
+        self._topic_id: bytes | None = None
         self._renewed_ms = 0
         self._check_later()
 
@@ -144,7 +145,7 @@ class Groups:
 
     def _load(self) -> asyncio.Future[Any] | None:
         """Return a future to wait for until the groups are loaded; None if they are."""
-        if self._is_loaded:
+        if self._is_loaded and not self._forget_if_topic_is_gone():
             return None
         if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
             reading = self.broker.in_turn(self._read_topic)
@@ -155,8 +156,26 @@ class Groups:
         self.topic.open()
         return list(self.topic.newest())
 
+    def _forget_if_topic_is_gone(self) -> bool:
+        """Forget all groups if their topic was deleted; the next request creates the topic again."""
+        topic = self.broker.topics.get(GROUPS_TOPIC)
+        if topic is not None and topic.id == self._topic_id:
+            return False
+        self.classic.answer_all()
+        for group in self._groups.values():
+            if isinstance(group, ClassicGroup):
+                group.end()
+            for at in group.offsets:
+                self.leases.ended(group.id, at)
+        self._groups.clear()
+        self.offsets.clear()
+        self._decided.clear()
+        self._is_loaded, self._loading = False, None
+        return True
+
     def _take(self, records: list[StoredRecord]) -> None:
-        self._is_loaded = True
+        topic = self.broker.topics.get(GROUPS_TOPIC)
+        self._is_loaded, self._topic_id = True, None if topic is None else topic.id
         for record in records:
             kind = int.from_bytes(record.key[:2], "big")
             try:
@@ -247,6 +266,8 @@ class Groups:
 
     def topics_deleted(self, topics: set[str]) -> None:
         """Delete the offsets of topics that were deleted."""
+        if self._is_loaded and self._forget_if_topic_is_gone():
+            return
         if self._loading is not None or self.broker.topics.get(GROUPS_TOPIC) is not None:
             self._after_load(lambda: self._forget_topics(topics))
 

@@ -112,6 +112,11 @@ class Offsets:
             "OffsetDelete": self._delete,
         }
 
+    def clear(self) -> None:
+        """Drop the offsets of open transactions."""
+        self._undecided.clear()
+        self._changed.clear()
+
     def take(self, record: StoredRecord) -> None:
         """Take a committed offset that was read from the topic."""
         name = "OffsetCommitKey" if record.key[1] else "LegacyOffsetCommitKey"
