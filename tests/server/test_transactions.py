@@ -630,6 +630,43 @@ def test_a_marker_that_cannot_be_appended_is_tried_again(
     assert committed(client) == [b"v"]
 
 
+def test_a_partition_that_fails_costs_the_others_no_markers(
+    writer: Writer,
+    client: Client,
+    clock: ManualClock,
+    logs: lastword.LogDir,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs.set_config("events", lastword_ack="disk")
+    for topic in ("users", "events"):
+        writer.send(b"v", topic)
+    writer.send(b"v", partition=1)
+    append_batch = PartitionLog.append_batch
+    attempts = []
+
+    def fails(log: PartitionLog, data: Any) -> Any:
+        if log.name == "users-0":
+            attempts.append(log)
+            raise StorageError("the drive is offline")
+        return append_batch(log, data)
+
+    monkeypatch.setattr(PartitionLog, "append_batch", fails)
+    assert writer.end() == 0
+
+    def later(condition: Callable[[], bool]) -> bool:
+        clock.advance(coordinator.MOST_RETRY_MS)
+        return condition()
+
+    wait_for(lambda: later(lambda: len(attempts) >= 10))
+    ends = [logs.dirs.log(*at).log_end for at in (("users", 0), ("users", 1), ("events", 0))]
+    assert ends == [1, 2, 2]
+    monkeypatch.undo()
+    wait_for(lambda: later(lambda: described(client).transaction_state == "CompleteCommit"))
+    assert committed(client) == committed(client, "events") == committed(client, partition=1) == [b"v"]
+    writer.send(b"w", "events")
+    assert [writer.end(), committed(client, "events")] == [0, [b"v", b"w"]]
+
+
 def test_markers_wait_for_appends_in_work(client: Client, clock: ManualClock, server: Server) -> None:
     """In version 1 a batch behind the marker would open the transaction again."""
     writer = Writer(client, clock, version=1)

@@ -55,7 +55,6 @@ from lastword.server.topics import TRANSACTIONS_TOPIC, Refused, ServedTopic
 from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
-    from lastword.partition.log import PartitionLog
     from lastword.server.broker import Broker
 
 
@@ -83,8 +82,8 @@ VALUE_VERSION = 1
 LAST_EPOCH = 0x7FFE
 """The last epoch that a client gets. The next one only fences it; then there is a new producer id."""
 EXPIRATION_CHECK_MS = 3_600_000
-RETRY_MS = 500
-"""After this time a marker that could not be appended is tried again."""
+RETRY_MS, MOST_RETRY_MS = 500, 60_000
+"""After this time a marker that could not be appended is tried again; the time doubles up to the second."""
 FIRST_PRODUCER_ID = 1 << 60
 """The ids of a directory begin at a random number above, where no broker's ids are."""
 IDS_RESERVED = 1000
@@ -195,9 +194,11 @@ class TransactionalId:
         is_busy: Its state is being changed: a sync or a new producer id is under way.
         appends: The Produce requests of its transaction that are in work.
         timer: Waits for the end of the time of a transaction; None before the first one.
+        marked: The partitions that have the marker of the decided transaction.
+        retry_ms: After this time markers that cannot be appended are tried again.
     """
 
-    __slots__ = ("_quiet", "appends", "id", "is_busy", "stored", "timer")
+    __slots__ = ("_quiet", "appends", "id", "is_busy", "marked", "retry_ms", "stored", "timer")
 
     def __init__(self, transactional_id: str, stored: TransactionState) -> None:
         self.id = transactional_id
@@ -205,6 +206,8 @@ class TransactionalId:
         self.is_busy = False
         self.appends = 0
         self.timer: Timer | None = None
+        self.marked: set[Partition] = set()
+        self.retry_ms = RETRY_MS
         self._quiet: list[asyncio.Future[None]] = []
 
     @contextlib.contextmanager
@@ -779,8 +782,14 @@ class TransactionCoordinator:
                 has_effect=False,  # the markers can be appended again
             )
         except (LastwordError, Refused) as error:
-            _log.warning("transaction %r: %s; tried again", transaction.id, error)
-            self._broker.timers.after(RETRY_MS, lambda: self._complete_later(transaction))
+            delay_ms = transaction.retry_ms
+            transaction.retry_ms = min(2 * delay_ms, MOST_RETRY_MS)
+            text = "transaction %r: %s; tried again in %.1f s"
+            _log.warning(text, transaction.id, error, delay_ms / 1000)
+            self._broker.timers.after(delay_ms, lambda: self._complete_later(transaction))
+        else:
+            transaction.marked.clear()
+            transaction.retry_ms = RETRY_MS
 
     def _complete_later(self, transaction: TransactionalId) -> None:
         if transaction.stored.state in DECIDED:
@@ -790,11 +799,11 @@ class TransactionCoordinator:
         """Append a marker to each partition of a transaction, and sync those that acknowledge with `disk`.
 
         Raises:
-            LastwordError: A marker could not be appended. The other partitions may have theirs.
+            LastwordError: A marker could not be appended. The partitions in `marked` have theirs.
         """
         stored = transaction.stored
         logs: list[tuple[ServedTopic, int]] = []
-        for name, number in sorted(stored.partitions):
+        for name, number in sorted(stored.partitions - transaction.marked):
             served = self._broker.topics.get(name)
             if served is not None and number in served.directories:  # else the topic was deleted
                 logs.append((served, number))
@@ -807,22 +816,30 @@ class TransactionCoordinator:
         )
         builder.append(self._broker.clock.now_ms(), *marker_record(commit=is_commit, coordinator_epoch=epoch))
         marker = builder.build()
-        syncs: list[PartitionLog] = []
+        syncs: list[tuple[Partition, asyncio.Future[Any]]] = []
         failed: LastwordError | None = None
         for served, number in logs:
             try:
                 log = served.log(number)
                 log.append_batch(marker)
                 if log.config.lastword_ack == "disk":
-                    syncs.append(log)
+                    syncs.append(((served.name, number), self._broker.in_pool(log.sync)))
+                else:
+                    transaction.marked.add((served.name, number))
             except ProducerFencedError:
+                transaction.marked.add((served.name, number))
                 continue  # a newer epoch has ended the transaction in this partition
             except LastwordError as error:
                 failed = error
                 continue
             if served.name == self._broker.groups.topic.name:
                 self._broker.groups.decide(number, stored.producer_id, is_commit)
-        await asyncio.gather(*(self._broker.in_pool(log.sync) for log in syncs))
+        for partition, sync in syncs:
+            try:
+                await sync
+                transaction.marked.add(partition)
+            except LastwordError as error:
+                failed = error
         if failed is not None:
             raise failed
 
