@@ -11,8 +11,10 @@ import pytest
 
 import lastword
 from lastword import metrics
+from lastword.clock import SystemClock
 from lastword.errors import UsageError
 from lastword.logdir.log_dir_set import LogDirSet
+from lastword.partition import PartitionLog
 from lastword.protocol import codes
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
@@ -33,7 +35,9 @@ from lastword.protocol.messages import (
 )
 from lastword.records.batch import read_header
 from lastword.server import Server
+from lastword.server.server import DRAIN_SECONDS
 from tests.server.client import Client, batch, fetch_request, produce_request
+from tests.server.writer import Writer
 from tests.transactions import end_transaction
 
 ONE = batch((b"k", b"v"))
@@ -739,6 +743,42 @@ def test_closing_answers_what_waits(logs: lastword.LogDir, users: lastword.Topic
         server.close()
         assert client.receive().responses[0].partitions[0].error_code == 0
         assert time.monotonic() - began < 2
+
+
+@pytest.mark.slow
+def test_closing_waits_for_work_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A drive that hangs: the client has no answer, but the log is closed, and can be opened again."""
+    append_batch, begins, ends = PartitionLog.append_batch, threading.Event(), threading.Event()
+
+    def slow(log: PartitionLog, data: Any) -> Any:
+        if log.name == "users-0":
+            begins.set()
+            assert ends.wait(60)
+        return append_batch(log, data)
+
+    with lastword.serve(tmp_path, "127.0.0.1:0") as server, Client(server) as client:
+        client.ask(
+            CreateTopicsRequest(
+                topics=[
+                    CreateTopicsRequest.CreatableTopic(name="users", num_partitions=1, replication_factor=1)
+                ]
+            )
+        )
+        writer = Writer(client, SystemClock())
+        writer.init()
+        monkeypatch.setattr(PartitionLog, "append_batch", slow)
+        data = batch((b"k", bytes(300_000)), producer=(writer.producer_id, 0, 0), attributes=0x10)
+        client.send(produce_request("users", data, transactional_id="t"), 12)
+        assert begins.wait(10)
+        threading.Timer(2 * DRAIN_SECONDS + 1, ends.set).start()
+        server.close()
+        with pytest.raises(ConnectionError):
+            client.receive()
+    with lastword.open(tmp_path) as logs:
+        assert len(list(logs["users"].read(isolation="read_uncommitted"))) == 1
+    assert "Task was destroyed" not in capfd.readouterr().err
 
 
 def test_bytes_that_are_no_request_close_the_connection(server: Server, client: Client) -> None:

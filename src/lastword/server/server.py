@@ -586,7 +586,8 @@ class Server:
     def close(self) -> None:
         """Finish the requests that were received, refuse others, sync, and end.
 
-        A second close does nothing.
+        A request that takes longer than DRAIN_SECONDS has no answer, but its work is finished. A second close
+        does nothing.
         """
         if self._is_closed:
             return
@@ -594,7 +595,7 @@ class Server:
         metrics.unwatch(self)
         for gauge in (metrics.SERVER_CONNECTIONS, metrics.SERVER_HELD_BYTES):
             gauge.remove(self.bootstrap_servers)
-        asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(DRAIN_SECONDS + 5)
+        asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self._pool.shutdown()
@@ -686,7 +687,9 @@ class Server:
             connection.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:  # work that no connection waits for, such as the end of a transaction
-            await asyncio.wait(others, timeout=DRAIN_SECONDS)
+            _, late = await asyncio.wait(others, timeout=DRAIN_SECONDS)
+            for task in late:
+                task.cancel()
 
 
 def serve(
