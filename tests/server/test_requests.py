@@ -530,6 +530,30 @@ def test_another_replica_is_refused(client: Client, users: lastword.Topic) -> No
     assert client.ask(body, 12).responses[0].partitions[0].error_code == codes.NOT_LEADER_OR_FOLLOWER
 
 
+def test_the_partitions_of_a_session_have_their_turn(client: Client, logs: lastword.LogDir) -> None:
+    """Also if the records of one are more than an answer may have."""
+    for topic in "abc":
+        logs.create_topic(topic)
+        for _ in range(3):
+            client.produce(topic, batch((b"k", bytes(2000))))
+    offsets = dict.fromkeys("abc", 0)
+    asked = [(topic, 0, 0) for topic in offsets]
+    answer = client.ask(fetch_request(asked, session_epoch=0, max_bytes=2500), 12)
+    sent = []
+    for epoch in range(1, 10):
+        (topic,) = [t.topic for t in answer.responses if t.partitions[0].records]
+        sent.append(topic)
+        offsets[topic] += 1
+        body = fetch_request(
+            [(topic, 0, offsets[topic])],
+            session_id=answer.session_id,
+            session_epoch=epoch,
+            max_bytes=2500,
+        )
+        answer = client.ask(body, 12)
+    assert sent == list("abc" * 3)
+
+
 def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogDir) -> None:
     for name in ("a", "b"):
         logs.create_topic(name)

@@ -9,7 +9,8 @@ Long polls. A fetch without enough bytes waits for an append to one of its parti
 the partitions that were appended to are read again. `PartitionLog.on_append` is set while a fetch waits.
 
 Sessions. A client names a session instead of its unchanged partitions, and its answer has the partitions that
-changed. Sessions are kept in memory, the least recently used is dropped.
+changed. A partition whose records are sent is the last in the next answer, so that all have their turn.
+Sessions are kept in memory, the least recently used is dropped.
 """
 
 from __future__ import annotations
@@ -313,6 +314,7 @@ class Fetches:
         )
 
     def _response(self, waiting: Waiting) -> Message:
+        session = waiting.session
         responses: list[Any] = []
         at: dict[Any, Any] = {}
         for fetch, answer in zip(waiting.fetches, waiting.answers, strict=True):
@@ -320,6 +322,8 @@ class Fetches:
                 continue
             fetch.high_watermark, fetch.log_start = answer.high_watermark, answer.log_start_offset
             fetch.has_error = answer.error_code != 0
+            if session is not None and answer.records and fetch.key in session.partitions:
+                session.partitions.move_to_end(fetch.key)
             key = fetch.key[0]
             topic = at.get(key)
             if topic is None:
@@ -328,7 +332,6 @@ class Fetches:
                 )
                 responses.append(topic)
             topic.partitions.append(answer)
-        session = waiting.session
         return messages.FetchResponse(session_id=0 if session is None else session.id, responses=responses)
 
     def _read(
