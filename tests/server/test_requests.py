@@ -748,6 +748,27 @@ def test_the_end_of_a_leader_epoch(client: Client, users: lastword.Topic) -> Non
     assert ask(1) == (-1, -1)
 
 
+@pytest.mark.parametrize("only_validates", [True, False])
+def test_settings_that_contradict_each_other_are_refused(
+    client: Client, logs: lastword.LogDir, only_validates: bool
+) -> None:
+    logs.create_topic("users")
+    lags = {"min.compaction.lag.ms": "1000", "max.compaction.lag.ms": "10"}
+    kind = IncrementalAlterConfigsRequest
+    configs = [kind.AlterableConfig(name=name, config_operation=0, value=lags[name]) for name in lags]
+    resource = kind.AlterConfigsResource(resource_type=2, resource_name="users", configs=configs)
+    answer = client.ask(kind(resources=[resource], validate_only=only_validates)).responses[0]
+    assert answer.error_code == codes.INVALID_CONFIG
+    topic = CreateTopicsRequest.CreatableTopic(
+        name="events",
+        num_partitions=1,
+        replication_factor=1,
+        configs=[CreateTopicsRequest.CreatableTopicConfig(name=name, value=lags[name]) for name in lags],
+    )
+    answer = client.ask(CreateTopicsRequest(topics=[topic], validate_only=only_validates)).topics[0]
+    assert answer.error_code == codes.INVALID_CONFIG
+
+
 # ------------------------------------------------------------------ the server itself
 
 

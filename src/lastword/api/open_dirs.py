@@ -354,6 +354,10 @@ class OpenDirs(ProcessBound):
         write_topic_settings(self.files, self.settings_file, topic, settings)
         self.settings_changed()
 
+    def check_config(self, topic: str, settings: Mapping[str, Any]) -> None:
+        """Raise InvalidSettingError if `set_config` would refuse the settings; the topic may be new."""
+        write_topic_settings(self.files, self.settings_file, topic, settings, only_checks=True)
+
     def reload(self) -> None:
         """Read the settings file again."""
         for directory in self.directories:

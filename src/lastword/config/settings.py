@@ -844,6 +844,8 @@ def write_topic_settings(
     topic: str | None,
     set: Mapping[str, Any] | None = None,
     unset: Iterable[str] = (),
+    *,
+    only_checks: bool = False,
 ) -> Settings:
     """Set and unset values in [topics.TOPIC] of a lastword.toml, which is made if absent.
 
@@ -857,6 +859,7 @@ def write_topic_settings(
             [defaults].
         set: Values by keyword or dotted name; a value of None unsets.
         unset: Names to unset.
+        only_checks: Write nothing.
 
     Returns:
         The settings of the new file, without arguments and environment.
@@ -880,8 +883,9 @@ def write_topic_settings(
     problems.raise_any()
     settings = Settings({}, after)
     settings._check_together()
-    files.write_atomic(path, after.text.encode("utf-8"))
-    _keep(after, path)
+    if not only_checks:
+        files.write_atomic(path, after.text.encode("utf-8"))
+        _keep(after, path)
     return settings
 
 

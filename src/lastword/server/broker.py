@@ -520,7 +520,9 @@ class Broker:
             raise Refused(codes.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
         partitions = self._count_of(topic)
         settings = self._configs.checked({config.name: config.value for config in topic.configs})
-        if not validate_only:
+        if validate_only:
+            self.dirs.check_config(topic.name, settings)
+        else:
             result.topic_id = self.create(topic.name, partitions, settings).id
         result.num_partitions, result.replication_factor = partitions, 1
         result.configs = [

@@ -333,7 +333,9 @@ class Configs:
                 if self._broker.topics.get(name) is None:
                     raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
                 changes = changes_of(resource)
-                if not request.body.validate_only:
+                if request.body.validate_only:
+                    self._dirs.check_config(name, changes)
+                else:
                     self._dirs.set_config(name, changes)
             except Refused as refused:
                 response.error_code, response.error_message = refused.code, refused.message
