@@ -10,8 +10,9 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.protocol import codes, decode_stored
+from lastword.protocol import codes, decode_stored, encode_stored
 from lastword.protocol.messages import (
+    ConsumerProtocolSubscription,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeConfigsRequest,
@@ -20,8 +21,10 @@ from lastword.protocol.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
-from lastword.server import Server, group_leases
+from lastword.server import Server, classic_groups, group_leases
+from lastword.server.classic_groups import ClassicGroup, ClassicMember
 from lastword.server.group_leases import lease_name
+from lastword.server.offsets import Committed
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client
 from tests.server.test_groups import Consumer, until
@@ -92,6 +95,25 @@ def test_offsets_without_members_expire_by_their_commit(
     clock.advance(6 * DAY_MS)
     until(lambda: groups(client) == set())
     assert newest(logs) == {None}
+
+
+def test_a_check_reads_each_subscription_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each offset: the thread of all connections would be busy for seconds."""
+    subscription = encode_stored(ConsumerProtocolSubscription(topics=["a", "b"]), 1)
+    group = ClassicGroup("g", protocol_type="consumer", protocol="range", state="Stable")
+    for name in "xyz":
+        protocols = [("range", subscription)]
+        group.members[name] = ClassicMember(name, None, "", "", 1, 1, "consumer", protocols)
+    group.offsets = {(topic, number): Committed(1, -1, "") for topic in "abc" for number in range(9)}
+    decoded = []
+
+    def decode(*arguments: Any) -> Any:
+        decoded.append(arguments)
+        return decode_stored(*arguments)
+
+    monkeypatch.setattr(classic_groups, "decode_stored", decode)
+    assert group.expired(DAY_MS, 1) == [("c", number) for number in range(9)]
+    assert len(decoded) == 3
 
 
 def test_offsets_of_members_expire_when_the_group_has_been_empty_for_long(

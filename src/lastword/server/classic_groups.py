@@ -113,13 +113,13 @@ class ClassicGroup(Group):
                 return None
         return topics
 
-    def retained_from(self, committed: Committed) -> int | None:
+    def retained_from(self, committed: Committed, subscribed: set[str] | None) -> int | None:
         """Return the time from which the retention of an offset counts; None: it does not expire now."""
         if self.protocol_type is None:  # offsets without members
             return committed.committed_ms
         if self.state == EMPTY:
             return committed.committed_ms if self.changed_ms < 0 else self.changed_ms
-        if self.state == STABLE and self.subscribed() is not None:
+        if self.state == STABLE and subscribed is not None:
             return committed.committed_ms
         return None
 

@@ -198,7 +198,7 @@ class ConsumerGroup(Group):
         """Return whether the member has its target, and no newer one is to be computed."""
         return member.state == IS_STABLE and member.epoch == self.target_epoch == self.epoch
 
-    def retained_from(self, committed: Committed) -> int | None:
+    def retained_from(self, committed: Committed, subscribed: set[str] | None) -> int | None:
         """Return the time from which the retention of an offset counts."""
         return committed.committed_ms
 

@@ -254,11 +254,7 @@ class Groups:
         now_ms = self.broker.clock.now_ms()
         for group in list(self._groups.values()):
             unstable = self.offsets.unstable(group.id)
-            gone = [
-                at
-                for at, committed in group.offsets.items()
-                if at not in unstable and group.is_expired(at, committed, now_ms, retention_ms)
-            ]
+            gone = [at for at in group.expired(now_ms, retention_ms) if at not in unstable]
             is_over = group.is_over and not unstable and len(gone) == len(group.offsets)
             self._forget(group, gone, deletes=is_over)
         if now_ms - self._renewed_ms >= retention_ms // RENEWALS:

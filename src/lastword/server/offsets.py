@@ -72,18 +72,29 @@ class Group:
         """Return whether the group can be deleted when it has no offsets."""
         return self.is_empty
 
-    def is_expired(self, at: tuple[str, int], committed: Committed, now_ms: int, retention_ms: int) -> bool:
-        """Return whether a committed offset has expired: its topic is not read, and its time is over."""
-        since = self.retained_from(committed)
+    def expired(self, now_ms: int, retention_ms: int) -> list[tuple[str, int]]:
+        """Return where committed offsets have expired: the topic is not read, and the time is over."""
         subscribed = self.subscribed()
-        if since is None or (subscribed is not None and at[0] in subscribed):
-            return False
-        if committed.expires_ms >= 0:
-            return now_ms >= committed.expires_ms
-        return now_ms - since >= retention_ms
+        gone = []
+        for at, committed in self.offsets.items():
+            since = self.retained_from(committed, subscribed)
+            if since is None or (subscribed is not None and at[0] in subscribed):
+                continue
+            if committed.expires_ms >= 0:
+                is_over = now_ms >= committed.expires_ms
+            else:
+                is_over = now_ms - since >= retention_ms
+            if is_over:
+                gone.append(at)
+        return gone
 
-    def retained_from(self, committed: Committed) -> int | None:
-        """Return the time from which the retention of an offset counts; None: it does not expire now."""
+    def retained_from(self, committed: Committed, subscribed: set[str] | None) -> int | None:
+        """Return the time from which the retention of an offset counts; None: it does not expire now.
+
+        Args:
+            committed: The offset.
+            subscribed: What `subscribed` returns.
+        """
         raise NotImplementedError
 
     def tombstones(self) -> list[tuple[bytes, bytes | None]]:
