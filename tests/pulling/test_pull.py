@@ -13,6 +13,7 @@ import confluent_kafka.admin
 import pytest
 
 import lastword
+from lastword.api.open_dirs import OpenDirs
 from lastword.errors import (
     ClusterDiffersError,
     DivergedLogError,
@@ -403,6 +404,36 @@ def test_following(
     assert [result.next_offset for result in end()] == [14, 14]
     assert positions(copy) == {("readers", "users", 0): 9}
     same(source, copy, "users")
+
+
+def test_a_position_waits_until_its_records_are_synced(
+    source: lastword.LogDir, cluster: Server, copy: Path, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    """Records that are pulled during the sync before positions are saved count for the next time."""
+    monkeypatch.setattr(leader, "WAIT_MS", 50)
+    monkeypatch.setattr(pulls, "POSITIONS_SECONDS", 0.1)
+    fill(source, 10)
+    commit(cluster, "readers", "users", {0: 9})
+    sync, save, saved, late = OpenDirs.sync, SavedPositions.save, [], []
+
+    def slow_sync(dirs: OpenDirs) -> None:
+        sync(dirs)
+        if len(saved) == 1:  # the records below the position follow now
+            fill(source, 10)
+            log = dirs.log("users", 0)
+            wait_for(lambda: log.log_end == 10)
+
+    def checked_save(self: SavedPositions, positions: Any, topics: Any, ends: Any, shape: Any) -> Any:
+        saved.append(dict(ends))
+        late.extend(tp for tp, end in ends.items() if self._dirs.log(*tp).synced_to < end)
+        return save(self, positions, topics, ends, shape)
+
+    monkeypatch.setattr(OpenDirs, "sync", slow_sync)
+    monkeypatch.setattr(SavedPositions, "save", checked_save)
+    end = request.getfixturevalue("following")
+    wait_for(lambda: positions(copy).get(("readers", "users", 0)) == 9)
+    end()
+    assert len(saved) > 1 and not late
 
 
 # ---------------------------------------------------------------- positions of groups

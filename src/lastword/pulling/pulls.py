@@ -397,9 +397,10 @@ class Pulling:
     def _save_positions(self, topics: Sequence[str]) -> None:
         if self._cluster_positions is None:
             return
-        self._dirs.sync()  # a position must not survive a power cut that its records do not survive
-        self._saved = self._saved or SavedPositions(self._dirs)
+        # A position must not survive a power cut that its records do not survive: other threads go on.
         ends = {tp: copy.log_end for tp, copy in self._copies.items()}
+        self._dirs.sync()
+        self._saved = self._saved or SavedPositions(self._dirs)
         self._positions = self._saved.save(self._cluster_positions, topics, ends, self._shape_of_positions)
 
     def _shape_of_positions(self) -> tuple[int, str | None]:
