@@ -35,6 +35,7 @@ class Client:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._protocol = ClientConnection("tests")
         self._answers: list[Any] = []
+        self._held = b""
 
     def __enter__(self) -> Client:
         return self
@@ -42,10 +43,18 @@ class Client:
     def __exit__(self, *exception: object) -> None:
         self.socket.close()
 
+    def hold(self, body: Message, version: int) -> None:
+        """Send a request together with the next one."""
+        self._held += b"".join(self._protocol.request(body, version))  # type: ignore[arg-type]
+
     def send(self, body: Message, version: int | None = None) -> None:
         if version is None:
             version = NEWEST[type(body).__name__.removesuffix("Request")]
-        for part in self._protocol.request(body, version):
+        held, self._held = self._held, b""
+        parts = self._protocol.request(body, version)
+        if held:
+            parts = [held + b"".join(parts)]  # type: ignore[arg-type]
+        for part in parts:
             assert isinstance(part, bytes | bytearray | memoryview)
             self.socket.sendall(part)
 

@@ -790,6 +790,34 @@ def test_closing_answers_what_waits(logs: lastword.LogDir, users: lastword.Topic
         assert time.monotonic() - began < 2
 
 
+def test_closing_answers_what_would_wait(logs: lastword.LogDir, users: lastword.Topic) -> None:
+    """Requests that were received together. A log that stays open has nothing of the server that ended."""
+    server = lastword.serve(logs, "127.0.0.1:0")
+    with Client(server) as client:
+        for _ in range(2):
+            client.hold(fetch_request([("users", 0, 0)], max_wait_ms=60_000), 12)
+        client.hold(
+            JoinGroupRequest(
+                group_id="g",
+                session_timeout_ms=10_000,
+                rebalance_timeout_ms=60_000,
+                protocol_type="consumer",
+                protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")],
+            ),
+            3,
+        )
+        client.send(fetch_request([("users", 0, 0)], max_wait_ms=60_000), 12)
+        time.sleep(0.1)
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < 2
+        for _ in range(2):
+            assert client.receive().responses[0].partitions[0].error_code == 0
+        assert client.receive().error_code == codes.NOT_COORDINATOR
+        assert client.receive().responses[0].partitions[0].error_code == 0
+    assert users.append(b"k", b"v").offset == 0
+
+
 @pytest.mark.slow
 def test_closing_waits_for_work_that_takes_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -100,6 +100,7 @@ class Broker:
         logs: The log directory.
         topics: Its topics.
         node_id: The only node's id.
+        is_closing: No request waits any more: the server closes.
         refuse: None, or the function of a test. It is called for each topic and partition of a Produce or
             Fetch with the request and the topic, and raises Refused.
     """
@@ -126,6 +127,7 @@ class Broker:
         properties = read_meta_properties(first.files, path) if first.files.exists(path) else {}
         self.cluster_id = properties.get("cluster.id", "lastword")
         self.node_id = int(properties.get("node.id", properties.get("broker.id", "1")))
+        self.is_closing = False
         self.refuse: Callable[[Request, ServedTopic], None] | None = None
         self._configs = Configs(self)
         self._fetches = Fetches(self)
@@ -248,7 +250,8 @@ class Broker:
         """Drop what is kept for a connection."""
 
     def drain(self) -> None:
-        """Answer the requests that wait."""
+        """Answer the requests that wait, and all that follow without a wait."""
+        self.is_closing = True
         self._fetches.answer_all()
         if self._groups is not None:
             self._groups.answer_all()

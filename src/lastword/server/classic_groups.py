@@ -263,6 +263,8 @@ class ClassicGroups:
         body = request.body
         answer: asyncio.Future[Any] = self._broker.loop.create_future()
         try:
+            if self._broker.is_closing:
+                raise Refused(codes.NOT_COORDINATOR, "")
             self._join_group(request, connection, answer)
         except Refused as refused:
             return _join_error(refused.code, refused.message or body.member_id, request.version)
@@ -496,6 +498,8 @@ class ClassicGroups:
     def _sync(self, request: Request, connection: Any) -> Any:
         body = request.body
         try:
+            if self._broker.is_closing:
+                raise Refused(codes.NOT_COORDINATOR, "")
             if request.version >= 5 and (body.protocol_type is None or body.protocol_name is None):
                 raise Refused(codes.INCONSISTENT_GROUP_PROTOCOL, "")
             group, member = self._current(body)

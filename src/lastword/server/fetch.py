@@ -300,7 +300,8 @@ class Fetches:
             waiting.answers.append(answer)
             size += read
             has_error = has_error or answer.error_code != 0
-        if size >= body.min_bytes or has_error or body.max_wait_ms <= 0 or not fetches:
+        waits = body.max_wait_ms > 0 and not self._broker.is_closing
+        if size >= body.min_bytes or has_error or not waits or not fetches:
             return self._response(waiting)
         return self._wait(waiting)
 
