@@ -160,6 +160,22 @@ def test_an_idle_connection_is_closed_and_a_long_poll_is_not(tmp_path: Path) -> 
             assert client.receive().error_code == 0
 
 
+def test_a_client_that_goes_during_a_long_poll_keeps_no_connection(tmp_path: Path) -> None:
+    with limited(tmp_path, connections_max_idle_ms=150) as (server, logs):
+        logs.create_topic("users")
+        for _ in range(3):
+            with Client(server) as client:
+                client.send(fetch_request([("users", 0, 0)], max_wait_ms=(1 << 31) - 1), 12)
+                end = time.monotonic() + 5
+                while not server.broker._fetches._waiting:
+                    assert time.monotonic() < end
+                    time.sleep(0.005)
+        end = time.monotonic() + 5
+        while server.connections or server.broker._fetches._waiting:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
 def test_without_descriptors_nothing_is_accepted_for_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,8 +5,9 @@ it as the limits allow. The answer has them as ranges of the segments' open file
 replaces meanwhile stays readable. The first batch of an answer is sent even if it is above the limits, or a
 client could never pass it.
 
-Long polls. A fetch without enough bytes waits for an append to one of its partitions, or for its time. Only
-the partitions that were appended to are read again. `PartitionLog.on_append` is set while a fetch waits.
+Long polls. A fetch without enough bytes waits for an append to one of its partitions, or for its time, which
+is that of an idle connection at most. Only the partitions that were appended to are read again.
+`PartitionLog.on_append` is set while a fetch waits.
 
 Sessions. A client names a session instead of its unchanged partitions, and its answer has the partitions that
 changed. A partition whose records are sent is the last in the next answer, so that all have their turn.
@@ -427,9 +428,10 @@ class Fetches:
 
     def _wait(self, waiting: Waiting) -> asyncio.Future[Any]:
         waiting.future = self._broker.loop.create_future()
-        waiting.timer = self._broker.loop.call_later(
-            waiting.request.body.max_wait_ms / 1000, self._answer, waiting
-        )
+        # A client that has gone is noticed with the answer.
+        most_ms = self._broker.dirs.settings.instance.connections_max_idle_ms
+        seconds = min(waiting.request.body.max_wait_ms, most_ms) / 1000
+        waiting.timer = self._broker.loop.call_later(seconds, self._answer, waiting)
         appended = False
         for fetch, answer in zip(waiting.fetches, waiting.answers, strict=True):
             log = self._log(fetch.topic, fetch.topic_id, fetch.partition)
