@@ -12,7 +12,7 @@ import pytest
 import lastword
 from lastword import metrics
 from lastword.clock import SystemClock
-from lastword.errors import UsageError
+from lastword.errors import LastwordError, UsageError
 from lastword.logdir.log_dir_set import LogDirSet
 from lastword.partition import PartitionLog
 from lastword.protocol import codes
@@ -24,6 +24,7 @@ from lastword.protocol.messages import (
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeConfigsRequest,
+    DescribeLogDirsRequest,
     DescribeTopicPartitionsRequest,
     IncrementalAlterConfigsRequest,
     InitProducerIdRequest,
@@ -36,6 +37,7 @@ from lastword.protocol.messages import (
 from lastword.records.batch import read_header
 from lastword.server import Server
 from lastword.server.server import DRAIN_SECONDS
+from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch, fetch_request, produce_request
 from tests.server.writer import Writer
 from tests.transactions import end_transaction
@@ -767,6 +769,30 @@ def test_settings_that_contradict_each_other_are_refused(
     )
     answer = client.ask(CreateTopicsRequest(topics=[topic], validate_only=only_validates)).topics[0]
     assert answer.error_code == codes.INVALID_CONFIG
+
+
+def test_log_directories_are_described_beside_a_drive_that_is_gone(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    logs = lastword.open(paths, "a", files=UNSYNCED, log_cleaner_enable=False)
+    logs.create_topic("users", 2, cleanup_policy="delete")
+    server = lastword.serve(logs, "127.0.0.1:0")
+    with Client(server) as client:
+        for number in range(2):
+            client.produce("users", batch((b"k", b"v")), partition=number)
+        request = DescribeLogDirsRequest(topics=None)
+        assert [result.error_code for result in client.ask(request).results] == [0, 0]
+        paths[1].rename(tmp_path / "gone")
+        for _ in range(2):  # before and after the server has found that the drive is gone
+            there, gone = client.ask(request).results
+            assert (there.error_code, there.topics[0].partitions[0].partition_index) == (0, 0)
+            assert there.total_bytes > 0
+            assert (gone.error_code, gone.topics, gone.total_bytes) == (codes.KAFKA_STORAGE_ERROR, [], -1)
+            with pytest.raises(LastwordError, match="offline"):
+                logs.sync()
+        (tmp_path / "gone").rename(paths[1])
+    for closes in (server.close, logs.close):  # not everything can be synced
+        with pytest.raises(LastwordError, match="offline"):
+            closes()
 
 
 # ------------------------------------------------------------------ the server itself

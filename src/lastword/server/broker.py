@@ -704,27 +704,30 @@ class Broker:
         partitions_wanted = None if wanted is None else {(t.topic, n) for t in wanted for n in t.partitions}
         results = []
         for log_dir in self.dirs.directories:
-            disk = os.statvfs(log_dir.path)
             result = messages.DescribeLogDirsResponse.DescribeLogDirsResult(
-                log_dir=os.path.realpath(log_dir.path),
-                topics=[],
-                total_bytes=disk.f_blocks * disk.f_frsize,
-                usable_bytes=disk.f_bavail * disk.f_frsize,
+                log_dir=os.path.realpath(log_dir.path), topics=[]
             )
             results.append(result)
             try:
                 log_dir.check_serves()
-            except LastwordError:
+                disk = os.statvfs(log_dir.path)
+            except (LastwordError, OSError):
                 result.error_code = codes.KAFKA_STORAGE_ERROR
                 continue
+            result.total_bytes = disk.f_blocks * disk.f_frsize
+            result.usable_bytes = disk.f_bavail * disk.f_frsize
             for name, numbers in log_dir.partitions_by_topic().items():
-                partitions = [
-                    messages.DescribeLogDirsResponse.DescribeLogDirsPartition(
-                        partition_index=number, partition_size=log_dir.log(name, number).segment_set.size
-                    )
-                    for number in numbers
-                    if partitions_wanted is None or (name, number) in partitions_wanted
-                ]
+                partitions = []
+                for number in numbers:
+                    if partitions_wanted is not None and (name, number) not in partitions_wanted:
+                        continue
+                    with contextlib.suppress(LastwordError):  # a partition that cannot be opened is left out
+                        size = log_dir.log(name, number).segment_set.size
+                        partitions.append(
+                            messages.DescribeLogDirsResponse.DescribeLogDirsPartition(
+                                partition_index=number, partition_size=size
+                            )
+                        )
                 if partitions:
                     result.topics.append(
                         messages.DescribeLogDirsResponse.DescribeLogDirsTopic(
