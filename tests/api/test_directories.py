@@ -25,6 +25,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.metrics import DIR_OFFLINE
+from lastword.partition import PartitionLog
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.failing import FailingFiles
 
@@ -211,6 +212,29 @@ class TestOneThatFails:
             logs.close()
         assert not Path(roots[0], ".kafka_cleanshutdown").exists()
         assert Path(roots[1], ".kafka_cleanshutdown").exists()
+
+    @pytest.mark.parametrize("directories", [1, 3])
+    def test_a_sync_goes_on_after_a_failure(
+        self, roots: list[str], monkeypatch: pytest.MonkeyPatch, directories: int
+    ) -> None:
+        """In other directories, and in other partitions of the directory."""
+        with opened(roots[:directories]) as logs:
+            users = logs.create_topic("users", 6, cleanup_policy="compact")
+            for partition in range(6):
+                users.append(b"k", b"v", partition=partition)
+            flush, failed = PartitionLog.flush, logs.dirs.log("users", 0)
+
+            def fails(log: PartitionLog) -> None:
+                if log is failed:
+                    raise SyncFailedError("Input/output error")
+                flush(log)
+
+            monkeypatch.setattr(PartitionLog, "flush", fails)
+            with pytest.raises(SyncFailedError):
+                logs.sync()
+            monkeypatch.undo()
+            synced = [logs.dirs.log("users", partition).synced_to for partition in range(6)]
+            assert synced == [0, 1, 1, 1, 1, 1]
 
     def test_no_part_of_a_topic_is_removed_while_another_is_offline(self, roots: list[str]) -> None:
         class Second(type(UNSYNCED)):  # type: ignore[misc]

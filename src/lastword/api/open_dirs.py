@@ -152,10 +152,11 @@ class OpenDirs(ProcessBound):
         self.require_open()
 
     def sync(self) -> None:
-        """Make everything durable that was acknowledged at level "os"."""
+        """Make everything durable that was acknowledged at level "os", also if a directory fails."""
         self.require_open()
-        for directory in self.directories:
-            directory.sync()
+        with ExitStack() as stack:
+            for directory in reversed(self.directories):
+                stack.callback(directory.sync)
 
     def close(self) -> None:
         """Close every directory, also if closing another directory raises. A second close does nothing."""

@@ -15,7 +15,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 from lastword import files as storage
@@ -623,11 +623,15 @@ class LogDirectory:
     # -------------------------------------------------------------- sync, close
 
     def sync(self) -> None:
-        """Make everything that was acknowledged at level `os` durable, in all partitions."""
+        """Make everything that was acknowledged at level `os` durable, in all partitions.
+
+        If a partition fails, the others are still synced, and its error is raised at the end.
+        """
         with self.lock:
             self._check_writable()
-            for log in self._opened.logs.values():
-                log.flush()
+            with ExitStack() as stack:
+                for log in reversed(self._opened.logs.values()):
+                    stack.callback(log.flush)
             if self._opened.logs:
                 self._partition_checkpoints.write(self._opened.logs)
             self._deferred_deletes.remove()
