@@ -326,6 +326,31 @@ def test_groups_begin_again_when_their_topic_is_deleted(
     assert first.commit(7) == codes.GROUP_ID_NOT_FOUND
 
 
+def test_groups_that_cannot_be_loaded(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A partition of their topic is offline. Transactions are found, and so are groups when it is back."""
+
+    def find(version: int, key_type: int = 0) -> tuple[int, int]:
+        keys: dict[str, Any] = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
+        answer = client.ask(FindCoordinatorRequest(key_type=key_type, **keys), version)
+        found = answer if version < 4 else answer.coordinators[0]
+        return found.error_code, found.node_id
+
+    def fails(topic: CoordinatorTopic) -> int:
+        raise StorageError("the drive is offline")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CoordinatorTopic, "open", fails)
+        assert find(3) == find(6) == (codes.COORDINATOR_NOT_AVAILABLE, -1)
+        assert find(6, key_type=1) == (0, 1)
+        with pytest.raises(ConnectionError), Client(server) as other:
+            other.ask(ListGroupsRequest())
+    assert find(3) == find(6) == (0, 1)
+    assert client.ask(ListGroupsRequest()).error_code == 0
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @contextmanager
 def full_drive() -> Iterator[None]:
     """No record of a coordinator can be appended."""

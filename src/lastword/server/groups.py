@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lastword.errors import MalformedMessageError, UnsupportedVersionError
+from lastword.errors import LastwordError, MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 RENEWALS = 8
 """How often the leases of offsets are renewed within the retention of the offsets."""
-COORDINATED = (0, 1)
-"""Types of keys that have a coordinator: groups and transactional ids."""
+OF_GROUPS, OF_TRANSACTIONS = COORDINATED = (0, 1)
+"""Types of keys that have a coordinator."""
 _log = logging.getLogger("lastword.server")
 Kind = TypeVar("Kind", bound=Group)
 
@@ -63,14 +63,14 @@ class Groups:
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
         handlers: dict[str, Callable[[Request, Any], Any]] = {
-            "FindCoordinator": self._find_coordinator,
             "ListGroups": self._list,
             "DeleteGroups": self._delete,
             **self.classic.handlers(),
             **self.consumers.handlers(),
             **self.offsets.handlers(),
         }
-        return {name: self._when_loaded(handler) for name, handler in handlers.items()}
+        waiting = {name: self._when_loaded(handler) for name, handler in handlers.items()}
+        return {"FindCoordinator": self._find, **waiting}
 
     def get(self, group_id: str) -> Group | None:
         """Return a group."""
@@ -153,8 +153,11 @@ class Groups:
         return self._loading
 
     def _read_topic(self) -> list[StoredRecord]:
-        self.topic.open()
-        return list(self.topic.newest())
+        try:
+            self.topic.open()
+            return list(self.topic.newest())
+        except LastwordError as error:  # a partition is offline or damaged
+            raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
 
     def _forget_if_topic_is_gone(self) -> bool:
         """Forget all groups if their topic was deleted; the next request creates the topic again."""
@@ -292,12 +295,31 @@ class Groups:
 
     # -------------------------------------------------------------- coordinator
 
-    def _find_coordinator(self, request: Request, connection: Any) -> Message:
+    def _find(self, request: Request, connection: Any) -> Any:
+        """Answer FindCoordinator, for groups when they are loaded. Clients repeat it if that fails."""
+        key_type = request.body.key_type
+        refused = None if key_type in COORDINATED else Refused(codes.INVALID_REQUEST, "not served")
+        loading = self._load() if key_type == OF_GROUPS else None
+        if loading is None:
+            return self._found(request, refused)
+        answer: asyncio.Future[Any] = self.broker.loop.create_future()
+
+        def go_on(done: asyncio.Future[Any]) -> None:
+            error = done.exception()
+            if error is None or isinstance(error, Refused):
+                answer.set_result(self._found(request, error))
+            else:
+                answer.set_exception(error)
+
+        loading.add_done_callback(go_on)
+        return answer
+
+    def _found(self, request: Request, refused: Refused | None) -> Message:
         body, broker = request.body, self.broker
         if request.version < 4:
-            if body.key_type not in COORDINATED:
+            if refused is not None:
                 return messages.FindCoordinatorResponse(
-                    error_code=codes.INVALID_REQUEST, error_message="not served", node_id=-1, host="", port=-1
+                    error_code=refused.code, error_message=refused.message, node_id=-1, host="", port=-1
                 )
             return messages.FindCoordinatorResponse(
                 error_message="NONE", node_id=broker.node_id, host=broker.host, port=broker.port
@@ -307,8 +329,8 @@ class Groups:
             coordinator = messages.FindCoordinatorResponse.Coordinator(
                 key=key, node_id=broker.node_id, host=broker.host, port=broker.port, error_message=""
             )
-            if body.key_type not in COORDINATED:
-                coordinator.error_code, coordinator.error_message = codes.INVALID_REQUEST, "not served"
+            if refused is not None:
+                coordinator.error_code, coordinator.error_message = refused.code, refused.message
                 coordinator.node_id, coordinator.host, coordinator.port = -1, "", -1
             coordinators.append(coordinator)
         return messages.FindCoordinatorResponse(coordinators=coordinators)
@@ -355,5 +377,8 @@ class Groups:
 
 
 def _log_failure(done: asyncio.Future[Any]) -> None:
-    if done.exception() is not None:
-        _log.error("the groups were not loaded", exc_info=done.exception())
+    error = done.exception()
+    if isinstance(error, Refused):
+        _log.error("the groups were not loaded: %s", error.message)
+    elif error is not None:
+        _log.error("the groups were not loaded", exc_info=error)

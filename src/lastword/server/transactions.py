@@ -589,10 +589,7 @@ class TransactionCoordinator:
     async def _offsets_partition(self, group_id: str) -> Partition:
         """Return the partition that has the offsets of a group, when groups and transactions are loaded."""
         await self._loaded()
-        try:
-            await self._broker.groups.loaded()
-        except LastwordError as error:
-            raise Refused(codes.COORDINATOR_NOT_AVAILABLE, error.message) from error
+        await self._broker.groups.loaded()
         return self._broker.groups.topic.name, self._broker.groups.topic.partition_of(group_id)
 
     async def _commit_offsets(self, request: Request) -> Message:
