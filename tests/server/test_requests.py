@@ -35,7 +35,7 @@ from lastword.protocol.messages import (
     SyncGroupRequest,
 )
 from lastword.records.batch import read_header
-from lastword.server import Server
+from lastword.server import Server, fetch
 from lastword.server.server import DRAIN_SECONDS
 from lastword.testing.unsynced import UNSYNCED
 from tests.server.client import Client, batch, fetch_request, produce_request
@@ -554,6 +554,26 @@ def test_the_partitions_of_a_session_have_their_turn(client: Client, logs: lastw
         )
         answer = client.ask(body, 12)
     assert sent == list("abc" * 3)
+
+
+def test_more_clients_than_sessions(
+    client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last client has no session. If sessions in use were dropped, each fetch would find its own gone."""
+    monkeypatch.setattr(fetch, "MOST_SESSIONS", 2)
+    logs.create_topic("a")
+    ids = [client.ask(fetch_request([("a", 0, 0)], session_epoch=0), 12).session_id for _ in range(3)]
+    assert ids[0] > 0 and ids[1] > 0 and ids[2] == 0
+    for epoch in range(1, 4):
+        for session_id in ids[:2]:
+            body = fetch_request([], session_id=session_id, session_epoch=epoch)
+            assert client.ask(body, 12).error_code == 0
+    monkeypatch.setattr(fetch, "KEPT_SECONDS", 0.0)
+    assert client.ask(fetch_request([("a", 0, 0)], session_epoch=0), 12).session_id > 0
+    gone = client.ask(fetch_request([], session_id=ids[0], session_epoch=4), 12)
+    assert gone.error_code == codes.FETCH_SESSION_ID_NOT_FOUND
+    kept = client.ask(fetch_request([], session_id=ids[1], session_epoch=4), 12)
+    assert kept.error_code == 0
 
 
 def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogDir) -> None:

@@ -11,7 +11,8 @@ is that of an idle connection at most. Only the partitions that were appended to
 
 Sessions. A client names a session instead of its unchanged partitions, and its answer has the partitions that
 changed. A partition whose records are sent is the last in the next answer, so that all have their turn.
-Sessions are kept in memory, the least recently used is dropped.
+Sessions are kept in memory. If there are too many, the least recently used is dropped for a new one, unless
+it was used a short time ago: then the new client has no session, and names all its partitions each time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 55 << 20
 """Most bytes of one answer, also if the request allows more: Kafka's `fetch.max.bytes` of a broker."""
 MOST_SESSIONS = 1000
+KEPT_SECONDS = 120.0
+"""A session that was used in this time is not dropped for a new one: Kafka's default."""
 MOST_INDEXES = 10_000
 """Most closed segments whose aborted transactions are kept in memory."""
 TRIES = 20
@@ -146,12 +149,13 @@ class PartitionFetch:
 
 
 class FetchSession:
-    """A fetch session: the partitions of a client, in order."""
+    """A fetch session: the partitions of a client, in order, and when it was used last."""
 
-    def __init__(self, number: int, partitions: OrderedDict[Any, PartitionFetch]) -> None:
+    def __init__(self, number: int, partitions: OrderedDict[Any, PartitionFetch], used: float) -> None:
         self.id = number
         self.epoch = 1
         self.partitions = partitions
+        self.used = used
 
 
 class Waiting:
@@ -233,6 +237,7 @@ class Fetches:
         if session.epoch != body.session_epoch:
             return messages.FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH)
         self._sessions.move_to_end(session.id)
+        session.used = self._broker.loop.time()
         session.epoch = session.epoch % 0x7FFFFFFF + 1
         for topic in body.forgotten_topics_data:
             for number in topic.partitions:
@@ -250,13 +255,18 @@ class Fetches:
         served = self._broker.topics.find(topic.topic, topic.topic_id)
         return served is not None and served.is_latest
 
-    def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession:
+    def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession | None:
+        """Return a new session; None if there are too many that are in use."""
+        now = self._broker.loop.time()
+        if len(self._sessions) >= MOST_SESSIONS:
+            oldest = next(iter(self._sessions.values()))
+            if now - oldest.used < KEPT_SECONDS:
+                return None
+            del self._sessions[oldest.id]
         number = 0
         while not number or number in self._sessions:
             number = self._rng.randrange(1, 1 << 31)
-        session = self._sessions[number] = FetchSession(number, partitions)
-        while len(self._sessions) > MOST_SESSIONS:
-            self._sessions.popitem(last=False)
+        session = self._sessions[number] = FetchSession(number, partitions, now)
         return session
 
     # -------------------------------------------------------------- answers
