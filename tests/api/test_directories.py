@@ -14,6 +14,7 @@ from lastword.cli.main import run
 from lastword.clock import ManualClock
 from lastword.errors import (
     DuplicatePartitionError,
+    LockLostError,
     LogDirLockedError,
     NoPolicyError,
     OfflineError,
@@ -212,6 +213,25 @@ class TestOneThatFails:
             logs.close()
         assert not Path(roots[0], ".kafka_cleanshutdown").exists()
         assert Path(roots[1], ".kafka_cleanshutdown").exists()
+
+    @pytest.mark.parametrize("is_empty", [False, True])
+    def test_a_drive_that_is_unmounted(self, roots: list[str], tmp_path: Path, is_empty: bool) -> None:
+        """Its partitions are known still: with fewer, keys would be assigned to others."""
+        logs = opened(roots[:2])
+        users = logs.create_topic("users", 2, cleanup_policy="compact")
+        for partition in (0, 1):
+            users.append(b"k", b"v", partition=partition)
+        Path(roots[1]).rename(tmp_path / "unmounted")
+        if is_empty:
+            Path(roots[1]).mkdir()
+        for _ in range(2):
+            assert [topic.partitions for topic in logs.topics()] == [2]
+            assert "users" in logs and list(logs.offline) == [roots[1]]
+            logs.topic("users").append(b"k", b"w", partition=0)
+        assert len(list(logs.topic("users").read(partition=0))) == 3
+        for call in (logs.sync, logs.close):
+            with pytest.raises(LockLostError):
+                call()
 
     @pytest.mark.parametrize("directories", [1, 3])
     def test_a_sync_goes_on_after_a_failure(

@@ -268,6 +268,9 @@ class Files(ABC):
     def offline(self, path: Path) -> LastwordError | None:
         """Return the failed sync that took `path` offline, if any."""
 
+    def check_lock(self, root: Path) -> None:  # noqa: B027 - storage may have no locks
+        """Raise LockLostError, and take `root` offline, if its lock was held here and its file is gone."""
+
     def check_owner(self, directory: Path) -> None:  # noqa: B027 - storage may have no owners
         """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
 

@@ -562,6 +562,10 @@ class OsFiles(Files):
         path = os.fspath(path)
         return self._root(os.path.join(path, ".") if os.path.isdir(path) else path).failure
 
+    def check_lock(self, root: Path) -> None:
+        """Raise LockLostError, and take `root` offline, if its lock was held here and its file is gone."""
+        self._root(os.path.join(root, ".")).check_lock()
+
     def _root(self, path: str) -> Root:
         """Return the root of the directory of `path`.
 

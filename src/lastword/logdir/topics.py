@@ -196,6 +196,8 @@ class RootListing:
 
     def _list(self, version: DirVersion | None) -> Listing:
         files, root, listed = self._files, self._root, self._listed
+        if listed is not None:  # else partitions of a drive that was unmounted would seem to be removed
+            files.check_lock(root)
         if not files.is_dir(root):
             if files.exists(root):
                 raise NotALogDirError(
