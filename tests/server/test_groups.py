@@ -12,7 +12,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.errors import StorageError
+from lastword.errors import LastwordError, StorageError
 from lastword.protocol import codes, decode_stored
 from lastword.protocol.messages import (
     DeleteGroupsRequest,
@@ -349,6 +349,30 @@ def test_groups_that_cannot_be_loaded(
     assert find(3) == find(6) == (0, 1)
     assert client.ask(ListGroupsRequest()).error_code == 0
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_groups_whose_drive_is_gone_keep_their_offsets(tmp_path: Path, clock: ManualClock) -> None:
+    """Their leases must stay, too: the offsets are there when the directory is opened again."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    logs = lastword.open(paths, "a", files=UNSYNCED, clock=clock, log_cleaner_enable=False)
+    logs.create_topic("users", 3, cleanup_policy="compact")  # two partitions are in the first directory
+    server = lastword.serve(logs, "127.0.0.1:0")
+    member = Consumer(server)
+    assert member.commit(0) == 0
+    log_dir = logs.dirs.partitions("__consumer_offsets")[0]
+    path = Path(log_dir.path)
+    gone = path.rename(tmp_path / "gone")
+    with pytest.raises(LastwordError, match="offline"):
+        logs.sync()
+    server.broker.topics.changed("users")
+    assert member.committed() == (0, "")
+    assert member.commit(1) == codes.NOT_COORDINATOR
+    assert member.committed() == (0, "")
+    assert not server.broker.groups.leases._due or None not in server.broker.groups.leases._due.values()
+    for closes in (server.close, logs.close):
+        with pytest.raises(LastwordError, match="offline"):
+            closes()
+    gone.rename(path)
 
 
 @contextmanager
