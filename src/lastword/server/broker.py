@@ -76,7 +76,6 @@ class Options:
     partitions: int = 1
     offsets_partitions: int = 1
     transactions_partitions: int = 1
-    rebalance_delay_ms: int = 0
 
     @property
     def mechanisms(self) -> list[str]:

@@ -401,20 +401,9 @@ class ClassicGroups:
         if group.state != PREPARING:
             if group.state == COMPLETING:
                 self._fail_syncs(group, codes.REBALANCE_IN_PROGRESS)
-            was_empty = group.state == EMPTY
             group.state = PREPARING
             group.cancel_timer()
-            delay = self._broker.options.rebalance_delay_ms
-            if was_empty and delay:
-                group.timer = self._broker.timers.after(delay, lambda: self._delay_over(group))
-                return
             self._start_rebalance_timer(group)
-        elif self._broker.options.rebalance_delay_ms and group.generation == 0:
-            return
-        self._complete_if_joined(group)
-
-    def _delay_over(self, group: ClassicGroup) -> None:
-        self._start_rebalance_timer(group)
         self._complete_if_joined(group)
 
     def _start_rebalance_timer(self, group: ClassicGroup) -> None:

@@ -185,7 +185,7 @@ class Configs:
             "log.dirs": ",".join(broker.dirs.paths),
             "num.partitions": str(options.partitions),
             "group.coordinator.rebalance.protocols": "classic,consumer",
-            "group.initial.rebalance.delay.ms": str(options.rebalance_delay_ms),
+            "group.initial.rebalance.delay.ms": "0",
             "offsets.topic.num.partitions": str(options.offsets_partitions),
             "offsets.topic.replication.factor": "1",
             "process.roles": "broker,controller",
