@@ -177,7 +177,7 @@ def joined(leader: Consumer, other: Consumer) -> Consumer:
 
 
 def until(condition: Any) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
