@@ -91,6 +91,23 @@ def test_an_index_is_saved_if_the_scan_that_it_saves_costs_more(
     assert newest(again)[b"k1"] == b"new"
 
 
+def test_an_index_of_many_small_segments_is_saved_for_the_requests_of_their_scan(
+    opened: Open, requests: Counter[str]
+) -> None:
+    logs = opened()
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    for number in range(40):
+        topic.extend(PAIRS[100 * number : 100 * (number + 1)])
+    logs["t"].clean(due=False)  # nothing is garbage
+    assert saved(logs)
+    logs.close()
+    again = opened()
+    again["t"].append(b"k1", b"new")
+    requests.clear()
+    again.plan(due=False)
+    assert requests["range"] + requests["get"] <= 5
+
+
 def test_a_cleaning_that_saves_no_index_removes_the_one_of_the_segments_before(opened: Open) -> None:
     logs = opened()
     topic = logs.create_topic("t", cleanup_policy="compact")

@@ -60,6 +60,7 @@ class Ledger:
         deletes: Tombstones and their clocks.
         rebuilt_because: Why saved accounts are not used; empty: they are, or there are none.
         scanned_bytes: Bytes read from the log since the ledger was made or saved.
+        scanned_segments: Segments that were scanned since.
         saved: What is saved of the accounts of these segments: "whole", "clocks" (of tombstones), or
             "nothing", also if a file is there that describes other segments.
         keep: Called during a long scan after each portion, when the accounts are valid: may save them.
@@ -83,7 +84,7 @@ class Ledger:
         self.invalid = False
         self.write_clock = 0
         self.reached = (-1, 0)
-        self.scanned_bytes = 0
+        self.scanned_bytes = self.scanned_segments = 0
         self.saved: Saved = "nothing"
         self._saved_clocks: Clocks | None = None
         self.survivorship = Survivorship.load(files, private_path(directory, names.SURVIVORSHIP))
@@ -296,6 +297,7 @@ class Ledger:
             self.invalid = False
             read_bytes += taken.read_bytes
             self.scanned_bytes += taken.read_bytes
+            self.scanned_segments += len(portion)
             if taken.reset_because:
                 saved_clocks, self.deletes = self.deletes.saved_clocks, Deletes(self.tracking)
                 self.deletes.saved_clocks = saved_clocks
@@ -485,17 +487,24 @@ class Ledger:
         if self._learned:
             self._save_survivorship(into or private_path(self.directory, ""))
         self._changed = False
-        self.scanned_bytes = 0
+        self.scanned_bytes = self.scanned_segments = 0
         self.saved, self._saved_clocks = "whole" if whole else "clocks", clocks
         return True
 
     def _pays(self, into: str | None) -> bool:
-        """Return whether the whole accounts cost less than the scan that they avoid."""
+        """Return whether the whole accounts cost less than the scan that they avoid.
+
+        Both are bytes and files: the accounts are one file, a scan reads each segment.
+        """
         log_bytes = sum(entry.size_bytes for entry in self.entries)
         if not self.files.derived_cost or into is not None:
             return self.memory_bytes <= 2 * log_bytes + 65536
-        unsaved_bytes = self.scanned_bytes if self.saved == "whole" else log_bytes
-        return self.files.derived_cost * self.memory_bytes <= unsaved_bytes
+        scan_bytes, segments = log_bytes, len(self.entries)
+        if self.saved == "whole":
+            scan_bytes, segments = self.scanned_bytes, self.scanned_segments
+        more_files = max(segments - self.files.derived_cost, 0.0)
+        scan_cost = scan_bytes + more_files * self.files.file_cost_bytes
+        return self.files.derived_cost * self.memory_bytes <= scan_cost
 
     def _save_survivorship(self, private: str) -> None:
         if not self.files.exists(private):

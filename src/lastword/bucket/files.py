@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES = 3_000_000
 """The cost of a request, in bytes that a connection reads meanwhile: 30 ms at 100 MB/s."""
 DERIVED_COST = 6.0
-"""The cost of a byte of a garbage index, in bytes of the scan that it avoids. By list price a request to
+"""The cost of a garbage index, in bytes and segments of the scan that it avoids. By list price a request to
 write costs 12.5 times one to read; half of the cost of a scan is its CPU time."""
 REQUESTS_OF_A_SEGMENT = 2
 """A reader of a segment gets its log, and its indexes, which a commit puts into one object."""
