@@ -34,9 +34,9 @@ BLOCK_BYTES = 4 << 20
 
 A scan is to have that of 8, also if its threads wait for a busy machine."""
 AHEAD_BLOCKS = 24
-CHANGE_BLOCKS = 4
-"""A change reads ranges of this number of blocks: its decoding is slower than the store, so a quarter of the
-requests under way keep up with it."""
+CHANGE_BLOCKS = 8
+"""A change reads ranges of this number of blocks, 32 MiB: its decoding is slower than the store, so an eighth
+of the requests under way, three, keep up with it."""
 GROWTH = 4
 HELD_BYTES = 32 << 20
 IDLE_BLOCKS = 4 * AHEAD_BLOCKS
