@@ -105,6 +105,20 @@ def test_a_stopped_copy_goes_on(data: Path, url: str, tmp_path: Path, monkeypatc
         assert not any(names.COPY in path for path, _ in logs.dirs.newest.files())  # type: ignore[attr-defined]
 
 
+def test_a_segment_that_is_larger_than_a_commit(tmp_path: Path, url: str, monkeypatch) -> None:
+    monkeypatch.setattr(copying, "COMMIT_BYTES", 1_000)
+    rounds, copy_round = iter(range(10)), copying.Copying.round
+    monkeypatch.setattr(copying.Copying, "round", lambda *given: (next(rounds), copy_round(*given))[1])
+    with opened(tmp_path / "large") as logs:
+        topic = logs.create_topic("users")
+        for size in (10, 5_000, 10, 5_000):
+            topic.append(b"k", bytes(size))
+            logs.dirs.directories[0].roll()
+    (result,) = lastword.copy(tmp_path / "large", url)
+    assert result.copied_segments == 4  # and one that is empty
+    assert content(url) == content(tmp_path / "large")
+
+
 def test_a_source_that_is_cleaned_meanwhile(data: Path, url: str) -> None:
     calls = 0
 

@@ -356,12 +356,18 @@ class _Copy:
         return source.first_dirty is None or (self._target.first_dirty(*tp) or 0) >= source.first_dirty
 
     def segments_within(self, most_bytes: int, end: int) -> int:
-        """Return how many segments to copy: new bytes up to a limit, but nothing of the target is lost."""
-        total = 0
+        """Return how many segments to copy: new bytes up to a limit, but nothing of the target is lost.
+
+        One segment is sent at least, however large it is.
+        """
+        total, sends = 0, False
         for number, segment in enumerate(self._source.segments):
-            total += 0 if segment.base_offset in self._kept else segment.log.size
-            if total > most_bytes and number and segment.base_offset >= end:
+            if segment.base_offset in self._kept:
+                continue
+            total += segment.log.size
+            if total > most_bytes and sends and segment.base_offset >= end:
                 return number
+            sends = True
         return len(self._source.segments)
 
     # -------------------------------------------------------------- the steps
