@@ -23,6 +23,7 @@ from lastword.errors import (
     NotALogDirError,
     ReadOnlyError,
     RecordTooLargeError,
+    UncertainRequestError,
     UnknownTopicError,
     UploadsGoneError,
     UsageError,
@@ -512,3 +513,24 @@ def test_durations_that_keep_nothing_are_refused(opened: Open) -> None:
                 logs.pin(max_age=max_age)
         with pytest.raises(UsageError, match="retention"):
             logs.collect(retention=-1)
+
+
+def test_settings_that_could_not_be_read_are_read_by_the_next_call(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = opened(), opened("r")
+    for number in range(60):  # the file of the settings has an object of its own
+        writer.create_topic(f"t{number}", segment_bytes="1MiB")
+    reader.dirs.refresh()
+    writer["t1"].set_config(segment_bytes="2MiB")
+    reading = RemoteStore.get_range
+
+    def no_answer(store: RemoteStore, key: str, *place: int) -> object:
+        monkeypatch.setattr(RemoteStore, "get_range", reading)
+        raise UncertainRequestError.of(key, "read", "no answer", write=False)
+
+    monkeypatch.setattr(RemoteStore, "get_range", no_answer)
+    with pytest.raises(UncertainRequestError):
+        reader.dirs.refresh()
+    reader.dirs.refresh()
+    assert reader.dirs.config("t1").segment_bytes == 2 << 20

@@ -115,10 +115,14 @@ class BucketDirs(OpenDirs):
     def _take(self, snapshot: ManifestVersion) -> None:
         """Read this version from now on."""
         self._read_files.snapshot = snapshot
-        entry = snapshot.entry(names.SETTINGS)
-        if entry != self._settings_entry:
+        entry, before = snapshot.entry(names.SETTINGS), self._settings_entry
+        if entry != before:
             self._settings_entry = entry
-            self.settings_changed()
+            try:
+                self.settings_changed()
+            except BaseException:
+                self._settings_entry = before  # so the next call reads them
+                raise
 
     @property
     def newest(self) -> ManifestVersion:
