@@ -14,7 +14,7 @@ import lastword
 from lastword.api import bucket_dirs
 from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
 from lastword.background.states import States
-from lastword.bucket.commit import Bucket
+from lastword.bucket.commit import Bucket, Loaded
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
 from lastword.clock import ManualClock
@@ -534,3 +534,28 @@ def test_settings_that_could_not_be_read_are_read_by_the_next_call(
         reader.dirs.refresh()
     reader.dirs.refresh()
     assert reader.dirs.config("t1").segment_bytes == 2 << 20
+
+
+def test_a_thread_does_not_go_back_to_an_older_version(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that loaded a version and is not running does not hide a later append from another thread."""
+    logs = opened()
+    logs.create_topic("t").append(b"a", b"1")
+    bucket, other_read = bucket_of(logs), threading.Event()
+    load, slow = bucket.load, threading.Thread(target=logs.dirs.refresh)
+
+    def paused() -> Loaded:
+        loaded = load()
+        if threading.current_thread() is slow:
+            loading.set()
+            other_read.wait(0.5)
+        return loaded
+
+    loading = threading.Event()
+    monkeypatch.setattr(bucket, "load", paused)
+    slow.start()
+    loading.wait()
+    logs["t"].append(b"b", b"2")
+    logs.dirs.refresh()
+    other_read.set()
+    slow.join()
+    assert logs.dirs.newest is load().snapshot  # type: ignore[attr-defined]

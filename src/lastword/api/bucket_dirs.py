@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lastword.api.bucket_cleaner import BucketWork
     from lastword.api.record import Appended
     from lastword.background.states import States
+    from lastword.bucket.commit import Loaded
     from lastword.bucket.manifest import Changes, ManifestVersion
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class BucketDirs(OpenDirs):
         self._load = load
         self.clock = clock
         self._ledgers = BucketLedgers(lambda: self.settings.instance.log_cleaner_dedupe_buffer_size)
+        self._setting_version = threading.Lock()
         self._read_files = bucket.files(bucket.load().snapshot)
         bucket.reads.on_vanished = self._newest_names
         if not self._read_files.snapshot.manifest.nonce:
@@ -110,11 +112,11 @@ class BucketDirs(OpenDirs):
         if at_most_every_ms and now - self._refreshed < at_most_every_ms / 1000:
             return
         self._refreshed = now
-        self._take(self._bucket.load().snapshot)
+        self._take(self._bucket.load)
 
-    def _take(self, snapshot: ManifestVersion) -> None:
-        """Read this version from now on."""
-        self._read_files.snapshot = snapshot
+    def _take(self, load: Callable[[], Loaded]) -> None:
+        """Read from now on the version that `load` returns."""
+        snapshot = self._set_version(load)
         entry, before = snapshot.entry(names.SETTINGS), self._settings_entry
         if entry != before:
             self._settings_entry = entry
@@ -129,12 +131,15 @@ class BucketDirs(OpenDirs):
         """The newest version that was loaded."""
         return self._read_files.snapshot
 
-    def _take_newest(self) -> None:
-        self._read_files.snapshot = self._bucket.load().snapshot
+    def _set_version(self, load: Callable[[], Loaded]) -> ManifestVersion:
+        """Set the version to read. One thread at a time, so that no thread goes back to an older version."""
+        with self._setting_version:
+            snapshot = self._read_files.snapshot = load().snapshot
+        return snapshot
 
     def _newest_names(self, key: str) -> bool:
         """Take the newest version; return whether it names an object."""
-        self._take_newest()
+        self._set_version(self._bucket.load)
         return self._bucket.names(key)
 
     @property
@@ -149,7 +154,7 @@ class BucketDirs(OpenDirs):
         self.require_open()
         result = self._in_private(work)
         self._queue.flush()
-        self._take(self._bucket.committed().snapshot)
+        self._take(self._bucket.committed)
         return result
 
     def _in_private(self, work: Callable[[OpenDirs], T]) -> T:
