@@ -559,3 +559,38 @@ def test_a_thread_does_not_go_back_to_an_older_version(opened: Open, monkeypatch
     other_read.set()
     slow.join()
     assert logs.dirs.newest is load().snapshot  # type: ignore[attr-defined]
+
+
+def test_a_check_that_failed_or_was_stopped_is_repeated(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    for _ in range(3):
+        topic.extend([(f"k{number}", {"n": number}) for number in range(1000)])
+    work = BucketWork(logs.dirs, States(logs.dirs.clock))
+    transaction = logs.dirs.transaction
+
+    def no_answer(do: object) -> None:
+        raise UncertainRequestError.of("memory://", "write", "no answer", write=True)
+
+    monkeypatch.setattr(logs.dirs, "transaction", no_answer)
+    task = work.next(logs.dirs.paths[0], ())
+    assert task is not None
+    done = task.run(lambda: False)
+    assert done is not None and done.result == "failed"
+    monkeypatch.setattr(logs.dirs, "transaction", transaction)
+    task = work.next(logs.dirs.paths[0], ())
+    assert task is not None
+    task.run(lambda: True)
+    task = work.next(logs.dirs.paths[0], ())
+    assert task is not None
+
+    def while_settings_change(do: Callable[..., object]) -> object:
+        result = transaction(do)
+        work.forget()
+        return result
+
+    monkeypatch.setattr(logs.dirs, "transaction", while_settings_change)
+    done = task.run(lambda: False)
+    assert done is not None and done.result == "ok"

@@ -131,11 +131,15 @@ class BucketWork:
         """Clean what is due in one partition."""
         # As of before: what is appended during the cleaning is new.
         self._checked[tp] = self._extent(tp, self.dirs.clock.monotonic())
-        rounds = self.dirs.transaction(
-            lambda dirs: cleaning.clean(dirs, *tp, due=True, strategy=None, progress=None, stop=stop)
-        )
-        if rounds:
-            del self._checked[tp]  # more may be due in the log as it is now
+        nothing_due = False
+        try:
+            rounds = self.dirs.transaction(
+                lambda dirs: cleaning.clean(dirs, *tp, due=True, strategy=None, progress=None, stop=stop)
+            )
+            nothing_due = not rounds and not stop()
+        finally:
+            if not nothing_due:
+                self._checked.pop(tp, None)  # more may be due in the log as it is now
         return rounds
 
     def _partitions(self) -> Iterator[TopicPartition]:
