@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -594,3 +595,70 @@ def test_a_check_that_failed_or_was_stopped_is_repeated(
     monkeypatch.setattr(logs.dirs, "transaction", while_settings_change)
     done = task.run(lambda: False)
     assert done is not None and done.result == "ok"
+
+
+@pytest.fixture
+def store_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """An event without which no swap is sent from now on."""
+    event, swap = threading.Event(), RemoteStore.swap
+
+    def waiting(store: RemoteStore, *given: object) -> object:
+        event.wait(30)
+        return swap(store, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RemoteStore, "swap", waiting)
+    yield event
+    event.set()
+
+
+def test_a_change_of_a_state_takes_the_same_work_however_many_wait(
+    opened: Open, request: pytest.FixtureRequest
+) -> None:
+    state = opened().state("users")
+    state["k"] = 0
+    state.sync()
+    store_waits = request.getfixturevalue("store_waits")
+    calls = Counter[str]()
+
+    def called(frame: object, event: str, argument: object) -> None:
+        calls[event] += 1
+
+    counts = []
+    for _ in range(4):
+        calls.clear()
+        sys.setprofile(called)
+        for number in range(200):
+            state["k"] = number
+        sys.setprofile(None)
+        counts.append(calls["call"])
+    store_waits.set()
+    state.sync()
+    assert max(counts) < 1.1 * min(counts)
+    assert state["k"] == 199
+
+
+def test_a_state_waits_for_a_store_that_is_slower(
+    opened: Open, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_dirs, "MOST_WAITING_BYTES", 1000)
+    state = opened(lastword_commit_bytes=1000).state("users")
+    state["k"] = 0
+    state.sync()
+    store_waits = request.getfixturevalue("store_waits")
+    changed = 0
+
+    def change() -> None:
+        nonlocal changed
+        for number in range(200):
+            state["k"] = number
+            changed += 1
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    assert changed < 50
+    store_waits.set()
+    thread.join()
+    state.sync()
+    assert dict(opened("r").state("users")) == {"k": 199}

@@ -317,12 +317,14 @@ class _Partly(Exception):
 
 
 class _Append:
-    """One call that waits for a commit."""
+    """One call that is part of a commit. `waits`: its thread waits for the commit."""
 
-    def __init__(self, work: Callable[[OpenDirs], Any], size_bytes: int) -> None:
+    __slots__ = ("error", "refused", "result", "size_bytes", "waits", "work")
+
+    def __init__(self, work: Callable[[OpenDirs], Any], size_bytes: int, *, waits: bool) -> None:
         self.work = work
         self.size_bytes = size_bytes
-        self.done = threading.Event()
+        self.waits = waits
         self.refused = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -332,27 +334,45 @@ class _Refused(Exception):
     """One call of a shared commit failed: the others run again without it."""
 
 
+MOST_WAITING_BYTES = 16 << 20
+"""A call of `add` waits when the calls for the next commit have `lastword.commit.bytes` and this many bytes
+more: memory is bounded if the store is slower than the caller."""
+CALL_BYTES = 512
+"""Memory of a call that waits, besides its record."""
+
+
 class _CommitQueue:
     """Appends that share commits: one thread commits what all of them have handed in.
 
     The thread waits `lastword.commit.linger.ms` for more calls before it commits, or until they have
     `lastword.commit.bytes`. A call that is refused, because a record is too large for example, does not stop
     the others: the commit runs again without it.
+
+    Calls are committed in their order, so the number of a call shows whether it is committed. No step takes
+    time for each waiting call.
     """
 
     def __init__(self, dirs: BucketDirs) -> None:
         self._dirs = dirs
-        self._changed = threading.Condition(threading.RLock())
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._taken = threading.Condition(lock)  # calls were taken into a commit, or committed
         self._waiting: list[_Append] = []
-        self._later: list[_Append] = []  # calls whose error no thread has seen yet
-        self._flushing = 0
+        self._waiting_bytes = 0
+        self._added = 0  # number of calls so far
+        self._committed = 0
+        self._awaited = 0  # number of the last call to commit now
+        self._last_later = 0  # number of the last call of `add`
+        self._failed: list[BaseException] = []  # errors of calls of `add` that no thread has seen yet
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def run(self, work: Callable[[OpenDirs], T], size_bytes: int) -> T:
         """Run `work` in the next commit and return its result."""
-        call = self._added(work, size_bytes)
-        call.done.wait()
+        call = _Append(work, size_bytes, waits=True)
+        with self._changed:
+            number = self._add(call)
+            self._taken.wait_for(lambda: self._committed >= number)
         if call.error is not None:
             raise call.error
         result: T = call.result
@@ -360,24 +380,19 @@ class _CommitQueue:
 
     def add(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
         """Run `work` in a later commit. Raises the error of an earlier call of this kind."""
-        self._raise_failed()
         with self._changed:
-            self._later = [call for call in self._later if not call.done.is_set()]
-            self._later.append(self._added(work, size_bytes))
+            self._taken.wait_for(self._has_room)
+            self._raise_failed()
+            self._last_later = self._add(_Append(work, size_bytes, waits=False))
 
     def flush(self) -> None:
         """Wait until all calls are committed; raise the first error of the calls of `add`."""
         with self._changed:
-            waiting = [*self._waiting, *self._later]
-            self._flushing += 1
-            self._changed.notify_all()
-        try:
-            for call in waiting:
-                call.done.wait()
-        finally:
-            with self._changed:
-                self._flushing -= 1
-        self._raise_failed()
+            last = self._added if self._waiting else self._last_later
+            self._awaited = max(self._awaited, last)
+            self._changed.notify()
+            self._taken.wait_for(lambda: self._committed >= last)
+            self._raise_failed()
 
     def close(self) -> None:
         """Commit everything and end the thread."""
@@ -386,45 +401,52 @@ class _CommitQueue:
         finally:
             with self._changed:
                 self._closed = True
-                self._changed.notify_all()
+                self._changed.notify()
             if self._thread is not None:
                 self._thread.join()
 
     def _raise_failed(self) -> None:
-        with self._changed:
-            failed = next((call.error for call in self._later if call.error is not None), None)
-            self._later = [call for call in self._later if call.error is None]
-        if failed is not None:
+        if self._failed:
+            failed, self._failed = self._failed[0], []
             raise failed
 
-    def _added(self, work: Callable[[OpenDirs], Any], size_bytes: int) -> _Append:
-        call = _Append(work, size_bytes)
-        with self._changed:
-            if self._closed:
-                raise UsageError(f"{self._dirs.paths[0]} is closed", remedy="open it again")
-            self._waiting.append(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._commit_all, name="lastword-commits", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-        return call
+    def _add(self, call: _Append) -> int:
+        """Add a call; return its number."""
+        if self._closed:
+            raise UsageError(f"{self._dirs.paths[0]} is closed", remedy="open it again")
+        self._waiting.append(call)
+        self._waiting_bytes += call.size_bytes
+        self._added += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._commit_all, name="lastword-commits", daemon=True)
+            self._thread.start()
+        if len(self._waiting) == 1 or self._is_due():
+            self._changed.notify()
+        return self._added
+
+    def _has_room(self) -> bool:
+        most_bytes = self._dirs.settings.instance.lastword_commit_bytes + MOST_WAITING_BYTES
+        return self._closed or self._waiting_bytes + CALL_BYTES * len(self._waiting) < most_bytes
 
     def _commit_all(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                settings = self._dirs.settings.instance
-                enough = partial(self._is_due, settings.lastword_commit_bytes)
-                self._changed.wait_for(enough, settings.lastword_commit_linger_ms / 1000)
-                calls, self._waiting = self._waiting, []
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                linger_seconds = self._dirs.settings.instance.lastword_commit_linger_ms / 1000
+                self._changed.wait_for(self._is_due, linger_seconds)
+                calls, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                self._taken.notify_all()
             self._commit(calls)
+            with self._changed:
+                self._failed += [call.error for call in calls if call.error is not None and not call.waits]
+                self._committed += len(calls)
+                self._taken.notify_all()
 
-    def _is_due(self, commit_bytes: int) -> bool:
-        waiting_bytes = sum(call.size_bytes for call in self._waiting)
-        return bool(self._flushing) or self._closed or waiting_bytes >= commit_bytes
+    def _is_due(self) -> bool:
+        due_bytes = self._dirs.settings.instance.lastword_commit_bytes
+        return self._awaited > self._committed or self._closed or self._waiting_bytes >= due_bytes
 
     def _commit(self, calls: list[_Append]) -> None:
         left = calls
@@ -438,8 +460,6 @@ class _CommitQueue:
                 for call in left:
                     call.error = error
                 break
-        for call in calls:
-            call.done.set()
 
 
 def _apply(calls: list[_Append], dirs: OpenDirs) -> None:
