@@ -13,12 +13,13 @@ import pytest
 import lastword
 from lastword.accounts.ledger import Ledger
 from lastword.api import cleaning
-from lastword.api.bucket_ledgers import BucketLedgers
+from lastword.api.bucket_ledgers import BucketLedgers, _Kept
 from lastword.api.open_dirs import OpenDirs
 from lastword.bucket.files import BucketFiles
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.logdir.ledgers import Ledgers
 from lastword.segment import names
 from tests.bucket.test_log import bucket_of
 
@@ -209,6 +210,66 @@ def test_kept_ledgers_have_the_memory_of_the_setting(opened: Open) -> None:
     small.keep(TopicPartition("u", 0), both[1])
     assert small.take(TopicPartition("t", 0)) is None
     assert small.take(TopicPartition("u", 0)) is both[1]
+
+
+def test_ledgers_of_logs_that_are_larger_than_the_memory_are_kept(
+    opened: Open, opened_ledgers: list[str]
+) -> None:
+    """What a ledger takes is known from others of the topic: a log's bytes are many more."""
+    logs = opened(log_cleaner_dedupe_buffer_size="1MiB")
+    topic = logs.create_topic("t", partitions=2, cleanup_policy="compact")
+    topic.extend([(key, random.Random(key).randbytes(150)) for key, _ in PAIRS[:16_000]])
+    logs.clean(due=True)
+    assert len(opened_ledgers) == 2
+    topic.extend([(b"new" + key, bytes(150)) for key, _ in PAIRS[:4_000]])
+    logs.clean(due=True)
+    assert len(opened_ledgers) == 2
+
+
+def test_kept_ledgers_and_those_of_a_copy_share_the_memory(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = opened(log_cleaner_dedupe_buffer_size="1MiB")
+    for name in ("t", "u", "v"):
+        logs.create_topic(name, partitions=2, cleanup_policy="compact").extend(PAIRS)
+    totals: list[int] = []
+    make_room = Ledgers._make_room
+
+    def note(ledgers: Ledgers, needed_bytes: int, mine: object) -> None:
+        make_room(ledgers, needed_bytes, mine)  # type: ignore[arg-type]
+        if not needed_bytes:  # after a use
+            totals.append(
+                ledgers.memory_bytes
+                + sum(kept.ledger.memory_bytes for kept in ledgers_of(logs)._kept.values())
+            )
+
+    monkeypatch.setattr(Ledgers, "_make_room", note)
+    for name in ("t", "u", "v", "t"):
+        logs.clean(name, due=True)
+    assert max(totals) <= 1 << 20
+    assert len(totals) == 6
+
+
+def test_keeping_a_ledger_measures_no_other_one(opened: Open) -> None:
+    measured = 0
+
+    class Measured:
+        entries: tuple[object, ...] = ()
+
+        @property
+        def memory_bytes(self) -> int:
+            nonlocal measured
+            measured += 1
+            return 100
+
+    kept = BucketLedgers(lambda: 100 * 250)
+    for number in range(500):
+        ledger = Measured()
+        kept.make_room(100 * 250)
+        kept.keep(TopicPartition("t", number), _Kept(ledger, ledger.memory_bytes, {}))  # type: ignore[arg-type]
+    assert measured == 500
+    assert kept.take(TopicPartition("t", 249)) is None
+    assert kept.take(TopicPartition("t", 250)) is not None
 
 
 def test_garbage_keeps_its_age_in_processes_that_save_no_index(opened: Open) -> None:

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from lastword.logdir.checkpoints import TopicPartition
 
 
+_MARGIN = 1.25
+
+
 class _Kept(NamedTuple):
-    """A ledger, and where each of its segments is stored, by path."""
+    """A ledger, its memory, and where each of its segments is stored, by path."""
 
     ledger: Ledger
+    memory_bytes: int
     logs: Mapping[str, Entry]
 
 
@@ -41,8 +45,10 @@ class BucketLedgers:
 
     def __init__(self, budget_bytes: Callable[[], int]) -> None:
         self._budget_bytes = budget_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._kept: OrderedDict[TopicPartition, _Kept] = OrderedDict()  # least recently used first
+        self._kept_bytes = 0  # their sum
+        self._ratios: dict[str, float] = {}  # memory of a ledger for each byte of its log, by topic
 
     def of(self, files: BucketFiles) -> CopyLedgers:
         """Return the ledgers for a private copy."""
@@ -51,22 +57,34 @@ class BucketLedgers:
     def take(self, tp: TopicPartition) -> _Kept | None:
         """Return the kept ledger of a partition, which is then the caller's."""
         with self._lock:
-            return self._kept.pop(tp, None)
+            kept = self._kept.pop(tp, None)
+            if kept is not None:
+                self._kept_bytes -= kept.memory_bytes
+            return kept
 
     def keep(self, tp: TopicPartition, kept: _Kept) -> None:
         """Keep a ledger; drop the least recently used ones if it needs their room."""
         with self._lock:
-            self._kept.pop(tp, None)
+            self.take(tp)
             self._kept[tp] = kept
-        self.make_room(self._budget_bytes())
+            self._kept_bytes += kept.memory_bytes
+            self.make_room(self._budget_bytes())
 
     def make_room(self, room_bytes: int) -> None:
         """Drop the least recently used ledgers until the rest fits."""
         with self._lock:
-            size = sum(kept.ledger.memory_bytes for kept in self._kept.values())
-            while self._kept and size > room_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                size -= dropped.ledger.memory_bytes
+            while self._kept and self._kept_bytes > room_bytes:
+                self.take(next(iter(self._kept)))
+
+    def measured(self, topic: str, ledger: Ledger) -> None:
+        """Note the memory that a ledger of a topic takes."""
+        log_bytes = sum(entry.size_bytes for entry in ledger.entries)
+        if log_bytes:
+            self._ratios[topic] = ledger.memory_bytes / log_bytes
+
+    def expected_bytes(self, topic: str, log_bytes: int) -> int:
+        """Return the memory of a new ledger: not more than its log, or as the last one of the topic."""
+        return int(min(_MARGIN * self._ratios.get(topic, 1), 1) * log_bytes)
 
 
 class CopyLedgers:
@@ -96,6 +114,14 @@ class CopyLedgers:
         """As `KeptLedgers.make_room`."""
         self._kept.make_room(room_bytes)
 
+    def measured(self, topic: str, ledger: Ledger) -> None:
+        """As `KeptLedgers.measured`."""
+        self._kept.measured(topic, ledger)
+
+    def expected_bytes(self, topic: str, log_bytes: int) -> int:
+        """As `KeptLedgers.expected_bytes`."""
+        return self._kept.expected_bytes(topic, log_bytes)
+
     def committed(self, changes: Changes) -> None:
         """Keep the ledgers of the copy, which is in the log with these changes."""
         for tp, ledger in self._used.items():
@@ -108,4 +134,4 @@ class CopyLedgers:
                 logs[path] = entry
             else:
                 ledger.leave()
-                self._kept.keep(tp, _Kept(ledger, logs))
+                self._kept.keep(tp, _Kept(ledger, ledger.memory_bytes, logs))

@@ -62,6 +62,12 @@ class KeptLedgers(Protocol):
     def make_room(self, room_bytes: int) -> None:
         """Drop the least recently used ledgers until the rest fits."""
 
+    def measured(self, topic: str, ledger: Ledger) -> None:
+        """Note the memory that a ledger of a topic takes."""
+
+    def expected_bytes(self, topic: str, log_bytes: int) -> int:
+        """Return about the memory of a new ledger of a log with this many bytes."""
+
 
 class Timed(Protocol):
     """A ledger, or what was saved of one (`SavedTime`)."""
@@ -194,10 +200,10 @@ class Ledgers:
                 from lastword.accounts.ledger import Ledger
 
                 budget = self._budget_bytes()
-                needed = min(budget, sum(segment.size for segment in segments))
-                if self.kept is not None:
-                    self.kept.make_room(budget - needed)
-                self._make_room(needed, slot)
+                needed = sum(segment.size for segment in segments)
+                if self.kept is not None:  # what is dropped may not be saved: it costs a scan
+                    needed = self.kept.expected_bytes(tp.topic, needed)
+                self._make_room(min(budget, needed), slot)
                 ledger = Ledger.open(
                     self._files,
                     log.directory,
@@ -220,6 +226,8 @@ class Ledgers:
                     slot.ledger = None
                 elif ledger.worth_saving and not self._files.derived_cost:
                     self._save(slot, ledger)
+        if self.kept is not None:
+            self.kept.measured(tp.topic, ledger)
         self._make_room(0, slot)
 
     @contextmanager
@@ -291,6 +299,8 @@ class Ledgers:
         A slot that was tried becomes the last one, so that the next call begins with a ledger.
         """
         budget = self._budget_bytes()
+        if self.kept is not None:
+            self.kept.make_room(budget - needed_bytes - self._known_bytes())
         left = len(self._slots)
         while left > 0 and self._known_bytes() + needed_bytes > budget:
             left -= 1
