@@ -316,6 +316,41 @@ def test_clocks_of_tombstones_go_on_in_processes_that_save_no_index(opened: Open
     assert run([(b"newer", b"w")]) == 0
 
 
+def test_clocks_of_tombstones_are_saved_again_if_two_processes_saved_them_together(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What both wrote is removed when the two commits are merged."""
+    clock = ManualClock(1_795_168_800_000)
+    logs, other = opened(clock=clock), opened(clock=clock)
+    topic = logs.create_topic("t", cleanup_policy="compact", delete_retention_ms="1d")
+    topic.extend(PAIRS)
+    logs.clean(due=True)
+    other.clean(due=True)
+    topic.append(b"no value before", None)
+    topic.extend(PAIRS[5000:9000])
+    bucket, upload = bucket_of(logs), bucket_of(logs).upload
+
+    def after_the_other(changes: object) -> object:
+        monkeypatch.setattr(bucket, "upload", upload)
+        other.clean(due=True)
+        assert saved(logs)
+        return upload(changes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bucket, "upload", after_the_other)
+    logs.clean(due=True)
+    assert not saved(logs)
+    topic.extend([(b"new" + key, value) for key, value in PAIRS[:5000]])
+    clock.sleep(15 * 3600)
+    logs.clean(due=True)
+    assert saved(logs)
+    for process in (logs, other):
+        process.close()
+    clock.sleep(10 * 3600)
+    last = opened(clock=clock)
+    last.clean()
+    assert last["t"].describe()[0].tombstones == 0
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_cleanings_of_two_processes_keep_the_newest_values(opened: Open, seed: int) -> None:
     rng = random.Random(seed)

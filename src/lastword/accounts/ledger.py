@@ -517,6 +517,11 @@ class Ledger:
         del self.files
         self.keep = None
 
+    def unsaved(self) -> None:
+        """Note that the saved accounts are gone: the next `save` does not build on them."""
+        self.saved = "nothing"
+        self._changed = True
+
     def move(self, files: Files) -> None:
         """Go on in another private copy, in which the segments are the same objects."""
         self.files = files

@@ -104,6 +104,8 @@ class CopyLedgers:
             file = self._files.file(f"{self._files.root}/{path}")
             if file is not None and file != entry:
                 return None
+        if kept.ledger.saved != "nothing" and self._files.file(f"{self._files.root}/{_accounts(tp)}") is None:
+            kept.ledger.unsaved()  # another process saved accounts together with this one, and both are gone
         return kept.ledger
 
     def keep(self, tp: TopicPartition, ledger: Ledger) -> None:
@@ -135,3 +137,7 @@ class CopyLedgers:
             else:
                 ledger.leave()
                 self._kept.keep(tp, _Kept(ledger, ledger.memory_bytes, logs))
+
+
+def _accounts(tp: TopicPartition) -> str:
+    return f"{tp}/{names.PRIVATE}/{names.ACCOUNTS}"
