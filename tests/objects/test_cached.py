@@ -38,6 +38,10 @@ def test_a_range_is_kept_until_its_file_is_removed_or_damaged(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "cache")
     assert again.get("a 0 5", 5) is None
     again.keep("a 0 5", b"12345")  # the drive refuses
+    (tmp_path / "cache").touch()
+    again.keep("a 0 5", b"12345")  # and refuses to remove the new file
+    assert again.get("a 0 5", 5) is None
+    (tmp_path / "cache").unlink()
     assert again.get("a 0 5", 5) is None
 
 

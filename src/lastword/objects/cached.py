@@ -13,6 +13,7 @@ import re
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -82,7 +83,8 @@ class CachedRanges:
                 file.write(_checksum(name, data))
             temporary.replace(path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             return
         with self._lock:
             self._added_bytes += len(data) + CHECKSUM_BYTES
