@@ -579,7 +579,7 @@ def test_a_check_that_failed_or_was_stopped_is_repeated(
     task = work.next(logs.dirs.paths[0], ())
     assert task is not None
     done = task.run(lambda: False)
-    assert done is not None and done.result == "failed"
+    assert done is not None and done.result == "failed" and not done.damaged
     monkeypatch.setattr(logs.dirs, "transaction", transaction)
     task = work.next(logs.dirs.paths[0], ())
     assert task is not None
@@ -662,3 +662,29 @@ def test_a_state_waits_for_a_store_that_is_slower(
     thread.join()
     state.sync()
     assert dict(opened("r").state("users")) == {"k": 199}
+
+
+def test_only_damage_puts_a_partition_in_quarantine(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    for _ in range(3):
+        topic.extend([(f"k{number}", {"n": number}) for number in range(1000)])
+    work = BucketWork(logs.dirs, States(logs.dirs.clock))
+    reading = RemoteStore.get_range
+
+    def no_answer(store: RemoteStore, key: str, *place: int) -> object:
+        raise UncertainRequestError.of(key, "read", "no answer", write=False)
+
+    def flipped(store: RemoteStore, key: str, *place: int) -> object:
+        data = bytearray(reading(store, key, *place))
+        data[len(data) // 2] ^= 1
+        return bytes(data)
+
+    for get_range, damaged in ((no_answer, False), (flipped, True)):
+        monkeypatch.setattr(RemoteStore, "get_range", get_range)
+        task = work.next(logs.dirs.paths[0], ())
+        assert task is not None
+        done = task.run(lambda: False)
+        assert done is not None and (done.result, done.damaged) == ("failed", damaged)
+    monkeypatch.setattr(RemoteStore, "get_range", reading)
+    assert len(list(topic.read())) == 3000

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from lastword.api import cleaning
 from lastword.background.scheduler import BackgroundTask, Done, Result, Stop, Urgency
 from lastword.background.states import States
-from lastword.errors import LastwordError, PartialFailure, UnknownTopicError
+from lastword.cleaner.policy import quarantine
+from lastword.errors import LastwordError, UnknownTopicError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.retention import outlook
 from lastword.segment import names
@@ -142,6 +143,15 @@ class BucketWork:
                 self._checked.pop(tp, None)  # more may be due in the log as it is now
         return rounds
 
+    def is_quarantined(self, tp: TopicPartition) -> bool:
+        """Return whether a cleaning has put a partition in quarantine. False: the store does not answer."""
+        try:
+            self.dirs.refresh()
+            log_dir = self.dirs.log_dir(*tp)
+            return quarantine.load(log_dir.files, log_dir.directory(*tp)) is not None
+        except LastwordError:
+            return False
+
     def _partitions(self) -> Iterator[TopicPartition]:
         topic, partition = self.only or (None, None)
         for name, numbers in self.dirs.topics().items():
@@ -176,7 +186,7 @@ class _BucketTask:
         except UnknownTopicError:  # deleted a moment ago
             return None
         except LastwordError as error:
-            damaged = isinstance(error, PartialFailure)
+            damaged = self.work.is_quarantined(self.partition)
             return Done(*self.partition, self.drive, "failed", now_ms, error=error.message, damaged=damaged)
         if not rounds:
             return None
