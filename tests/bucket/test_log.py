@@ -14,6 +14,7 @@ import pytest
 import lastword
 from lastword.api import bucket_dirs
 from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
+from lastword.background.scheduler import Scheduler
 from lastword.background.states import States
 from lastword.bucket.commit import Bucket, Loaded
 from lastword.bucket.files import BucketFiles
@@ -22,6 +23,7 @@ from lastword.clock import ManualClock
 from lastword.errors import (
     LeaseRefusedError,
     NotALogDirError,
+    NotPermittedError,
     ReadOnlyError,
     RecordTooLargeError,
     UncertainRequestError,
@@ -688,3 +690,35 @@ def test_only_damage_puts_a_partition_in_quarantine(opened: Open, monkeypatch: p
         assert done is not None and (done.result, done.damaged) == ("failed", damaged)
     monkeypatch.setattr(RemoteStore, "get_range", reading)
     assert len(list(topic.read())) == 3000
+
+
+def test_errors_of_the_store_end_no_background_work(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    for _ in range(3):
+        topic.extend([(f"k{number}", {"n": number}) for number in range(1000)])
+    states = States(logs.dirs.clock)
+    scheduler = Scheduler(
+        BucketWork(logs.dirs, states), clock=logs.dirs.clock, states=states, chores_ms=0, backoff_ms=1
+    )
+
+    def not_allowed(store: RemoteStore, prefix: str = "") -> object:
+        raise NotPermittedError.verb(store.url, "list")
+
+    monkeypatch.setattr(RemoteStore, "list", not_allowed)
+    for _ in range(
+        2
+    ):  # the removal of objects fails, and the cleaning, during which it is tried again, does not
+        scheduler.work_on()
+    assert [done.result for done in scheduler.history] == ["ok"]
+    monkeypatch.setattr(
+        logs.dirs,
+        "refresh",
+        lambda **_: not_allowed(bucket_of(logs).store),  # type: ignore[arg-type]
+    )
+    scheduler.work_on()
+    assert [record.message for record in caplog.records] == [
+        f"lastword: in the background: {logs.dirs.paths[0]}: the credentials do not allow to list"
+    ]

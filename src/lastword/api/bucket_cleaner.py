@@ -10,7 +10,9 @@ append.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from lastword.api.bucket_dirs import BucketDirs
     from lastword.cleaner.engine.report import CleanRound
     from lastword.config import TopicConfig
+
+log = logging.getLogger(__name__)
 
 CHECK_AGAIN_SECONDS = 3600.0
 """A partition that did not grow is checked after this time: tombstones become due without a new record."""
@@ -61,6 +65,7 @@ class BucketWork:
         self.only: tuple[str, int | None] | None = None
         self._states = states
         self._checked: dict[TopicPartition, _Checked] = {}
+        self._warned: set[type[LastwordError]] = set()
 
     def drives(self) -> list[str]:
         """Return the log's URL as the only drive."""
@@ -72,6 +77,11 @@ class BucketWork:
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
         """Return a cleaning of the partition that waits longest, among those to check."""
+        with self._warning():
+            return self._next(held)
+        return None
+
+    def _next(self, held: Collection[TopicPartition]) -> BackgroundTask | None:
         now = self.dirs.clock.monotonic()
         waiting = []
         for tp in self._partitions():
@@ -103,6 +113,11 @@ class BucketWork:
 
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
         """Apply retention, and remove objects that no version needs."""
+        with self._warning():
+            yield from self._expire(held)
+            self.dirs.collect()
+
+    def _expire(self, held: Collection[TopicPartition]) -> Iterator[Done]:
         now_ms, drive = self.dirs.clock.now_ms(), self.dirs.paths[0]
         for tp in self._partitions():
             config = self.dirs.config(tp.topic)
@@ -121,7 +136,6 @@ class BucketWork:
                 continue
             for deletion in deletions:
                 yield Done(*tp, drive, "expired", now_ms, deletion=deletion)
-        self.dirs.collect()
 
     def _has_expired(self, tp: TopicPartition, config: TopicConfig) -> bool:
         """Return whether retention would remove segments. Needs no transaction."""
@@ -142,6 +156,16 @@ class BucketWork:
             if not nothing_due:
                 self._checked.pop(tp, None)  # more may be due in the log as it is now
         return rounds
+
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Log an error of the store, once for each kind of error: the next check or removal tries again."""
+        try:
+            yield
+        except LastwordError as error:
+            if type(error) not in self._warned:
+                self._warned.add(type(error))
+                log.warning("lastword: in the background: %s", error.message)
 
     def is_quarantined(self, tp: TopicPartition) -> bool:
         """Return whether a cleaning has put a partition in quarantine. False: the store does not answer."""
