@@ -414,3 +414,21 @@ def test_a_description_reads_the_summary(opened: Open, requests: Counter[str]) -
     assert requests["get_range"] <= 4  # the ends of two segments
     assert (described.garbage_bytes, described.records) == (counted.garbage_bytes, counted.records)
     assert described.exact
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_a_plan_of_what_became_due_needs_no_saved_index(opened: Open, mode: str) -> None:
+    """The summary of the last cleaning shows that it is due, and the garbage index was not saved."""
+    clock = ManualClock(1_795_168_800_000)
+    logs = opened(clock=clock)
+    topic = logs.create_topic("t", cleanup_policy="compact", max_compaction_lag_ms="1d")
+    topic.extend(PAIRS)
+    topic.extend(PAIRS[:5000])
+    assert logs.clean(due=True) == []
+    assert not saved(logs)
+    clock.sleep(2 * 86_400)
+    reader = opened(mode, clock=clock)
+    (plan,) = reader.plan("t", due=True)
+    assert plan.action == "clean"
+    (cleaned,) = logs.clean(due=True)
+    assert (cleaned.read_bytes, cleaned.written_bytes) == (plan.read_bytes, plan.write_bytes)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner.engine.cleaning import CleanContext
-from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it
+from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it, refresh
 from lastword.cleaner.engine.partition import clean_partition, dry_run
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.cleaner.inspection import (
@@ -371,14 +371,16 @@ class InlineExecutor:
     def plan(
         self, chosen: Sequence[tuple[DrivePartition, Plan, Sequence[Choice]]]
     ) -> Iterator[tuple[DrivePartition, Plan]]:
-        """Count each plan."""
+        """Count each plan.
+
+        A bucket may have the summary of a scan, by which a run was chosen, without its garbage index: then
+        the log is scanned here.
+        """
         for partition, plan, choices in chosen:
-            view = partition.view()
+            view, context = partition.view(), self._context(partition)
             with partition.ledgers.of(partition.tp, view) as ledger:
-                yield (
-                    partition,
-                    planned(view, partition.config, plan, ledger, choices, self._context(partition)),
-                )
+                refresh(view, view.segments, ledger, plan, context)
+                yield partition, planned(view, partition.config, plan, ledger, choices, context)
 
     def _context(self, partition: DrivePartition) -> CleanContext:
         log_dir = partition.log_dir
