@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from lastword.api import bucket_dirs
 from lastword.api.bucket_cleaner import CHECK_AGAIN_SECONDS, GROWN_SEGMENTS, BucketWork
 from lastword.background.scheduler import Scheduler
 from lastword.background.states import States
+from lastword.bucket import scratch
 from lastword.bucket.commit import Bucket, Loaded
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
@@ -26,11 +28,13 @@ from lastword.errors import (
     NotPermittedError,
     ReadOnlyError,
     RecordTooLargeError,
+    StorageError,
     UncertainRequestError,
     UnknownTopicError,
     UploadsGoneError,
     UsageError,
 )
+from lastword.kernels import cache_folder
 from lastword.objects.remote import RemoteStore
 
 Open = Callable[..., lastword.LogDir]
@@ -722,3 +726,26 @@ def test_errors_of_the_store_end_no_background_work(
     assert [record.message for record in caplog.records] == [
         f"lastword: in the background: {logs.dirs.paths[0]}: the credentials do not allow to list"
     ]
+
+
+def test_small_changes_need_no_directory_for_temporary_files(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_folder()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
+    logs = opened()
+    topic = logs.create_topic("users", **JSON)
+    for _ in range(3):
+        topic.extend(ROWS)
+    (cleaned,) = logs.clean()
+    assert cleaned.records_kept == 50
+    monkeypatch.setattr(scratch, "MEMORY_BYTES", 1000)
+    for directory in (None, str(tmp_path / "gone")):
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        with pytest.raises(StorageError, match="no scratch directory"):
+            topic.extend(ROWS)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    topic.extend(ROWS)
+    assert len(shown(topic)) == 1050
+    assert list(tmp_path.iterdir()) == []

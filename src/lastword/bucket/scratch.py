@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, StorageError
 from lastword.files import DEFAULT, FileFacts, Handle
-from lastword.units import KIB, MIB
+from lastword.units import KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -42,7 +42,7 @@ class ScratchSpace:
 
     def __init__(self, above: str | None, clock: Clock) -> None:
         self.clock = clock
-        self._above = above or tempfile.gettempdir()
+        self._above = above
         self._lock = threading.Lock()
         self._free_bytes = MEMORY_BYTES
         self._directory: str | None = None
@@ -71,16 +71,31 @@ class ScratchSpace:
             self._free_bytes += size
 
     def new_path(self) -> str:
-        """Return the path of a new file in the directory, which is made for the first one."""
+        """Return the path of a new file in the directory, which is made for the first one.
+
+        Raises:
+            StorageError: It cannot be made.
+        """
         with self._lock:
             if self._directory is None:
-                self._directory = tempfile.mkdtemp(prefix="lastword-", dir=self._above)
+                try:
+                    self._directory = tempfile.mkdtemp(prefix="lastword-", dir=self._above)
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                    raise StorageError(
+                        f"no scratch directory for new files above {format_bytes(MEMORY_BYTES)}: {reason}",
+                        remedy="name a directory that can be written with the variable TMPDIR",
+                        file=self._above,
+                        errno=error.errno,
+                    ) from error
             self._files_made += 1
             return f"{self._directory}/{self._files_made}"
 
     def free_bytes(self) -> int:
-        """Return the room on the drive of the directory."""
-        return DEFAULT.free_bytes(self._above)
+        """Return the room in memory and on the drive of the directory."""
+        with suppress(OSError):  # there is no directory for temporary files, or it is gone
+            return self._free_bytes + DEFAULT.free_bytes(self._above or tempfile.gettempdir())
+        return self._free_bytes
 
 
 class LocalFile:
