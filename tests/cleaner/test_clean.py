@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lastword.errors import BusyError
+from lastword.wire import INT64_MAX
 from tests.build import HOUR, LogBuilder
 
 DAY = 24 * HOUR
@@ -167,6 +168,14 @@ class TestTombstones:
         assert log.offsets() == [1, 2]
         log.clean()
         assert log.offsets() == [2]
+
+    @pytest.mark.parametrize("strategy", ["kafka", "generational"])
+    def test_with_the_longest_retention_it_stays(self, tmp_path: Path, strategy: str) -> None:
+        log = LogBuilder(tmp_path, delete_retention_ms=INT64_MAX).put("a", 1).delete("a").put("b", 1)
+        for _ in range(2):
+            log.clean(strategy=strategy)
+            assert log.offsets() == [1, 2]
+            log.wait(1000 * DAY)
 
 
 def test_a_tiny_map_takes_several_passes_and_one_rewrite(users: LogBuilder) -> None:

@@ -50,7 +50,7 @@ from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.records.pipeline import in_slots, prepared
 from lastword.resolve import Resolution, SegmentFacts
 from lastword.segment.segment import Segment
-from lastword.wire import CONTROL_BIT
+from lastword.wire import CONTROL_BIT, INT64_MAX
 
 _MASK = (1 << 64) - 1
 
@@ -114,7 +114,7 @@ def rewrite(
     def read(slots: int) -> Iterator[_SourceChunk]:
         for number, segment in enumerate(facts, group.first):
             clocks = segment.tombstones_without_horizon or number in transactions.segments
-            horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
+            horizon_ms = min(plan.now_ms + plan.delete_retention_ms, INT64_MAX) if clocks else -1
             source = sources[number]
             if number == group.first:
                 sources[group.last].handle.ends_scan()
