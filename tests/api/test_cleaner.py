@@ -272,6 +272,33 @@ def test_all_partitions_of_several_directories_by_drive(tmp_path, clock):
         assert logs.cleaner._scheduler.backoff_ms == 30_000
 
 
+def test_the_most_urgent_task_is_next_after_one_of_another_drive(tmp_path, clock):
+    """An inspection of each drive finds several tasks. The first of the drive that waits is not skipped."""
+
+    class Devices(UnsyncedFiles):
+        def device(self, path):
+            return int(Path(path).name[-1]) if Path(path).exists() else super().device(path)
+
+    paths = [tmp_path / name for name in ("d0", "d1")]
+    for path in paths:
+        path.mkdir()
+    with lastword.open(paths, "a", clock=clock, files=Devices()) as logs:
+        drives = {}
+        for number in range(8):
+            lag = "10m" if number % 4 < 2 else "7d"
+            topic = filled(logs, f"t{number}", count=40 + number, max_compaction_lag_ms=lag)
+            drives.setdefault(logs.dirs.log_dir(topic.name, 0).path, []).append(topic.name)
+        assert len(drives) == 2 and all(len(names) == 4 for names in drives.values())
+        clock.advance(HOUR)
+        ran = []
+        scheduler = logs.cleaner._scheduler
+        while (task := scheduler.pick()) is not None:
+            ran.append((task.urgency, task.partition.topic))
+            scheduler.run(task)
+        assert len(ran) == 8
+        assert [urgency for urgency, _ in ran] == sorted(urgency for urgency, _ in ran)
+
+
 def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_goes(logs, clock):
     """Runs are cleaned until the drive is within its target: half as much again as its live data.
 

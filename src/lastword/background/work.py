@@ -65,6 +65,7 @@ class CleaningTask:
         Ends early when another thread waits for the claim, or the topic may not be cleaned any more.
         """
         tp, log_dir = self.partition, self.log_dir
+        self.work.begun(self)
 
         def over() -> bool:
             return log_dir.wanted(*tp) or not log_dir.topic_config(tp.topic).compacts or stop()
@@ -216,17 +217,22 @@ class DirectoryWork:
 
         One inspection may find many tasks; they are cached for `KEEP_SECONDS` and returned one by one.
         """
-        until, tasks = self._due.pop(drive, (0.0, []))
+        until, tasks = self._due.get(drive, (0.0, []))
         now = self.clock.monotonic()
         tasks = [task for task in tasks if task.partition not in held] if now < until else []
         if not tasks:
             tasks, until = self._find_due(drive, held), now + KEEP_SECONDS
-        if not tasks:
-            return None
-        # The first task changes the drive, so the best run is chosen again after it.
-        rest = list(takewhile(lambda task: not isinstance(task, RunTask), tasks[1:]))
-        self._due[drive] = until, rest
-        return tasks[0]
+            # The first task changes the drive, so the best run is chosen again after it.
+            tasks[1:] = takewhile(lambda task: not isinstance(task, RunTask), tasks[1:])
+        # The first task stays: a more urgent one of another drive may begin instead.
+        self._due[drive] = until, tasks
+        return tasks[0] if tasks else None
+
+    def begun(self, task: CleaningTask) -> None:
+        """Remove a task that begins from the cached ones."""
+        _, tasks = self._due.get(task.drive, (0.0, []))
+        if task in tasks:
+            tasks.remove(task)
 
     def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
         """Return whether a task of the drive is overdue by `max.compaction.lag.ms`; `next` returns it then.
