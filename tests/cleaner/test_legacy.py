@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lastword.accounts.ledger import Ledger
 from lastword.cleaner.engine import output
 from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
@@ -483,3 +484,28 @@ def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path) -> None:
         check_crashed(again(target, log), f"{number} {image.label}")
         shutil.rmtree(target)
     assert images > 100
+
+
+def test_an_empty_segment_below_the_limit_is_accounted_once(tmp_path: Path) -> None:
+    """A segment whose messages had no keys has no survivor, and a younger segment sets the limit."""
+    log = old_log(
+        tmp_path / "data",
+        (0, [entry(0, 0, b"a", b"1" * 300), entry(0, 1, b"b", b"1" * 300)]),
+        (2, [entry(0, 2, None, b"1" * 300)]),
+        (4, [entry(0, 4, b"d", b"1")]),
+        segment_bytes=700,
+        min_compaction_lag_ms=12 * HOUR,
+    )
+    log.clean(strategy="generational")
+    assert log.sizes()[1] == (2, 0)
+    Path(log.directory, names.PRIVATE, names.ACCOUNTS).unlink()
+    ledger = Ledger.open(log.files, log.directory, log.log.segments, map_bytes=1 << 20)
+    for _ in range(3):
+        log.clean(strategy="generational", ledger=ledger)
+        assert [entry.base_offset for entry in ledger.entries] == [0, 2]
+    log.wait(DAY).put("a", 2)
+    log.clean(strategy="generational", ledger=ledger)
+    assert [offset for offset, _, _ in kept(log)] == [0, 1, 4, 5]
+    log.wait(DAY)
+    log.clean(strategy="generational", ledger=ledger)
+    assert [offset for offset, _, _ in kept(log)] == [1, 4, 5]

@@ -267,7 +267,9 @@ class Ledger:
         ends = segments[len(below)].base_offset <= limit if len(below) < len(segments) else False
         if below and not ends and below[-1].next_offset > limit:  # else it ends where the next one begins
             below.pop()
-        new = [segment for segment in below if segment.base_offset >= self.limit]
+        # Not by the limit: an empty segment at the end begins where the limit is.
+        known_to = self.entries[-1].base_offset if self.entries else -1
+        new = [segment for segment in below if segment.base_offset > known_to]
         self.write_clock = max(self.write_clock, write_clock)
         if not new:
             self._accrue(now_ms)
