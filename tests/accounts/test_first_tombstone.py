@@ -2,8 +2,12 @@
 
 import pytest
 
+from lastword.cleaner.engine.liveness import account_of
+from lastword.cleaner.policy.generational import all_garbage
+from lastword.records.batch import BatchBuilder
 from tests.accounts.test_stale import look, read_dead_records, resolve_dead_records
 from tests.cleaner.test_accounted import HOUR, Log
+from tests.transactions import end_transaction
 
 
 @pytest.fixture
@@ -75,3 +79,31 @@ def test_counting_goes_on_when_the_tombstones_are_gone(log):
     log.log.roll()
     look(log)
     assert log.ledger.counts_copies and not log.ledger.tracking.uncounted
+
+
+def test_the_second_scan_has_the_aborted_transactions_below_the_new_segments(tmp_path):
+    """The first scan reads transactions of the new segments only; then the whole log is scanned."""
+    log = Log(tmp_path)
+    sequence = 0
+
+    def transaction(key, value, commit):
+        nonlocal sequence
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+        builder.append(log.clock.now_ms(), key, value)
+        log.log.append_batch(builder.build(0))
+        end_transaction(log.log, 7, 0, commit=commit)
+        sequence += 1
+
+    log.put((b"b", b"1"), (b"b", b"2"), roll=True)
+    log.put((b"a", b"1"), roll=True)
+    transaction(b"a", b"aborted", commit=False)
+    assert log.garbage_bytes() > 0
+    account = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
+    log.clean(runs=all_garbage(account)[:1])
+    assert log.ledger.tracking.uncounted
+    transaction(b"c", b"1", commit=True)
+    log.put((b"d", None), roll=True)
+    log.clean()
+    assert "first tombstone" in log.ledger.rebuilt_because
+    assert log.live() == {b"a": b"1", b"b": b"2", b"c": b"1"}
+    log.close()

@@ -76,6 +76,7 @@ class Transactions:
         self._now_ms = now_ms
         self._expiration_ms = expiration_ms
         self._decisions: Decisions | None = None
+        self._walked_from = 0
         self.facts = NOTHING
 
     def of_batches(
@@ -85,14 +86,21 @@ class Transactions:
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
-        """Return the outcomes of these batches; the first call makes the walk."""
-        decisions = self._decisions or self.walk(int(base_offsets[0]))
+        """Return the outcomes of these batches.
+
+        The first call makes the walk. So does a call for batches below it: a scan of new segments may be
+        followed by one of the whole log.
+        """
+        first, decisions = int(base_offsets[0]), self._decisions
+        if decisions is None or first < self._walked_from:
+            decisions = self.walk(first)
         return decisions.of_batches(attributes, producer_ids, base_offsets, last_offsets)
 
     def walk(self, first_offset: int) -> Decisions:
         """Read headers and markers from the batch of this offset on: the first of any transaction."""
         walk = _Walk(self._segments, self._limit)
         walk.run(first_offset)
+        self._walked_from = first_offset
         self._decisions, self.facts = walk.decisions(), walk.facts(self._now_ms, self._expiration_ms)
         return self._decisions
 
