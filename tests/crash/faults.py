@@ -2,7 +2,8 @@
 
 `FaultyOs` replaces the `os` module under `lastword.files`, so everything above it is product code: the
 classification of errors, the cleanup, the drives taken offline. A short write is real: half of the bytes are
-written, and the rest meets a full drive.
+written, and the rest meets a full drive. So is an interrupt: Python raises KeyboardInterrupt when the system
+call that runs during the signal has returned.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 from lastword.files import failures, owner, real
 
+INTERRUPT = -1
+"""In place of an error number: the call succeeds, and KeyboardInterrupt is raised."""
 CALLS = {
     "open": (errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC),
     "pread": (errno.EIO,),
@@ -22,6 +25,7 @@ CALLS = {
     "pwrite": (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, 0),
     "ftruncate": (errno.EIO,),
     "fsync": (errno.EIO, errno.ENOSPC),
+    "fdatasync": (errno.EIO, errno.ENOSPC),
     "rename": (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EROFS),
     "unlink": (errno.EIO, errno.EACCES),
     "mkdir": (errno.ENOSPC, errno.EACCES),
@@ -62,6 +66,9 @@ class FaultyOs:
             hit = name == self.only and self.fail_at is not None
             if hit and (number == self.fail_at or (self.sticky and number > (self.fail_at or 0))):
                 self.failed += 1
+                if self.code == INTERRUPT:
+                    function(*args, **more)
+                    raise KeyboardInterrupt
                 if self.code == 0 and name == "pwrite":
                     return self._short(number, *args)
                 raise OSError(self.code or errno.ENOSPC, os.strerror(self.code or errno.ENOSPC))

@@ -17,7 +17,7 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.files import OsFiles
-from tests.crash.faults import CALLS, FaultyOs, planted
+from tests.crash.faults import CALLS, INTERRUPT, FaultyOs, planted
 from tests.crash.history import History
 from tests.crash.invariants import NOW, Subject, check
 from tests.crash.scenarios import HOUR, Process, keyed, settings_of
@@ -66,7 +66,7 @@ STEPS = {"append": APPEND, "roll": ROLL, "clean": CLEAN, "recover": RECOVER, "tr
 
 
 def attempt(root: Path, steps: list[Step], faulty: FaultyOs) -> History:
-    """Run each step; after a step that raises an error of ours, continue with the next."""
+    """Run each step; after a step that raises an error of ours or is interrupted, continue with the next."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     history = History(HOUR)
@@ -79,7 +79,7 @@ def attempt(root: Path, steps: list[Step], faulty: FaultyOs) -> History:
                 if p.logs is None:
                     p.open()
                 step(p)
-            except LastwordError:
+            except (LastwordError, KeyboardInterrupt):
                 pass
             except ValueError as error:
                 if "closed" not in str(error):  # a log closed by a failed step raises this
@@ -121,6 +121,33 @@ def faults(root: Path, steps: list[Step], stride: int) -> int:
                     judge(root, history, label)
                     done += bool(faulty.failed)
     return done
+
+
+def interrupts(root: Path, steps: list[Step], stride: int) -> int:
+    """Interrupt every n-th call that changes something, in a process that goes on."""
+    counted = FaultyOs()
+    attempt(root, steps, counted)
+    done = 0
+    for name in ("open", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "unlink", "mkdir"):
+        for number in range(0, counted.counts[name], stride):
+            faulty = FaultyOs(name, INTERRUPT)
+            faulty.fail_at = number
+            history = attempt(root, steps, faulty)
+            judge(root, history, f"{name} {number} of {counted.counts[name]} interrupted")
+            done += bool(faulty.failed)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_every_call_is_interrupted(name: str, tmp_path: Path) -> None:
+    assert interrupts(tmp_path / "d", STEPS[name], stride(4)) > 15
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", STEPS)
+def test_some_calls_are_interrupted(name: str, tmp_path: Path) -> None:
+    assert interrupts(tmp_path / "d", STEPS[name], 7) > 10
 
 
 @pytest.mark.slow

@@ -257,9 +257,7 @@ def test_nothing_is_appended_behind_a_torn_write(
         raise OSError(errno.EIO, "Input/output error")
 
     def one_more() -> None:
-        if single:
-            log.append_single(b"key", b"value", NOW, 1 << 20)
-        else:
+        if not single or log.append_single(b"key", b"value", NOW, 1 << 20) is None:
             fill(log, 1)
 
     monkeypatch.setattr(os, "pwrite", pwrite)

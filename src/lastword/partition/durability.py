@@ -43,7 +43,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from lastword.clock import Clock
-from lastword.errors import CorruptBatchError, FileVanishedError, LastwordError
+from lastword.errors import CorruptBatchError, FileVanishedError, LastwordError, StorageError
 from lastword.files import Files, Handle, Steps, run_steps, sync_along
 from lastword.partition.checkpoint_file import LeaderEpochs, read_offset_lines
 from lastword.partition.segment_store import SegmentStore
@@ -55,7 +55,8 @@ from lastword.segment.segment import Segment
 class FailureLatch:
     """The first failure after which memory and files of an open log may differ.
 
-    The failure is final: the log must be opened again, and recovery repairs it.
+    The failure is final: the log must be opened again, and recovery repairs it. An interrupt (Ctrl-C) in the
+    middle of a change is such a failure, unless the change takes back what it has done.
     """
 
     def __init__(self, files: Files, directory: str) -> None:
@@ -75,11 +76,30 @@ class FailureLatch:
     @contextlib.contextmanager
     def latching(self) -> Iterator[None]:
         """Guard a change that may be half done when it fails."""
+        with self.latching_if_interrupted():
+            try:
+                yield
+            except LastwordError as error:
+                self.latch(error)
+                raise
+
+    @contextlib.contextmanager
+    def latching_if_interrupted(self) -> Iterator[None]:
+        """Guard a change that leaves the log unchanged when it fails, but not when it is interrupted."""
         try:
             yield
-        except LastwordError as error:
-            self.latch(error)
+        except LastwordError:
             raise
+        except BaseException as error:
+            self.latch(self._interrupted(error))
+            raise
+
+    def _interrupted(self, error: BaseException) -> StorageError:
+        return StorageError(
+            f"a change of {self._directory} was interrupted ({type(error).__name__})",
+            remedy="close the directory and open it again: recovery repairs the log",
+            file=self._directory,
+        )
 
     @contextlib.contextmanager
     def latching_if_offline(self) -> Iterator[None]:
@@ -201,7 +221,7 @@ class Durability:
                 self.directory_unsynced = False
                 try:
                     yield (self._store.sync_names,)
-                except LastwordError:
+                except BaseException:  # an interrupt, too: the names are not durable
                     self.directory_unsynced = True
                     raise
         except LastwordError as error:

@@ -359,11 +359,12 @@ class LocalLog:
             old.finish()
             with durability.group_commit.turn():
                 durability.sync_files(old, base, indexes=True)
-            new = begin()
-            with durability.group_commit.turn():  # no sync while the files change
-                durability.directory_unsynced = True
-                durability.begin_segment(new.segment)
-                self._begin(self.segment_set.with_last(old.close()).with_added(new.segment), new)
+            with self.failure.latching_if_interrupted():
+                new = begin()
+                with durability.group_commit.turn():  # no sync while the files change
+                    durability.directory_unsynced = True
+                    durability.begin_segment(new.segment)
+                    self._begin(self.segment_set.with_last(old.close()).with_added(new.segment), new)
 
     # -------------------------------------------------------------- sync
 
@@ -408,11 +409,11 @@ class LocalLog:
         sources = _own_segments(segments, old)
         try:
             published = self.store.replace(sources, output)
-        except LastwordError:
+            self._set(segments.with_replaced(sources, [published]), self.appender)
+        except BaseException:  # an interrupt, too
             with contextlib.suppress(LastwordError), self.failure.latching():
                 self._set(self.store.after_failed_replace(segments), self.appender)
             raise
-        self._set(segments.with_replaced(sources, [published]), self.appender)
         return published
 
     # -------------------------------------------------------------- cut
@@ -433,7 +434,7 @@ class LocalLog:
                 with self.failure.latching_if_offline():
                     paths = self.store.remove_front(gone)
                 left = ()
-            except LastwordError:
+            except BaseException:  # an interrupt, too
                 self.durability.directory_unsynced = True  # makes durable what was renamed
                 with contextlib.suppress(LastwordError):
                     left = tuple(s for s in gone if s.stored.facts() is not None)

@@ -467,13 +467,17 @@ class PartitionLog(Reads):
         if not pending.headers:
             return
         local = self._local
-        local.append(pending)
-        for header in pending.headers:
-            if header.producer_id >= 0:
-                marker = control_of(pending.data, header, local.appender.file)
-                entry = self._producers.update(header, marker)
-                if entry is not None:
-                    local.append_aborted(entry)
+        if all(header.producer_id < 0 for header in pending.headers):
+            local.append(pending)
+        else:
+            with local.failure.latching_if_interrupted():  # the state of the producers follows the bytes
+                local.append(pending)
+                for header in pending.headers:
+                    if header.producer_id >= 0:
+                        marker = control_of(pending.data, header, local.appender.file)
+                        entry = self._producers.update(header, marker)
+                        if entry is not None:
+                            local.append_aborted(entry)
         self._update_stable_offset()
 
     def _append_time(self) -> int | None:

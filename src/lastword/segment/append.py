@@ -103,9 +103,8 @@ class SegmentAppender:
         self._synced_size = segment.size
         self._syncs_are_small = False
         self._zeroed_to = 0  # the file has zeros from the end up to here; 0: it ends with the last batch
-        self._is_torn = False  # a failed write may have left bytes behind the end
-        self._finished: tuple[int, int, int, int] | None = None  # the builder's state before `finish`
-        self._final_entry = b""  # of the time index, written by `finish`
+        self._is_torn = False  # a change that did not come to its end may have left bytes behind the end
+        self._finished: bytes | None = None  # the last entry of the time index, if `finish` has written it
 
     @classmethod
     def create(cls, stored: StoredSegment, *, index_interval_bytes: int) -> SegmentAppender:
@@ -254,9 +253,9 @@ class SegmentAppender:
         """The last position at which a batch gets no index entry.
 
         -1 if a single record may not be appended by `append_unindexed` or `append_indexed`: the segment is
-        empty, or was finished for a roll that failed.
+        empty, was finished for a roll that failed, or has the rest of a change that failed.
         """
-        if self._finished is not None or not self.end.size:
+        if self._finished is not None or self._is_torn or not self.end.size:
             return -1
         return self._builder.last_unindexed_position
 
@@ -266,15 +265,19 @@ class SegmentAppender:
         Without an entry, the only other state of the indexes is the largest timestamp. The segment is not
         empty, so the rolling timestamp stays.
         """
-        if self._zeroed_to or self._syncs_are_small or self._is_torn:
-            self._write(batch)
-        else:
-            self._log.append(batch)
-        size, offset, largest = self.end
-        if timestamp > largest:
-            largest = timestamp
-            self._builder.seen(offset, timestamp)
-        self.end = _new_end(SegmentEnd, (size + len(batch), offset + 1, largest))
+        try:
+            if self._zeroed_to or self._syncs_are_small or self._is_torn:
+                self._write(batch)
+            else:
+                self._log.append(batch)
+            size, offset, largest = self.end
+            if timestamp > largest:
+                largest = timestamp
+                self._builder.seen(offset, timestamp)
+            self.end = _new_end(SegmentEnd, (size + len(batch), offset + 1, largest))
+        except BaseException:
+            self._is_torn = True
+            raise
 
     def append_indexed(self, batch: bytes, timestamp: int) -> None:
         """Write a batch of one record that begins above `last_unindexed_position`, as `append` does."""
@@ -304,22 +307,26 @@ class SegmentAppender:
         self, data: Buffer, index: Callable[[int], object], first_timestamp: int, next_offset: int
     ) -> None:
         """Write the data, and its index entries, which `index` adds for data at a position of the log."""
-        if self._finished is not None:
-            self._go_on()
-        builder, start = self._builder, self.end.size
-        before = len(builder.offset_entries), len(builder.time_entries)
-        self._write(data)
-        index(start)
-        if len(builder.offset_entries) != before[0] or len(builder.time_entries) != before[1]:
-            self._append_entries(start, *before)
-        if start == 0:
-            self.rolling_timestamp = first_timestamp
-        self.end = SegmentEnd(start + len(data), next_offset, builder.largest_timestamp)
+        try:
+            if self._finished is not None or self._is_torn:
+                self._take_back()
+            self._write(data)
+            builder, start = self._builder, self.end.size
+            before = len(builder.offset_entries), len(builder.time_entries)
+            index(start)
+            if len(builder.offset_entries) != before[0] or len(builder.time_entries) != before[1]:
+                self._append_entries(*before)
+            if start == 0:
+                self.rolling_timestamp = first_timestamp
+            self.end = SegmentEnd(start + len(data), next_offset, builder.largest_timestamp)
+        except BaseException:
+            self._is_torn = True  # also after an interrupt: the log may have bytes that `end` leaves out
+            raise
 
     def _write(self, data: Buffer) -> None:
         """Write behind the last batch, over zeros if there are some. All or nothing."""
         if self._is_torn:
-            self.remove_zeros()
+            self._take_back()
         size = self.end.size
         end = size + len(data)
         if self._syncs_are_small and end > self._zeroed_to and len(data) <= SMALL_SYNC_BYTES:
@@ -351,12 +358,14 @@ class SegmentAppender:
 
     def remove_zeros(self) -> None:
         """Let the file end with the last batch. A sync follows before that counts."""
-        if self._zeroed_to or self._is_torn:
+        if self._is_torn:
+            self._take_back()
+        elif self._zeroed_to:
             self._log.truncate(self.end.size)
-            self._zeroed_to, self._is_torn = 0, False
+            self._zeroed_to = 0
 
-    def _append_entries(self, start: int, first_offset_byte: int, first_time_byte: int) -> None:
-        """Write the builder's entries from these bytes on. If that fails, cut the log back to `start`."""
+    def _append_entries(self, first_offset_byte: int, first_time_byte: int) -> None:
+        """Write the builder's entries from these bytes on. If that fails, cut the log back."""
         new_offsets = bytes(self._builder.offset_entries[first_offset_byte:])
         new_times = bytes(self._builder.time_entries[first_time_byte:])
         try:
@@ -365,26 +374,34 @@ class SegmentAppender:
             if new_times:
                 self._times.append(new_times)
         except LastwordError:
-            self._take_back(start)
+            self._take_back()
             raise
         self._index_bytes += len(new_offsets)
         self._time_bytes += len(new_times)
         self._segment.offset_index.extend(new_offsets)
         self._segment.time_index.extend(new_times)
 
-    def _take_back(self, size: int) -> None:
-        self._log.truncate(size)
+    def _take_back(self) -> None:
+        """Let the log and its indexes end with the last batch that `end` includes."""
+        segment = self.segment
+        offsets, times = segment.offset_index, segment.time_index
+        self._log.truncate(segment.size)
         self._zeroed_to = 0
+        offsets.cut(segment.size)
+        times.cut(offsets.last.offset if len(offsets) else segment.base_offset - 1)
+        self._index_bytes, self._time_bytes = offsets.size_bytes, times.size_bytes
         self._index.truncate(self._index_bytes)
         self._times.truncate(self._time_bytes)
-        segment, interval = self.segment, self._builder.interval_bytes
-        offsets, times = segment.offset_index.last, segment.time_index.last
-        self._builder = IndexBuilder(
-            segment.base_offset, interval, entry_position=offsets.position, time_entry=times.timestamp
+        builder = IndexBuilder(
+            segment.base_offset,
+            self._builder.interval_bytes,
+            entry_position=offsets.last.position,
+            time_entry=times.last.timestamp,
         )
-        self._builder.seen(times.offset, times.timestamp)
-        for header in segment.headers(offsets.position):
-            self._builder.seen(header.last_offset, header.max_timestamp)
+        builder.seen(times.last.offset, times.last.timestamp)
+        for header in segment.headers(offsets.last.position):
+            builder.seen(header.last_offset, header.max_timestamp)
+        self._builder, self._finished, self._is_torn = builder, None, False
 
     def is_full(self, max_index_bytes: int, more: int = 0) -> bool:
         """Return whether an index is full after `more` entries and the last time entry."""
@@ -429,25 +446,17 @@ class SegmentAppender:
     def finish(self) -> None:
         """Remove zeros, and add the last entry of the time index, which another append removes again."""
         self.remove_zeros()
-        state, before = self._builder.state, len(self._builder.time_entries)
-        self._builder.finish()
-        new = bytes(self._builder.time_entries[before:])
-        if new:
-            try:
+        before = len(self._builder.time_entries)
+        try:
+            self._builder.finish()
+            new = bytes(self._builder.time_entries[before:])
+            if new:
                 self._times.append(new)
-            except LastwordError:
-                self._builder.go_on(state)
-                raise
-            self._time_bytes += len(new)
-            self._finished, self._final_entry = state, new
-
-    def _go_on(self) -> None:
-        """Remove the last time entry: the segment was finished for a roll that failed."""
-        assert self._finished is not None
-        self._time_bytes -= len(self._final_entry)
-        self._times.truncate(self._time_bytes)
-        self._builder.go_on(self._finished)
-        self._finished = None
+                self._time_bytes += len(new)
+                self._finished = new
+        except BaseException:
+            self._is_torn = True
+            raise
 
     def close(self) -> Segment:
         """Close the files and return the segment, which takes no more batches."""
@@ -455,7 +464,7 @@ class SegmentAppender:
         for handle in filter(None, map(self.__dict__.get, _HANDLES)):
             handle.close()
         if self._finished is not None:
-            self._segment.time_index.extend(self._final_entry)
+            self._segment.time_index.extend(self._finished)
             self._finished = None
         return self.segment.ending_at(*self.end, active=False)
 

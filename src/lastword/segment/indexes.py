@@ -141,6 +141,12 @@ class OffsetIndex:
         self._positions.extend(cells[1::2])
         self._offsets.extend(cells[0::2])
 
+    def cut(self, position: int) -> None:
+        """Drop the entries at `position` of the log and above. Safe beside readers, as `extend`."""
+        kept = bisect_left(self._positions, position)
+        del self._offsets[kept:]
+        del self._positions[kept:]
+
     def entries(self) -> Iterator[OffsetEntry]:
         """Yield the entries, in order."""
         for relative, position in zip(self._offsets, self._positions, strict=False):
