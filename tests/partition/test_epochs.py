@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastword.errors import DiskFullError
 from lastword.partition.checkpoint_file import LeaderEpochs
+from lastword.partition.durability import read_mark
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
-from tests.partition.logs import at_offset, build_batch, make, opened
+from tests.fakes import RecordingFiles
+from tests.partition.logs import at_offset, build_batch, fill, make, opened
 
 
 def epochs(tmp_path: Path, *entries: tuple[int, int]) -> LeaderEpochs:
@@ -124,3 +127,17 @@ def test_a_full_truncation_does_not_go_back_to_an_older_epoch(tmp_path: Path) ->
     log.truncate_fully_and_start_at(5)
     log.append_batch(build_batch(5))
     assert pairs(log.epochs) == [(7, 5)]
+
+
+def test_an_epoch_that_could_not_be_written_is_written_with_the_next_append(tmp_path: Path) -> None:
+    files = RecordingFiles(UNSYNCED)
+    log, _ = opened(make(tmp_path), files=files)
+    files.fail = lambda call: DiskFullError("planted") if names.LEADER_EPOCHS in call.path else None
+    with pytest.raises(DiskFullError):
+        fill(log, 1)
+    files.fail = None
+    fill(log, 1)
+    log.sync()
+    assert LeaderEpochs.load(UNSYNCED, log.directory).latest == 0
+    assert read_mark(UNSYNCED, log.directory).is_current  # else recovery may cut what was synced
+    log.abandon()

@@ -233,9 +233,9 @@ class LeaderEpochs:
 
     def _set(self, entries: list[EpochEntry], *, sync_name: bool = True) -> None:
         if entries != self._entries:
-            self._entries = entries
             lines = [f"{e.epoch} {e.start_offset}" for e in entries]
             self._files.write_atomic(self._path, format_lines(lines), sync_name=sync_name)
+            self._entries = entries  # behind the write: if that fails, the next call writes them
 
 
 def read_epochs(files: Files, path: str) -> list[EpochEntry]:
