@@ -801,3 +801,37 @@ def test_a_commit_that_is_refused_half_way_holds_nothing_back(
     with open_to_append(str(tmp_path)) as directory:
         assert directory.log("t", 0).incomplete_commit_offset is None
         assert list(tmp_path.glob("lastword.refused-*")) and not staging.exists()
+
+
+@WAYS
+@pytest.mark.parametrize("setting", [{"max.message.bytes": "100"}, {"lastword.pulled.from": "cluster"}])
+def test_settings_that_were_changed_since_the_staging_refuse_the_whole_commit(
+    setting: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    staged_as(monkeypatch, way)
+    make(tmp_path)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c", "d" * 99]}), sync=True)
+    with lastword.open(tmp_path, "a") as logs:
+        logs.set_config("t", **{name.replace(".", "_"): value for name, value in setting.items()})
+    with pytest.raises(DataError, match="refused"):
+        commit(tmp_path, manifest)
+    assert values(tmp_path) == {0: [], 1: []} and leftovers(tmp_path) == []
+
+
+@WAYS
+def test_settings_that_are_changed_while_a_commit_comes_in_refuse_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    staged_as(monkeypatch, way)
+    make(tmp_path)
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c", "d" * 99]}), sync=True)
+    real = staged_batches.LogEnds.save
+
+    def save(self: staged_batches.LogEnds, files: Files, root: str) -> None:
+        real(self, files, root)
+        logs.set_config("t", max_message_bytes=100)
+
+    monkeypatch.setattr(staged_batches.LogEnds, "save", save)
+    with lastword.open(tmp_path, "a") as logs:
+        commit(tmp_path, manifest)
+    assert values(tmp_path) == {0: ["a", "b"], 1: ["c", "d" * 99]} and leftovers(tmp_path) == []

@@ -2,9 +2,10 @@
 
 The order for one commit: rename the manifest to `applying-`; verify all of its staged batches; open all logs;
 note all log ends, durably (`staged_batches.LogEnds`); append to each partition; save writer and sequence, or
-mark the commit; remove the manifest, durably; remove the note and the staged files. A commit that is refused
-has appended nothing, except when its files are damaged between two tries. A note without its manifest belongs
-to a commit that is complete.
+mark the commit; remove the manifest, durably; remove the note and the staged files. The settings of the
+topics are checked before the note: settings that are changed later do not refuse a part of the commit. So a
+commit that is refused has appended nothing, except when its files are damaged between two tries. A note
+without its manifest belongs to a commit that is complete.
 
 The order in one partition: append the batches; sync the log, or close it. A process that opens the directory
 for a commit only (`commit`) closes each log there, so that the log is synced once, with its indexes and its
@@ -43,6 +44,7 @@ from lastword.errors import (
     FileVanishedError,
     LastwordError,
     LogDirLockedError,
+    ReadOnlyError,
     UsageError,
 )
 from lastword.files import TOGETHER, Files, Handle, overlapped
@@ -173,7 +175,17 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
     is_begun = log_ends is not None and log_ends.commit_id == commit_id
     threads = _threads(len(partitions), size_bytes)
     needed = staging.needed_files(files, root, manifest, is_begun=is_begun)
-    staging.check(files, needed, threads=threads and min(threads, len(needed)))
+    if not is_begun:
+        for topic in sorted({topic for topic, _ in partitions}):
+            cluster = directory.topic_config(topic).lastword_pulled_from
+            if cluster is not None:
+                raise ReadOnlyError.pulled(topic, cluster)
+    staging.check(
+        files,
+        needed,
+        threads=threads and min(threads, len(needed)),
+        config_of=None if is_begun else directory.topic_config,
+    )
     # Every log is opened before the first is appended to: a commit that is refused has added nothing.
     logs = directory.logs(partitions)
     began = {
@@ -315,7 +327,7 @@ def _append_missing(log: PartitionLog, appended: _Appended, blocks: Iterable[Blo
     """Append the batches that the log does not have, each block with one write."""
     for block in blocks:
         # Without `sync`, too: a directory that was opened for this commit syncs when it is closed.
-        log.append_batches(appended.missing(block), sync_follows=True)
+        log.append_batches(appended.missing(block), sync_follows=True, is_begun=True)
 
 
 class _Batch(NamedTuple):

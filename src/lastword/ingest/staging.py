@@ -43,15 +43,22 @@ import contextlib
 import json
 import os
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle, overlapped
 from lastword.files.framed import Framed
-from lastword.partition.staged_batches import BEGUN, STAGING, blocks_of, discard, staging_dir
+from lastword.partition.appending import check_sizes, largest_batch
+from lastword.partition.staged_batches import BEGUN, STAGING, Block, blocks_of, discard, staging_dir
 from lastword.segment import names
+from lastword.wire import INT64_MAX
+
+if TYPE_CHECKING:
+    from lastword.config import TopicConfig
 
 # ---------------------------------------------------------------- staged files
 
@@ -286,26 +293,51 @@ def _make_dir(files: Files, path: str) -> None:
 
 
 class StagedPath(NamedTuple):
-    """A staged file that a commit needs. `may_be_gone`: it may have become a segment."""
+    """A staged file that a commit needs.
+
+    Attributes:
+        path: Its path.
+        runs: Its runs, one behind the other.
+        may_be_gone: It may have become a segment.
+    """
 
     path: str
-    size_bytes: int
+    runs: tuple[StagedRun, ...]
     may_be_gone: bool = False
 
     def check(self, files: Files) -> None:
         """Verify the size. CorruptFileError if the file is not as its writer left it."""
-        if _size(files, self.path) not in (self.size_bytes, -1 if self.may_be_gone else None):
+        size_bytes = sum(run.size_bytes for run in self.runs)
+        if _size(files, self.path) not in (size_bytes, -1 if self.may_be_gone else None):
             raise CorruptFileError(
                 f"{self.path} is not as its writer left it; nothing was appended",
                 remedy="run the job again",
                 file=self.path,
             )
 
-    def check_batches(self, files: Files) -> None:
-        """Verify the checksums of all batches. CorruptBatchError for a byte that changed."""
-        if files.exists(self.path):  # otherwise it was verified before it became a segment
-            for block in blocks_of(files, self.path):
-                block.check(self.path)
+    def check_batches(self, files: Files, config_of: Callable[[str], TopicConfig] | None = None) -> None:
+        """Verify the checksums of all batches. CorruptBatchError for a byte that changed.
+
+        With `config_of`, which returns the settings of a topic: RecordTooLargeError for a batch that its
+        topic does not allow now.
+        """
+        if not files.exists(self.path):
+            return  # it was verified before it became a segment
+        least = min(largest_batch(config_of(run.topic)) for run in self.runs) if config_of else INT64_MAX
+        position = 0
+        for block in blocks_of(files, self.path):
+            block.check(self.path)
+            if config_of is not None and max(block.sizes) > least:
+                self._check_sizes(block, position, config_of)
+            position += block.size_bytes
+
+    def _check_sizes(self, block: Block, position: int, config_of: Callable[[str], TopicConfig]) -> None:
+        """`position`: of the block in the file."""
+        ends = list(accumulate(run.size_bytes for run in self.runs))
+        for batch in block:
+            run = self.runs[bisect_right(ends, position)]
+            check_sizes((batch,), config_of(run.topic), f"{run.topic}-{run.partition}")
+            position += len(batch)
 
 
 def needed_files(files: Files, root: str, manifest: CommitManifest, *, is_begun: bool) -> list[StagedPath]:
@@ -313,12 +345,12 @@ def needed_files(files: Files, root: str, manifest: CommitManifest, *, is_begun:
 
     Partitions that have ingested their own files are left out. `is_begun`: an earlier try noted log ends.
     """
-    sizes: dict[str, int] = {}
+    shared: dict[str, list[StagedRun]] = {}
     needed: list[StagedPath] = []
     marked: dict[str, bool] = {}
     for run in manifest.runs:
         if run.position is not None:
-            sizes[run.name] = sizes.get(run.name, 0) + run.size_bytes
+            shared.setdefault(run.name, []).append(run)
             continue
         directory = os.path.join(root, names.partition_dir(run.topic, run.partition))
         folder = staging_dir(directory, manifest.commit_id)
@@ -326,20 +358,26 @@ def needed_files(files: Files, root: str, manifest: CommitManifest, *, is_begun:
             marked[directory] = files.exists(committed_mark(directory, manifest.commit_id))
         if not marked[directory]:
             begun = is_begun or files.exists(os.path.join(folder, BEGUN))
-            needed.append(StagedPath(os.path.join(folder, run.name), run.size_bytes, begun))
-    shared = [StagedPath(os.path.join(root, name), size_bytes) for name, size_bytes in sizes.items()]
-    return [*shared, *needed]
+            needed.append(StagedPath(os.path.join(folder, run.name), (run,), begun))
+    return [*(StagedPath(os.path.join(root, name), tuple(runs)) for name, runs in shared.items()), *needed]
 
 
-def check(files: Files, needed: Sequence[StagedPath], *, threads: int | None = None) -> None:
+def check(
+    files: Files,
+    needed: Sequence[StagedPath],
+    *,
+    threads: int | None = None,
+    config_of: Callable[[str], TopicConfig] | None = None,
+) -> None:
     """Verify sizes and checksums of all staged files of a commit.
 
     All are verified before the first partition is appended to: a commit that is refused adds nothing.
-    CorruptFileError or CorruptBatchError for a file that is not as its writer left it.
+    CorruptFileError or CorruptBatchError for a file that is not as its writer left it. `config_of`: as of
+    `StagedPath.check_batches`.
     """
     for staged in needed:
         staged.check(files)
-    overlapped(lambda staged: staged.check_batches(files), needed, threads=threads)
+    overlapped(lambda staged: staged.check_batches(files, config_of), needed, threads=threads)
 
 
 def keep_alive(files: Files, root: str, commit_id: str, now_ms: int) -> None:

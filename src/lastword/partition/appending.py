@@ -101,9 +101,14 @@ def _stamp(data: bytearray, position: int, now_ms: int) -> None:
     _CRC.pack_into(data, position + CRC_AT, crc)
 
 
+def largest_batch(config: TopicConfig) -> int:
+    """Return the largest size in bytes that a batch of the topic may have."""
+    return min(config.max_message_bytes, config.segment_bytes)
+
+
 def check_sizes(batches: Sequence[Batch], config: TopicConfig, name: str) -> None:
     """Raise RecordTooLargeError for the first batch that is too large for the topic."""
-    limit = min(config.max_message_bytes, config.segment_bytes)
+    limit = largest_batch(config)
     largest = max(map(len, batches), default=0)
     if largest > limit:
         first = next(len(data) for data in batches if len(data) > limit)

@@ -259,7 +259,9 @@ class PartitionLog(Reads):
         """
         return self.append_batches((data,))[0]
 
-    def append_batches(self, batches: Sequence[Batch], *, sync_follows: bool = False) -> list[AppendedBatch]:
+    def append_batches(
+        self, batches: Sequence[Batch], *, sync_follows: bool = False, is_begun: bool = False
+    ) -> list[AppendedBatch]:
         """Append encoded batches in order, with one write for each segment they go to.
 
         Sizes, checksums and producers are checked before the first byte is written: RecordTooLargeError,
@@ -273,14 +275,17 @@ class PartitionLog(Reads):
         Args:
             batches: Their offsets count from 0.
             sync_follows: The caller will `sync` soon, so the drive may begin while more is appended.
+            is_begun: The batches are of a commit that has begun. Settings that were changed since then do not
+                refuse them: other logs may have their part already.
         """
         with self.lock:
             local = self._changed_log()
-            if local.config.lastword_pulled_from is not None:
+            if local.config.lastword_pulled_from is not None and not is_begun:
                 raise ReadOnlyError.pulled(self.name, local.config.lastword_pulled_from)
             if self._recovered_to is not None:
                 self._note_recovery(self._recovered_to)
-            check_sizes(batches, local.config, self.name)
+            if not is_begun:
+                check_sizes(batches, local.config, self.name)
             suits = len(batches) > FEW and self._suits_table(batches)
             appended = self._append_table(batches, sync_follows) if suits else None
             if appended is None:
@@ -580,8 +585,6 @@ class PartitionLog(Reads):
         """
         with self.lock:
             local = self._changed_log()
-            if local.config.lastword_pulled_from is not None:
-                raise ReadOnlyError.pulled(self.name, local.config.lastword_pulled_from)
             if not local.active_bytes:
                 return False
             if self._recovered_to is not None:
