@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,19 @@ class TestRolling:
         clock.advance(1)
         assert log.roll_if_due()
         assert log.active.base_offset == 1
+
+    @pytest.mark.parametrize("setting", ["segment_ms", "max_compaction_lag_ms"])
+    def test_a_shorter_limit_holds_for_the_active_segment(self, setting: str, tmp_path: Path) -> None:
+        clock, config = ManualClock(5000), TopicConfig(cleanup_policy=frozenset({"compact"}))
+        log, _ = opened(make(tmp_path), files=UNSYNCED, config=config, clock=clock)
+        log.append_batch(batch((b"k", b"v"), timestamp=5000))
+        clock.advance(1001)
+        assert not log.roll_if_due()
+        log.config = replace(config, **{setting: 1000})
+        assert log.roll_due_ms == 6000 and log.roll_if_due()
+        for timestamp in (6001, 7002):
+            log.append_batch(batch((b"k", b"v"), timestamp=timestamp))
+        assert [segment.base_offset for segment in log.segments] == [0, 1, 2]
 
     def test_by_a_full_index(self, tmp_path: Path) -> None:
         config = TopicConfig(segment_index_bytes=48, index_interval_bytes=0)

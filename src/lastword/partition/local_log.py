@@ -72,21 +72,26 @@ class RollRule:
 
     A batch begins a new segment if it would make the active one larger than `segment.bytes`, its offsets do
     not fit into four bytes from the base, the segment is older than `segment.ms` (by the first batch's
-    timestamp; without one by the clock), or an index is full.
+    timestamp; without one by the clock), or an index is full. A changed setting also applies to the active
+    segment; only the jitter stays.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
         self._rng = rng
         self._created_ms = 0
-        self._roll_ms = 0
+        self._jitter_ms = 0
 
     def begin_segment(self, config: TopicConfig) -> None:
         """Draw the jitter of a segment that begins now."""
         self._created_ms = self._clock.now_ms()
-        limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
         jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
-        self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
+        self._jitter_ms = self._rng.randrange(jitter_ms) if jitter_ms else 0
+
+    def _age_ms(self, config: TopicConfig) -> int:
+        """Return the age above which the active segment is closed."""
+        limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
+        return limit - self._jitter_ms
 
     def must_roll(
         self, config: TopicConfig, appender: SegmentAppender, header: BatchHeader, pending: Pending
@@ -105,7 +110,7 @@ class RollRule:
             waited = header.max_timestamp - began
         else:
             waited = self._clock.now_ms() - self._created_ms
-        if waited > self._roll_ms:
+        if waited > self._age_ms(config):
             return True
         return appender.is_full(config.segment_index_bytes)
 
@@ -124,7 +129,7 @@ class RollRule:
             min(config.segment_bytes, MAX_FILE_BYTES),
             config.segment_index_bytes,
             min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX - 1),
-            min(began + self._roll_ms, INT64_MAX),
+            min(began + self._age_ms(config), INT64_MAX),
             position,
         )
 
@@ -139,7 +144,7 @@ class RollRule:
 
         size = appender.end.size
         began = int(table[first, fields.MAX_TIMESTAMP]) if not size else appender.rolling_timestamp
-        by_clock = began < 0
+        by_clock, age_ms = began < 0, self._age_ms(config)
         return int(
             fields.rows_before_roll(
                 table,
@@ -149,8 +154,8 @@ class RollRule:
                 size,
                 min(config.segment_bytes, MAX_FILE_BYTES),
                 min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX),
-                0 if by_clock else min(began + self._roll_ms, INT64_MAX),
-                by_clock and self._clock.now_ms() - self._created_ms > self._roll_ms,
+                0 if by_clock else min(began + age_ms, INT64_MAX),
+                by_clock and self._clock.now_ms() - self._created_ms > age_ms,
                 by_clock,
             )
         )
@@ -169,18 +174,18 @@ class RollRule:
         ):
             return False
         latest = max(batch.max_timestamp for batch in batches)
-        return first.max_timestamp < 0 or latest - first.max_timestamp <= self._roll_ms
+        return first.max_timestamp < 0 or latest - first.max_timestamp <= self._age_ms(config)
 
-    def is_due(self, appender: SegmentAppender) -> bool:
+    def is_due(self, config: TopicConfig, appender: SegmentAppender) -> bool:
         """Return whether the active segment is older than `segment.ms`, by the clock."""
-        return self._clock.now_ms() > self.due_ms(appender)
+        return self._clock.now_ms() > self.due_ms(config, appender)
 
-    def due_ms(self, appender: SegmentAppender) -> int:
+    def due_ms(self, config: TopicConfig, appender: SegmentAppender) -> int:
         """Return the time after which the active segment is older than `segment.ms`."""
         if not appender.end.size:
             return INT64_MAX
         began = appender.rolling_timestamp
-        return (began if began >= 0 else self._created_ms) + self._roll_ms
+        return (began if began >= 0 else self._created_ms) + self._age_ms(config)
 
 
 class LocalLog:
@@ -324,12 +329,12 @@ class LocalLog:
 
     def is_roll_due(self) -> bool:
         """Return whether the active segment is older than `segment.ms`, by the clock."""
-        return self.roll_rule.is_due(self.appender)
+        return self.roll_rule.is_due(self.config, self.appender)
 
     @property
     def roll_due_ms(self) -> int:
         """The time after which the active segment is older than `segment.ms`."""
-        return self.roll_rule.due_ms(self.appender)
+        return self.roll_rule.due_ms(self.config, self.appender)
 
     def roll(self, offset: int) -> None:
         """Close the active segment and begin an empty one at `offset`: the log end, or above it.
