@@ -18,6 +18,7 @@ from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import NOW, indexes_fit, records
+from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 
 USERS = TopicPartition("users", 0)
@@ -113,6 +114,20 @@ def test_segments_that_the_target_has_rewritten_are_sent_again(tmp_path: Path) -
     with opened(tmp_path / "b") as target:
         copied(tmp_path, target)
         assert records(target.log(*USERS)) == after
+
+
+def test_a_copy_that_fails_leaves_the_log_start(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    files = RecordingFiles(UNSYNCED)
+    with opened(tmp_path / "b", files=files) as target:
+        raise_log_start(target, *USERS, 3)
+        files.fail = lambda call: DiskFullError("planted") if call.path.endswith("/copied.tmp") else None
+        with pytest.raises(DiskFullError):
+            copied(tmp_path, target)
+        files.fail = None
+        assert target.log(*USERS).log_start == 3
+    with opened(tmp_path / "b") as target:
+        assert target.log(*USERS).log_start == 3
 
 
 def kill(tmp_path: Path, start: Path, before: list, after: list, number: int) -> bool:

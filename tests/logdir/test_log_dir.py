@@ -19,6 +19,7 @@ from lastword.errors import (
     NotALogDirError,
     NotAPartitionError,
     ReadOnlyError,
+    StorageError,
     TopicExistsError,
     UnknownSettingError,
     UnknownTopicError,
@@ -28,10 +29,11 @@ from lastword.files import DEFAULT, OsFiles
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
-from tests.fakes import ForgetfulFiles
+from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.fakes.forgetful import keep_all
 from tests.golden.loader import case, value_matches
 from tests.partition.logs import NOW, batch, build_batch, indexes_fit, pair, records
+from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
 from tests.support.settings import set_topic_config
 
@@ -324,6 +326,29 @@ def test_deleting_a_topic(tmp_path: Path) -> None:
         assert logs.topic_config("users").cleanup_policy is None
         assert logs.log("users", 0).log_end == 0
     assert "users 0 3" not in (tmp_path / names.RECOVERY_POINTS).read_text()
+
+
+def test_a_partition_that_could_not_be_deleted_is_as_it_was(tmp_path: Path) -> None:
+    """Its log start stays, and records that were not synced before are synced by the next sync."""
+    with opened(tmp_path) as logs:
+        logs.create_topic("users", 2)
+        append(logs, "users", 1, 10)
+        raise_log_start(logs, "users", 1, 5)
+    files = RecordingFiles(UNSYNCED)
+    logs = LogDirectory.open(tmp_path, "a", files, ManualClock(NOW))
+    append(logs, "users", 1, 3)
+    raise_log_start(logs, "users", 1, 7)
+    files.fail = lambda call: (
+        StorageError("planted") if call.name == "rename" and call.path.endswith("users-1") else None
+    )
+    with pytest.raises(StorageError):
+        logs.delete_topic("users")
+    files.fail = None
+    log = logs.log("users", 1)
+    assert (log.log_start, log.log_end, log.synced_to) == (7, 13, 10)
+    logs.close()
+    with opened(tmp_path) as logs:
+        assert logs.log("users", 1).log_start == 7
 
 
 def test_a_deletion_that_was_interrupted_is_finished(tmp_path: Path) -> None:

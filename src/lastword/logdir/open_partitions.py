@@ -163,13 +163,16 @@ class OpenPartitions:
         self._left[tp] = _Left(log.recovery_point, log.log_start, clean=True)
 
     def let_go(self, tp: TopicPartition) -> None:
-        """Close a partition that leaves the directory, and drop it."""
+        """Close a partition that leaves the directory, and drop it.
+
+        If it does not leave because of an error, the next use recovers it as it was left here.
+        """
         log = self.logs.pop(tp, None)
         if log is not None:
             log.abandon()
+            self._left[tp] = _Left(log.recovery_point, log.log_start, clean=False)
         self._closed.pop(tp, None)
         self.offline.pop(tp, None)
-        self._left.pop(tp, None)
 
     def close(self) -> tuple[bool, LastwordError | None]:
         """Close every log, also after one has failed.
