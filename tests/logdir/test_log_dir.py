@@ -14,6 +14,7 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.errors import (
     CorruptBatchError,
+    DiskFullError,
     InvalidTopicError,
     LogDirLockedError,
     NotALogDirError,
@@ -326,6 +327,27 @@ def test_deleting_a_topic(tmp_path: Path) -> None:
         assert logs.topic_config("users").cleanup_policy is None
         assert logs.log("users", 0).log_end == 0
     assert "users 0 3" not in (tmp_path / names.RECOVERY_POINTS).read_text()
+
+
+def test_a_topic_is_not_made_with_the_checkpoints_of_another(tmp_path: Path) -> None:
+    """The partition of before was removed by hand; its log start would be that of the new one."""
+    with opened(tmp_path) as logs:
+        logs.create_topic("users")
+        append(logs, "users", 0, 10)
+        raise_log_start(logs, "users", 0, 10)
+    shutil.rmtree(tmp_path / "users-0")
+    files = RecordingFiles(UNSYNCED)
+    logs = LogDirectory.open(tmp_path, "a", files, ManualClock(NOW))
+    files.fail = lambda call: (
+        DiskFullError("planted") if call.name == "create" and call.path.endswith("checkpoint.tmp") else None
+    )
+    with pytest.raises(DiskFullError):
+        logs.create_topic("users", 1, {"cleanup.policy": "compact"})
+    files.fail = None
+    assert logs.topics() == [] and logs.topic_config("users").cleanup_policy is None
+    logs.create_topic("users")
+    assert logs.log("users", 0).log_end == 0
+    logs.close()
 
 
 def test_a_partition_that_could_not_be_deleted_is_as_it_was(tmp_path: Path) -> None:

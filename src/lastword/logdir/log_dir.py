@@ -346,6 +346,8 @@ class LogDirectory:
         with self.lock:
             self._check_writable()
             created = [TopicPartition(topic, number) for number in numbers]
+            # Before there are partitions: the lines are of a topic of that name that was removed by hand.
+            self._partition_checkpoints.forget(created)
             with self._contents.changing(added=created):
                 make_partitions(
                     self.files,
@@ -357,7 +359,6 @@ class LogDirectory:
                     topic_id=topic_id,
                 )
             self._topic_ids.pop(topic, None)
-            self._partition_checkpoints.forget(created)  # lines of a topic of that name removed by hand
             self._opened.made(created)
 
     def delete_topic(self, topic: str) -> None:
