@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, LastwordError, UsageError
 from lastword.files import Files
-from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir import LogDirectory, TopicPartition, log_dir_set
 from lastword.logdir.identity import directory_name, write_move_note
 from lastword.logdir.log_dir_set import LogDirSet, move
 from lastword.segment import names
@@ -292,3 +293,30 @@ def test_no_marker_speaks_of_a_partition_that_came_and_was_not_opened(tmp_path: 
     assert not (tmp_path / "b" / names.CLEAN_SHUTDOWN).exists()
     with opened(tmp_path / "b") as b:
         assert (b.log("users", 0).log_start, b.log("users", 0).log_end) == (7, 20)
+
+
+def test_two_moves_in_opposite_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both stop at the same time where each has locked its log, and needs the other's directory."""
+    a, b = both(tmp_path)
+    a.create_topic("users")
+    b.create_topic("other")
+    together, real = threading.Barrier(2), log_dir_set._copy_private
+
+    def wait(*given: object) -> None:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.5)
+        real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(log_dir_set, "_copy_private", wait)
+    moves = [
+        threading.Thread(target=move, args=(a, b, "users", 0), daemon=True),
+        threading.Thread(target=move, args=(b, a, "other", 0), daemon=True),
+    ]
+    for thread in moves:
+        thread.start()
+    for thread in moves:
+        thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in moves)
+    assert (a.topics(), b.topics()) == (["other"], ["users"])
+    a.close()
+    b.close()

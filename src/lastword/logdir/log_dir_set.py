@@ -297,7 +297,9 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
         future = _make_future(source, target, tp)
         try:
             copied = _copy_closed(log, future, target.files)
-            with source.lock, log.lock:
+            # Both directories in one order: another thread may move a partition the other way.
+            first, second = sorted((source, target), key=lambda directory: directory.path)
+            with first.lock, second.lock, log.lock:
                 _check_whole(log)
                 log.flush()
                 _finish(source, target, tp, log, future, copied)
