@@ -196,13 +196,18 @@ def test_gaps_above_the_range_of_an_index_begin_a_segment(tmp_path: Path) -> Non
     copy.append_copies(at_offset(one, far) + at_offset(one, far + 1) + at_offset(one, 3 * far))
     copy.roll()
     copy.append_copies(at_offset(one, 5 * far))
-    offsets = [0, far, far + 1, 3 * far, 5 * far]
+    large = batch((b"a", b"1" * 800))
+    copy.append_copies(at_offset(large, 7 * far))
+    copy.roll()
+    copy.append_copies(at_offset(large, 9 * far))
+    copy.append_copies(at_offset(one, 9 * far + 1))
+    offsets = [0, far, far + 1, 3 * far, 5 * far, 7 * far, 9 * far, 9 * far + 1]
     assert [offset for offset, _, _ in records(copy)] == offsets
     copy.close()
     again, recovery = opened(copy.directory, config=COPIED, clean=True, recovery_point=copy.log_end)
     assert not recovery.repaired
     assert [offset for offset, _, _ in records(again)] == offsets
-    assert again.view().log_end == 5 * far + 1
+    assert again.view().log_end == 9 * far + 2
     again.close()
 
 

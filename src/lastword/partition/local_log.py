@@ -99,12 +99,12 @@ class RollRule:
         """Return whether the last pending batch begins a new segment, if the others are in the active one."""
         size = appender.end.size
         before = size + header.position  # bytes of the segment in front of this batch
-        if before + header.size > min(config.segment_bytes, MAX_FILE_BYTES):
-            return before > 0
         if header.last_offset - appender.base_offset > MAX_RELATIVE_OFFSET:
             return True
         if before == 0:
             return False
+        if before + header.size > min(config.segment_bytes, MAX_FILE_BYTES):
+            return True
         began = pending.first_timestamp if size == 0 else appender.rolling_timestamp
         if began is not None and began >= 0:
             waited = header.max_timestamp - began
