@@ -16,7 +16,7 @@ from lastword.partition import PartitionLog
 from lastword.partition.checkpoint_file import EpochEntry
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import build_message, build_wrapper
-from lastword.records.record import RawRecord
+from lastword.records.record import COMMIT, RawRecord
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.fakes import ForgetfulFiles
@@ -35,7 +35,7 @@ from tests.partition.logs import (
     records,
 )
 from tests.support.exhaustive import stride
-from tests.transactions import end_transaction, marker_batch
+from tests.transactions import control_key, end_transaction, marker_batch
 
 COPIED = TopicConfig(segment_bytes=700, index_interval_bytes=150, lastword_pulled_from="a cluster")
 
@@ -121,6 +121,12 @@ def test_leader_epochs_are_those_of_the_batches(tmp_path: Path) -> None:
     assert opened(copy.directory, config=COPIED)[0].epochs.entries == expected
 
 
+def short_marker() -> bytes:
+    builder = BatchBuilder(producer_id=7, producer_epoch=0, transactional=True, control=True)
+    builder.append(NOW, control_key(COMMIT), b"")
+    return builder.build()
+
+
 def wrong(which: str) -> bytes:
     one = batch((b"a", b"1"))
     first = at_offset(one, 10, 3)
@@ -138,6 +144,7 @@ def wrong(which: str) -> bytes:
             "no length": bytes(8) + b"\xff" * 20 + bytes(60),
             "huge length": bytes(8) + b"\x7f\xff\xff\xff" + bytes(60),
             "last offset": at_offset(one, (1 << 63) - 1, 3),
+            "marker": at_offset(short_marker(), 11, 3),
         }[which]
     )
 
@@ -153,6 +160,7 @@ def wrong(which: str) -> bytes:
         "no length",
         "huge length",
         "last offset",
+        "marker",
     ],
 )
 def test_nothing_is_appended_of_data_with_a_wrong_batch(tmp_path: Path, which: str) -> None:

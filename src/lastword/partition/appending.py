@@ -143,8 +143,8 @@ def copied_headers(data: Batch, name: str, log_end: int, latest_epoch: int | Non
         latest_epoch: The newest leader epoch of the log.
 
     Raises:
-        CorruptBatchError: The bytes are no whole batches, a checksum is wrong, or offsets or leader epochs
-            fall.
+        CorruptBatchError: The bytes are no whole batches, a checksum is wrong, a control batch cannot be
+            decoded, or offsets or leader epochs fall.
         UnknownMagicError: A format that is not supported.
     """
     headers: list[BatchHeader] = []
@@ -152,6 +152,7 @@ def copied_headers(data: Batch, name: str, log_end: int, latest_epoch: int | Non
     while position < len(data):
         header = formats.read_header(data, position, len(data), f"<copy of {name}>")
         formats.check_crc(data, header, f"<copy of {name}>")
+        control_of(data, header, f"<copy of {name}>")  # an opening could not decode it either
         if header.base_offset < offset:
             raise _not_rising(
                 name, header, f"offset {header.base_offset}", f"{offset} is the lowest possible"
