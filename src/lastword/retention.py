@@ -34,13 +34,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from lastword.config import TopicConfig
-from lastword.errors import LastwordError, OffsetOutOfRangeError, UsageError
+from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError, UsageError
 from lastword.logdir.checkpoints import LogStart, TopicPartition
 from lastword.parse import to_ms
 from lastword.units import format_bytes, format_duration, format_time
@@ -352,7 +352,8 @@ def _decide_and_roll(log_dir: LogDirectory, tp: TopicPartition) -> Deletion:
     log = log_dir.log(*tp)
     log.remove_deferred()
     if config.compacts:
-        log.roll_if_due()
+        with suppress(DiskFullError):  # what is removed now may make room for it
+            log.roll_if_due()
     with log.lock:  # no append between the decision to remove all segments and the roll
         deletion = decide(
             *tp,

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from lastword.cleaner.policy import quarantine
-from lastword.errors import CorruptBatchError, OffsetOutOfRangeError
+from lastword.errors import CorruptBatchError, DiskFullError, OffsetOutOfRangeError
 from lastword.logdir import LogDirectory
 from lastword.partition.cut import read_note
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
+from tests.fakes import RecordingFiles
 from tests.golden.loader import case
+from tests.partition.logs import records
 from tests.retention.support import DAY, DELETED, HOUR, NOW, Log, decided, expire_partition, fakes, policy
 from tests.support.settings import set_topic_config
 
@@ -293,6 +295,25 @@ class TestRollByTimer:
             UNSYNCED.set_mtime(log.path / names.segment_file(0, names.LOG), NOW + turn)
             log.reopen().log  # noqa: B018
         assert log.bases == [0]
+        log.close()
+
+    def test_a_full_drive_prevents_neither_reading_nor_retention(self, tmp_path: Path) -> None:
+        """The roll needs room in the partition, and the removal of segments makes it."""
+        settings = {"cleanup.policy": "compact,delete", "segment.ms": "1h", "retention.ms": "3h"}
+        log = Log(tmp_path, **settings).fill(10, age_ms=2 * HOUR).fill(3)
+        log.close()
+        UNSYNCED.set_mtime(log.path / names.segment_file(10, names.LOG), NOW)
+        log.clock.advance(HOUR + 1)
+        files = RecordingFiles(UNSYNCED)
+        files.fail = lambda call: (
+            DiskFullError("planted") if call.name in ("create", "append") and "users-0" in call.path else None
+        )
+        log = Log(tmp_path, log.clock, files)
+        assert log.bases == [0, 5, 10] and len(records(log.log)) == 13
+        assert log.expire().segments == 2 and log.bases == [10]
+        files.fail = None
+        log.expire()
+        assert log.bases == [10, 13]
         log.close()
 
 

@@ -11,13 +11,13 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from lastword import metrics
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import LastwordError
+from lastword.errors import DiskFullError, LastwordError
 from lastword.files import Files, Steps, real_path, run_together
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import leases
@@ -132,7 +132,8 @@ class OpenPartitions:
         log.on_roll = self._on_roll
         self._recovered.append(recovery)
         if config.compacts and self._is_quiet(log):
-            log.roll_if_due()
+            with suppress(DiskFullError):  # the log can be read and shortened; retention tries it again
+                log.roll_if_due()
         self.logs[tp] = log
         return log
 

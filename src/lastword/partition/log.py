@@ -26,12 +26,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from google_crc32c import value as crc32c
 
 from lastword.config import TopicConfig
-from lastword.errors import LastwordError, OffsetOutOfRangeError, ReadOnlyError
+from lastword.errors import DiskFullError, LastwordError, OffsetOutOfRangeError, ReadOnlyError
 from lastword.files import Files, Steps, run_steps
 from lastword.partition import cut, removal_log, staged_batches
 from lastword.partition.appending import (
@@ -721,7 +722,8 @@ class PartitionLog(Reads):
                 return False
             self._log_start = offset
             self._stable_offset = max(self._stable_offset, offset)
-            self._epochs.truncate_from_start(offset)
+            with suppress(DiskFullError):  # done at the next opening: a prefix is removed to make room
+                self._epochs.truncate_from_start(offset)
             return True
 
     def remove_prefix(self) -> list[Segment]:
