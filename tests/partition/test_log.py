@@ -421,6 +421,16 @@ def test_appending_and_reading_threads(tmp_path: Path) -> None:
     assert log.log_end == 300
 
 
+def test_flush_ms_holds_after_the_date_was_set_back(tmp_path: Path) -> None:
+    clock = ManualClock(NOW)
+    log, _ = opened(make(tmp_path), config=SMALL.replace(flush_ms=1000), clock=clock)
+    clock.set_date(NOW - 86_400_000)
+    fill(log, 1)
+    clock.advance(1000)
+    fill(log, 1)
+    assert log.synced_to == 2
+
+
 def test_flush_ms_and_flush_messages_sync_at_an_append(tmp_path: Path) -> None:
     clock = ManualClock(NOW)
     log, _ = opened(make(tmp_path), config=SMALL.replace(flush_ms=1000), clock=clock)

@@ -167,7 +167,7 @@ class Durability:
         self._store = store
         self._clock = clock
         self._failure = failure
-        self._synced_ms = clock.now_ms()
+        self._synced_at = clock.monotonic()  # a date that is set back must not keep records unsynced
         self._unsynced = list(unsynced)
 
     def is_due(self, log_end: int, messages: int, interval_ms: int) -> bool:
@@ -178,7 +178,7 @@ class Durability:
         waiting = log_end - self.synced_to
         if waiting >= messages:
             return True
-        return waiting > 0 and self._clock.now_ms() - self._synced_ms >= interval_ms
+        return waiting > 0 and (self._clock.monotonic() - self._synced_at) * 1000 >= interval_ms
 
     def begin_segment(self, segment: Segment) -> None:
         """Track a segment that is new or will be appended to again; all others are synced."""
@@ -232,7 +232,7 @@ class Durability:
         ]
         if end > self.synced_to:
             self.synced_to = end
-            self._synced_ms = self._clock.now_ms()
+            self._synced_at = self._clock.monotonic()
             with contextlib.suppress(LastwordError):  # it only protects; the sync itself has succeeded
                 self.mark.write(end)
         if indexes:
