@@ -152,6 +152,19 @@ def test_an_append_that_comes_in_between_wins(
         assert dict(logs.state("s")) == {"a": 2}
 
 
+def test_the_pause_between_two_reads_holds_after_the_date_was_set_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state, watch = logs.state("s", lastword_ttl_ms="1h"), ExpiryWatch()
+        state["a"] = 1
+        clock.advance(HOUR)
+        assert expire(logs, watch, at_once=False) == 1
+        clock.set_date(clock.now_ms() - 24 * HOUR)
+        state["b"] = 2
+        clock.advance(HOUR)
+        assert expire(logs, watch, at_once=False) == 1
+
+
 def test_an_open_transaction_holds_the_tombstone_back(tmp_path: Path) -> None:
     clock = ManualClock()
     with opened(tmp_path / "d", clock) as logs:

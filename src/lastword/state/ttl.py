@@ -62,12 +62,12 @@ class ExpiryWatch:
     Attributes:
         scanned_to: Records below this offset were read.
         next_due_ms: A lower bound of the earliest expiry among their live values.
-        read_ms: Time of the last read of the newest values.
+        read_at: Time of the last read of the newest values, by the steady clock; None: there was none.
     """
 
     scanned_to: int = -1
     next_due_ms: int = 0
-    read_ms: int = -1
+    read_at: float | None = None
 
 
 def expire_values(
@@ -84,7 +84,7 @@ def expire_values(
         map_bytes: Memory of the key map.
         at_once: If a value may be due, read the newest values even if they were read recently.
     """
-    ttl_ms, now_ms = config.lastword_ttl_ms, log.clock.now_ms()
+    ttl_ms, now_ms, now = config.lastword_ttl_ms, log.clock.now_ms(), log.clock.monotonic()
     if ttl_ms < 0 or not config.compacts:
         return 0
     view = log.view()
@@ -97,10 +97,11 @@ def expire_values(
                 expiry_ms = expires_at(record.timestamp, record.headers, ttl_ms)
                 watch.next_due_ms = min(watch.next_due_ms, expiry_ms)
         watch.scanned_to = end
-    pause_ms = 0 if at_once or watch.read_ms < 0 else max(MIN_PAUSE_MS, ttl_ms // PAUSE_RATIO)
-    if now_ms < max(watch.next_due_ms, watch.read_ms + pause_ms):
+    pause_ms = 0 if at_once else max(MIN_PAUSE_MS, ttl_ms // PAUSE_RATIO)
+    pauses = watch.read_at is not None and (now - watch.read_at) * 1000 < pause_ms
+    if now_ms < watch.next_due_ms or pauses:
         return 0
-    watch.read_ms, next_due_ms = now_ms, NEVER
+    watch.read_at, next_due_ms = now, NEVER
     expired: dict[bytes, int] = {}
     for record in newest(Range(view, view.log_start, end), tombstones=False, map_bytes=map_bytes):
         expiry_ms = expires_at(record.timestamp, record.headers, ttl_ms)
