@@ -165,6 +165,20 @@ def test_the_pause_between_two_reads_holds_after_the_date_was_set_back(tmp_path:
         assert expire(logs, watch, at_once=False) == 1
 
 
+def test_a_copy_of_a_cluster_expires_nothing_and_is_cleaned(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms="1h")
+        state["a"] = 1
+        state["a"] = 2
+        logs.set_config("s", lastword_pulled_from="a cluster")
+        logs.dirs.log("s", 0).roll()
+        clock.advance(2 * HOUR)
+        assert expire(logs) == 0
+        logs.clean("s")
+        assert records(logs) == [("a", 2)]
+
+
 def test_an_open_transaction_holds_the_tombstone_back(tmp_path: Path) -> None:
     clock = ManualClock()
     with opened(tmp_path / "d", clock) as logs:

@@ -85,8 +85,8 @@ def expire_values(
         at_once: If a value may be due, read the newest values even if they were read recently.
     """
     ttl_ms, now_ms, now = config.lastword_ttl_ms, log.clock.now_ms(), log.clock.monotonic()
-    if ttl_ms < 0 or not config.compacts:
-        return 0
+    if ttl_ms < 0 or not config.compacts or config.lastword_pulled_from is not None:
+        return 0  # a copy gets its tombstones from the log that it follows
     view = log.view()
     end = view.stable_offset
     if watch.scanned_to < view.log_start or watch.scanned_to > end:
