@@ -116,6 +116,17 @@ def test_segments_that_the_target_has_rewritten_are_sent_again(tmp_path: Path) -
         assert records(target.log(*USERS)) == after
 
 
+def test_the_log_start_of_a_copy_is_that_of_its_source_after_a_kill(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    target = opened(tmp_path / "b")
+    raise_log_start(target, *USERS, 3)
+    copied(tmp_path, target)
+    assert target.log(*USERS).log_start == 0
+    target.abandon()
+    with opened(tmp_path / "b") as target:
+        assert target.log(*USERS).log_start == 0
+
+
 def test_a_copy_that_fails_leaves_the_log_start(tmp_path: Path) -> None:
     prepare(tmp_path)
     files = RecordingFiles(UNSYNCED)

@@ -172,7 +172,7 @@ class PartitionCheckpoints:
         with self._lock:
             self._write_first_dirty()
             self._checkpoints.recovery_points.update({tp: recovery_point})
-            self._checkpoints.log_starts.update({tp: log_start} if log_start else {})
+            self._checkpoints.log_starts.update({tp: log_start}, drop=() if log_start else (tp,))
             self._checkpoints.first_dirty.update({} if first_dirty is None else {tp: first_dirty})
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
