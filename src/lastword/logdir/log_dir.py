@@ -374,6 +374,7 @@ class LogDirectory:
                 for tp in gone:
                     self.let_go(tp)
                 self._deferred_deletes.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
+                self._opened.gone(gone)
                 self._partition_checkpoints.forget(gone)
                 self._topic_ids.pop(topic, None)
                 remove_topic_settings(self.files, self._settings_path, topic)
@@ -393,6 +394,7 @@ class LogDirectory:
             self.let_go(tp)
             delay_ms = self.topic_config(tp.topic).file_delete_delay_ms
             self._deferred_deletes.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
+            self._opened.gone([tp])
             self._partition_checkpoints.forget([tp])
 
     def attach(

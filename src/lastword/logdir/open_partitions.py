@@ -175,6 +175,11 @@ class OpenPartitions:
         self._closed.pop(tp, None)
         self.offline.pop(tp, None)
 
+    def gone(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop partitions that were let go, and whose names are gone."""
+        for tp in partitions:
+            self._left.pop(tp, None)
+
     def close(self) -> tuple[bool, LastwordError | None]:
         """Close every log, also after one has failed.
 
