@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from lastword.errors import StorageError
 from lastword.files import Handle, OsFiles
 from lastword.files.real import OsHandle
 from lastword.partition import PartitionLog
+from lastword.partition.named import Journal, Part, WholeCall
+from lastword.testing.unsynced import UNSYNCED
 from tests.partition.logs import batch, compacted, fill, indexes_fit, leftovers, make, opened, pair, records
 
 
@@ -137,3 +141,19 @@ def test_a_log_whose_producers_are_not_noted_takes_no_batch(tmp_path: Path) -> N
     log.append_batch(batch((b"k", b"v"), producer_id=7))
     assert log.log_end == 2
     log.abandon()
+
+
+def test_a_line_of_a_journal_is_taken_back(tmp_path: Path) -> None:
+    """Else the journal ends below its last line, which is cut after the next failed write."""
+    directory = make(tmp_path)
+    journal = Journal(UNSYNCED, directory, random.Random(1))
+    producer = journal.name("loader")
+    with interrupted(OsHandle, "append"):
+        journal.add(producer, WholeCall(1, {0: Part(1, 0)}), sync=False)
+    journal.add(producer, WholeCall(1000, {0: Part(1, 0)}), sync=False)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(5, "planted")))
+        journal.add(producer, WholeCall(1001, {0: Part(2, 1)}), sync=False)
+    journal.add(producer, WholeCall(1001, {0: Part(2, 1)}), sync=False)
+    again = Journal(UNSYNCED, directory, random.Random(1)).producers["loader"]
+    assert [call.sequence for call in again.calls] == [1000, 1001]

@@ -38,7 +38,7 @@ from typing import Any
 
 import google_crc32c
 
-from lastword.errors import CorruptFileError, LastwordError
+from lastword.errors import CorruptFileError
 from lastword.files import Files, Handle
 from lastword.partition.durability import GroupCommit
 from lastword.partition.producer_state import FIRST_NAMED_ID
@@ -231,10 +231,10 @@ class Journal:
         data = _encode(line)
         try:
             self._open().append(data)
-        except LastwordError:
-            self._close()  # a torn line is cut when it is opened again
+            self.size_bytes += len(data)
+        except BaseException:  # an interrupt, too
+            self._close()  # a line that `size_bytes` leaves out is cut when it is opened again
             raise
-        self.size_bytes += len(data)
 
     def _open(self) -> Handle:
         if self._handle is None:
