@@ -118,17 +118,32 @@ def test_extend_takes_a_table(logs):
     ]
 
 
+@pytest.mark.parametrize("partitioner", ["murmur2", "crc32"])
+def test_a_null_partition_is_assigned_by_the_key_and_the_other_numbers_hold(logs, partitioner):
+    topic = logs.create_topic("t", 4, partitioner=partitioner)
+    by_key = topic.schema.partition_of(b"a")
+    given = [(by_key + 1) % 4, None, (by_key + 2) % 4]
+    table = {"key": [b"a", b"a", None], "value": [b"0", b"1", b"2"], "partition": pa.array(given, pa.int32())}
+    assert topic.extend(pa.table(table)) == 3
+    assert {r.value: r.partition for r in topic.read()} == {b"0": given[0], b"1": by_key, b"2": given[2]}
+    table["partition"] = pa.array([None, 9, None], pa.int32())
+    with pytest.raises(errors.UsageError, match="no partition 9"):
+        topic.extend(pa.table(table))
+
+
 @pytest.mark.parametrize(
     "columns",
     [
         {"key": ["a"]},
         {"value": ["a"]},
         {"key": ["a"], "value": ["b"], "partition": [9]},
+        {"key": ["a"], "value": ["b"], "partition": ["x"]},
+        {"key": ["a"], "value": ["b"], "partition": [0.5]},
         {"key": ["a"], "value": ["b"], "timestamp": ["now"]},
         {"key": pa.array([None], pa.string()), "value": ["b"]},
         {"key": [1.5], "value": ["b"]},
     ],
-    ids=["no value", "no key", "partition", "timestamp", "null key", "type"],
+    ids=["no value", "no key", "partition", "no number", "fraction", "timestamp", "null key", "type"],
 )
 def test_tables_that_are_refused(logs, columns):
     topic = logs.create_topic("t", cleanup_policy="compact", key_serializer="str", value_serializer="str")

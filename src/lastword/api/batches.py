@@ -66,21 +66,24 @@ class PartitionAssigner:
 
         Args:
             keys: The keys, a binary column.
-            given: A column of partitions, or None.
+            given: A column of partitions, or None. A record without a number is assigned as if there were
+                no column.
             partition: One partition for all records, or None.
             call: The call of a named producer, or None.
         """
         import numpy as np
-        import pyarrow as pa
 
         size = len(keys)
         if partition is not None:
             return np.full(size, self.checked(partition), np.int64)
-        if given is not None and given.null_count == 0:
-            numbers = np.asarray(given.cast(pa.int64()), np.int64)
-            for number in np.unique(numbers).tolist():
-                self.checked(number)
-            return numbers
+        if given is not None and given.null_count < size:
+            has_number = np.asarray(given.is_valid())
+            numbers = self._checked_column(given.drop_null())
+            if len(numbers) == size:
+                return numbers
+            chosen = self.of_columns(keys, None, None, call)
+            chosen[has_number] = numbers
+            return chosen
         if self.partitions == 1:
             return np.zeros(size, np.int64)
         if self._partitioner is by_murmur2:
@@ -99,6 +102,21 @@ class PartitionAssigner:
                 blocks = call.turn_at(call.seen + keyless)
             chosen[keyless] = blocks % self.partitions
         return chosen
+
+    def _checked_column(self, given: Any) -> Any:
+        """Return a column of partitions as int64; UsageError if the topic has not all of them."""
+        import numpy as np
+        import pyarrow as pa
+
+        try:
+            numbers = np.asarray(given.cast(pa.int64()), np.int64)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise UsageError(
+                f"the column partition is {given.type}", remedy="whole numbers, or null: by the key"
+            ) from None
+        for number in np.unique(numbers).tolist():
+            self.checked(number)
+        return numbers
 
 
 PairType = type[bytes] | type[str]
