@@ -84,6 +84,17 @@ def test_topics(logs):
         logs.delete_topic("events")
 
 
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_an_existing_topic_of_bytes_takes_the_serializers_of_the_call(tmp_path, place, clock):
+    where = tmp_path / "data" if place == "directory" else f"memory://{tmp_path.name}/log"
+    with lastword.open(where, "a", clock=clock) as logs:
+        logs.create_topic("t")
+        topic = logs.create_topic("t", key_serializer="str", value_serializer="json", exist_ok=True)
+        topic.append("a", {"x": 1})
+        assert [(r.key, r.value) for r in topic.read()] == [("a", {"x": 1})]
+        assert logs["t"].schema.saved == ("bytes", "bytes")
+
+
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a b", "x" * 250, "é", None])
 def test_names_that_cannot_be_directories(logs, tmp_path, name):
     before = tree_digest(tmp_path)

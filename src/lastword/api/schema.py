@@ -171,7 +171,7 @@ def _serializer(part: str, given: SerializerLike | None, saved: str | None, topi
     Raises:
         InvalidSettingError: The name contradicts the saved name; no other reader could decode the records.
     """
-    if given is None:
+    if given is None or given == saved:
         return saved_serializer(saved)
     serializer = serializer_of(given)
     if contradicts(saved, given) and given != "bytes":

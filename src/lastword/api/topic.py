@@ -666,7 +666,7 @@ def create_topic(
     """See `LogDir.create_topic`."""
     dirs.require_writable()
     if not dirs.holds_logs:
-        given = {"key_serializer": key_serializer, "value_serializer": value_serializer}
+        given: dict[str, Any] = {"key_serializer": key_serializer, "value_serializer": value_serializer}
         dirs.transaction(
             lambda private: create_topic(
                 private,
@@ -678,13 +678,7 @@ def create_topic(
                 config=config,
             )
         )
-        return open_topic(
-            dirs,
-            name,
-            key_serializer=None if isinstance(key_serializer, str) else key_serializer,
-            value_serializer=None if isinstance(value_serializer, str) else value_serializer,
-            partitioner=None if isinstance(partitioner, str) else partitioner,
-        )
+        return open_topic(dirs, name, **given, partitioner=partitioner)
     names.check_topic(name)
     formats = {
         "lastword_key_serializer": serializer_of(key_serializer or "bytes").name,
@@ -705,9 +699,9 @@ def create_topic(
     return open_topic(
         dirs,
         name,
-        key_serializer=None if isinstance(key_serializer, str) else key_serializer,
-        value_serializer=None if isinstance(value_serializer, str) else value_serializer,
-        partitioner=None if isinstance(partitioner, str) else partitioner,
+        key_serializer=key_serializer,
+        value_serializer=value_serializer,
+        partitioner=partitioner,
     )
 
 
