@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import lastword
 from lastword import errors
+from lastword.api.serializers import field_json
 from lastword.clock import ManualClock
 from lastword.state import snapshot_file
 
@@ -76,6 +77,32 @@ def test_a_table_for_other_tools(logs, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "users.jsonl").read_text().splitlines()]
     assert [line.get("value") for line in lines[:-1]] == [{"base64": "bnVsbA=="}, {"city": "Turin"}]
     assert lines[-1]["end_offsets"] == {"0": 3}
+
+
+def test_numbers_that_json_lacks_are_base64_in_lines(logs, tmp_path):
+    values = logs.state("values", value_serializer="float64")
+    values.update({"inf": float("inf"), "low": float("-inf"), "nan": float("nan"), "one": 1.0})
+    path = tmp_path / "values.jsonl"
+    logs.restore("values", to=path)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    assert [line.get("value") for line in lines[:-1]] == [
+        {"base64": "f/AAAAAAAAA="},
+        {"base64": "//AAAAAAAAA="},
+        {"base64": "f/gAAAAAAAA="},
+        1.0,
+    ]
+    assert [field_json(record.value, "float64") for record in raw(logs, "values")] == [
+        line.get("value") for line in lines[:-1]
+    ]
+    assert str(dict(logs.state("values", snapshot=path))) == str(dict(values))
+
+
+def raw(logs, topic):
+    return logs.topic(topic, key_serializer="bytes", value_serializer="bytes").read()
 
 
 def test_as_of_an_earlier_end(logs, path):

@@ -13,13 +13,14 @@ If the first two conditions are not certain, `check` refuses the file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.reader import Bounds, ranges
-from lastword.api.serializers import bytes_json, field_bytes, field_json
+from lastword.api.serializers import SERIALIZERS, bytes_json, field_bytes, field_json
 from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
 from lastword.partition import removal_log
 from lastword.partition.moment import Range
@@ -162,11 +163,18 @@ def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> 
             "offset": offset,
             "timestamp": -1 if timestamp is None else timestamp,
             "timestamp_type": kind,
-            "key": field_json(key, names[0]) if isinstance(key, bytes) else key,
-            "value": field_json(value, names[1]) if isinstance(value, bytes) else value,
+            "key": _field(key, names[0]),
+            "value": _field(value, names[1]),
             "headers": [[header["key"], bytes_json(header["value"])] for header in headers or ()],
         }
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def _field(value: Any, name: str | None) -> Any:
+    """Return a key or value of a column as JSON."""
+    if isinstance(value, float) and not math.isfinite(value):  # which JSON lacks
+        value = SERIALIZERS["float64"].encode(value, "field")
+    return field_json(value, name) if isinstance(value, bytes) else value
 
 
 # ---------------------------------------------------------------- a state that starts from the file

@@ -30,8 +30,8 @@ map in the order of the bytes of their keys. A tuple is written as an array. Arr
 levels; the keys of a map are plain values.
 
 In JSON (`--json`, `append`, `.jsonl` files) text is a string and other bytes are `{"base64": "..."}`. A
-field of a topic that stores JSON or numbers is written as itself if encoding it gives the same bytes, so
-bytes survive both conversions.
+field of a topic that stores JSON or numbers is written as itself if JSON has it (NaN it has not) and encoding
+it gives the same bytes, so bytes survive both conversions.
 """
 
 from __future__ import annotations
@@ -391,8 +391,8 @@ def bytes_json(data: bytes | None) -> Any:
 def field_json(data: bytes | None, serializer: str | None) -> Any:
     """Return a key or value as JSON.
 
-    A `json`, `msgpack`, `int32`, `int64` or `float64` value is returned as itself, if encoding it gives the
-    same bytes.
+    A `json`, `msgpack`, `int32`, `int64` or `float64` value is returned as itself, if JSON has it and
+    encoding it gives the same bytes.
     """
     if data is None or serializer in (None, "bytes", "str"):
         return bytes_json(data)
@@ -400,7 +400,7 @@ def field_json(data: bytes | None, serializer: str | None) -> Any:
     try:
         value = chosen.decode(data, "field")
         exact = value is not None and not is_base64_form(value) and chosen.encode(value, "field") == data
-        if exact and serializer == "msgpack":  # MessagePack has values that JSON lacks
+        if exact and serializer in ("msgpack", "float64"):  # which have values that JSON lacks
             exact = chosen.encode(json.loads(json.dumps(value, allow_nan=False)), "field") == data
     except (SerializerError, TypeError, ValueError):
         exact = False

@@ -1,9 +1,10 @@
 """Write a command's values as text or JSON: data to stdout; progress, warnings and errors to stderr.
 
 JSON output is one object per line with `"type"`; the last object is the `summary`. Bytes are strings if they
-are UTF-8, else `{"base64": "..."}`. A key or value of a `json` topic is written as JSON. Two kinds of values
-are written as base64 of their bytes, so that `append` reads back what `read --json` prints: the four bytes
-`null`, which JSON cannot distinguish from a tombstone, and values that look like the base64 form.
+are UTF-8, else `{"base64": "..."}`. A key or value of a `json` topic is written as JSON. Some values are
+written as base64 of their bytes, so that `append` reads back what `read --json` prints: the four bytes
+`null`, which JSON cannot distinguish from a tombstone, values that look like the base64 form, and infinite
+numbers and NaN, which JSON lacks.
 
 Tables and lines are fitted to the width of a terminal.
 """
