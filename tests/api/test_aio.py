@@ -13,7 +13,13 @@ import pytest
 
 import lastword
 from lastword.api import aio
-from lastword.errors import KeyRequiredError, NotALogDirError, OffsetOutOfRangeError, UsageError
+from lastword.errors import (
+    KeyRequiredError,
+    NotALogDirError,
+    OffsetOutOfRangeError,
+    SerializerError,
+    UsageError,
+)
 from lastword.testing.unsynced import UNSYNCED
 
 TEXT: dict[str, Any] = {"key_serializer": "str", "value_serializer": "str"}
@@ -215,6 +221,45 @@ def test_a_follower_ends(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
                 await reader.aclose()
                 assert await waiting is None
+
+    run(main)
+
+
+def test_a_record_that_cannot_be_decoded_comes_after_those_before_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            users = await logs.create_topic("users")
+            await users.extend([(b"k", b"{" if n == 5 else b"%d" % n) for n in range(9)])
+            reader = (await logs.topic("users", value_serializer="json")).read()
+            values = []
+            with pytest.raises(SerializerError):
+                async for record in reader:
+                    values.append(record.value)
+            assert values == [0, 1, 2, 3, 4]
+            assert reader.position == {0: 5}
+
+    run(main)
+
+
+def test_a_reader_that_is_closed_while_it_decodes_ends(tmp_path: Path) -> None:
+    decoding, go_on = threading.Event(), threading.Event()
+
+    def loads(data: bytes) -> bytes:
+        decoding.set()
+        go_on.wait(10)
+        return data
+
+    async def main() -> None:
+        async with opened(tmp_path) as logs:
+            await (await logs.create_topic("users")).extend([(b"k", b"%d" % n) for n in range(9)])
+            reader = (await logs.topic("users", value_serializer=(bytes, loads))).read()
+            waiting = asyncio.create_task(anext(reader, None))
+            assert await logs.run(decoding.wait, 10)
+            await reader.aclose()
+            go_on.set()
+            assert await waiting is None
+            assert await anext(reader, None) is None
+            assert reader.position == {0: 0}
 
     run(main)
 

@@ -212,3 +212,30 @@ def test_progress(logs):
         assert {report.verb for report in reports} == {verb}
         assert [report.done_bytes for report in reports] == sorted(report.done_bytes for report in reports)
         assert reports[-1].done_bytes == reports[-1].total_bytes > 0
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("many", [10, 2000])
+def test_take_returns_the_records_before_an_error(logs, follow, many):
+    logs.create_topic("t").extend((b"k", b"{" if n == many - 3 else b"%d" % n) for n in range(many))
+    reader = logs.topic("t", value_serializer="json").read(follow=follow)
+    assert [record.value for record in reader.take(many)] == list(range(many - 3))
+    with pytest.raises(errors.SerializerError):
+        reader.take(many)
+    assert reader.position == {0: many - 3}
+
+
+def test_take_that_is_interrupted_leaves_the_position(logs):
+    def loads(data):
+        if data == b"stop":
+            raise KeyboardInterrupt
+        return data
+
+    topic = logs.create_topic("t", 2)
+    for partition, value in ((0, b"a"), (0, b"b"), (1, b"c"), (1, b"stop")):
+        topic.append(None, value, partition=partition)
+    reader = logs.topic("t", value_serializer=(bytes, loads)).read()
+    assert [record.value for record in reader.take(1)] == [b"a"]
+    with pytest.raises(KeyboardInterrupt):
+        reader.take(10)
+    assert reader.position == {0: 1, 1: 0}

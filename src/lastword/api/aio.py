@@ -79,7 +79,8 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         if not self._next:
             self._next = await self._more()
             self._next.reverse()
-            if not self._next:
+            if self._is_closed or not self._next:
+                self._next = []
                 raise StopAsyncIteration
         record = self._next.pop()
         self.position[record.partition] = record.offset + 1

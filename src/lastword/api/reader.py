@@ -363,13 +363,23 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     def take(self, most: int) -> list[Record[K, V]]:
         """Return the next records, at most `most`, without waiting for an append.
 
-        An empty list is the end of a bounded read. With `follow=True` it means that there are no more now.
+        An empty list is the end of a bounded read. With `follow=True` it means that there are no more now. An
+        error behind a record is raised by the next call, so that no record is lost.
         """
-        if self._follow is None:
-            return list(islice(self._records, most))
-        self._follow.waits = False
-        records = list(islice(self._records, most))
-        if not records and not self._follow.is_stopped:
+        if self._follow is not None:
+            self._follow.waits = False
+        records: list[Record[K, V]] = []
+        try:
+            records.extend(islice(self._records, most))
+        except Exception as error:
+            if not records:
+                raise
+            self._records = _raising(error)
+        except BaseException:  # Ctrl-C: the caller does not get the records
+            for record in reversed(records):
+                self.position[record.partition] = record.offset
+            raise
+        if not records and self._follow is not None and not self._follow.is_stopped:
             self._records = self._each()
         return records
 
@@ -537,6 +547,12 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
             if part.columns is not None and part.chunk is not None and len(part.columns):
                 yield from form.of_columns(part.columns, part.chunk, range_.partition, batch_bytes)
             yield from _of_records(form, iter(part.records), range_.partition, batch_bytes)
+
+
+def _raising(error: Exception) -> Iterator[Record[Any, Any]]:
+    """Raise an error at the first step."""
+    raise error
+    yield  # a generator
 
 
 def _of_records(
