@@ -95,6 +95,29 @@ def test_an_existing_topic_of_bytes_takes_the_serializers_of_the_call(tmp_path, 
         assert logs["t"].schema.saved == ("bytes", "bytes")
 
 
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_settings_of_a_new_topic_that_another_file_hides_are_refused(tmp_path, place, clock):
+    where = tmp_path / "data" if place == "directory" else f"memory://{tmp_path.name}/log"
+    other = tmp_path / "other.toml"
+    other.write_text("")
+    with lastword.open(where, "a", clock=clock, config=other) as logs:
+        assert logs.create_topic("plain").config.cleanup_policy is None
+        for make in (logs.state, lambda name: logs.create_topic(name, cleanup_policy="compact")):
+            with pytest.raises(
+                errors.UsageError, match=r"other\.toml.*cleanup\.policy = \"compact\" would not"
+            ):
+                make("users")
+        assert list(logs) == ["plain"]
+    lines = (
+        'lastword.key.serializer = "str"\nlastword.value.serializer = "json"\ncleanup.policy = "compact"\n'
+    )
+    other.write_text(f"[topics.users]\n{lines}")
+    with lastword.open(where, "a", clock=clock, config=other) as logs:
+        logs.state("users")["ada"] = 1
+    with lastword.open(where) as logs:  # the settings are also saved in the log
+        assert dict(logs.state("users")) == {"ada": 1}
+
+
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a b", "x" * 250, "é", None])
 def test_names_that_cannot_be_directories(logs, tmp_path, name):
     before = tree_digest(tmp_path)

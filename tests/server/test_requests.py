@@ -938,3 +938,26 @@ def test_requests_are_counted_when_metrics_are_exported(
     client.socket.sendall(b"\xff" * 10)
     assert client.socket.recv(1) == b""
     assert metrics.SERVER_REFUSED_CONNECTIONS.samples() == [(("malformed",), 1)]
+
+
+@pytest.mark.parametrize("only_validates", [False, True])
+def test_settings_of_a_new_topic_that_another_file_hides_are_refused(
+    tmp_path: Path, only_validates: bool
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("")
+    kind = CreateTopicsRequest.CreatableTopic
+    configs = [CreateTopicsRequest.CreatableTopicConfig(name="cleanup.policy", value="compact")]
+    topics = [
+        kind(name="plain", num_partitions=1, replication_factor=1),
+        kind(name="compacted", num_partitions=1, replication_factor=1, configs=configs),
+    ]
+    with (
+        lastword.open(tmp_path / "data", "a", files=UNSYNCED, config=other) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        answer = client.ask(CreateTopicsRequest(topics=topics, validate_only=only_validates))
+        assert [topic.error_code for topic in answer.topics] == [codes.NONE, codes.INVALID_REQUEST]
+        assert "other.toml" in answer.topics[1].error_message
+        assert list(logs) == ([] if only_validates else ["plain"])

@@ -8,6 +8,7 @@ the warning about directories that were left open.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import warnings
 import weakref
@@ -17,7 +18,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lastword.clock import Clock
-from lastword.config import Settings, TopicConfig, write_topic_settings
+from lastword.config import (
+    TOPIC_SETTINGS,
+    Settings,
+    TopicConfig,
+    parse_topic_settings,
+    write_topic_settings,
+)
 from lastword.errors import (
     DataError,
     LastwordError,
@@ -45,6 +52,12 @@ T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 Mode = Literal["r", "a"]
 By = Literal["topic", "partition", "segment"]
+SAVED_DEFAULTS = {
+    "lastword.key.serializer": "bytes",
+    "lastword.value.serializer": "bytes",
+    "lastword.partitioner": "murmur2",
+}
+"""What a topic has if none is saved; a new topic saves it."""
 
 
 class OpenDirs(ProcessBound):
@@ -354,6 +367,30 @@ class OpenDirs(ProcessBound):
             self.partitions(topic)
         write_topic_settings(self.files, self.settings_file, topic, settings)
         self.settings_changed()
+
+    def check_new_topic(self, topic: str, settings: Mapping[str, Any]) -> None:
+        """Raise UsageError if the settings of a new topic would not apply.
+
+        They are saved in the directory, and a file that the caller named is read instead.
+        """
+        file = self._config_file
+        if file is None or os.path.realpath(file) == os.path.realpath(self.settings_file):
+            return
+        if self.has_topic(topic):
+            return
+        known, lines = self.settings.topic(topic, saved=True), []
+        for name, value in parse_topic_settings(settings).items():
+            setting = TOPIC_SETTINGS[name]
+            there = getattr(known, setting.keyword)
+            if value is not None and value != (SAVED_DEFAULTS.get(name) if there is None else there):
+                lines.append(f'{name} = "{setting.show(value)}"')
+        if lines:
+            raise UsageError(
+                f"the settings are read from {os.fspath(file)}, which has others for a new topic {topic!r}: "
+                f"{', '.join(lines)} would not apply",
+                remedy=f"add to that file, in a table [topics.{json.dumps(topic)}]: {', '.join(lines)}",
+                file=os.fspath(file),
+            )
 
     def check_config(self, topic: str, settings: Mapping[str, Any]) -> None:
         """Raise InvalidSettingError if `set_config` would refuse the settings; the topic may be new."""

@@ -662,29 +662,31 @@ def create_topic(
     partitioner: PartitionerLike | None = None,
     exist_ok: bool = False,
     config: Mapping[str, Any],
+    must_apply: bool = True,
 ) -> Topic[Any, Any]:
-    """See `LogDir.create_topic`."""
+    """See `LogDir.create_topic`. `must_apply`: refuse settings that another file than the saved one hides."""
     dirs.require_writable()
-    if not dirs.holds_logs:
-        given: dict[str, Any] = {"key_serializer": key_serializer, "value_serializer": value_serializer}
-        dirs.transaction(
-            lambda private: create_topic(
-                private,
-                name,
-                partitions,
-                **given,
-                partitioner=partitioner,
-                exist_ok=exist_ok,
-                config=config,
-            )
-        )
-        return open_topic(dirs, name, **given, partitioner=partitioner)
     names.check_topic(name)
     formats = {
         "lastword_key_serializer": serializer_of(key_serializer or "bytes").name,
         "lastword_value_serializer": serializer_of(value_serializer or "bytes").name,
         "lastword_partitioner": partitioner_of(partitioner or "murmur2")[0],
     }
+    settings = {key: value for key, value in formats.items() if value is not None} | dict(config)
+    if must_apply:
+        dirs.check_new_topic(name, settings)
+    given: dict[str, Any] = {
+        "key_serializer": key_serializer,
+        "value_serializer": value_serializer,
+        "partitioner": partitioner,
+    }
+    if not dirs.holds_logs:
+        dirs.transaction(
+            lambda private: create_topic(
+                private, name, partitions, exist_ok=exist_ok, config=config, must_apply=False, **given
+            )
+        )
+        return open_topic(dirs, name, **given)
     if dirs.has_topic(name):
         if not exist_ok:
             raise TopicExistsError(
@@ -694,15 +696,8 @@ def create_topic(
             config = {"lastword_partitioner": partitioner, **config}
         _refuse_contradictions(dirs, name, partitions, (key_serializer, value_serializer), config)
     else:
-        settings = {key: value for key, value in formats.items() if value is not None} | dict(config)
         _create(dirs, name, 1 if partitions is None else partitions, settings)
-    return open_topic(
-        dirs,
-        name,
-        key_serializer=key_serializer,
-        value_serializer=value_serializer,
-        partitioner=partitioner,
-    )
+    return open_topic(dirs, name, **given)
 
 
 def _refuse_contradictions(

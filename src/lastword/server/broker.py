@@ -490,7 +490,15 @@ class Broker:
         if not any(dirs.settings.is_set("cleanup.policy", topic, own=True) for topic in (None, name)):
             settings = CREATED | settings
         keywords = {setting.replace(".", "_"): value for setting, value in settings.items()}
-        create_topic(dirs, name, partitions, key_serializer=None, value_serializer=None, config=keywords)
+        create_topic(
+            dirs,
+            name,
+            partitions,
+            key_serializer=None,
+            value_serializer=None,
+            config=keywords,
+            must_apply=False,
+        )
         return self.topics.update(name)
 
     def _create_topics(self, request: Request, connection: Any) -> Answer:
@@ -522,6 +530,7 @@ class Broker:
             raise Refused(codes.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
         partitions = self._count_of(topic)
         settings = self._configs.checked({config.name: config.value for config in topic.configs})
+        self.dirs.check_new_topic(topic.name, settings)
         if validate_only:
             self.dirs.check_config(topic.name, settings)
         else:
