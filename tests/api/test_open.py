@@ -95,6 +95,14 @@ def test_an_existing_topic_of_bytes_takes_the_serializers_of_the_call(tmp_path, 
         assert logs["t"].schema.saved == ("bytes", "bytes")
 
 
+def test_a_setting_may_be_given_by_its_dotted_name(logs):
+    dotted = {"lastword.value.serializer": "json", "cleanup.policy": "compact"}
+    topic = logs.create_topic("t", lastword_key_serializer="str", **dotted)
+    topic.append("a", {"x": 1})
+    logs.set_config("t", segment_bytes="1MiB", **{"segment.bytes": "2MiB"})
+    assert logs["t"].config.segment_bytes == 2 << 20  # the last value counts
+
+
 @pytest.mark.parametrize("place", ["directory", "bucket"])
 def test_settings_of_a_new_topic_that_another_file_hides_are_refused(tmp_path, place, clock):
     where = tmp_path / "data" if place == "directory" else f"memory://{tmp_path.name}/log"

@@ -205,7 +205,13 @@ def _is_partition_dir(directory: str) -> bool:
 
 
 def settings_of(pairs: list[str] | None) -> dict[str, str]:
-    """Return the `name=value` pairs of --set as a dict; names as Kafka writes them."""
+    """Return the `name=value` pairs of --set as a dict; names as they were typed.
+
+    Raises:
+        UnknownSettingError: A name is unknown. The names become arguments, and these have others, too.
+    """
+    from lastword.config.settings import keyword_names
+
     settings = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
@@ -217,6 +223,7 @@ def settings_of(pairs: list[str] | None) -> dict[str, str]:
         if not equals or not name.strip():
             raise UsageError(f"--set {pair!r} has no '='", remedy="--set name=value")
         settings[name.strip()] = value.strip()
+    keyword_names(settings)
     return settings
 
 

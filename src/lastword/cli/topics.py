@@ -10,7 +10,7 @@ import typer
 from lastword.cli import signals
 from lastword.cli.command import Session, Yes, command, confirm, now_ms
 from lastword.cli.output import split_failure
-from lastword.cli.remedies import policy_remedy
+from lastword.cli.remedies import PLACE, policy_remedy
 from lastword.cli.target import (
     Directory,
     MoreDirs,
@@ -81,8 +81,10 @@ def create(
             yes,
             dry=False,
         )
+    target = Target([directory, *(more or ())], topic, None)
+    PLACE.paths, PLACE.topic = target.paths, target.topic
     config: dict[str, Any] = dict(settings_of(settings))
-    with signals.held(), out.open(Target([directory, *(more or ())], topic, None), "a") as logs:
+    with signals.held(), out.open(target, "a") as logs:
         with signals.released():  # an interruption removes what was created so far
             created = logs.create_topic(
                 topic,
@@ -129,6 +131,9 @@ def config(
     """
     target = Target.of(directory, topic, None, more)
     changes = settings_of(settings)
+    for name in unset or ():
+        if name in changes:
+            raise UsageError(f"--set and --unset of {name}", remedy="give one of them")
     if changes or unset:
         if target.topic is None:
             _confirm_for_all(out, target, [*changes, *(unset or ())], yes)

@@ -870,7 +870,8 @@ def write_topic_settings(
     problems = Problems()
     parse_named(given, known, problems)
     problems.raise_any()
-    changes = [_change(name, value, topic) for name, value in given.items()]
+    # A setting may be given as keyword and as dotted name: the last value counts.
+    changes = list(dict(_change(name, value, topic) for name, value in given.items()).items())
     shown = os.path.basename(path)
     old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
     before = Settings._checked({}, {}, old, shown, path, problems)._file  # an invalid file is not edited
