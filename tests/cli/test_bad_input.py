@@ -83,6 +83,27 @@ def test_refused(data, capsys, monkeypatch, arguments, kind, code, says):
     assert tree_digest(data) == before
 
 
+def test_the_last_records_are_read_whatever_their_number(data, capsys):
+    for number in ("0", "1", "2", str(10**30)):
+        assert main.run(["read", str(data / "data"), "users", "--last", number, "--json"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == (1 if number == "0" else 2)
+
+
+def test_a_partition_beside_one_that_cannot_be_read(data, capsys, monkeypatch):
+    monkeypatch.chdir(data)
+    with lastword.open("data", "a") as logs:
+        logs.create_topic("pairs", 2).extend([(b"a", b"1"), (b"a", b"2")], partition=0)
+    Path("data/pairs-1").rename("elsewhere")
+    Path("data/pairs-1").symlink_to("../elsewhere")
+    beside = ["data", "pairs", "-p", "0"]
+    assert main.run(["read", *beside, "--last", "1"]) == 0
+    assert main.run(["trim", *beside, "--before", "1", "--dry-run"]) == 0
+    assert main.run(["trim", *beside, "--before", "1", "--yes"]) == 0
+    assert main.run(["read", *beside]) == 0
+    assert "  a  2\n" in capsys.readouterr().out
+    assert refused(capsys, ["read", "data", "pairs", "--last", "1"])[:2] == ("NotAPartitionError", 3)
+
+
 def test_a_bad_settings_file_is_refused_before_anything_is_opened(data, capsys):
     (data / "data" / "lastword.toml").write_text(
         '[topics.users]\ncleanup.polcy = "compact"\nsegment.bytes = "x"\n'

@@ -339,16 +339,17 @@ def _last(
     it has `count` records.
     """
     begin = {}
-    for number, (log_start, log_end) in source.bounds().items():
-        if partition is not None and number != partition:
-            continue
-        start, window = log_end, count
-        offsets: deque[int] = deque(maxlen=count)
-        while len(offsets) < count and start > log_start:
+    views = source.dirs.views(source.name)
+    for _, number in source.dirs.select(source.name, partition):
+        log_start, log_end = views[number].log_start, views[number].log_end
+        wanted = min(count, log_end - log_start)
+        start, window = log_end, wanted
+        offsets: deque[int] = deque(maxlen=wanted)
+        while len(offsets) < wanted and start > log_start:
             start, window = max(log_start, log_end - window), 4 * window
             records = source.read(start, end, partition=number, keys=keys, view=cast("View", view))
-            offsets = deque((record.offset for record in records), maxlen=count)
-        begin[number] = offsets[0] if len(offsets) == count > 0 else start
+            offsets = deque((record.offset for record in records), maxlen=wanted)
+        begin[number] = offsets[0] if len(offsets) == wanted > 0 else start
     return begin
 
 

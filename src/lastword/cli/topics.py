@@ -362,9 +362,9 @@ def trim(
         raise UsageError("trim needs --before", remedy="--before OFFSET, a time or an age (90d)")
     when = _first_kept(before)
     with out.open(target) as logs:
-        known = logs.topic(topic_name)
-        starts = {number: start for number, (start, _) in known.bounds().items()}
+        logs.topic(topic_name)  # raises UnknownTopicError with the nearest name
         wanted = cleaning.trim(logs.dirs, topic_name, target.partition, when, dry_run=True)
+        starts = {number: logs.dirs.view(topic_name, number).log_start for number in wanted}
     moves = {number: offset for number, offset in wanted.items() if offset > starts[number]}
     if dry_run:
         _show_trim(out, topic_name, starts, wanted, "would start")
