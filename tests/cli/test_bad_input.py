@@ -1,5 +1,6 @@
 """Check every refusal: its class, its exit code, and that the directory is unchanged byte for byte."""
 
+import io
 import json
 import os
 import subprocess
@@ -81,6 +82,33 @@ def test_refused(data, capsys, monkeypatch, arguments, kind, code, says):
     error = refused(capsys, arguments)
     assert error[:2] == (kind, code) and says in error[2]
     assert tree_digest(data) == before
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LINES = [
+    ("surrogate", r'{"key": "a", "value": "1", "headers": [["\ud800", "x"]]}', "SerializerError"),
+    ("header", '{"key": "a", "value": "1", "headers": [["x", 5]]}', "UsageError"),
+    ("infinite", '{"key": "a", "value": "1", "timestamp": 1e400}', "UsageError"),
+    ("deep", f'{{"key": "a", "value": {DEEP}}}', "UsageError"),
+]
+
+
+@pytest.mark.parametrize(("line", "kind"), [c[1:] for c in LINES], ids=[c[0] for c in LINES])
+def test_lines_of_stdin_that_are_refused(data, capsys, monkeypatch, line, kind):
+    monkeypatch.chdir(data)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
+    assert refused(capsys, ["append", *USERS])[:2] == (kind, 2)
+    with lastword.open("data") as logs:
+        assert logs["users"].bounds() == {0: (0, 1)}
+
+
+@pytest.mark.parametrize("option", [[], ["--delete"]])
+def test_json_that_is_nested_too_deep_is_refused(data, capsys, monkeypatch, option):
+    monkeypatch.chdir(data)
+    with lastword.open("data", "a") as logs:
+        logs.create_topic("trees", key_serializer="json", value_serializer="json")
+    key = [DEEP] if option else [DEEP, "1"]
+    assert refused(capsys, ["append", "data", "trees", *option, *key])[:2] == ("UsageError", 2)
 
 
 def test_the_last_records_are_read_whatever_their_number(data, capsys):

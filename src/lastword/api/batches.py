@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.api.record import Record
+from lastword.api.record import Record, header_pairs
 from lastword.api.schema import Partitioner, by_murmur2, choose, murmur2_partitions
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
@@ -391,7 +391,7 @@ class Packer:
             key = self._key.encode(given.key, "key") if given.has_key else None
             value = None if given.is_tombstone else self._value.encode(given.value, "value")
             timestamp = now_ms if given.timestamp < 0 else self.timestamp_of(given.timestamp, now_ms)
-            return key, value, timestamp, given.headers
+            return key, value, timestamp, header_pairs(given.headers) if given.headers else ()
         if not isinstance(given, (tuple, list)) or len(given) != 2:
             raise UsageError(
                 f"a record is a pair (key, value) or a Record, not {type(given).__name__}",

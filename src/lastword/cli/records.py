@@ -172,7 +172,7 @@ def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
             fields = json.loads(line)
             if not isinstance(fields, dict):
                 raise ValueError("not an object")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError(
                 f"stdin line {number} is not a JSON object",
                 remedy="lines as `lastword read DIR TOPIC --json` prints them, or --delimiter",
@@ -207,7 +207,7 @@ def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
                 fields["key"] is not None,
                 fields["value"] is None,
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             message = getattr(error, "message", None) or "its fields are not the fields of a record"
             remedy = getattr(error, "remedy", None) or "lines as `lastword read DIR TOPIC --json` prints them"
             raise UsageError(f"stdin line {number}: {message}", remedy=remedy) from None

@@ -137,7 +137,7 @@ def argument_bytes(text: str, serializer: str | None, column: str) -> bytes:
         parse = float
     try:
         parsed = parse(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         example = "text is JSON in double quotes, as in '\"ada\"'"
         raise UsageError(
             f"the {column} is not of type {serializer}, which this topic stores",
@@ -153,7 +153,7 @@ def key_candidates(text: str, serializer: str | None) -> list[bytes]:
     """
     candidates: list[bytes] = []
     if text.lstrip().startswith("{"):
-        with suppress(ValueError, UsageError):
+        with suppress(ValueError, RecursionError, UsageError):
             form = json.loads(text)
             if is_base64_form(form):
                 candidates.append(field_bytes(form, "bytes", "key") or b"")
