@@ -164,7 +164,7 @@ def config(
 
 
 # Settings whose default for all topics may remove records.
-REMOVES = ("cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms")
+REMOVES = ("cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms", "lastword.ttl.ms")
 
 
 def _confirm_for_all(out: Session, target: Target, names: list[str], yes: bool) -> None:
