@@ -492,6 +492,11 @@ def lease(
             return
         if advance is not None and name is not None:
             position = advance if target.partition is None else {target.partition: advance}
+            if infos and max_age is not None:
+                raise UsageError(
+                    f"{topic_name} has a lease {name!r}, and --max-age is for a new lease",
+                    remedy="omit --max-age: a lease keeps the age that it was taken with",
+                )
             if infos:
                 Lease(logs.dirs, topic_name, name).advance(position)
             else:
