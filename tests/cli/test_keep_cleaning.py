@@ -6,6 +6,7 @@ import platform
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -179,6 +180,21 @@ def test_metrics_of_other_interfaces(host):
         assert url.startswith(f"http://{host}:" if host == "0.0.0.0" else "http://[::1]:")
         with urllib.request.urlopen(url.replace("0.0.0.0", "127.0.0.2"), timeout=10) as answer:
             assert b"lastword_build_info" in answer.read()
+
+
+def test_a_client_of_the_metrics_that_goes_or_sends_nothing(monkeypatch, capfd):
+    monkeypatch.setattr(clean, "METRICS_IDLE_SECONDS", 0.1)
+    with exporter("127.0.0.1", 0) as url:
+        address = "127.0.0.1", int(url.split(":")[2].split("/")[0])
+        for request in (b"GET /metrics HTTP/1.0\r\n\r\n", b"GET"):
+            with socket.create_connection(address) as leaving:
+                leaving.sendall(request)
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        with socket.create_connection(address, timeout=10) as silent:
+            assert silent.recv(1) == b""
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert b"lastword_build_info" in answer.read()
+    assert capfd.readouterr().err == ""
 
 
 def test_an_address_that_is_not_this_machines():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import signal
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -332,6 +333,8 @@ def _objects(count: int, size_bytes: int) -> str:
 
 
 LOOPBACK = "127.0.0.1"
+METRICS_IDLE_SECONDS = 30.0
+"""A connection that sends no request for this long is closed: each one has a thread."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -373,6 +376,8 @@ def exporter(host: str, port: int) -> Iterator[str]:
     metrics.register(registry)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = METRICS_IDLE_SECONDS
+
         def do_GET(self) -> None:
             known = self.path.split("?")[0] in ("/", "/metrics")
             body = generate_latest(registry) if known else b"only /metrics exists\n"
@@ -394,6 +399,11 @@ def exporter(host: str, port: int) -> Iterator[str]:
             """Bind without the reverse look-up of the host's name, which may take seconds."""
             socketserver.TCPServer.server_bind(self)
             self.server_name, self.server_port = host, self.server_address[1]
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Write nothing about a client that closed its connection early."""
+            if not isinstance(sys.exc_info()[1], ConnectionError):
+                super().handle_error(request, client_address)
 
     try:
         server = Server((host, port), Handler)
