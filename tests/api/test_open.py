@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,6 +17,7 @@ import lastword
 from lastword import errors
 from lastword.cli.main import run
 from lastword.clock import ManualClock
+from lastword.testing.unsynced import UNSYNCED
 from tests.api.conftest import tree_digest
 
 
@@ -93,6 +95,30 @@ def test_an_existing_topic_of_bytes_takes_the_serializers_of_the_call(tmp_path, 
         topic.append("a", {"x": 1})
         assert [(r.key, r.value) for r in topic.read()] == [("a", {"x": 1})]
         assert logs["t"].schema.saved == ("bytes", "bytes")
+
+
+def test_threads_change_settings_and_make_topics_at_the_same_time(tmp_path):
+    numbers = range(8)
+
+    def change(number):
+        for value in numbers:
+            logs.set_config(f"old{number}", segment_ms=1000 + value)
+
+    def make(number):
+        for value in numbers:
+            logs.create_topic(f"new{number}-{value}", value_serializer="json")
+
+    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_enable=False) as logs:
+        for number in numbers:
+            logs.create_topic(f"old{number}")
+        with ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(call, number) for number in numbers for call in (change, make)]
+        for call in calls:
+            call.result()
+    with lastword.open(tmp_path / "data") as logs:
+        assert {logs[f"old{number}"].config.segment_ms for number in numbers} == {1007}
+        new = [name for name in logs if name.startswith("new")]
+        assert len(new) == 64 and {logs[name].schema.saved[1] for name in new} == {"json"}
 
 
 def test_a_setting_may_be_given_by_its_dotted_name(logs):

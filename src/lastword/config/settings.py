@@ -19,6 +19,7 @@ import copy
 import functools
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -836,6 +837,8 @@ def _hint(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
 
 Change = tuple[tuple[str, ...], Any]
 """A path of keys and the value to set there; None removes the value."""
+_changing = threading.Lock()
+"""Held from the read of a file to its replacement: threads change the settings of one directory."""
 
 
 def write_topic_settings(
@@ -872,6 +875,14 @@ def write_topic_settings(
     problems.raise_any()
     # A setting may be given as keyword and as dotted name: the last value counts.
     changes = list(dict(_change(name, value, topic) for name, value in given.items()).items())
+    with _changing:
+        return _write(files, path, topic, changes, only_checks=only_checks)
+
+
+def _write(
+    files: Files, path: str, topic: str | None, changes: list[Change], *, only_checks: bool
+) -> Settings:
+    problems = Problems()
     shown = os.path.basename(path)
     old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
     before = Settings._checked({}, {}, old, shown, path, problems)._file  # an invalid file is not edited
@@ -892,7 +903,11 @@ def write_topic_settings(
 
 def remove_topic_settings(files: Files, path: str | os.PathLike[str], topic: str) -> None:
     """Remove [topics.TOPIC], as when the topic is deleted. A file without the table is not written."""
-    path = os.fspath(path)
+    with _changing:
+        _remove(files, os.fspath(path), topic)
+
+
+def _remove(files: Files, path: str, topic: str) -> None:
     if not files.exists(path):
         return
     problems = Problems()  # of a file that was edited by hand: a topic is deleted with them
