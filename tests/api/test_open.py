@@ -10,6 +10,8 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +97,18 @@ def test_an_existing_topic_of_bytes_takes_the_serializers_of_the_call(tmp_path, 
         topic.append("a", {"x": 1})
         assert [(r.key, r.value) for r in topic.read()] == [("a", {"x": 1})]
         assert logs["t"].schema.saved == ("bytes", "bytes")
+
+
+@pytest.mark.parametrize(
+    "policy", [{"compact", "delete"}, ["delete", "compact"], {"compact": 1, "delete": 1}]
+)
+def test_settings_that_toml_has_only_as_text(logs, policy):
+    topic = logs.create_topic("t", cleanup_policy=policy, retention_ms=timedelta(days=7))
+    assert topic.config.cleanup_policy == {"compact", "delete"}
+    assert topic.config.retention_ms == 7 * 86_400_000
+    logs.set_config("t", cleanup_policy=(name for name in ("compact",)))
+    assert logs["t"].config.cleanup_policy == {"compact"}
+    assert 'retention.ms = "7d"' in Path(logs.paths[0], "lastword.toml").read_text()
 
 
 def test_threads_change_settings_and_make_topics_at_the_same_time(tmp_path):

@@ -870,6 +870,7 @@ def write_topic_settings(
     path = os.fspath(path)
     known = TOPIC_SETTINGS if topic is not None else {**TOPIC_SETTINGS, **INSTANCE_SETTINGS}
     given = {**dict.fromkeys(unset), **(set or {})}
+    given = {name: list(value) if isinstance(value, Iterator) else value for name, value in given.items()}
     problems = Problems()
     parse_named(given, known, problems)
     problems.raise_any()
@@ -927,8 +928,9 @@ def _remove(files: Files, path: str, topic: str) -> None:
 
 def _change(given: str, value: Any, topic: str | None) -> Change:
     name = given if "." in given or given == "drives" else given.replace("_", ".")
-    if isinstance(value, frozenset | tuple | list):
-        value = ",".join(sorted(value))
+    if value is not None and name != "drives" and not isinstance(value, str | int | float):
+        setting = ALL_SETTINGS[name]  # a list, a set or a timedelta: TOML has text for it
+        value = setting.show(setting.read(value))
     if topic is not None:
         return ("topics", topic, *name.split(".")), value
     if name in INSTANCE_SETTINGS:
