@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lastword
-from lastword.errors import UnknownTopicError, UsageError
+from lastword.errors import TopicExistsError, UnknownTopicError, UsageError
 from lastword.protocol import Request, codec, codes
 from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
@@ -241,6 +241,18 @@ def test_an_acks_0_producer_that_fails_loses_its_connection(kafka_broker: Broker
     client.produce("users", batch((b"a", b"1")), acks=0)
     with pytest.raises(ConnectionError):
         client.receive()
+
+
+def test_a_topic_that_exists_is_created_with_what_was_given(kafka_broker: Broker) -> None:
+    loads = int
+    users = kafka_broker.create_topic("users", 3, cleanup_policy="compact", value_serializer=(str, loads))
+    assert users.schema.value.loads is loads
+    with pytest.raises(TopicExistsError):
+        kafka_broker.create_topic("users")
+    again = kafka_broker.create_topic("users", exist_ok=True, value_serializer="json")
+    assert again.partitions == 3 and again.config.cleanup_policy == {"compact"}
+    again.append(b"ada", {"city": "Turin"})
+    assert [record.value for record in again.read()] == [{"city": "Turin"}]
 
 
 def test_other_apis_fail_where_their_answers_have_an_error(kafka_broker: Broker, client: Client) -> None:

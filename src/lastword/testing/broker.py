@@ -151,11 +151,17 @@ class Broker:
 
         Without a policy, it is "delete", as for a topic that a client creates.
         """
-        count = self._partitions if partitions is None else partitions
-        options = {"cleanup_policy": "delete", **options}
-        self._in_loop(lambda: self._in_turn(lambda: self.logs.create_topic(name, count, **options)))
+
+        def create() -> Topic[Any, Any]:
+            given, count = options, partitions
+            if name not in self.logs:
+                given = {"cleanup_policy": "delete", **options}
+                count = self._partitions if partitions is None else partitions
+            return self.logs.create_topic(name, count, **given)
+
+        topic = self._in_loop(lambda: self._in_turn(create))
         self.server.broker.topics.changed(name)
-        return self.logs.topic(name)
+        return topic
 
     def clean(self, topic: str | None = None) -> list[CleanRound]:
         """Do now what a broker does in the background: remove expired segments, then superseded records.
