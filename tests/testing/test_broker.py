@@ -243,6 +243,19 @@ def test_an_acks_0_producer_that_fails_loses_its_connection(kafka_broker: Broker
         client.receive()
 
 
+@pytest.mark.parametrize("version", [1, 3, 4, 12])
+def test_metadata_that_fails_creates_no_topic(kafka_broker: Broker, client: Client, version: int) -> None:
+    kafka_broker.fail("Metadata", "LEADER_NOT_AVAILABLE")
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in ("users", "__consumer_offsets")]
+    request = MetadataRequest(topics=topics, allow_auto_topic_creation=True)
+    answer = client.ask(request, version)
+    assert [topic.error_code for topic in answer.topics] == [codes.LEADER_NOT_AVAILABLE] * 2
+    assert list(kafka_broker.logs) == []
+    assert kafka_broker.requests("Metadata")[0].body.allow_auto_topic_creation
+    client.ask(request, version)
+    assert list(kafka_broker.logs) == ["__consumer_offsets", "users"]
+
+
 def test_a_topic_that_exists_is_created_with_what_was_given(kafka_broker: Broker) -> None:
     loads = int
     users = kafka_broker.create_topic("users", 3, cleanup_policy="compact", value_serializer=(str, loads))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import threading
 from collections import deque
@@ -34,6 +35,8 @@ KEYS |= {"resource_type", "resource_name"}
 """Fields that say which part of a request a part of its answer is for."""
 UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset")
 """Fields that are -1 in an answer with an error. The schemas give 0 as their default."""
+FIRST_WITHOUT_CREATION = 4
+"""The first version of Metadata whose requests may forbid the creation of topics."""
 NAMES = {api.name: api for api in APIS.values()}
 CODES = {name: code for code, name in codes.ERROR_NAMES.items() if code != codes.NONE}
 
@@ -175,7 +178,7 @@ class Interceptor:
         fault = self._fault(request, None)
         if fault is not None and api != "Metadata":
             return error_answer(request, fault.code)
-        answer = broker.handle(request, connection)
+        answer = broker.handle(request if fault is None else _without_creation(request), connection)
         if fault is not None:
             return self._changed(answer, lambda metadata: _refuse_topics(metadata, fault.code))
         if api in ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat"):
@@ -297,6 +300,14 @@ def _has_error(field: Field, version: int) -> bool:
         within(inner.versions, version) and (inner.name.endswith("error_code") or _has_error(inner, version))
         for inner in field.fields
     )
+
+
+def _without_creation(request: Request) -> Request:
+    """Return a request for metadata that creates no topic: a request that is refused changes nothing."""
+    body = copy.copy(request.body)
+    body.allow_auto_topic_creation = False
+    version = max(request.version, FIRST_WITHOUT_CREATION) if body.topics else request.version
+    return request._replace(body=body, version=version)
 
 
 def _refuse_topics(metadata: Any, code: int) -> Any:
