@@ -294,7 +294,7 @@ class NoPolicyError(UsageError):
 
 
 class OffsetOutOfRangeError(UsageError):
-    """The offset is below the log start or above the log end."""
+    """The offset is below the log start, above the log end, or of a topic that was created again."""
 
     kafka_code = 1  # OFFSET_OUT_OF_RANGE
 
@@ -316,6 +316,14 @@ class OffsetOutOfRangeError(UsageError):
             f"{partition}: offset {offset} is above log end {log_end}",
             remedy=f'{log_end} ("latest") at most; or is this another log than the offset was saved for?',
             offset=offset,
+        )
+
+    @classmethod
+    def recreated(cls, partition: str) -> OffsetOutOfRangeError:
+        """Return the error for a read that follows a topic which was deleted and created again."""
+        return cls(
+            f"{partition}: the topic was deleted and created again: the offsets are those of another log",
+            remedy='read the new topic from "earliest"',
         )
 
     @classmethod

@@ -314,6 +314,24 @@ def test_a_partition_that_the_topic_gets_meanwhile_is_read_from_its_beginning(wr
         shutil.rmtree(Path(writer.paths[0]) / "a-2")
 
 
+@pytest.mark.parametrize("new", [1, 2, 5])
+def test_a_topic_that_was_created_again_is_an_error(reader, writer, clock, new):
+    """The new topic is shorter than the position, as long, and longer: its offsets are of another log."""
+
+    def create_again() -> None:
+        writer.delete_topic("a")
+        writer.create_topic("a", partitions=2)
+        put(writer, *range(10, 10 + new))()
+
+    put(writer, 1, 2)()
+    clock.todo = [create_again, lambda: put(writer, 20)()]
+    records = reader.topic("a").read(follow=True, timeout=10)
+    assert [next(records).value, next(records).value] == [b"1", b"2"]
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and created again"):
+        next(records)
+    assert records.position == {0: 2, 1: 0}
+
+
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_another_thread_closes_a_read_that_waits(tmp_path, mode):
     with lastword.open(tmp_path / "data", "a") as writer:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.clock import Clock
 from lastword.config.tables import DEFAULT_MAP_BYTES
-from lastword.errors import OffsetOutOfRangeError, UsageError, nearest
+from lastword.errors import CorruptFileError, OffsetOutOfRangeError, StorageError, UsageError, nearest
+from lastword.logdir.identity import read_topic_id
 from lastword.parse import check_seconds, to_ms
 from lastword.partition import scan
 from lastword.partition.cut import read_note
@@ -250,9 +251,18 @@ def following(
         return log.log_start, log.stable_offset, log.log_end
 
     def latest_view(number: int, view: PartitionView) -> LatestView:
+        topic_id = _topic_id(view)
+
+        def load() -> PartitionView:
+            newest = dirs.view(topic, number)
+            newest_id = _topic_id(newest)
+            if None not in (topic_id, newest_id) and topic_id != newest_id:
+                raise OffsetOutOfRangeError.recreated(f"{topic}-{number}")
+            return newest
+
         return LatestView(
             view,
-            lambda: dirs.view(topic, number),
+            load,
             (lambda: ends(number)) if dirs.mode == "a" and dirs.holds_logs else None,
         )
 
@@ -272,6 +282,13 @@ def following(
         )
 
     return follow
+
+
+def _topic_id(view: PartitionView) -> str | None:
+    """Return the id of the topic of a partition; None if it has none, or it cannot be read."""
+    with suppress(CorruptFileError, StorageError):
+        return read_topic_id(view.files, view.directory)
+    return None
 
 
 def check_follow(follow: bool, timeout: float | None, end: object, view: str) -> None:

@@ -361,7 +361,9 @@ class Topic(ProcessBound, Generic[K, V]):
                 transactions; "read_uncommitted": all records. Transaction markers are never shown.
 
         Raises:
-            OffsetOutOfRangeError: An offset is below the log start or above the log end.
+            OffsetOutOfRangeError: An offset is below the log start or above the log end. With `follow`, also
+                while reading: records were removed before they were read, or the topic was deleted and
+                created again.
         """
         from lastword.api.reader import (
             READ_COMMITTED,
