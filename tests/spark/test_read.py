@@ -325,6 +325,19 @@ def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: st
     assert found() == []
 
 
+@pytest.mark.parametrize("view", ["log", "latest", "changes"])
+def test_a_planned_range_that_is_wholly_below_the_log_start_has_no_rows(root: Path, view: str) -> None:
+    """With a saved garbage index, view latest failed with an IndexError."""
+    options = {"path": str(root), "assign": '{"t":[0]}', "view": view, "failondataloss": "false"}
+    reader = LogReader(parse_read(options), full_schema(False))
+    (task,) = reader.partitions()
+    append(root, "t", 0, [numbered(n, 10, 20) for n in range(300, 500, 10)])
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.topic("t").trim(450, partition=0)
+    cleaned(root)  # saves the garbage index
+    assert list(reader.read(task)) == []
+
+
 def test_absent_things(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownTopicError, match="nearest: 't'"):
         read_directly(root, subscribe="tt")

@@ -401,6 +401,8 @@ def newest_chunks(
 
     for view in views_of(task, options, files):
         start = check_loss(task, view, task.start, options)
+        if start >= task.end:  # the whole range is lost, and its loss is ignored
+            return
         try:
             view = held(view, start, task, options)
             segments = view.segment_set.between(start, task.end)
@@ -439,7 +441,7 @@ def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptio
         ReadOvertakenError: The files lack keys as of the end that was the latest when the DataFrame was
             loaded.
     """
-    if start >= task.end or task.in_stream:
+    if task.in_stream:
         return view.held(start)
     try:
         return Range(view, start, task.end).held()
