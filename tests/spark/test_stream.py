@@ -312,6 +312,24 @@ class TestLoss:
             assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
         assert reader.latestOffset(following, ALL) == following
 
+    @pytest.mark.parametrize("lenient", ["true", "false"])
+    def test_a_topic_that_gets_an_id_was_not_recreated(self, root: Path, lenient: str) -> None:
+        """As when a broker is upgraded; the query read the topic a second time, from its log start."""
+        metadata = [root / f"t-{number}" / "partition.metadata" for number in range(2)]
+        saved = [path.read_bytes() for path in metadata]
+        for path in metadata:
+            path.unlink()
+        first = make_reader(root, startingOffsets="earliest")
+        end = first.latestOffset(first.initialOffset(), ALL)
+        assert TOPIC_IDS not in end
+        for path, data in zip(metadata, saved, strict=True):
+            path.write_bytes(data)
+        append(root, "t", 0, [numbered(10, 2, 4)])
+        reader = make_reader(root, failOnDataLoss=lenient)
+        following = reader.latestOffset(end, ALL)
+        assert TOPIC_IDS in following
+        assert [row["offset"] for row in rows(reader, end, following)] == [10, 11]
+
     def test_no_batch_goes_through_offsets_that_are_gone(self, root: Path) -> None:
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.topic("t").trim(8, partition=0)

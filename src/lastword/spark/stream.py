@@ -326,7 +326,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         begin.update(
             (tp, view.log_start)
             for tp, view in views.items()
-            if tp in begin and ids.get(tp[0]) != until_ids.get(tp[0], ids.get(tp[0]))
+            if tp in begin and tp[0] in ids and until_ids.get(tp[0], ids[tp[0]]) != ids[tp[0]]
         )
         if not self._leased:  # a restart: a lost lease is an error before the sink has the rows
             # A repeated first batch may begin later, but it has the same end.
