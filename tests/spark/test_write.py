@@ -458,6 +458,16 @@ def test_a_topic_of_brokers_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
+def test_a_row_for_a_topic_of_brokers_is_refused(tmp_path: Path) -> None:
+    """Option `topic` was checked, and column `topic` was not."""
+    create(tmp_path, "__consumer_offsets")
+    writer = make_writer(tmp_path, columns(key="binary", value="binary", topic="string"), topic="")
+    names = pa.array(["__consumer_offsets"], pa.string())
+    rows = pa.RecordBatch.from_arrays([*batch((b"k", b"v")).columns, names], names=["key", "value", "topic"])
+    with pytest.raises(SparkOptionError, match="__consumer_offsets is a topic of brokers"):
+        attempt(writer, (0, 0), rows)
+
+
 def test_a_task_that_waits_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The staged files are older than an hour while the task waits for its next rows."""
     monkeypatch.setattr(staging, "ALIVE_EVERY_SECONDS", 0.02)

@@ -464,6 +464,15 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopi
     return TargetTopic.of(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
 
 
+def check_own(topic: str) -> None:
+    """Raise SparkOptionError for a topic of brokers."""
+    if topic in INTERNAL_TOPICS:
+        raise SparkOptionError(
+            f"{topic} is a topic of brokers: records of another program would damage it",
+            remedy="name a topic of your own",
+        )
+
+
 def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     """Return the topic of option `topic`. A new topic is made with the settings among the options.
 
@@ -471,11 +480,7 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     the columns, so that Python reads a string column as strings and JSON as objects.
     """
     topic = names.check_topic(options.topic or "")
-    if topic in INTERNAL_TOPICS:
-        raise SparkOptionError(
-            f"{topic} is a topic of brokers: records of another program would damage it",
-            remedy="name a topic of your own",
-        )
+    check_own(topic)
     settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
     files = files_at(options.path, options.storage)
     if exists(options.path, topic, files):
@@ -649,6 +654,7 @@ class TaskRows:
         if topic is None:
             raise SparkOptionError("a row has no topic", remedy="fill the column, or give the option `topic`")
         if topic not in self._targets:
+            check_own(topic)
             self._targets[topic] = existing_target(self._options.path, topic, self._files)
         return self._targets[topic]
 
