@@ -458,6 +458,25 @@ def test_a_topic_of_brokers_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
+def test_a_topic_that_another_job_makes_meanwhile_is_compared_with_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job whose options differ wrote to the topic of the other job without an error."""
+    create(tmp_path, "other")
+    really = write.exists
+
+    def exists(*given: Any) -> bool:
+        result = really(*given)
+        if not result:
+            create(tmp_path, "t", 4, cleanup_policy="delete")
+        return result
+
+    monkeypatch.setattr(write, "exists", exists)
+    with pytest.raises(SparkOptionError, match=r"has 4 partitions, not 8; has cleanup.policy = delete, not"):
+        make_writer(tmp_path, partitions="8", cleanup_policy="compact")
+    assert make_writer(tmp_path, partitions="4").job.target == write.existing_target(str(tmp_path), "t")
+
+
 def test_a_row_for_a_topic_of_brokers_is_refused(tmp_path: Path) -> None:
     """Option `topic` was checked, and column `topic` was not."""
     create(tmp_path, "__consumer_offsets")

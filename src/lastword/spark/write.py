@@ -481,19 +481,14 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     """
     topic = names.check_topic(options.topic or "")
     check_own(topic)
-    settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
     files = files_at(options.path, options.storage)
-    if exists(options.path, topic, files):
-        target = existing_target(options.path, topic, files)
-        _check_same(options, target, open_directory(options.path, files=files).topic_config(topic))
-    else:
+    if not exists(options.path, topic, files):
+        settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
         settings.setdefault("lastword.key.serializer", columns.key_serializer)
         settings.setdefault("lastword.value.serializer", columns.value_serializer)
-        target = None
-    compacts = target.compacts if target is not None else "compact" in settings["cleanup.policy"]
-    if compacts and columns.key is None:
-        raise KeyRequiredError.of(topic)
-    if target is None:
+        if "compact" in settings["cleanup.policy"] and columns.key is None:
+            raise KeyRequiredError.of(topic)
+        # Another job may make the topic at this moment, so the topic is compared in both cases.
         given = topic, options.partitions or 1, settings
         if is_url(options.path):
             transaction(
@@ -504,7 +499,11 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
         else:
             with _locked(options) as directory:
                 directory.create_topic(*given, exist_ok=True)
-        target = existing_target(options.path, topic, files_at(options.path, options.storage))
+        files = files_at(options.path, options.storage)
+    target = existing_target(options.path, topic, files)
+    _check_same(options, target, open_directory(options.path, files=files).topic_config(topic))
+    if target.compacts and columns.key is None:
+        raise KeyRequiredError.of(topic)
     return target
 
 
