@@ -434,6 +434,60 @@ def test_a_partition_that_is_new_to_a_query_is_leased_before_it_is_read(tmp_path
         assert logs.topic("tb").lease("query").position == 0
 
 
+def dropped(root: Path, partition: str, offset: int = 3) -> None:
+    removal_log.note_dropped(DEFAULT, str(root / partition), offset)
+
+
+def test_a_restart_takes_a_lease_in_a_topic_that_is_new_and_was_cleaned(root: Path) -> None:
+    """The query has read nothing of the topic, and was refused for its lack of tombstones."""
+    reader = make_reader(root, subscribePattern="t.*", startingOffsets="earliest", lease="query")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    create(root, "t-new")
+    append(root, "t-new", 0, [numbered(0, 4, 2)])
+    dropped(root, "t-new-0")
+    again = make_reader(root, subscribePattern="t.*", startingOffsets="earliest", lease="query")
+    again.partitions(start, end)
+    following = again.latestOffset(end, ALL)
+    with lastword.open(root) as logs:
+        assert logs.topic("t-new").lease("query").position == 0
+    again.commit(following)
+    with lastword.open(root) as logs:
+        assert logs.topic("t-new").lease("query").position == 4
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_lease_is_taken_in_a_topic_that_was_recreated_and_cleaned(root: Path, restarts: bool) -> None:
+    options = {"startingOffsets": "earliest", "lease": "query", "failOnDataLoss": "false"}
+    reader = make_reader(root, **options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.delete_topic("t")
+    create(root, "t", 2)
+    append(root, "t", 0, [numbered(0, 20, 4)])
+    dropped(root, "t-0")
+    if restarts:
+        reader = make_reader(root, **options)
+        reader.partitions(start, end)
+    following = reader.latestOffset(end, ALL)
+    assert len(rows(reader, end, following)) == 20
+    with lastword.open(root) as logs:
+        assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
+
+
+def test_a_new_query_whose_lease_was_released_is_refused_for_what_it_may_have_missed(root: Path) -> None:
+    """Only its first lease is for a query that holds nothing; the commit took the lease again."""
+    reader = make_reader(root, startingOffsets="earliest", lease="query")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    reader.commit(end)
+    with lastword.open(root) as logs:
+        logs.topic("t").lease("query").release()
+    dropped(root, "t-0", 10)
+    with pytest.raises(LeaseRefusedError):
+        reader.commit(end)
+
+
 def test_a_lease_of_a_query_that_passes_over_loss(root: Path) -> None:
     reader = make_reader(root, startingOffsets="earliest", lease="query", failOnDataLoss="false")
     end = reader.latestOffset(reader.initialOffset(), ALL)

@@ -30,7 +30,7 @@ since.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -202,10 +202,11 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         listing = self._list()
         views = listing.views
         recreated = self._recreated(ids, listing)
-        begin, ends = self._ends(
-            {tp: offset for tp, offset in begin.items() if tp[0] not in recreated}, views
-        )
-        self._hold_leases({tp: offset for tp, offset in begin.items() if tp not in self._leased}, views)
+        read = {tp: offset for tp, offset in begin.items() if tp[0] not in recreated}
+        begin, ends = self._ends(read, views)
+        self._leased -= {tp for tp in self._leased if tp[0] in recreated}
+        unleased = {tp: offset for tp, offset in begin.items() if tp not in self._leased}
+        self._hold_leases(unleased, views, unread=begin.keys() - read.keys())
         if self._pins_start and start == self._initial:
             self._pins_start = False
             return start
@@ -323,14 +324,16 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         listing = self._list()
         views = listing.views
         recreated = self._recreated(until_ids, listing)  # then no record of this batch exists
-        begin.update(
-            (tp, view.log_start)
+        unread = {
+            tp: view.log_start
             for tp, view in views.items()
             if tp in begin and tp[0] in ids and until_ids.get(tp[0], ids[tp[0]]) != ids[tp[0]]
-        )
+        }
+        begin.update(unread)
         if not self._leased:  # a restart: a lost lease is an error before the sink has the rows
             # A repeated first batch may begin later, but it has the same end.
-            self._hold_leases({tp: min(offset, until.get(tp, offset)) for tp, offset in begin.items()}, views)
+            positions = {tp: min(offset, until.get(tp, offset)) for tp, offset in begin.items()}
+            self._hold_leases(positions, views, unread={*unread, *(tp for tp in begin if tp[0] in recreated)})
         ranges = []
         for tp, last in sorted(until.items()):
             if tp[0] in recreated:
@@ -408,7 +411,14 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None},
         )
 
-    def _hold_leases(self, offsets: Offsets, views: Mapping[TopicPartition, PartitionView]) -> None:
+    def _hold_leases(
+        self,
+        offsets: Offsets,
+        views: Mapping[TopicPartition, PartitionView],
+        *,
+        unread: Collection[TopicPartition] = (),
+    ) -> None:
+        """Take or advance the lease in partitions. `unread`: the query has no record of these yet."""
         if self.options.lease is None or not offsets:
             return
         now_ms = int(time.time() * 1000)
@@ -426,7 +436,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     log_end=view.log_end,
                     max_age_ms=self.options.lease_max_age_ms,
                     now_ms=now_ms,
-                    holds_nothing=self._initial is not None,  # only a new query calls initialOffset
+                    # Only a new query calls initialOffset.
+                    holds_nothing=tp in unread or (self._initial is not None and tp not in self._leased),
                 )
 
         change(self.options.path, self.options.storage, hold)
