@@ -209,6 +209,19 @@ def test_a_commit_to_a_deleted_topic_changes_nothing(url: str) -> None:
         rows(url)
 
 
+def test_a_commit_to_a_recreated_topic_changes_nothing(url: str) -> None:
+    made(url)
+    write = job(url)
+    message = staged(write, frame(0, 5))
+    with lastword.open(url, "a", log_cleaner_enable=False) as logs:
+        logs.delete_topic("t")
+    made(url, 4)
+    with pytest.raises(LastwordError, match="topic t was deleted and recreated since rows were staged"):
+        LogWriter(write).commit([message])
+    LogWriter(write).abort([message])
+    assert rows(url) == []
+
+
 def test_appends_of_others_during_a_write_are_kept(url: str) -> None:
     made(url)
     write = job(url)

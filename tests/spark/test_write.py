@@ -80,7 +80,7 @@ def attempt(writer: LogWriter, task: tuple[int, int], *batches: pa.RecordBatch) 
     rows = TaskRows(job.options, job.columns, job.target, job.name, task)
     for record_batch in batches:
         rows.add(record_batch)
-    return StagedMessage(rows.finish(), job.name)
+    return StagedMessage(rows.finish(), job.name, topic_ids=rows.topic_ids)
 
 
 def keys_of(root: Path, partition: int | None = None) -> list[bytes]:
@@ -456,6 +456,29 @@ def test_a_topic_of_brokers_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(SparkOptionError, match="__consumer_offsets is a topic of brokers"):
         make_writer(tmp_path / "log", KEY_VALUE, topic="__consumer_offsets")
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("column", [False, True])
+def test_rows_for_a_topic_that_was_recreated_are_not_appended(tmp_path: Path, column: bool) -> None:
+    """The rows of a partition with few rows are not in its directory, so they outlive the topic."""
+    create(tmp_path, "t")
+    rows = batch((b"a", b"1"))
+    schema = KEY_VALUE
+    if column:
+        schema = columns(key="binary", value="binary", topic="string")
+        rows = rows.append_column("topic", pa.array(["t"]))
+    writer = make_writer(tmp_path, schema, topic="" if column else "t", producer="p", sequence="1")
+    message = attempt(writer, (0, 0), rows)
+    with LogDirectory.open(str(tmp_path), "a") as directory:
+        directory.delete_topic("t")
+        directory.create_topic("t", 4, {"cleanup.policy": "compact"})
+    with pytest.raises(DataError, match="topic t was deleted and recreated since rows were staged for it"):
+        writer.commit([message])
+    writer.abort([message])
+    assert read_directly(tmp_path) == [] and private_files(tmp_path) == []
+    again = make_writer(tmp_path, schema, topic="" if column else "t", producer="p", sequence="1")
+    again.commit([attempt(again, (0, 0), rows)])
+    assert len(read_directly(tmp_path)) == 1
 
 
 def test_a_topic_that_another_job_makes_meanwhile_is_compared_with_the_options(

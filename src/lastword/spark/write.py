@@ -51,6 +51,7 @@ from lastword.bucket.files import BucketFiles
 from lastword.clock import SystemClock
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import (
+    DataError,
     KeyRequiredError,
     LastwordError,
     LogDirLockedError,
@@ -150,7 +151,7 @@ def prepare(
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """The runs that one task has staged, their job, and for a stream its query.
+    """The runs that one task has staged, the ids of their topics, their job, and for a stream its query.
 
     In a bucket also the entries of the uploaded files by path, and the name under which they are kept.
     """
@@ -158,6 +159,7 @@ class StagedMessage(WriterCommitMessage):
     runs: tuple[StagedRun, ...]
     job: str
     writer: str | None = None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, Entry] = field(default_factory=dict)
     uploads: str | None = None
 
@@ -203,7 +205,7 @@ class WriteJob:
             raise
         if self._is_over(writer, batch):
             rows.remove()
-        return StagedMessage(runs, name, writer)
+        return StagedMessage(runs, name, writer, rows.topic_ids)
 
     def _in_task(self) -> tuple[str, tuple[int, int], str | None, int]:
         """Return the job's name, the task with its attempt, and for a stream the writer and the batch."""
@@ -235,6 +237,7 @@ class WriteJob:
             return
         job = staged[0].job
         path = self.options.path
+        check_topics(LogDirectory.open(path, "r"), staged)
         warn_of_repetition(DEFAULT, path, writer, sequence)
         staging.close_staging(DEFAULT, self.directory, job)
         manifest = CommitManifest(
@@ -283,7 +286,7 @@ class BucketJob(WriteJob):
             runs = rows.finish()
             uploaded = bucket_at(path, storage).upload(dict(files.changes()))
         entries = {key: entry for key, entry in uploaded.items() if entry is not None}
-        return StagedMessage(runs, name, writer, entries, self.uploads)
+        return StagedMessage(runs, name, writer, rows.topic_ids, entries, self.uploads)
 
     def commit(
         self, messages: list[WriterCommitMessage | None], writer: str | None, sequence: int | None
@@ -295,7 +298,8 @@ class BucketJob(WriteJob):
         if runs and not warn_of_repetition(files_at(path, storage), path, writer, sequence):
             manifest = CommitManifest(staged[0].job, runs, sync=True, writer=writer, sequence=sequence)
             entries = {key: entry for message in staged for key, entry in message.entries.items()}
-            transaction(path, storage, partial(ingest_uploaded, manifest, entries), uploads=staged[0].uploads)
+            ingest = partial(ingest_uploaded, manifest, entries, staged)
+            transaction(path, storage, ingest, uploads=staged[0].uploads)
         self.abort(staged)  # ends the uploads that the commit has not ended
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -307,12 +311,31 @@ class BucketJob(WriteJob):
                 bucket.end_uploads(name)
 
 
-def ingest_uploaded(manifest: CommitManifest, entries: Mapping[str, Entry], dirs: OpenDirs) -> None:
+def check_topics(directory: LogDirectory, messages: Sequence[StagedMessage]) -> None:
+    """Raise DataError if a topic was recreated since rows were staged for it: the rows are not for that one.
+
+    Its partitions may be others, and the name of a batch counts for the topic that is gone.
+    """
+    existing = set(directory.topics())
+    for topic, staged_id in sorted({item for message in messages for item in message.topic_ids.items()}):
+        topic_id = directory.topic_id(topic) if topic in existing else None
+        if topic_id not in (None, staged_id):
+            raise DataError(
+                f"topic {topic} was deleted and recreated since rows were staged for it; nothing was written",
+                remedy="run the job again",
+                file=directory.path,
+            )
+
+
+def ingest_uploaded(
+    manifest: CommitManifest, entries: Mapping[str, Entry], messages: Sequence[StagedMessage], dirs: OpenDirs
+) -> None:
     """Ingest the staged files of a commit, which are in the store, in a private copy of the log.
 
     DataError if the commit is refused: a topic is gone, for example.
     """
     (directory,) = dirs.directories
+    check_topics(directory, messages)
     files, root = directory.files, directory.path
     assert isinstance(files, BucketFiles)
     files.adopt(entries)
@@ -638,6 +661,12 @@ class TaskRows:
         closed = overlapped(lambda writer: writer.close(sync), self._writers())
         # A partition gets a file of its own after its runs in the shared file, never before.
         return (*self._shared.close(sync), *(run for run in closed if run is not None))
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """The ids of the topics that have rows, as far as the topics have an id."""
+        targets = (pending.target for pending in self._pending.values())
+        return {target.topic: target.topic_id for target in targets if target.topic_id is not None}
 
     def remove(self) -> None:
         """Remove the staged files of this attempt."""
