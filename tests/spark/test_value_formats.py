@@ -21,7 +21,7 @@ import lastword.spark
 from lastword.errors import MissingError, SerializerError, SparkOptionError, UsageError, ValueFormatError
 from lastword.spark.bootstrap import typed
 from lastword.spark.options import parse_read, parse_write
-from lastword.spark.schema import sink_columns
+from lastword.spark.schema import check_projection, sink_columns
 from lastword.spark.source import LastwordDataSource, LogReader
 from lastword.spark.write import normal_rows, with_deletions
 from tests.spark.conftest import append, create
@@ -399,10 +399,15 @@ def test_a_union_of_several_types_is_named(tmp_path: Path) -> None:
         for given in (known, latest):
             with pytest.raises(SparkOptionError, match=reason):
                 source(**given).schema()
-        with pytest.raises(SparkOptionError, match=r"option 'envelope': field after\.v: a union of several"):
-            source(**latest, subject="events", envelope="debezium").schema()
+        enveloped = {**latest, "subject": "events", "envelope": "debezium"}
+        with pytest.raises(SparkOptionError, match=r"is not known: field after\.v: a union of several"):
+            source(**enveloped).schema()
         records(tmp_path, b"\0\0\0\0" + bytes([number]) + b"\x02\x02\x02a", b"\0\0\0\0\x02\x02c\x02\0\x04")
         schema = StructType().add("value", StructType().add("id", "long"))
+        events = parse_read({"path": "/data", "subscribe": "t", **enveloped}).formats
+        with pytest.raises(SparkOptionError, match="view latest decodes the events, and without column"):
+            check_projection(StructType().add("offset", "long"), "latest", events)
+        assert check_projection(schema, "latest", events) == ("value",)
         rows = read(tmp_path, schema, **latest, mode="permissive")
         assert [row["value"] for row in rows] == [{"id": 1}, None]
         with pytest.raises(

@@ -176,6 +176,9 @@ DEBEZIUM = {
 }  # fmt: skip
 
 
+UNION = {"name": "v", "type": ["int", "string"]}
+
+
 def test_a_schema_of_debezium(registry: FakeRegistry) -> None:
     from io import BytesIO
 
@@ -205,6 +208,29 @@ def test_a_schema_of_debezium(registry: FakeRegistry) -> None:
         result = value_format.decode(pa.array(data, pa.binary()), ROW)
         assert (result.column.to_pylist(), result.problems) == ([event["after"], None], {})
         assert "source.version" in str(value_format.problem(ROW, writing=True))
+
+
+def test_a_type_of_the_caller_may_leave_out_fields_without_a_type() -> None:
+    """The schema of the events was refused as a whole, with the advice to leave the field out."""
+    from io import BytesIO
+
+    from fastavro import parse_schema, schemaless_writer
+
+    row = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "long"}, UNION]}
+    schema = {
+        **DEBEZIUM,
+        "fields": [{"name": "after", "type": ["null", row]}, *DEBEZIUM["fields"][2:], UNION],
+    }
+    value_format = events("avro", avroSchema=json.dumps(schema))
+    value_format.check_events()
+    assert value_format.unselected_type() is None
+    kind = pa.struct([("id", pa.int64())])
+    assert value_format.problem(kind, writing=False) is None
+    event = {"after": {"id": 7, "v": "a"}, "v": 1, "op": "c", "source": {"version": "3", "connector": "x"}}
+    stream = BytesIO()
+    schemaless_writer(stream, parse_schema(schema), event)
+    result = value_format.decode(pa.array([stream.getvalue()], pa.binary()), kind)
+    assert (result.column.to_pylist(), result.problems) == ([{"id": 7}], {})
 
 
 def test_what_is_refused() -> None:

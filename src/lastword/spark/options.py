@@ -705,7 +705,7 @@ def _in_envelope(value_format: ValueFormat, problems: list[str]) -> ValueFormat:
 
     events = DebeziumFormat(value_format)
     try:
-        events.own_type()
+        events.check_events()
     except ValueError as error:
         problems.append(f"option 'envelope': {error}")
     return events

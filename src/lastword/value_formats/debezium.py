@@ -56,19 +56,30 @@ class DebeziumFormat(ValueFormat):
 
     def own_type(self) -> pa.DataType | None:
         """Return the type of a row in the schema of the events. Raises ValueRefused for another schema."""
+        self.check_events()
         event = self.events.own_type()
-        if event is None:
-            return None
-        after = field_type(event, "after")
-        if after is None or field_type(event, "op") is None:
+        return None if event is None else field_type(event, "after")
+
+    def check_events(self) -> None:
+        """Raise ValueRefused if the events have a schema, and it is not of change events.
+
+        Other fields may have no type in Spark: the caller's type may leave them out.
+        """
+        if not (self._has("op") and self._has("after")):
             raise ValueRefused("the schema is not of change events: it has no fields op and after")
-        return after
+
+    def _has(self, name: str) -> bool:
+        """Return whether events may have a field: always, if they have no schema."""
+        import pyarrow as pa
+
+        kind = pa.string() if name == "op" else pa.struct([])
+        return self.events.problem(pa.struct([pa.field(name, kind)]), writing=False) is None
 
     def unselected_type(self) -> pa.DataType | None:
         """Return the type of the schema; for JSON string, which takes any row."""
         import pyarrow as pa
 
-        return pa.string() if isinstance(self.events, JsonFormat) else self.own_type()
+        return pa.string() if isinstance(self.events, JsonFormat) else ValueFormat.unselected_type(self)
 
     def problem(self, kind: pa.DataType, *, writing: bool) -> str | None:
         """Return the reason why rows of this type cannot be written or read, or None."""
@@ -133,13 +144,11 @@ class DebeziumFormat(ValueFormat):
         """Return the part of an event that is decoded, with rows of this type."""
         import pyarrow as pa
 
-        own = self.events.own_type()
-        if own is not None:
-            parts = field_type(own, PARTS)
-        else:
-            parts = None if isinstance(self.events, AvroFormat) else pa.struct([])
         fields = [pa.field("after", kind), pa.field("op", pa.string())]
-        return pa.struct(fields if parts is None else [*fields, pa.field(PARTS, parts)])
+        is_ours = isinstance(self.events, AvroFormat) and self.events.schema is None
+        if not is_ours and self._has(PARTS):
+            fields.append(pa.field(PARTS, pa.struct([])))
+        return pa.struct(fields)
 
     def _event_encoder(self, kind: pa.DataType, op: str) -> Callable[[Any], bytes]:
         now_ms = self.clock.now_ms()
