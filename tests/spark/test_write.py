@@ -408,6 +408,17 @@ def test_records_without_a_key(tmp_path: Path) -> None:
     assert [row["partition"] for row in read_directly(tmp_path / "deleted")] == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("records", [1, 2000])
+def test_batches_fit_a_small_segment(tmp_path: Path, records: int) -> None:
+    """Batches of 64 KiB were staged for any topic, and a commit into smaller segments was refused."""
+    writer = make_writer(tmp_path, segment_bytes="16KiB")
+    rows = batch(*((b"k%d" % number, b"v" * 100) for number in range(records)))
+    writer.commit([attempt(writer, (0, 0), rows)])
+    assert len(read_directly(tmp_path)) == records
+    with pytest.raises(RecordTooLargeError, match=r"above segment\.bytes 16384"):
+        attempt(writer, (0, 1), batch((b"a", b"x" * 20_000)))
+
+
 def test_null_values_may_be_refused(tmp_path: Path) -> None:
     writer = make_writer(tmp_path, nullValue="error")
     with pytest.raises(SparkOptionError, match="no value, which would delete its key"):

@@ -450,6 +450,7 @@ class TargetTopic:
     codec: int
     level: int | None
     max_message_bytes: int
+    segment_bytes: int
     topic_id: str | None = None
 
     @classmethod
@@ -463,6 +464,7 @@ class TargetTopic:
             CODECS[config.compression_type],
             config.compression_level,
             config.max_message_bytes,
+            config.segment_bytes,
             topic_id,
         )
 
@@ -777,16 +779,16 @@ class TaskRows:
 
         target, writer = pending.target, pending.writers.get(number)
         self._workspace = self._workspace or Workspace()
-        most = target.max_message_bytes
+        most = min(target.max_message_bytes, target.segment_bytes)
         size = min(BATCH_BYTES, most)
         for run in pack(
             columns, codec=target.codec, level=target.level, batch_bytes=size, workspace=self._workspace
         ):
             if max(run.sizes) > most:
+                setting = "max.message.bytes" if most == target.max_message_bytes else "segment.bytes"
                 raise RecordTooLargeError(
-                    f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, "
-                    f"above max.message.bytes {most}",
-                    remedy="raise max.message.bytes, or split the value",
+                    f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, above {setting} {most}",
+                    remedy=f"raise {setting}, or split the value",
                 )
             if writer is not None:
                 writer.write(run.data, run.records)
