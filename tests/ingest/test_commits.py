@@ -228,6 +228,39 @@ def test_a_topic_that_is_gone_is_refused(tmp_path: Path) -> None:
             commit(tmp_path, manifest)
 
 
+@WAYS
+@pytest.mark.parametrize("limit", ["max_message_bytes", "segment_bytes"])
+def test_a_commit_with_a_batch_above_a_limit_appends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, limit: str
+) -> None:
+    """The limit was lowered after staging. Partition 0 got its batches, then partition 1 refused them."""
+    staged_as(monkeypatch, way)
+    make(tmp_path)
+    commit(tmp_path, CommitManifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True))
+    runs = stage(tmp_path, "j", {0: ["c"], 1: ["d", "e" * 1000, "f"]})
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.set_config("t", **{limit: 1500})
+    with pytest.raises(DataError, match=r"t-1: a batch of 20\d\d bytes is larger than .* = 1500"):
+        commit(tmp_path, CommitManifest("j", runs, sync=True))
+    assert values(tmp_path) == {0: ["a"], 1: ["b"]} and leftovers(tmp_path) == []
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.topic("t").trim(1)  # the refused commit holds nothing back
+
+
+def test_a_commit_into_a_copy_of_a_cluster_appends_nothing(tmp_path: Path) -> None:
+    make(tmp_path)
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("zz", lastword_pulled_from="a cluster")
+    writer = staging.StagedWriter(DEFAULT, str(tmp_path), "zz", 0, "j", 0, 0)
+    writer.write(batch("c"), 1)
+    copied = writer.close(sync=True)
+    assert copied is not None
+    runs = (*stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), copied)
+    with pytest.raises(DataError, match=r"zz-0 .*a copy that is pulled from the cluster a cluster"):
+        commit(tmp_path, CommitManifest("j", runs, sync=True))
+    assert values(tmp_path) == {0: [], 1: []} and leftovers(tmp_path) == []
+
+
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "lastword.inbox-00000000000000000001-j").write_bytes(b"00000000 {}")

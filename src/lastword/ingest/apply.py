@@ -176,10 +176,10 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
     threads = _threads(len(partitions), size_bytes)
     needed = staging.needed_files(files, root, manifest, is_begun=is_begun)
     if not is_begun:
-        for topic in sorted({topic for topic, _ in partitions}):
+        for topic, number in partitions:
             cluster = directory.topic_config(topic).lastword_pulled_from
             if cluster is not None:
-                raise ReadOnlyError.pulled(topic, cluster)
+                raise ReadOnlyError.pulled(f"{topic}-{number}", cluster)
     staging.check(
         files,
         needed,

@@ -787,7 +787,8 @@ class TaskRows:
             if max(run.sizes) > most:
                 setting = "max.message.bytes" if most == target.max_message_bytes else "segment.bytes"
                 raise RecordTooLargeError(
-                    f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, above {setting} {most}",
+                    f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, "
+                    f"above {setting} {most}",
                     remedy=f"raise {setting}, or split the value",
                 )
             if writer is not None:
