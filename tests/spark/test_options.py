@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("pyspark")
 
 from lastword.errors import SparkOptionError
 from lastword.spark.options import EARLIEST, LATEST, parse_read, parse_write
+from lastword.value_formats.registry import ConfluentFormat
 
 
 def read(**options: str):
@@ -100,6 +102,16 @@ def test_client_options_give_one_warning(caplog: pytest.LogCaptureFixture) -> No
 )
 def test_what_kafkas_source_refuses_is_refused_with_what_to_use(name: str, said: str) -> None:
     assert f"option '{name}' has no meaning here" in refused(**{name: "x"}) and said in refused(**{name: "x"})
+
+
+def test_the_password_of_a_registry_has_a_name_that_spark_hides(tmp_path: Path) -> None:
+    """Spark showed it in the plan of a stream and in the page of a temporary view."""
+    given = {"value_format": "confluent", "schema.registry.url": str(tmp_path)}
+    message = refused(**given, **{"basic.auth.user.info": "ada:hush"})
+    assert "name it 'secret.basic.auth.user.info'" in message and "hush" not in message
+    options = read(**given, **{"secret.basic.auth.user.info": "ada:hush"})
+    assert isinstance(options.formats.value, ConfluentFormat)
+    assert options.formats.value.registry.user == "ada:hush" and "hush" not in repr(options)
 
 
 def test_the_isolation_level_of_kafkas_client_counts(caplog: pytest.LogCaptureFixture) -> None:

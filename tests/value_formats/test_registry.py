@@ -181,13 +181,31 @@ def test_what_a_server_refuses(registry: FakeRegistry) -> None:
     registry.authorization = "Basic " + base64.b64encode(b"ada:secret").decode()
     with pytest.raises(RegistryError, match="answers 401") as caught:
         confluent(registry)
-    assert "basic.auth.user.info" in str(caught.value) and "secret" not in str(caught.value)
+    assert "secret.basic.auth.user.info" in str(caught.value)
     given = {"basic.auth.user.info": "ada:secret"}
     value_format = confluent(registry, avroSchema=json.dumps(record(field("incompatible", "long"))), **given)
     with pytest.raises(RegistryError, match=r"409.*incompatible(.|\n)*another subject"):
         value_format.for_writing(pa.struct([("incompatible", pa.int64())]))
     with pytest.raises(RegistryError, match="does not answer"):
         format_of("confluent", {"schema.registry.url": "http://127.0.0.1:1"}, "users-value")
+
+
+def test_credentials_in_the_url_are_sent_and_not_shown(registry: FakeRegistry) -> None:
+    """The name of the host was taken with them, and each error showed them."""
+    registry.authorization = "Basic " + base64.b64encode(b"ada:se/c@ret").decode()
+    registry.add("users-value", FIRST)
+    url = registry.url.replace("http://", "HTTP://ada:se%2Fc%40ret@")
+    value_format = format_of("confluent", {"schema.registry.url": url}, "users-value")
+    assert value_format.own_type() is not None
+    assert "ret@" not in repr(value_format)
+    for wrong in (url.replace("ada", "bob"), "http://ada:s3cret@127.0.0.1:1", "ftp://ada:s3cret@host"):
+        with pytest.raises((RegistryError, ValueError)) as caught:
+            format_of("confluent", {"schema.registry.url": wrong}, "users-value")
+        assert "ret@" not in str(caught.value)
+    shown = repr(
+        format_of("confluent", {"schema.registry.url": registry.url, "basic.auth.user.info": "a:s3cret"})
+    )
+    assert "s3cret" not in shown
 
 
 def test_a_folder_of_schemas(tmp_path: Path) -> None:

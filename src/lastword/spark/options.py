@@ -453,11 +453,14 @@ def parse_text(text: str) -> str:
 
 log = logging.getLogger(__name__)
 
+HIDDEN = {"basic.auth.user.info": "secret.basic.auth.user.info"}
+"""Options of formats that have another name here, which Spark hides in its plans."""
+
 FORMAT: dict[str, Callable[[str], Any]] = {
     "value_format": parse_one_of(*FORMATS),
     "key_format": parse_one_of(*FORMATS),
     "envelope": parse_one_of(*ENVELOPES),
-    **dict.fromkeys(OPTIONS, parse_text),
+    **dict.fromkeys([HIDDEN.get(name, name) for name in OPTIONS], parse_text),
     **dict.fromkeys([f"key_{name}" for name in OPTIONS if name not in SHARED], parse_text),
 }
 """Options of columns with a format. A format's own options are for values, with `key_` in front for keys."""
@@ -667,7 +670,9 @@ def _formats(values: Mapping[str, Any], problems: list[str], topic: str | None) 
     formats: dict[str, ValueFormat] = {}
     for column, prefix in (("key", "key_"), ("value", "")):
         name = values.get(f"{column}_format")
-        own = {option: option if option in SHARED else prefix + option for option in OPTIONS}
+        own = {
+            option: HIDDEN.get(option, option) if option in SHARED else prefix + option for option in OPTIONS
+        }
         settings = {option: values[given] for option, given in own.items() if given in values}
         unused = [option for option in settings if name not in OPTIONS[option] and option not in SHARED]
         if unused:
@@ -754,6 +759,8 @@ def _parse(
             storage[option] = text
             if is_secret(option) and option not in _PUBLIC and not _HIDDEN.search(name):
                 problems.append(f"Spark would show option '{name}' in plans: name it '{SECRET}{option}'")
+        elif name in HIDDEN:
+            problems.append(f"Spark would show option '{name}' in plans: name it '{HIDDEN[name]}'")
         elif name in INSTEAD:
             problems.append(f"option '{name}' has no meaning here: {INSTEAD[name]}")
         elif name.startswith("ending") and name in for_other:

@@ -78,9 +78,9 @@ def format_of(
     place = settings.get("schema.registry.url")
     if place is None:
         raise ValueError("schema.registry.url is not given: a server, such as http://host:8081, or a folder")
-    registry = Registry(place, settings.get("basic.auth.user.info"))
-    if not registry.is_server and not Path(place).is_dir():
-        raise ValueError(f"schema.registry.url is neither http, https nor a folder: {place}")
+    registry = Registry.of(place, settings.get("basic.auth.user.info"))
+    if not registry.is_server and not Path(registry.place).is_dir():
+        raise ValueError(f"schema.registry.url is neither http, https nor a folder: {registry.place}")
     datum: Datum | None = None
     if "descFilePath" in settings and "avroSchema" in settings:
         raise ValueError("descFilePath is given with avroSchema: a schema of a registry is of one kind")

@@ -30,7 +30,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -68,12 +68,25 @@ class Registry:
     """A schema registry: the URL of a server or a folder, and `user:password` for a server."""
 
     place: str
-    user: str | None = None
+    user: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, place: str, user: str | None) -> Registry:
+        """Return a registry. The URL may have user and password, as for Confluent's clients.
+
+        No text shows them. `user` has priority.
+        """
+        scheme, mark, rest = place.partition("://")
+        authority, slash, path = rest.partition("/")
+        given, at, host = authority.rpartition("@")
+        if not (mark and at):
+            return cls(place, user)
+        return cls(f"{scheme}://{host}{slash}{path}", user or urllib.parse.unquote(given))
 
     @property
     def is_server(self) -> bool:
         """Return whether the registry is a server."""
-        return self.place.startswith(("http://", "https://"))
+        return self.place.lower().startswith(("http://", "https://"))
 
     def by_id(self, number: int) -> Datum:
         """Return the format of a schema's values. ValueRefused: there is no such schema of its kind."""
@@ -244,7 +257,7 @@ class Registry:
                 return None
             remedy = "try again"
             if error.code in (401, 403):
-                remedy = "give basic.auth.user.info=user:password"
+                remedy = "give secret.basic.auth.user.info=user:password"
             elif error.code in (409, 422):
                 remedy = "give a schema that is compatible with the subject, or another subject"
             elif error.code == 501:
