@@ -30,7 +30,7 @@ from lastword.errors import (
     StorageError,
     UsageError,
 )
-from lastword.parse import parse_when
+from lastword.parse import parse_duration_ms, parse_when
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
@@ -492,9 +492,10 @@ def lease(
             return
         if advance is not None and name is not None:
             position = advance if target.partition is None else {target.partition: advance}
-            if infos and max_age is not None:
+            ages_ms = {info.lapses_ms - info.advanced_ms for info in infos}
+            if ages_ms and max_age is not None and ages_ms != {parse_duration_ms(max_age)}:
                 raise UsageError(
-                    f"{topic_name} has a lease {name!r}, and --max-age is for a new lease",
+                    f"{topic_name} has a lease {name!r} of another age, and --max-age is for a new lease",
                     remedy="omit --max-age: a lease keeps the age that it was taken with",
                 )
             if infos:
