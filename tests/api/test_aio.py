@@ -17,6 +17,7 @@ from lastword.errors import (
     KeyRequiredError,
     NotALogDirError,
     OffsetOutOfRangeError,
+    RecordTooLargeError,
     SerializerError,
     UsageError,
 )
@@ -295,5 +296,29 @@ def test_a_log_in_a_bucket() -> None:
             await users.append("a", "2")
             assert [record.value async for record in users.read()] == ["1", "2"]
             assert [record.value async for record in users.read(follow=True, timeout=0)] == ["1", "2"]
+
+    run(main)
+
+
+def test_appends_to_a_bucket_that_were_started_together_share_a_commit() -> None:
+    pytest.importorskip("obstore")
+
+    async def main() -> None:
+        async with lastword.aopen("memory://aio/commits", "a", log_cleaner_enable=False) as logs:
+            users = await logs.create_topic("users", max_message_bytes="1KiB", **TEXT)
+            before = len(logs.logs.dirs._bucket.load().manifest.history)  # type: ignore[attr-defined]
+            started = [asyncio.ensure_future(users.append(f"k{number}", "v")) for number in range(40)]
+            started.append(asyncio.ensure_future(users.append("large", "v" * 2000)))
+            await asyncio.sleep(0)
+            started[7].cancel()
+            extended = asyncio.ensure_future(users.extend([("last", "v")]))
+            done = await asyncio.gather(*started, return_exceptions=True)
+            assert isinstance(done[7], asyncio.CancelledError)
+            assert isinstance(done[40], RecordTooLargeError)
+            assert [result.offset for result in done[8:40]] == list(range(8, 40))
+            await extended
+            commits = len(logs.logs.dirs._bucket.load().manifest.history) - before  # type: ignore[attr-defined]
+            assert commits <= 3
+            assert [record.key async for record in users.read()] == [*(f"k{n}" for n in range(40)), "last"]
 
     run(main)

@@ -6,7 +6,9 @@ thread of the loop; all others run in threads of this module:
 - An append with `ack="os"` runs in the loop (some 10 us; a thread would cost more), as long as nothing waits
   before it. An append with `ack="disk"` is written in the loop and synced in a thread. All appends that wait
   for a sync share the next one.
-- `extend`, named producers and a log in a bucket use one thread, so that their order is the order of calls.
+- `extend` and named producers use one thread, so that their order is the order of calls.
+- An append to a log in a bucket is handed in, in the loop, and waits there: appends that were started
+  together share a commit.
 - A read decodes some hundred records at a time in a thread. A reader that follows polls in the loop and waits
   there, so thousands of them need no thread each.
 """
@@ -19,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 from lastword.api.reader import (
     LONGEST_PAUSE_SECONDS,
@@ -31,6 +33,7 @@ from lastword.api.record import Appended, K, Record, V
 from lastword.errors import UsageError
 
 if TYPE_CHECKING:
+    from lastword.api.bucket_dirs import BucketTopic
     from lastword.api.logs import LogDir
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
@@ -167,7 +170,9 @@ class AsyncTopic(Generic[K, V]):
         started in this order.
         """
         logs, topic = self._logs, self.topic
-        if not self._is_warm or logs.is_queued or "producer" in options or not logs.holds_logs:
+        if not logs.holds_logs and not logs.is_queued:  # in a bucket appends share a commit
+            return await asyncio.wrap_future(cast("BucketTopic", topic).begin_append(key, value, **options))
+        if not self._is_warm or logs.is_queued or "producer" in options:
             appended: Appended = await logs.in_turn(topic.append, key, value, **options)
             self._is_warm = True
             return appended

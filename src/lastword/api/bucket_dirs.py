@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -165,8 +166,12 @@ class BucketDirs(OpenDirs):
 
         Returns when the commit is in the store.
         """
+        return self.begin_append(work, size_bytes).result()
+
+    def begin_append(self, work: Callable[[OpenDirs], T], size_bytes: int) -> Future[T]:
+        """As `append`, but return now; the result is there when the commit is in the store."""
         self.require_writable()
-        return self._queue.run(work, size_bytes)
+        return self._queue.begin(work, size_bytes)
 
     def append_later(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
         """Run `work`, which appends, in a later commit. `sync` waits for it and raises its error."""
@@ -317,14 +322,14 @@ class _Partly(Exception):
 
 
 class _Append:
-    """One call that is part of a commit. `waits`: its thread waits for the commit."""
+    """One call that is part of a commit. `done`: the result, once it is stored; None: of `add`."""
 
-    __slots__ = ("error", "refused", "result", "size_bytes", "waits", "work")
+    __slots__ = ("done", "error", "refused", "result", "size_bytes", "work")
 
-    def __init__(self, work: Callable[[OpenDirs], Any], size_bytes: int, *, waits: bool) -> None:
+    def __init__(self, work: Callable[[OpenDirs], Any], size_bytes: int, done: Future[Any] | None) -> None:
         self.work = work
         self.size_bytes = size_bytes
-        self.waits = waits
+        self.done = done
         self.refused = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -367,23 +372,20 @@ class _CommitQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def run(self, work: Callable[[OpenDirs], T], size_bytes: int) -> T:
-        """Run `work` in the next commit and return its result."""
-        call = _Append(work, size_bytes, waits=True)
+    def begin(self, work: Callable[[OpenDirs], T], size_bytes: int) -> Future[T]:
+        """Run `work` in the next commit; return its result when the commit is in the store."""
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # a call cannot be taken back
         with self._changed:
-            number = self._add(call)
-            self._taken.wait_for(lambda: self._committed >= number)
-        if call.error is not None:
-            raise call.error
-        result: T = call.result
-        return result
+            self._add(_Append(work, size_bytes, done))
+        return done
 
     def add(self, work: Callable[[OpenDirs], object], size_bytes: int) -> None:
         """Run `work` in a later commit. Raises the error of an earlier call of this kind."""
         with self._changed:
             self._taken.wait_for(self._has_room)
             self._raise_failed()
-            self._last_later = self._add(_Append(work, size_bytes, waits=False))
+            self._last_later = self._add(_Append(work, size_bytes, None))
 
     def flush(self) -> None:
         """Wait until all calls are committed; raise the first error of the calls of `add`."""
@@ -440,9 +442,16 @@ class _CommitQueue:
                 self._taken.notify_all()
             self._commit(calls)
             with self._changed:
-                self._failed += [call.error for call in calls if call.error is not None and not call.waits]
+                self._failed += [call.error for call in calls if call.error is not None and call.done is None]
                 self._committed += len(calls)
                 self._taken.notify_all()
+            for call in calls:
+                if call.done is None:
+                    continue
+                if call.error is None:
+                    call.done.set_result(call.result)
+                else:
+                    call.done.set_exception(call.error)
 
     def _is_due(self) -> bool:
         due_bytes = self._dirs.settings.instance.lastword_commit_bytes
@@ -488,8 +497,12 @@ class BucketTopic(Topic[Any, Any]):
 
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
         """As `Topic.append`. Returns when the record is in the store."""
+        return self.begin_append(key, value, **options).result()
+
+    def begin_append(self, key: Any, value: Any, **options: Any) -> Future[Appended]:
+        """As `append`, but return now; the result is there when the record is in the store."""
         self._check_ack(options)
-        return self.dirs.append(
+        return self.dirs.begin_append(
             lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
         )
 
