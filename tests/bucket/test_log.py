@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import Entry
 from lastword.clock import ManualClock
 from lastword.errors import (
+    BusyError,
     LeaseRefusedError,
     NotALogDirError,
     NotPermittedError,
@@ -749,3 +751,59 @@ def test_small_changes_need_no_directory_for_temporary_files(
     topic.extend(ROWS)
     assert len(shown(topic)) == 1050
     assert list(tmp_path.iterdir()) == []
+
+
+def test_changes_of_a_state_are_committed_again_after_an_error(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = opened(clock=ManualClock())  # attempts do not wait
+    state = logs.state("users")
+    state["k"] = 0
+    state.sync()
+    reads = {name: getattr(RemoteStore, name) for name in ("get", "put", "swap")}
+
+    def no_answer(store: RemoteStore, key: str, *given: object, **options: object) -> object:
+        raise UncertainRequestError.of(key, "write", "no answer", write=True)
+
+    for round_number, failing in enumerate(reads):
+        state["k"] = state["large"] = f"{round_number}" * 2000
+        monkeypatch.setattr(RemoteStore, failing, no_answer)
+        with pytest.raises(StorageError if failing != "swap" else BusyError):
+            state.sync()
+        with pytest.raises((StorageError, BusyError)):
+            state["not taken"] = 1
+        monkeypatch.setattr(RemoteStore, failing, reads[failing])
+        for _ in range(2):  # the first may raise the error of the attempt that `state[...] =` began
+            try:
+                state.sync()
+                break
+            except (StorageError, BusyError):
+                continue
+        else:
+            raise AssertionError("it was not committed again")
+        assert "not taken" not in state
+        assert dict(opened("r").state("users")) == dict(state)
+
+
+def test_a_newer_change_of_a_state_stays_the_newest_if_the_older_one_is_committed_again(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = opened(lastword_commit_linger_ms=50)
+    state = logs.state("users")
+    state["k"] = 0
+    state.sync()
+    swap, both_changed = RemoteStore.swap, threading.Event()
+
+    def refused(store: RemoteStore, *given: object) -> object:
+        both_changed.wait(30)
+        raise NotPermittedError.verb(store.url, "write")
+
+    monkeypatch.setattr(RemoteStore, "swap", refused)
+    state["k"] = 1
+    time.sleep(0.2)  # its commit is under way
+    state["k"] = 2
+    both_changed.set()
+    time.sleep(0.2)  # the second one waits for the first, and not only for the linger time
+    monkeypatch.setattr(RemoteStore, "swap", swap)
+    state.sync()
+    assert [record.value for record in opened("r")["users"].read()] == [0, 1, 2]

@@ -23,7 +23,7 @@ from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.clock import Clock
 from lastword.config import Settings
-from lastword.errors import DataError, FileVanishedError, LastwordError, PartialFailure, UsageError
+from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
@@ -355,6 +355,11 @@ class _CommitQueue:
 
     Calls are committed in their order, so the number of a call shows whether it is committed. No step takes
     time for each waiting call.
+
+    If a commit fails, its calls of `add` are held, and so are later ones: the next `add` or `flush` hands
+    them in again, in their order. So a `flush` that returns means that all of them are stored, also after
+    another one has failed. A commit whose outcome is unknown may then be in the log twice: to a state, whose
+    log is appended to by `add`, that makes no difference.
     """
 
     def __init__(self, dirs: BucketDirs) -> None:
@@ -368,7 +373,8 @@ class _CommitQueue:
         self._committed = 0
         self._awaited = 0  # number of the last call to commit now
         self._last_later = 0  # number of the last call of `add`
-        self._failed: list[BaseException] = []  # errors of calls of `add` that no thread has seen yet
+        self._failed: list[BaseException] = []  # errors of refused calls of `add` that no thread has seen
+        self._held: list[_Append] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -384,12 +390,16 @@ class _CommitQueue:
         """Run `work` in a later commit. Raises the error of an earlier call of this kind."""
         with self._changed:
             self._taken.wait_for(self._has_room)
-            self._raise_failed()
+            try:
+                self._raise_failed()
+            finally:
+                self._add_held()
             self._last_later = self._add(_Append(work, size_bytes, None))
 
     def flush(self) -> None:
         """Wait until all calls are committed; raise the first error of the calls of `add`."""
         with self._changed:
+            self._add_held()
             last = self._added if self._waiting else self._last_later
             self._awaited = max(self._awaited, last)
             self._changed.notify()
@@ -411,6 +421,18 @@ class _CommitQueue:
         if self._failed:
             failed, self._failed = self._failed[0], []
             raise failed
+        if self._held and self._held[0].error is not None:
+            raise self._held[0].error
+
+    def _add_held(self) -> None:
+        """Hand in again what a failed commit has not stored, before all that waits."""
+        if self._held and not self._closed:
+            held, self._held = self._held, []
+            self._waiting[:0] = held
+            self._waiting_bytes += sum(call.size_bytes for call in held)
+            self._added += len(held)
+            self._last_later = self._added
+            self._changed.notify()
 
     def _add(self, call: _Append) -> int:
         """Add a call; return its number."""
@@ -439,11 +461,19 @@ class _CommitQueue:
                 linger_seconds = self._dirs.settings.instance.lastword_commit_linger_ms / 1000
                 self._changed.wait_for(self._is_due, linger_seconds)
                 calls, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                taken = len(calls)
+                if self._held:  # older calls wait, too
+                    self._held += [call for call in calls if call.done is None]
+                    calls = [call for call in calls if call.done is not None]
                 self._taken.notify_all()
-            self._commit(calls)
+            failed = self._commit(calls)
             with self._changed:
-                self._failed += [call.error for call in calls if call.error is not None and call.done is None]
-                self._committed += len(calls)
+                later = [call for call in calls if call.done is None]
+                if failed:
+                    self._held += [call for call in later if not call.refused]
+                    later = [call for call in later if call.refused]
+                self._failed += [call.error for call in later if call.error is not None]
+                self._committed += taken
                 self._taken.notify_all()
             for call in calls:
                 if call.done is None:
@@ -457,7 +487,8 @@ class _CommitQueue:
         due_bytes = self._dirs.settings.instance.lastword_commit_bytes
         return self._awaited > self._committed or self._closed or self._waiting_bytes >= due_bytes
 
-    def _commit(self, calls: list[_Append]) -> None:
+    def _commit(self, calls: list[_Append]) -> bool:
+        """Commit calls that are not refused; return whether that failed, so that none of them is stored."""
         left = calls
         while left:
             try:
@@ -467,8 +498,9 @@ class _CommitQueue:
                 left = [call for call in left if not call.refused]
             except BaseException as error:  # no commit: every call fails with its reason
                 for call in left:
-                    call.error = error
-                break
+                    call.error, call.refused = error, False
+                return True
+        return False
 
 
 def _apply(calls: list[_Append], dirs: OpenDirs) -> None:
@@ -478,7 +510,7 @@ def _apply(calls: list[_Append], dirs: OpenDirs) -> None:
             call.result = call.work(dirs)
         except PartialFailure as error:  # what it has done is committed with the others
             call.error = error
-        except FileVanishedError:  # the version is too old: the transaction runs again
+        except StorageError:  # the commit fails, or runs again because its version is too old
             raise
         except Exception as error:  # of the caller's serializer too
             call.error, call.refused = error, True
