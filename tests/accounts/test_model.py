@@ -1,5 +1,5 @@
-"""Random lives of a log, compared with a dict: appends, deletes, rounds of both strategies over the log or a
-run, restarts with and without accounts, truncations, trims.
+"""Random lives of a log, compared with a dict: appends, deletes, transactions, rounds of both strategies over
+the log or a run, restarts with and without accounts, truncations, trims.
 
 After every step: the newest values equal the dict's; remaining records keep their offsets, in order; a
 tombstone was removed only after `delete.retention.ms` without an older copy of its key on disk; and a
@@ -12,11 +12,15 @@ import pytest
 
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner.engine.liveness import account_of
+from lastword.cleaner.engine.transactions import Transactions
 from lastword.cleaner.policy.generational import Columns, all_garbage, best_runs
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
+from lastword.records.batch import BatchBuilder
+from lastword.resolve import resolve
 from tests.cleaner.test_accounted import HOUR, NOW, Log
 from tests.support.cleaning import clean
+from tests.transactions import end_transaction
 
 CONFIG = TopicConfig(
     cleanup_policy=frozenset({"compact"}),
@@ -32,10 +36,33 @@ class Model:
         self.seen = {}  # offset to (key, value) of every record appended and not truncated
         self.free_ms = {}  # offset of a tombstone to the time when its last older copy was removed
         self.before = []
+        self.open = {}  # producer id to the offsets of its open transaction
+        self.hidden = set()  # offsets of aborted and undecided records
+        self.sequences = {}
+        self.whole_share = 0.3  # of the rounds: over the whole log
 
     def append(self, key, value):
         self.log.put((key, value))
         self.seen[self.log.log.log_end - 1] = (key, value)
+
+    def append_in_transaction(self, producer_id, key, value):
+        sequence = self.sequences.get(producer_id, 0)
+        builder = BatchBuilder(
+            producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True
+        )
+        builder.append(self.log.clock.now_ms(), key, value)
+        self.log.log.append_batch(builder.build(0))
+        self.sequences[producer_id] = sequence + 1
+        offset = self.log.log.log_end - 1
+        self.seen[offset] = (key, value)
+        self.open.setdefault(producer_id, []).append(offset)
+        self.hidden.add(offset)
+
+    def end(self, producer_id, *, commit):
+        end_transaction(self.log.log, producer_id, 0, commit=commit)
+        offsets = self.open.pop(producer_id)
+        if commit:
+            self.hidden.difference_update(offsets)
 
     def check(self, step):
         now_ms = self.log.clock.now_ms()
@@ -46,13 +73,14 @@ class Model:
             assert self.seen[offset] == (key, value), step
         newest = {}
         for offset, (key, value) in sorted(self.seen.items()):
-            if offset >= self.log.log.log_start:
+            if offset >= self.log.log.log_start and offset not in self.hidden:
                 newest[key] = (offset, value)
+        there = set(offsets)
+        records = [record for record in records if record[0] not in self.hidden]
         held = {}
         for offset, key, value in records:
             if offset >= self.log.log.log_start:
                 held[key] = (offset, value)
-        there = set(offsets)
         for key, (offset, value) in newest.items():
             if value is not None:
                 assert held.get(key) == (offset, value), (step, key)
@@ -73,6 +101,19 @@ class Model:
                     stored_offsets,
                     checkpoint,
                 )
+
+    def check_accounts(self, step):
+        """Compare the bits of the accounts with those of a scan of the whole log."""
+        ledger, log = self.log.ledger, self.log.log
+        if not ledger.exact or not ledger.entries or ledger.invalid:
+            return
+        segments = [segment for segment in log.segments if segment.base_offset < ledger.limit]
+        outcomes = Transactions(log.segments, ledger.limit, log.clock.now_ms())
+        scanned = resolve(segments, map_bytes=1 << 20, salt=b"salt", now_ms=-1, outcomes=outcomes)
+        marked = ledger.tracking.running.dead.offsets()
+        marked = set(marked[marked >= ledger.tracking.first_offset].tolist())
+        due = set(ledger.deletes.due.tolist())
+        assert marked - due == set(scanned.dead.offsets().tolist()) - due, step
 
     def _clocks(self, records, now_ms):
         first = {}
@@ -102,17 +143,23 @@ def _round(model, rng, strategy):
         )
         log.ledger.fit(log.log.segments)
         return
-    if rng.random() < 0.3:
+    if rng.random() < model.whole_share:
         log.clean()
+        model.check_accounts("all garbage")
         return
     run = None
     if log.ledger.entries:
         account = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
-        runs = list(all_garbage(account)) + best_runs(
-            account, Columns.of(account, log.ledger.write_clock, 0.0)
-        )
+        columns = Columns.of(account, log.ledger.write_clock, 0.0)
+        runs = list(all_garbage(account)) + best_runs(account, columns)
+        if not model.whole_share:
+            runs = [columns.run(account, n, n, 0.0) for n in columns.dead.nonzero()[0].tolist()]
         run = rng.choice(runs) if runs else None
-    log.clean(due=True, runs=[run])
+    if run is None and not model.whole_share:
+        log.garbage_bytes()
+    else:
+        log.clean(due=True, runs=[run])
+    model.check_accounts(run)
 
 
 def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
@@ -120,16 +167,29 @@ def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
     log = Log(tmp_path, CONFIG, map_bytes=map_bytes)
     model = Model(log)
     keys = rng.choice([4, 12, 40])
+    transactional = rng.random() < 0.5
+    if rng.random() < 0.5:
+        model.whole_share = 0.0  # garbage stays for long
+    deletes_from = rng.choice([0, steps // 4, steps // 2])  # the first tombstone may come after rewrites
     try:
         for number in range(steps):
             draw = rng.random()
             if draw < 0.45:
                 for _ in range(rng.randrange(1, 25)):
                     key = b"k%02d" % rng.randrange(keys)
-                    model.append(key, None if rng.random() < 0.25 else b"v%d" % rng.randrange(99999))
+                    deletes = number >= deletes_from and rng.random() < 0.25
+                    value = None if deletes else b"v%d" % rng.randrange(99999)
+                    if not transactional or rng.random() < 0.6:
+                        model.append(key, value)
+                        continue
+                    producer_id = rng.randrange(3)
+                    if producer_id in model.open and rng.random() < 0.4:
+                        model.end(producer_id, commit=rng.random() < 0.5)
+                    else:
+                        model.append_in_transaction(producer_id, key, value)
             elif draw < 0.75:
                 _round(model, rng, "generational")
-            elif draw < 0.80:
+            elif draw < 0.80 and model.whole_share:
                 _round(model, rng, "kafka")
             elif draw < 0.88:
                 log.clock.advance(rng.choice([1, HOUR // 2, HOUR, 3 * HOUR]))
@@ -139,7 +199,7 @@ def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
                 if how > 0.9 and (log.path / "lastword" / "accounts").exists():
                     (log.path / "lastword" / "accounts").unlink()
                     log.ledger = Ledger.open(DEFAULT, str(log.path), log.log.segments, map_bytes=map_bytes)
-            elif draw < 0.985 and log.log.log_end > 5:
+            elif draw < 0.985 and log.log.log_end > 5 and not transactional:  # a cut may open transactions
                 offset = rng.randrange(log.log.log_end - 4, log.log.log_end)
                 log.log.truncate_to(offset)
                 model.cut()
@@ -147,9 +207,11 @@ def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
                     None if log.first_dirty is None else min(log.first_dirty, log.log.active.base_offset)
                 )
             else:
-                log.log.raise_log_start(min(log.log.log_start + rng.randrange(20), log.log.log_end))
+                log.log.raise_log_start(min(log.log.log_start + rng.randrange(20), log.log.stable_offset))
                 log.log.remove_prefix()
             model.check((seed, number, round(draw, 2)))
+        for producer_id in list(model.open):
+            model.end(producer_id, commit=True)
         log.clean()
         model.check((seed, "last but one"))
         log.clock.advance(2 * HOUR)
@@ -168,7 +230,7 @@ def test_a_life(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 118))
+@pytest.mark.parametrize("seed", [*range(100, 118), 171, 185, 197, 211])
 def test_lives(tmp_path, seed):
     live(tmp_path, seed)
 
