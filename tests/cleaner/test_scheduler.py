@@ -422,6 +422,24 @@ def test_stopping_gently_lets_the_round_end() -> None:
     assert [done.result for done in scheduler.history] == ["ok"]
 
 
+def test_stopping_gently_begins_no_other_round() -> None:
+    work, began, go = FakeWork(), threading.Event(), threading.Event()
+
+    def slow(task: FakeTask, stop: Stop) -> Done:
+        began.set()
+        assert go.wait(10)
+        return cleaned(task, stop)
+
+    for number in range(3):
+        work.add(number, body=slow)
+    scheduler = scheduler_of(work, SystemClock())
+    scheduler.start(at_once=True)
+    assert began.wait(10)
+    threading.Timer(0.02, go.set).start()
+    assert scheduler.stop(abort=False)
+    assert [(done.partition, done.result) for done in scheduler.history] == [(0, "ok")]
+
+
 def test_a_round_that_never_ends_does_not_hold_up_the_stop() -> None:
     work, began, go = FakeWork(), threading.Event(), threading.Event()
 

@@ -322,11 +322,14 @@ class Scheduler:
         finally:
             self._chores_running.release()
 
-    def work_on(self) -> None:
-        """Do chores that are due, then one task after another until there is none or it is stopped."""
+    def work_on(self, leaves: Callable[[], bool] = lambda: False) -> None:
+        """Do chores that are due, then one task after another until there is none or it is stopped.
+
+        `leaves`: called before each task; once true, none begins.
+        """
         if not self.stopping:
             self._chores()
-        while not self.stopping and self.turn():
+        while not self.stopping and not leaves() and self.turn():
             pass
 
     def forgive(self, tp: TopicPartition) -> None:
@@ -492,7 +495,7 @@ class Worker:
                 return
             if not self.counted:
                 self._count(1)
-            scheduler.work_on()
+            scheduler.work_on(lambda: self.leave)
             seconds = max(scheduler.backoff_ms, 1) / 1000
             if scheduler.stopping or self.leave:
                 return
