@@ -204,6 +204,26 @@ def test_a_lost_lock_takes_the_directory_offline(tmp_path: Path, how: str) -> No
         logs.topic("users").append(b"key", b"again")
 
 
+def test_a_second_opening_that_is_refused_changes_nothing_for_the_first(tmp_path: Path) -> None:
+    """A commit of this process tries to open the directory again and again, while it is open here."""
+    root = tmp_path / "data"
+    logs = lastword.open(root, "a", log_cleaner_enable=False)
+    logs.create_topic("users")
+    with pytest.raises(LogDirLockedError):
+        lastword.open(root, "a")
+    (root / ".lock").rename(root / "away")
+    with pytest.raises((LockLostError, OfflineError), match="removed"):
+        logs.create_topic("orders")
+    (root / "away").rename(root / ".lock")
+    with pytest.raises(LogDirLockedError):
+        lastword.open(root, "a")
+    with pytest.raises((LockLostError, OfflineError), match="removed"):
+        logs.create_topic("orders")  # the failure is final until the directory is opened again
+    with pytest.raises(LastwordError):
+        logs.close()
+    lastword.open(root, "a").close()
+
+
 def test_release_twice_frees_nothing_of_the_next_holder(path: Path) -> None:
     first = OsFiles().lock(path)
     first.release()

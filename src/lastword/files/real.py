@@ -543,6 +543,7 @@ class OsFiles(Files):
         self._roots: dict[str, Root] = {}
         self._unguarded_roots: dict[str, Root] = {}  # outside every guarded root
         self._root_by_directory: dict[str, Root] = {}
+        self._locks: dict[str, FileLock] = {}  # the last lock that was taken in a directory
         self._mutex = threading.Lock()
 
     # ---- roots: directories that go offline as a whole
@@ -551,7 +552,8 @@ class OsFiles(Files):
         """Take everything below `root` offline together after a failed sync; a second call resets that."""
         path = os.path.realpath(root)
         with self._mutex:
-            self._roots[path] = Root(path)
+            guarded = self._roots[path] = Root(path)
+            guarded.lock = self._locks.get(path)
             for unguarded in [p for p in self._unguarded_roots if p == path or p.startswith(path + os.sep)]:
                 del self._unguarded_roots[unguarded]
             self._root_by_directory = {}  # `_root` may be adding to the dictionary of before
@@ -814,9 +816,11 @@ class OsFiles(Files):
             if isinstance(error, LastwordError):
                 raise
             raise translate(error, path, "lock") from error
-        root = self._root(path)
-        if root.path in self._roots:
-            root.lock = lock
+        directory = os.path.realpath(os.path.dirname(path) or ".")
+        with self._mutex:
+            self._locks[directory] = lock
+            if directory in self._roots:
+                self._roots[directory].lock = lock
         return lock
 
     def free_bytes(self, path: Path) -> int:

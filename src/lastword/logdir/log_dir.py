@@ -158,8 +158,8 @@ class LogDirectory:
         if fresh:
             make_dirs(files, self.path)
         files.check_owner(self.path)
-        files.guard(self.path)
         self._file_lock = files.lock(os.path.join(self.path, names.LOCK))
+        files.guard(self.path)  # not before: this process may have the directory open, and a failure of it
         if isinstance(self._file_lock, FileLock):  # dropped without a close: as after a kill
             weakref.finalize(self, self._file_lock.drop).atexit = False
         try:
