@@ -350,6 +350,22 @@ def test_a_topic_is_not_made_with_the_checkpoints_of_another(tmp_path: Path) -> 
     logs.close()
 
 
+def test_a_close_that_is_interrupted_frees_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook the directory could not be opened again: a second close does nothing."""
+    logs = opened(tmp_path)
+    logs.create_topic("users")
+    logs.delete_topic("users")  # its files are removed at the close
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(os, "unlink", interrupt)
+        logs.close()
+    with opened(tmp_path) as again:
+        assert again.topics() == []
+
+
 def test_a_partition_that_could_not_be_deleted_is_as_it_was(tmp_path: Path) -> None:
     """Its log start stays, and records that were not synced before are synced by the next sync."""
     with opened(tmp_path) as logs:

@@ -672,10 +672,11 @@ class LogDirectory:
             except LastwordError as error:
                 failed = failed or error
             finally:
-                with suppress(LastwordError):
+                try:
                     self._deferred_deletes.remove(all=True)
-                if self._file_lock is not None:
-                    self._file_lock.release()
+                finally:  # also after an interrupt: a second close does nothing
+                    if self._file_lock is not None:
+                        self._file_lock.release()
             if failed is not None:
                 raise failed
 
