@@ -868,3 +868,29 @@ def test_settings_that_are_changed_while_a_commit_comes_in_refuse_nothing(
     with lastword.open(tmp_path, "a") as logs:
         commit(tmp_path, manifest)
     assert values(tmp_path) == {0: ["a", "b"], 1: ["c", "d" * 99]} and leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("why", ["moved", "failed"])
+def test_a_log_that_takes_no_batch_is_met_before_anything_is_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It was moved to another directory, or a write of another thread failed, since it was opened."""
+    make(tmp_path)
+    with LogDirectory.open(str(tmp_path / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as other:
+        other.create_topic("others")
+    manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    real = LogDirectory.logs
+
+    def logs(self: LogDirectory, partitions: Any) -> Any:
+        opened = real(self, partitions)
+        if why == "moved":
+            with LogDirectory.open(str(tmp_path / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as target:
+                move(self, target, "t", 1)
+        else:
+            opened["t", 1].retire(DiskFullError("planted"))
+        return opened
+
+    with monkeypatch.context() as patch, pytest.raises(LastwordError):
+        patch.setattr(LogDirectory, "logs", logs)
+        commit(tmp_path, manifest)
+    assert values(tmp_path)[0] == []

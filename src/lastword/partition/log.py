@@ -614,8 +614,12 @@ class PartitionLog(Reads):
 
         Returns:
             The log end at which the commit began.
+
+        Raises:
+            LastwordError: The log takes no batch: it has failed, or was moved.
         """
         with self.lock:
+            self._local.check_open()
             self._incomplete_commit_offset = self.log_end if offset is None else offset
             return self._incomplete_commit_offset
 
