@@ -12,6 +12,7 @@ import time
 import zlib
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -894,3 +895,30 @@ def test_a_log_that_takes_no_batch_is_met_before_anything_is_appended(
         patch.setattr(LogDirectory, "logs", logs)
         commit(tmp_path, manifest)
     assert values(tmp_path)[0] == []
+
+
+def test_a_commit_that_fails_is_tried_again_after_longer_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try reads all staged batches. A try that succeeds ends the pauses."""
+    make(tmp_path)
+    pauses: list[float] = []
+    tries: list[int] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return len(pauses) > 12
+
+    def ingest_pending(directory: LogDirectory) -> None:
+        tries.append(len(pauses))
+        if len(tries) < 9:
+            raise DiskFullError("planted")
+
+    monkeypatch.setattr(apply, "ingest_pending", ingest_pending)
+    with LogDirectory.open(str(tmp_path), "a") as directory:
+        fake = SimpleNamespace(Event=Stop, Thread=threading.Thread)
+        monkeypatch.setattr(apply, "threading", fake)
+        apply.Watch(directory)._thread.join()
+    assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert pauses[9:] == [0.1, 0.1, 0.1, 0.1] and tries[:9] == list(range(1, 10))

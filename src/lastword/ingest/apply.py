@@ -82,6 +82,8 @@ PARALLEL_BYTES = 16 << 20
 """A commit of more bytes uses a thread for each core; a smaller one uses threads only to overlap syncs."""
 PARALLEL_PARTITION_BYTES = 1 << 20
 """So does a commit of fewer bytes for each partition."""
+LONGEST_PAUSE_SECONDS = 5.0
+"""How long `Watch` waits at most before a commit is tried again."""
 
 
 def open_to_append(
@@ -410,7 +412,9 @@ class Watch:
     """A thread that ingests commits while a directory is open to append.
 
     It reads the root's modification time (about a microsecond), and lists the root only if that time has
-    changed, as a rename into the directory changes it, or if a commit is left over.
+    changed, as a rename into the directory changes it, or if a commit is left over. A commit that cannot be
+    ingested now, because the drive is full, is tried again after pauses that double: each try verifies all of
+    its staged batches.
     """
 
     def __init__(self, directory: LogDirectory, every_seconds: float = 0.1) -> None:
@@ -421,23 +425,25 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        changed_ms: int | None = None
-        while not self._stop.wait(self._every):
+        changed_ms, pause = 0, self._every
+        while not self._stop.wait(pause):
             directory = self._directory()
             if directory is None:
                 return
-            changed_ms = self._check(directory, changed_ms)
+            checked_ms = self._check(directory, changed_ms)
+            pause = self._every if checked_ms is not None else min(2 * pause, LONGEST_PAUSE_SECONDS)
+            changed_ms = checked_ms or 0
             del directory
 
-    def _check(self, directory: LogDirectory, last_ms: int | None) -> int | None:
-        """Ingest if the root has changed since `last_ms`.
+    def _check(self, directory: LogDirectory, last_ms: int) -> int | None:
+        """Ingest if the root has changed since `last_ms`; 0: it counts as changed.
 
         Returns:
-            The root's modification time; None: list it the next time.
+            The root's modification time; None: a commit could not be ingested.
         """
         try:
             facts = directory.files.stat(directory.path)
-            changed_ms = None if facts is None else facts.mtime_ms
+            changed_ms = 0 if facts is None else facts.mtime_ms
             if changed_ms == last_ms and not self._is_recent(changed_ms):
                 return last_ms
             ingest_pending(directory)
@@ -447,9 +453,9 @@ class Watch:
             return None
 
     @staticmethod
-    def _is_recent(changed_ms: int | None) -> bool:
+    def _is_recent(changed_ms: int) -> bool:
         """Return whether a later change could have the same modification time: file times are coarse."""
-        return changed_ms is None or time.time_ns() // 1_000_000 - changed_ms < 1000
+        return not changed_ms or time.time_ns() // 1_000_000 - changed_ms < 1000
 
     def close(self) -> None:
         """Stop the thread. Returns when nothing is being ingested any more."""
