@@ -15,6 +15,7 @@ import lastword
 from lastword import errors
 from lastword.api.serializers import field_json
 from lastword.clock import ManualClock
+from lastword.files import DEFAULT
 from lastword.state import snapshot_file
 
 FORMATS = ("parquet", "arrow", "jsonl")
@@ -369,3 +370,13 @@ def test_a_missing_snapshot_leaves_no_error_in_a_finalizer(tmp_path):
     command = [sys.executable, "-X", "dev", "-c", script, str(tmp_path / "log")]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (result.stdout, "Exception ignored" in result.stderr) == ("refused\n", False)
+
+
+def test_the_last_line_may_be_long(tmp_path: Path) -> None:
+    """It names every partition: 40,000 of them take more than a MiB."""
+    every = range(40_000)
+    reach = snapshot_file.Reach("users", None, dict.fromkeys(every, 123_456_789), -1, dict.fromkeys(every, 0))
+    path = tmp_path / "users.jsonl"
+    path.write_text('{"type":"record"}\n' + reach.to_json() + "\n")
+    assert path.stat().st_size > 1 << 20
+    assert snapshot_file.read_reach(DEFAULT, str(path)) == reach

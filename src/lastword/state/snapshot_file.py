@@ -401,6 +401,9 @@ def _lines(files: Files, path: str) -> Iterator[bytes]:
 
 def _last_line(files: Files, path: str) -> bytes:
     with _open(files, path) as handle:
-        size = handle.size()
-        tail = handle.pread(min(size, _PIECE), max(0, size - _PIECE))
-    return tail.rstrip(b"\n").rpartition(b"\n")[2]
+        size, taken = handle.size(), _PIECE
+        while True:  # the line names every partition
+            tail = handle.pread(min(size, taken), max(0, size - taken)).rstrip(b"\n")
+            if taken >= size or b"\n" in tail:
+                return tail.rpartition(b"\n")[2]
+            taken *= 2
