@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from lastword.clock import ManualClock
-from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, LastwordError, UsageError
+from lastword.errors import (
+    BusyError,
+    DiskFullError,
+    DuplicatePartitionError,
+    LastwordError,
+    StorageError,
+    UsageError,
+)
 from lastword.files import Files
 from lastword.logdir import LogDirectory, TopicPartition, log_dir_set
 from lastword.logdir.identity import directory_name, write_move_note
@@ -19,6 +26,7 @@ from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes.recording import Call
 from tests.partition.logs import NOW, build_batch, indexes_fit, pair, records
 from tests.retention.support import raise_log_start
 from tests.support.exhaustive import stride
@@ -259,6 +267,39 @@ def test_every_failing_call(tmp_path: Path) -> None:
         return not reached
 
     assert every_stop(failing_at, stride(2)) > 20
+
+
+@pytest.mark.parametrize("where", ["the target is synced", "the source is renamed"])
+def test_nothing_is_appended_to_the_source_after_the_target_has_the_name(tmp_path: Path, where: str) -> None:
+    """Else both directories have records of their own, and the partition is refused for ever."""
+    prepare(tmp_path)
+    files = RecordingFiles(UNSYNCED)
+    a, b = both(tmp_path, files)
+    old = a.log("users", 0)
+
+    def fail(call: Call) -> LastwordError | None:
+        if where == "the target is synced":
+            fails = call.name == "fsync_dir" and call.path == str(tmp_path / "b") and b.holds(*USERS)
+        else:
+            fails = call.name == "rename" and call.path == str(tmp_path / "a" / "users-0")
+        return StorageError("planted") if fails else None
+
+    files.fail = fail
+    with pytest.raises(StorageError, match="planted"):
+        move(a, b, "users", 0)
+    files.fail = None
+    for log in (lambda: old, lambda: a.log("users", 0)):
+        with pytest.raises(LastwordError) as refusal:
+            log().append_batch(build_batch(20))
+        assert refusal.value.remedy
+    for directory in (a, b):
+        directory.close()
+    a, b = both(tmp_path)
+    home = LogDirSet([a, b], {}).log_dir(*USERS)
+    assert home is b and not a.holds(*USERS)
+    assert records(home.log("users", 0)) == [pair(n) for n in range(7, 20)]
+    a.close()
+    b.close()
 
 
 def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:

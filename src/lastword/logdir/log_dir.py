@@ -387,6 +387,11 @@ class LogDirectory:
             self.ledgers.forget(tp)
             self._checked.discard(tp)
 
+    def refuse(self, tp: TopicPartition, why: LastwordError) -> None:
+        """Raise `why` in every further use of a partition, until the directory is opened again."""
+        with self.lock:
+            self._opened.refuse(tp, why)
+
     def discard(self, tp: TopicPartition) -> None:
         """Remove one partition that was moved elsewhere. Its name is gone when this returns."""
         with self.lock:

@@ -22,6 +22,7 @@ step                                               source            target     
 5  remove the note                                 t-p.<hex>-delete  t-p         the target's
 ```
 
+After an error between 3 and 4 the source refuses the partition until the directories are opened again.
 Kafka renames in the same order, and refuses to start if it was killed between 3 and 4. The note names the
 source directory, and the log end there at the time. If both directories have the partition, the source is
 removed if its log end is still the noted one. If the log has grown since, another process appended to it
@@ -303,11 +304,21 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
                 _check_whole(log)
                 log.flush()
                 _finish(source, target, tp, log, future, copied)
-        except LastwordError:
+        except BaseException as error:
             if not target.holds(*tp):
                 with suppress(LastwordError):
                     target.files.remove_tree(future)
+            elif source.holds(*tp):  # a record that is appended here would not be in the other directory
+                source.refuse(tp, _unfinished(tp, target, error))
             raise
+
+
+def _unfinished(tp: TopicPartition, target: LogDirectory, error: BaseException) -> StorageError:
+    return StorageError(
+        f"the move of {tp} to {target.path} did not come to its end: {error or type(error).__name__}",
+        remedy="open all directories again: the move is finished then",
+        file=target.directory(*tp),
+    )
 
 
 def _check_whole(log: PartitionLog) -> None:

@@ -58,7 +58,7 @@ class OpenPartitions:
     """The open logs of one directory. `logs` may be read without a lock; the rest needs the directory's lock.
 
     logs        the open logs
-    offline     damaged partitions, with the error that every use of them raises
+    offline     partitions that are damaged or refused, with the error that every use of them raises
     left_clean  the directory's clean-shutdown marker existed
     on_roll     called after each roll of a log, with the log's lock held
     """
@@ -174,6 +174,14 @@ class OpenPartitions:
             self._left[tp] = _Left(log.recovery_point, log.log_start, clean=False)
         self._closed.pop(tp, None)
         self.offline.pop(tp, None)
+
+    def refuse(self, tp: TopicPartition, why: LastwordError) -> None:
+        """Close a partition, and raise `why` in every use of it."""
+        log = self.logs.pop(tp, None)
+        if log is not None:
+            log.retire(why)
+            log.abandon()
+        self.offline[tp] = why
 
     def gone(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop partitions that were let go, and whose names are gone."""
