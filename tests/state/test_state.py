@@ -155,6 +155,21 @@ def test_refresh_takes_in_what_others_appended(logs):
         assert dict(seen) == {"a": 2, "c": 3} and seen.position == {0: 5}
 
 
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_refresh_reads_a_topic_that_was_created_again(logs, new):
+    """The new log is shorter than the position, as long, and longer."""
+    logs.state("users").update({"a": 1, "b": 1})
+    with lastword.open(logs.paths[0]) as beside:
+        seen = beside.state("users")
+        logs.delete_topic("users")
+        users = logs.state("users")
+        users.update({f"new{number}": number for number in range(new)})
+        assert seen.refresh() == new
+        assert dict(seen) == dict(users) and seen.position == {0: new}
+        users["a"] = 2
+        assert seen.refresh() == 1
+
+
 def test_own_changes_do_not_hide_those_of_others(logs):
     users = logs.state("users")
     logs.topic("users").append("other", 1)

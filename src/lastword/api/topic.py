@@ -828,6 +828,7 @@ def open_state(
     source = StateSource(
         log=log if dirs.holds_logs else log.buffered(),  # type: ignore[attr-defined]  # a BucketTopic
         views=lambda: dirs.views(name),
+        topic_id=lambda: _topic_id(dirs, name),
         ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
         sync=dirs.sync,
         first_dirty=lambda partition: dirs.first_dirty(name, partition),
@@ -843,6 +844,13 @@ def open_state(
         max_bytes=limit,
         snapshot=start,
         progress=listener(progress),
+    )
+
+
+def _topic_id(dirs: OpenDirs, name: str) -> str | None:
+    return next(
+        (log_dir.topic_id(name) for log_dir in dirs.dir_set.log_dirs(name).values()),
+        None,
     )
 
 

@@ -162,6 +162,7 @@ class StateSource:
     Attributes:
         log: The topic with keys and values as bytes.
         views: Lists the partitions.
+        topic_id: Returns the id of the topic, or None; it lists nothing again.
         ranges: Computes the ranges to read for a state as of an earlier end; None: up to the latest records.
         sync: Syncs the log.
         first_dirty: Returns the first offset of a partition that is not clean, or None.
@@ -172,6 +173,7 @@ class StateSource:
 
     log: ByteTopic
     views: Callable[[], Mapping[int, PartitionView]]
+    topic_id: Callable[[], str | None]
     ranges: Callable[[Mapping[int, PartitionView]], list[Range]] | None
     sync: Callable[[], None]
     first_dirty: Callable[[int], int | None]
@@ -218,6 +220,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self.restored: tuple[Restored, ...] = ()
         self._log = source.log
         self._views = source.views
+        self._id_of_topic = source.topic_id
+        self._topic_id: str | None = None  # as of the restore
         self._ranges = source.ranges
         self._key, self._value = coders
         self._sync = source.sync
@@ -253,6 +257,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 self._expiry, self._expiring = {}, []
 
     def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
+        self._topic_id = self._id_of_topic()  # before the views: an older id only restores once more
         ranges = {range_.partition: range_ for range_ in self._ranges_of(self._views())}
         removals = {number: self._removals_of(range_.view) for number, range_ in ranges.items()}
         for number, range_ in ranges.items():
@@ -399,8 +404,9 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         """Apply records that other writers have appended; return the number of keys that they changed.
 
         Everything is read again if a deletion may have been missed: the log start was raised, the log was
-        truncated, or tombstones above `position` were removed. Kafka's cleaner does not record which
-        tombstones it removes: beside it, refresh more often than the topic's `delete.retention.ms`.
+        truncated, tombstones above `position` were removed, or the topic was created again. Kafka's cleaner
+        does not record which tombstones it removes: beside it, refresh more often than the topic's
+        `delete.retention.ms`.
         """
         self._check_open()
         if self._ranges is not None:
@@ -418,6 +424,7 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
                 self._data, self._bytes, self.restored = new._data, new._bytes, new.restored
                 self.position, self._removals = new.position, new._removals
                 self._expiry, self._expiring = new._expiry, new._expiring
+                self._topic_id = new._topic_id
                 return len(self._data)
             return changed
 
@@ -441,7 +448,8 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             changed += self._apply_newer(range_)
             self._note_expiry(range_.view, range_.start, range_.end)
             self.position[number], self._removals[number] = range_.end, known
-        return changed
+        # After the last view was made: all of them are of the topic that was restored.
+        return changed if self._id_of_topic() in (None, self._topic_id) else None
 
     # -------------------------------------------------------------- the mapping
 
