@@ -104,6 +104,20 @@ def test_what_is_no_table_is_refused(users, tmp_path):
         users.audit(delivered=tmp_path / "a.jsonl")
 
 
+@pytest.mark.parametrize("number", ['"0"', "true", "0.5", "[0]"])
+def test_a_partition_that_is_no_number_is_refused(users, tmp_path, number):
+    (tmp_path / "a.jsonl").write_text(f'{{"key": "ada", "offset": 1, "partition": {number}}}\n')
+    with pytest.raises(errors.UsageError, match="has the partition"):
+        users.audit(0, delivered=tmp_path / "a.jsonl")
+
+
+def test_a_partition_column_of_floats_has_numbers_and_nulls(users):
+    table = pa.table({"key": ["ada", "bob"], "offset": [1, 0], "partition": [0.0, None]})
+    assert users.audit(delivered=table).ok
+    with pytest.raises(errors.UsageError, match="has the partition '0'"):
+        users.audit(delivered=pa.table({"key": ["ada"], "offset": [1], "partition": ["0"]}))
+
+
 def test_rows_are_bounded_and_counts_are_not(users):
     audit = users.audit(delivered={f"k{i}": 7 for i in range(10)}, most_rows=3)
     assert len(audit.rows) == 3 and audit.counts["phantom"] == 10 and audit.left_off == 9  # 2 are missing

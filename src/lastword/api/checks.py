@@ -275,7 +275,7 @@ class _Batches:
                         f"{self._source} has a row without a key: row {row}, offset {offset}",
                         remedy="leave such rows out",
                     )
-                yield DeliveredKey(key, _offset(offset, self._source), number)
+                yield DeliveredKey(key, _offset(offset, self._source), _partition(number, self._source))
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         if name not in batch.schema.names:
@@ -305,10 +305,20 @@ class _Lines:
                     )
             key = field_bytes(fields["key"], self._serializer, "key")
             assert key is not None  # null was refused above
-            yield DeliveredKey(key, _offset(fields["offset"], self._path), fields.get("partition"))
+            number = _partition(fields.get("partition"), self._path)
+            yield DeliveredKey(key, _offset(fields["offset"], self._path), number)
 
 
 def _offset(given: Any, source: str) -> int:
     if isinstance(given, bool) or not isinstance(given, int):
         raise UsageError(f"{source} has the offset {given!r}", remedy="offsets are whole numbers")
+    return given
+
+
+def _partition(given: Any, source: str) -> int | None:
+    """Return the number of a partition; None if the row has none. A column with nulls may have floats."""
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+        raise UsageError(f"{source} has the partition {given!r}", remedy="partitions are whole numbers")
     return given
