@@ -486,6 +486,39 @@ def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:
         lastword.open("data", storage_options={"region": "x"})
 
 
+CHANGES: dict[str, Callable[[lastword.LogDir], object]] = {
+    "clean": lambda logs: logs.clean("users"),
+    "clean of a topic": lambda logs: logs["users"].clean(),
+    "expire": lambda logs: logs.expire(),
+    "expire of a topic": lambda logs: logs["users"].expire(),
+    "trim": lambda logs: logs["users"].trim(2),
+    "create": lambda logs: logs.create_topic("new"),
+    "delete": lambda logs: logs.delete_topic("users"),
+    "set_config": lambda logs: logs.set_config("users", segment_ms="1d"),
+    "retry": lambda logs: logs.cleaner.retry("users", 0),
+    "collect": lambda logs: logs.collect(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_log_that_is_open_to_read_is_not_changed(
+    opened: Open, requests: Counter[str], change: Callable[[lastword.LogDir], object]
+) -> None:
+    users = opened().create_topic("users", **JSON)
+    for number in range(3):
+        users.append("k", {"n": number}, producer="loader", sequence=number)
+    logs = opened("r")
+    requests.clear()
+    with pytest.raises(ReadOnlyError):
+        change(logs)
+    assert logs["users"].last_sequence("loader") == 2
+    assert not requests.keys() & {"put", "create", "swap", "delete"}
+    assert [record.offset for record in users.read()] == [0, 1, 2]
+    lease = logs["users"].lease("copy")  # a reader's own
+    lease.advance(1)
+    lease.release()
+
+
 def test_calls_cost_the_requests_that_the_page_states(opened: Open, requests: Counter[str]) -> None:
     def sent() -> tuple[int, int]:
         """Return writes and reads since the last call."""

@@ -150,9 +150,16 @@ class BucketDirs(OpenDirs):
 
     # -------------------------------------------------------------- change
 
-    def transaction(self, work: Callable[[OpenDirs], T]) -> T:
-        """As `OpenDirs.transaction`: on a private copy, committed when `work` returns."""
-        self.require_open()
+    def transaction(self, work: Callable[[OpenDirs], T], *, any_mode: bool = False) -> T:
+        """As `OpenDirs.transaction`: on a private copy, committed when `work` returns.
+
+        Raises:
+            ReadOnlyError: The log was opened with mode "r"; the private copy is always one to change.
+        """
+        if any_mode:
+            self.require_open()
+        else:
+            self.require_writable()
         result = self._in_private(work)
         self._queue.flush()
         self._take(self._bucket.committed)
@@ -574,6 +581,8 @@ class BucketTopic(Topic[Any, Any]):
 
     def last_sequence(self, producer: str) -> int | None:
         """As `Topic.last_sequence`."""
+        if self.dirs.mode == "r":
+            return super().last_sequence(producer)
         return self.dirs.transaction(lambda dirs: self._on(dirs).last_sequence(producer))
 
 

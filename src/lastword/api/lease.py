@@ -108,7 +108,7 @@ class Lease(ProcessBound):
                 removed; or the log was cut below `position`, or cleaned by a broker above it. Restore, or
                 start from "earliest".
         """
-        self._dirs.transaction(lambda dirs: self._advance(dirs, position))
+        self._dirs.transaction(lambda dirs: self._advance(dirs, position), any_mode=True)
 
     def _advance(self, dirs: OpenDirs, position: Position) -> None:
         wanted = _by_partition(dirs, self.topic, position)
@@ -130,7 +130,7 @@ class Lease(ProcessBound):
 
     def release(self) -> None:
         """Release the lease. A second release does nothing."""
-        self._dirs.transaction(self._release)
+        self._dirs.transaction(self._release, any_mode=True)
 
     def _release(self, dirs: OpenDirs) -> None:
         for number, log_dir in dirs.partitions(self.topic).items():

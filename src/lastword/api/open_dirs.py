@@ -123,11 +123,15 @@ class OpenDirs(ProcessBound):
         """Call `call` at closing, before earlier registered calls and before the directories close."""
         self._closing.append(call)
 
-    def transaction(self, work: Callable[[OpenDirs], T]) -> T:
+    def transaction(self, work: Callable[[OpenDirs], T], *, any_mode: bool = False) -> T:
         """Run `work` on directories that it may change, and return its result.
 
-        A directory is changed in place. In a bucket `work` runs on a private copy, which is committed when it
-        returns; it runs again if another process changed the same thing meanwhile.
+        A directory is changed in place: `work` checks the mode. In a bucket `work` runs on a private copy,
+        which is committed when it returns; it runs again if another process changed the same thing meanwhile.
+
+        Args:
+            work: The change.
+            any_mode: Leases: a reader changes its own in mode "r", too.
         """
         return work(self)
 

@@ -468,7 +468,9 @@ class Topic(ProcessBound, Generic[K, V]):
         """
         from lastword.api.lease import take
 
-        lease = self.dirs.transaction(lambda dirs: take(dirs, self.name, name, position, max_age))
+        lease = self.dirs.transaction(
+            lambda dirs: take(dirs, self.name, name, position, max_age), any_mode=True
+        )
         return lease.on(self.dirs)
 
     def leases(self, partition: int | None = None) -> list[LeaseInfo]:
