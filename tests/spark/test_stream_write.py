@@ -107,7 +107,8 @@ def update(frame: Any, root: Path, topic: str, checkpoint: Path, **given: Any) -
 
 
 def test_update_mode_keeps_the_newest_row_of_each_key(spark: Any, tmp_path: Path) -> None:
-    root, checkpoint = tmp_path / "data", tmp_path / "checkpoint"
+    """The name of the checkpoint would be a pattern that does not match itself."""
+    root, checkpoint = tmp_path / "data", tmp_path / "check[1]{a,b} *?"
     root.mkdir()
     create(root, "t", 2)
     append(root, "t", 0, [numbered(0, 90, 7)])

@@ -425,6 +425,11 @@ def shared_directory(path: str | os.PathLike[str], kind: str, remedy: str) -> st
     return _shared(path, absolute_path, kind, remedy)
 
 
+def as_pattern(path: str) -> str:
+    """Return the pattern that matches only this path: Spark's readers of files take a path as a pattern."""
+    return re.sub(r"[\[\]{}*?\\]", r"\\\g<0>", path)
+
+
 def _shared(path: str | os.PathLike[str], parse: Callable[[str], str], kind: str, remedy: str) -> str:
     from lastword.spark.options import Problem
 

@@ -350,6 +350,7 @@ def _written(
 
     from pyspark.sql import functions as F
 
+    from lastword.spark.bootstrap import as_pattern
     from lastword.spark.schema import frame_of
     from lastword.spark.tasks import described, reporting
     from lastword.state.snapshot_file import Reach, mark_directory
@@ -363,7 +364,7 @@ def _written(
         with whole as report, reporting(spark, report):
             rows.write.mode("error").parquet(to)
         mark_directory(DEFAULT, to, reach)
-        by_partition = spark.read.parquet(to).groupBy("partition")
+        by_partition = spark.read.parquet(as_pattern(to)).groupBy("partition")
         counted = by_partition.agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()
     counts = {row[0]: (row[1], row[2] or 0) for row in counted}
     seconds = time.monotonic() - began

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.errors import UsageError
-from lastword.spark.bootstrap import Shipped, conf_value
+from lastword.spark.bootstrap import Shipped, as_pattern, conf_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,7 +145,7 @@ class BatchUpdate(Shipped):
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
     """Return the id of the query that has this checkpoint, on any file system that Spark reads."""
-    lines = spark.read.text(os.path.join(checkpoint, "metadata")).collect()
+    lines = spark.read.text(as_pattern(os.path.join(checkpoint, "metadata"))).collect()
     return str(json.loads("".join(row[0] for row in lines))["id"])
 
 
