@@ -492,6 +492,32 @@ def test_rows_for_a_topic_that_was_recreated_are_not_appended(tmp_path: Path, co
     assert len(read_directly(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("when", ["before a task", "during a task"])
+def test_a_job_without_a_topic_survives_the_deletion_of_another_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The job has its mark in the first partition of all, of a topic that may have no row."""
+    create(tmp_path, "a")
+    create(tmp_path, "t")
+    writer = make_writer(tmp_path, columns(key="binary", value="binary", topic="string"), topic="")
+    monkeypatch.setattr(write.WriteJob, "_in_task", lambda self: (self.name, (0, 0), None, -1))
+    rows = batch((b"k", b"v")).append_column("topic", pa.array(["t"]))
+
+    def delete() -> None:
+        with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+            logs.delete_topic("a")
+
+    def given() -> Iterator[pa.RecordBatch]:
+        yield rows
+        if when == "during a task":
+            delete()
+
+    if when == "before a task":
+        delete()
+    writer.commit([writer.write(given())])
+    assert keys_of(tmp_path) == [b"k"] and private_files(tmp_path) == []
+
+
 def test_a_topic_that_another_job_makes_meanwhile_is_compared_with_the_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,9 +190,14 @@ class WriteJob:
             return f"/{producer}"
         return "/".join(filter(None, (self.target.topic, self.target.topic_id, producer)))
 
+    @property
+    def needed(self) -> str:
+        """The directory that a task must see. A topic of no row may be deleted meanwhile."""
+        return self.directory if self.target is not None else self.options.path
+
     def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of one attempt of one task."""
-        need_directory(self.directory)
+        need_directory(self.needed)
         name, task, writer, batch = self._in_task()
         rows = TaskRows(self.options, self.columns, self.target, name, task)
         try:
@@ -223,7 +228,9 @@ class WriteJob:
     def _is_over(self, writer: str | None, batch: int) -> bool:
         """Return whether the job ended while this attempt was staging; then its files are not needed."""
         if writer is None:
-            return not staging.is_staging_open(DEFAULT, self.directory, self.name)
+            # The mark goes with its partition: then the files are kept until an hour after the job's end.
+            is_there = DEFAULT.is_dir(self.directory)
+            return is_there and not staging.is_staging_open(DEFAULT, self.directory, self.name)
         return Writers.load(DEFAULT, self.options.path).last(writer) >= batch
 
     def commit(
@@ -279,7 +286,7 @@ class BucketJob(WriteJob):
         path, storage = self.options.path, self.options.storage
         name, task, writer, _ = self._in_task()
         with private_copy(path, storage) as files:
-            need_directory(self.directory, files)
+            need_directory(self.needed, files)
             rows = TaskRows(self.options, self.columns, self.target, name, task, files)
             for frame in iterator:
                 rows.add(frame)
