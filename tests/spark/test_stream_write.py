@@ -31,6 +31,7 @@ def copy(spark: Any, root: Path, checkpoint: Path, batches: int = 60, **options:
     )
     query = (
         stream.writeStream.format("lastword")
+        .queryName("copy")
         .option("topic", "copy")
         .option("checkpointLocation", str(checkpoint))
         .options(**options)
@@ -183,3 +184,13 @@ def test_what_a_stream_may_not_say(tmp_path: Path) -> None:
         sink().streamWriter(SINK_SCHEMA, True)
     with pytest.raises(SparkOptionError, match="its query and batch take its place"):
         sink(producer="p", sequence="1").streamWriter(SINK_SCHEMA, False)
+
+
+def test_the_name_of_a_query_is_not_an_option_of_its_sink(tmp_path: Path) -> None:
+    """Spark passes it to the sink, which refused it as unknown, so that no named query could write."""
+    from lastword.spark.schema import SINK_SCHEMA
+
+    options = {"path": str(tmp_path), "topic": "t", "queryName": "mine", "checkpointLocation": "/checkpoint"}
+    assert LastwordDataSource(options).streamWriter(SINK_SCHEMA, False) is not None
+    with pytest.raises(SparkOptionError, match="unknown option 'queryName'"):
+        LastwordDataSource(options).writer(SINK_SCHEMA, False)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINT = "checkpointlocation"
-"""The query's own option, which Spark passes together with ours."""
+OF_QUERY = (CHECKPOINT, "queryname")
+"""The query's own options, which Spark passes to its sink together with ours."""
 
 
 class LastwordDataSource(Shipped, DataSource):
@@ -105,7 +106,7 @@ class LastwordDataSource(Shipped, DataSource):
                 remedy="lastword.spark.update_stream(frame, path, topic, mode='complete', ...) appends the "
                 "differences; outputMode('append') adds rows",
             )
-        given = {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}
+        given = {name: text for name, text in self.options.items() if name.lower() not in OF_QUERY}
         query = next((text for name, text in self.options.items() if name.lower() == CHECKPOINT), None)
         options = parse_write(given, stream=True)
         columns = sink_columns(schema, options.formats)
