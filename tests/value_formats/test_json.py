@@ -151,6 +151,18 @@ def test_a_type_without_json_is_refused(kind: pa.DataType, reason: str) -> None:
     assert reason in str(JSON.problem(kind, writing=False))
 
 
+@pytest.mark.parametrize("level", [b"[]", b'{"x":}'])
+def test_a_deep_value_has_a_reason(level: bytes) -> None:
+    """The parser takes a deeper text than a string field: such a value ended a query in mode permissive."""
+    kind = pa.struct([("city", pa.string())])
+    deep = [
+        b'{"city":' + level[:-1] * depth + b"1" + level[-1:] * depth + b"}" for depth in range(50, 1500, 50)
+    ]
+    result = JSON.decode(pa.array([*deep, b'{"city":"Rome"}']), kind)
+    assert set(result.problems.values()) == {"it is not JSON of a usual depth"}
+    assert 0 not in result.problems and result.column[len(deep)].as_py() == {"city": "Rome"}
+
+
 def test_a_date_that_python_lacks_is_refused() -> None:
     column = pa.array([3_000_000], pa.date32())
     with pytest.raises(SerializerError, match="cannot be written as json"):

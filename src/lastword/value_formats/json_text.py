@@ -72,10 +72,13 @@ class JsonFormat(ValueFormat):
         read = reader_of(kind)
 
         def decode(data: bytes) -> Any:
-            value = parse(data)
-            if self.with_schema:
-                value = payload_of(value)
-            return None if value is None else read(value)
+            try:
+                value = parse(data)
+                if self.with_schema:
+                    value = payload_of(value)
+                return None if value is None else read(value)
+            except RecursionError:  # of the parser, or of `text_of`, which takes more frames for a level
+                raise ValueRefused("it is not JSON of a usual depth") from None
 
         return decode
 
@@ -96,15 +99,16 @@ class Digits(str):
 
 
 def parse(data: bytes) -> Any:
-    """Parse JSON text; a number with a fraction or an exponent becomes `Digits`. Raises ValueRefused."""
+    """Parse JSON text; a number with a fraction or an exponent becomes `Digits`.
+
+    Raises ValueRefused, or RecursionError for a deep text.
+    """
     try:
         return json.loads(data.decode(), parse_float=Digits, parse_constant=Digits)
     except UnicodeDecodeError:
         raise ValueRefused(f"it is not JSON: it is not UTF-8, and begins with {data[:12]!r}") from None
     except ValueError as error:
         raise ValueRefused(f"it is not JSON: {error}") from None
-    except RecursionError:
-        raise ValueRefused("it is not JSON of a usual depth") from None
 
 
 def text_of(value: Any) -> str:
