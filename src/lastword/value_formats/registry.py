@@ -16,8 +16,9 @@ it, with its defaults; messages are read as the message of the column, by field 
 the column, and for records of another kind, fields are matched by name, and fields that a record's schema
 lacks are null.
 
-Writing. The schema is that of the options, else the latest of the subject if the column fits it, else the
-Avro schema that the type has. A server registers it; the driver does that once for each write, never a task.
+Writing. The schema is that of the options, else the latest of the subject, which the column must fit, or, for
+a new subject, the Avro schema that the type has. A server registers it; the driver does that once for each
+write, never a task.
 JSON is written under the latest schema of the subject. Values are not checked against a JSON schema.
 """
 
