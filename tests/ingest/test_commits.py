@@ -176,11 +176,15 @@ def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
     assert values(tmp_path)[0] == ["0", "1", "2"]
 
 
-def test_a_broker_that_does_not_look_makes_it_fail_and_nothing_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("patience", [0, 0.1])
+def test_a_broker_that_does_not_look_makes_it_fail_and_nothing_is_written(
+    tmp_path: Path, patience: float
+) -> None:
+    """Without patience, or after a pause of this process, the manifest stayed to be ingested later."""
     make(tmp_path)
     manifest = CommitManifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
     with open_to_append(str(tmp_path)), pytest.raises(BusyError, match="nothing was written"):
-        commit(tmp_path, manifest, patience=0.1)
+        commit(tmp_path, manifest, patience=patience)
     assert values(tmp_path) == {0: [], 1: []}
     assert not pending(DEFAULT, str(tmp_path))
 

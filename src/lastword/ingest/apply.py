@@ -513,7 +513,7 @@ def commit(
         except LogDirLockedError as error:
             late = monotonic() - deadline
             if late > 0:
-                _stop_waiting(error, files, root, waiting, late, patience_seconds)
+                _stop_waiting(error, files, root, waiting, applying, late, patience_seconds)
         except LastwordError as error:
             if not _add_outcome(error, files, root, waiting, applying, manifest.commit_id):
                 continue  # this manifest is ingested: another one failed
@@ -529,19 +529,25 @@ def check_refusal(files: Files, refused: str, manifest: CommitManifest) -> None:
 
 
 def _stop_waiting(
-    error: LogDirLockedError, files: Files, root: str, waiting: str, late: float, patience_seconds: float
+    error: LogDirLockedError,
+    files: Files,
+    root: str,
+    waiting: str,
+    applying: str,
+    late: float,
+    patience_seconds: float,
 ) -> None:
     """BusyError if the commit was taken back, or has been in progress for ten times the patience."""
-    if late > 10 * patience_seconds:
-        raise BusyError(
-            f"{error.message}, and has been ingesting the commit for {late:.0f} s; the outcome is not known",
-            remedy="run the job again with the same producer and sequence: it is appended once",
-        ) from error
     if _take_back(files, root, waiting):
         raise BusyError(
             f"{error.message}, and did not ingest the commit within {patience_seconds:.0f} s; "
             "nothing was written",
             remedy="stop that process, or use a process that has the directory open in mode 'a'",
+        ) from error
+    if late > 10 * patience_seconds and files.exists(applying):
+        raise BusyError(
+            f"{error.message}, and has been ingesting the commit for {late:.0f} s; the outcome is not known",
+            remedy="run the job again with the same producer and sequence: it is appended once",
         ) from error
 
 
