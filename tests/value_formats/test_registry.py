@@ -190,6 +190,25 @@ def test_what_a_server_refuses(registry: FakeRegistry) -> None:
         format_of("confluent", {"schema.registry.url": "http://127.0.0.1:1"}, "users-value")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [], {}, "x", None, {"id": 1, "schema": 5}, {"id": 1, "schemaType": "PROTOBUF"},
+        {"id": 1, "schema": '"string"', "references": [{"name": "a"}]},
+    ],
+)  # fmt: skip
+def test_a_server_of_another_kind_is_named(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    """As if schema.registry.url were the URL of another service: the error was a KeyError or a TypeError."""
+    monkeypatch.setattr(registry, "answer", lambda *given: (200, answer))
+    url = {"schema.registry.url": registry.url}
+    with pytest.raises(RegistryError, match=r"not of a schema registry(.|\n)*correct schema.registry.url"):
+        format_of("confluent", url, "users-value")
+    with pytest.raises(RegistryError, match="not of a schema registry"):
+        format_of("confluent", url).decode(pa.array([b"\0\0\0\0\x01\x02"]), USER)
+
+
 def test_credentials_in_the_url_are_sent_and_not_shown(registry: FakeRegistry) -> None:
     """The name of the host was taken with them, and each error showed them."""
     registry.authorization = "Basic " + base64.b64encode(b"ada:se/c@ret").decode()

@@ -29,7 +29,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -59,6 +59,9 @@ Datum = AvroFormat | JsonFormat | ProtobufFormat
 
 IN_EVERY_REGISTRY = ("google/protobuf/", "google/type/", "confluent/")
 """Folders of Protobuf files that a schema imports without a reference."""
+
+REFERENCE = {"name": str, "subject": str, "version": int}
+"""Fields of a reference to another schema."""
 
 FILE_OF_SCHEMA = "schema"
 """The name of the file of a Protobuf schema. Files that it imports have the names of the imports."""
@@ -92,7 +95,7 @@ class Registry:
     def by_id(self, number: int) -> Datum:
         """Return the format of a schema's values. ValueRefused: there is no such schema of its kind."""
         if self.is_server:
-            answer = self._ask(f"/schemas/ids/{number}")
+            answer = self._ask(f"/schemas/ids/{number}", schema=str)
             if answer is None:
                 raise ValueRefused(f"its schema id {number} is not in the registry {self.place}")
             return self._format_of(number, answer)
@@ -117,7 +120,8 @@ class Registry:
         Raises:
             RegistryError: The schema cannot be read.
         """
-        answer = self._ask(f"/subjects/{_quoted(subject)}/versions/latest") if self.is_server else None
+        path = f"/subjects/{_quoted(subject)}/versions/latest"
+        answer = self._ask(path, id=int, schema=str) if self.is_server else None
         if answer is None:
             return None
         try:
@@ -141,7 +145,7 @@ class Registry:
             schema = self._with_references([*files][-1], files)
         else:
             schema = {"schema": datum.schema}
-        return int(self._post(f"/subjects/{_quoted(subject)}/versions", schema)["id"])
+        return int(self._post(f"/subjects/{_quoted(subject)}/versions", schema, id=int)["id"])
 
     def _file_with(self, subject: str, datum: AvroFormat | ProtobufFormat) -> int:
         """Return the number of the file that has a schema."""
@@ -170,8 +174,8 @@ class Registry:
             if not imported.startswith(IN_EVERY_REGISTRY):
                 path = f"/subjects/{_quoted(imported)}"
                 schema = self._with_references(imported, files)
-                self._post(f"{path}/versions", schema)
-                version = self._post(path, schema)["version"]
+                self._post(f"{path}/versions", schema, id=int)
+                version = self._post(path, schema, version=int)["version"]
                 references.append({"name": imported, "subject": imported, "version": version})
         text = base64.b64encode(files[name].SerializeToString(deterministic=True)).decode()
         return {"schema": text, "schemaType": "PROTOBUF", "references": references}
@@ -191,7 +195,7 @@ class Registry:
 
     def _add_files(self, number: int, name: str, files: dict[str, Any]) -> None:
         """Add the file of a schema id under the name by which others import it, and the files it imports."""
-        answer = self._ask(f"/schemas/ids/{number}?format=serialized")
+        answer = self._ask(f"/schemas/ids/{number}?format=serialized", schema=str)
         try:
             if answer is None:
                 raise ValueError
@@ -224,22 +228,26 @@ class Registry:
 
     def _referred(self, reference: dict[str, Any]) -> dict[str, Any]:
         """Return the answer for the schema of a reference."""
-        answer = self._ask(f"/subjects/{_quoted(reference['subject'])}/versions/{reference['version']}")
+        path = f"/subjects/{_quoted(reference['subject'])}/versions/{reference['version']}"
+        answer = self._ask(path, id=int, schema=str)
         if answer is None:
             raise ValueRefused(f"its schema refers to {reference['subject']}, which is not in the registry")
         return answer
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, Any], **fields: type) -> dict[str, Any]:
         """Return the answer to a request that a registry always has. RegistryError if it is not there."""
-        answer = self._ask(path, body)
+        answer = self._ask(path, body, **fields)
         if answer is None:
             raise RegistryError(
                 f"the registry {self.place} has no {path}", remedy="correct schema.registry.url"
             )
         return answer
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Return the JSON of an answer; None for status 404. RegistryError for every other failure."""
+    def _ask(self, path: str, body: dict[str, Any] | None = None, **fields: type) -> dict[str, Any] | None:
+        """Return the JSON of an answer, which has fields of these types; None for status 404.
+
+        RegistryError for every other failure.
+        """
         url = self.place.rstrip("/") + path
         kind = "application/vnd.schemaregistry.v1+json"
         headers = {"Accept": f"{kind}, application/json", "Content-Type": kind}
@@ -250,7 +258,6 @@ class Registry:
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 result: dict[str, Any] = json.load(answer)
-                return result
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(500).decode("utf-8", "replace")
@@ -269,6 +276,11 @@ class Registry:
             raise RegistryError(
                 f"{url} does not answer: {reason}", remedy="check schema.registry.url, and try again"
             ) from None
+        if _has(result, fields) and all(_has(each, REFERENCE) for each in result.get("references") or ()):
+            return result
+        raise RegistryError(
+            f"the answer of {url} is not of a schema registry", remedy="correct schema.registry.url"
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -291,6 +303,11 @@ def _same(datum: Datum, other: Datum) -> bool:
         return bool(json_of(datum.schema or "null") == json_of(other.schema or "null"))
     assert isinstance(datum, ProtobufFormat) and isinstance(other, ProtobufFormat)
     return datum.descriptors == other.descriptors
+
+
+def _has(answer: Any, fields: Mapping[str, type]) -> bool:
+    """Return whether a part of an answer has fields of these types."""
+    return isinstance(answer, dict) and all(isinstance(answer.get(name), fields[name]) for name in fields)
 
 
 def _quoted(subject: str) -> str:
