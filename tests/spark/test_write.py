@@ -419,6 +419,30 @@ def test_batches_fit_a_small_segment(tmp_path: Path, records: int) -> None:
         attempt(writer, (0, 1), batch((b"a", b"x" * 20_000)))
 
 
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_timestamps_are_within_the_bounds_of_the_topic(tmp_path: Path, kind: str) -> None:
+    """Python and the server refused such records, and the sink appended them."""
+    create(
+        tmp_path,
+        "t",
+        message_timestamp_before_max_ms=0,
+        message_timestamp_after_max_ms="1h",
+        message_timestamp_type=kind,
+    )
+    writer = make_writer(tmp_path, columns(key="binary", value="binary", timestamp="timestamp"))
+    now_us = time.time_ns() // 1000
+
+    def at(*times: int | None) -> pa.RecordBatch:
+        column = pa.array(times, pa.timestamp("us", tz="UTC"))
+        return batch(*((b"k", b"v") for _ in times)).append_column("timestamp", column)
+
+    attempt(writer, (0, 0), at(None, now_us + 1_800_000_000))
+    for number, wrong in enumerate((now_us - 3_600_000_000, now_us + 7_200_000_000), 1):
+        refused = pytest.raises(SparkOptionError, match=r"t: a row's timestamp of .* is too far from now")
+        with refused if kind == "CreateTime" else nullcontext():
+            attempt(writer, (number, 0), at(None, wrong))
+
+
 def test_null_values_may_be_refused(tmp_path: Path) -> None:
     writer = make_writer(tmp_path, nullValue="error")
     with pytest.raises(SparkOptionError, match="no value, which would delete its key"):

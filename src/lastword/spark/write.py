@@ -94,6 +94,7 @@ from lastword.spark.bucket import (
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.splits import INTERNAL_TOPICS
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -448,7 +449,10 @@ CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "z
 
 @dataclass(frozen=True, slots=True)
 class TargetTopic:
-    """The properties of a topic that a task needs. A recreated topic has another `topic_id`."""
+    """The properties of a topic that a task needs. A recreated topic has another `topic_id`.
+
+    Timestamps are within `most_past_ms` before and `most_future_ms` after the time of writing.
+    """
 
     topic: str
     partitions: int
@@ -458,11 +462,14 @@ class TargetTopic:
     level: int | None
     max_message_bytes: int
     segment_bytes: int
+    most_past_ms: int
+    most_future_ms: int
     topic_id: str | None = None
 
     @classmethod
     def of(cls, topic: str, partitions: int, config: TopicConfig, topic_id: str | None = None) -> TargetTopic:
         """Return the properties of a topic with this configuration."""
+        given = config.message_timestamp_type == "CreateTime"
         return cls(
             topic,
             partitions,
@@ -472,6 +479,8 @@ class TargetTopic:
             config.compression_level,
             config.max_message_bytes,
             config.segment_bytes,
+            config.message_timestamp_before_max_ms if given else INT64_MAX,
+            config.message_timestamp_after_max_ms if given else INT64_MAX,
             topic_id,
         )
 
@@ -653,14 +662,15 @@ class TaskRows:
         """Add the rows of one Arrow batch, and pack a topic that has enough."""
         if batch.num_rows == 0:
             return
-        rows = normal_rows(batch, self._columns, self._options, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        rows = normal_rows(batch, self._columns, self._options, now_ms)
         rows, batch = with_deletions(rows, batch, self._columns)
         if self._target is not None:
-            self._keep(self._target, rows, batch)
+            self._keep(self._target, rows, batch, now_ms)
             return
         assert self._columns.topic is not None
         for topic, indices in _groups_of(batch.column(self._columns.topic)):
-            self._keep(self._known(topic), rows.take(indices), batch.take(indices))
+            self._keep(self._known(topic), rows.take(indices), batch.take(indices), now_ms)
 
     def finish(self) -> tuple[StagedRun, ...]:
         """Pack all pending rows and return the staged runs, which `ack=disk` has synced."""
@@ -695,10 +705,11 @@ class TaskRows:
             self._targets[topic] = existing_target(self._options.path, topic, self._files)
         return self._targets[topic]
 
-    def _keep(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
-        """Add rows of one topic: assign partitions and check keys."""
+    def _keep(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch, now_ms: int) -> None:
+        """Add rows of one topic: assign partitions, and check keys and timestamps."""
         import numpy as np
 
+        check_timestamps(target, rows.column("timestamp"), now_ms)
         numbers = self._partitions(target, rows, batch)
         keys = rows.column("key")
         if target.compacts and keys.null_count:
@@ -852,6 +863,19 @@ def normal_rows(
         [bytes_of(columns.key, columns.key_format), value, timestamp, headers],
         names=["key", "value", "timestamp", "headers"],
     )
+
+
+def check_timestamps(target: TargetTopic, timestamps: pa.Array, now_ms: int) -> None:
+    """Raise SparkOptionError if a timestamp is outside the bounds of the topic, as `Topic.append` does."""
+    import pyarrow.compute as pc
+
+    bounds = pc.min_max(timestamps).as_py()
+    for timestamp in (bounds["min"], bounds["max"]):
+        if not -target.most_past_ms <= timestamp - now_ms <= target.most_future_ms:
+            raise SparkOptionError(
+                f"{target.topic}: a row's timestamp of {timestamp} is too far from now",
+                remedy="see message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic",
+            )
 
 
 def with_deletions(
