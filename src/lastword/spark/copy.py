@@ -235,16 +235,11 @@ class _SparkCopying(Copying):
             return
         before = self._sent.get(tp)
         self._sent[tp] = _Sent(log, *((before.copied_bytes, before.entries) if before else ()))
-        group: list[SourceFile] = []
-        for file in chosen:
-            group.append(file)
-            size_bytes = sum(file.size for file in group)
-            if size_bytes >= TASK_BYTES or file is chosen[-1]:
-                yield _Send(
-                    places.path, places.storage, places.target, places.target_storage,
-                    tp, log.directory, target.directory(*tp), tuple(group), size_bytes,
-                )  # fmt: skip
-                group = []
+        for group, size_bytes in groups_of(chosen):
+            yield _Send(
+                places.path, places.storage, places.target, places.target_storage,
+                tp, log.directory, target.directory(*tp), tuple(group), size_bytes,
+            )  # fmt: skip
 
     # -------------------------------------------------------------- verify
 
@@ -282,6 +277,20 @@ class _SparkCopying(Copying):
 
 
 # ---------------------------------------------------------------- tasks
+
+
+def groups_of(files: Sequence[SourceFile]) -> Iterator[tuple[list[SourceFile], int]]:
+    """Yield groups of neighbouring files, each with about TASK_BYTES, and the bytes of the group."""
+    group: list[SourceFile] = []
+    size_bytes = 0
+    for file in files:
+        group.append(file)
+        size_bytes += file.size
+        if size_bytes >= TASK_BYTES:
+            yield group, size_bytes
+            group, size_bytes = [], 0
+    if group:
+        yield group, size_bytes
 
 
 def _send(task: _Send) -> tuple[int, dict[str, Entry]] | LastwordError:
