@@ -356,7 +356,13 @@ def test_cleanings_of_two_processes_keep_the_newest_values(opened: Open, seed: i
     rng = random.Random(seed)
     clock = ManualClock(1_795_168_800_000)
     both = [opened(clock=clock), opened(clock=clock)]
-    both[0].create_topic("t", cleanup_policy="compact", segment_bytes="32KiB", delete_retention_ms="1h")
+    both[0].create_topic(
+        "t",
+        cleanup_policy="compact",
+        segment_bytes="32KiB",
+        delete_retention_ms="1h",
+        max_compaction_lag_ms="1h",
+    )
     model: dict[bytes, bytes] = {}
     for _ in range(30):
         logs = rng.choice(both)
@@ -377,7 +383,11 @@ def test_cleanings_of_two_processes_keep_the_newest_values(opened: Open, seed: i
         elif what < 0.9:
             logs.clean("t", due=rng.random() < 0.6)
         else:
+            logs.clean("t", due=True)
             clock.sleep(rng.choice([60, 4000]))
+            (plan,) = logs.plan("t", due=True)
+            cleaned = rng.choice(both).clean("t", due=True)
+            assert bool(cleaned) == (plan.action == "clean")
         found = {key: value for key, value in newest(rng.choice(both)).items() if value is not None}
         assert found == model
     both[0].clean("t")
