@@ -840,3 +840,16 @@ def test_a_newer_change_of_a_state_stays_the_newest_if_the_older_one_is_committe
     monkeypatch.setattr(RemoteStore, "swap", swap)
     state.sync()
     assert [record.value for record in opened("r")["users"].read()] == [0, 1, 2]
+
+
+def test_only_the_caller_takes_the_error_of_a_change(opened: Open) -> None:
+    """A read of another thread, or the background cleaner, does not hide it."""
+    logs = opened()
+    state = logs.state("users", max_message_bytes="1KiB")
+    state["k"] = "v" * 5000
+    time.sleep(0.2)
+    assert list(logs) == ["users"]
+    logs.clean("users")
+    with pytest.raises(RecordTooLargeError):
+        state.sync()
+    state.sync()

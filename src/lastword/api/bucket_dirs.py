@@ -108,7 +108,7 @@ class BucketDirs(OpenDirs):
         """Take the newest version. Costs a request, unless the last one is not older than the given time."""
         self.require_open()
         if not at_most_every_ms:
-            self._queue.flush()  # so a process reads what it has appended
+            self._queue.wait()  # so a process reads what it has appended
         now = self.clock.monotonic()
         if at_most_every_ms and now - self._refreshed < at_most_every_ms / 1000:
             return
@@ -161,7 +161,7 @@ class BucketDirs(OpenDirs):
         else:
             self.require_writable()
         result = self._in_private(work)
-        self._queue.flush()
+        self._queue.wait()
         self._take(self._bucket.committed)
         return result
 
@@ -407,11 +407,16 @@ class _CommitQueue:
         """Wait until all calls are committed; raise the first error of the calls of `add`."""
         with self._changed:
             self._add_held()
+            self.wait()
+            self._raise_failed()
+
+    def wait(self) -> None:
+        """Wait until all calls are committed, or held. Leaves errors to those who made the calls."""
+        with self._changed:
             last = self._added if self._waiting else self._last_later
             self._awaited = max(self._awaited, last)
             self._changed.notify()
             self._taken.wait_for(lambda: self._committed >= last)
-            self._raise_failed()
 
     def close(self) -> None:
         """Commit everything and end the thread."""
