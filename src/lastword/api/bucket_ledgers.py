@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _MARGIN = 1.25
+"""A new ledger may take this times the memory of the last one of its topic, for each byte of the log."""
 
 
 class _Kept(NamedTuple):
