@@ -243,6 +243,9 @@ class DriveCleaner:
     ) -> Iterator[Plan]:
         """Return the plan of `clean` for each partition that is not held, or why it is kept.
 
+        A cleaning chooses each run after the one before was rewritten. So with several runs the plans are
+        estimates: the later ones are chosen from what the accounts expect of the first.
+
         Args:
             held: As for `clean`.
             only: The partitions to plan; None: all that are not held.
@@ -252,6 +255,7 @@ class DriveCleaner:
         dead_bytes = {(part.topic, part.partition): part.dead_bytes for part in account.partitions}
         exact = {(part.topic, part.partition): part.exact for part in account.partitions}
         choices, _ = outlook(account, now_ms)
+        several = len(choices) > 2  # the last one has no run
         by_tp: dict[tuple[str, int], list[Choice]] = {}
         for choice in choices[:-1]:
             if choice.run is not None:
@@ -268,11 +272,11 @@ class DriveCleaner:
             elif plan.action != "clean":
                 yield plan
             elif tp not in by_tp and is_kept_unread(partition):
-                yield replace(plan, exact=exact[tp]).kept(NOT_WORTH_IT, choices[-1].text)
+                yield replace(plan, exact=exact[tp] and not several).kept(NOT_WORTH_IT, choices[-1].text)
             else:
                 chosen.append((partition, plan, [*by_tp.get(tp, ()), choices[-1]]))
         for _, plan in self._executor.plan(chosen):
-            yield plan
+            yield replace(plan, exact=plan.exact and not several)
 
     def _next_runs(
         self, held: Collection[TopicPartition], changed: Collection[TopicPartition]
