@@ -58,6 +58,19 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
     assert {entry.base_offset: entry.generation for entry in ledger.entries}.items() >= generations.items()
 
 
+def test_garbage_keeps_its_age_over_the_second_scan(log):
+    """Otherwise max.compaction.lag.ms would begin again."""
+    log.garbage_bytes()
+    since_ms = {entry.base_offset: entry.oldest_dead_ms for entry in log.ledger.entries}
+    assert max(since_ms.values()) == log.clock.now_ms()
+    log.clock.advance(HOUR)
+    log.put((b"new", None))
+    log.garbage_bytes()
+    assert "first tombstone" in log.ledger.rebuilt_because
+    now_ms = {entry.base_offset: entry.oldest_dead_ms for entry in log.ledger.entries}
+    assert now_ms.items() >= since_ms.items()
+
+
 def test_a_tombstone_after_uncounted_rewrites_goes_in_its_time_and_not_before(log):
     log.put((b"k1", None))
     log.clean()

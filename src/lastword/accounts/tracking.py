@@ -165,6 +165,7 @@ def keep_ages(entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry]) -> N
         before = known.get(entry.base_offset)
         if before is not None and before.inode == entry.inode:
             entry.written_at, entry.generation = before.written_at, before.generation
+            entry.oldest_dead_ms = before.oldest_dead_ms
 
 
 def tail_crc(segment: Segment) -> int:
