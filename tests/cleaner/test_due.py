@@ -86,6 +86,21 @@ def test_above_the_target_runs_go_until_it_holds(tmp_path, clock):
         assert logs.clean(due=True) == []
 
 
+def test_garbage_becomes_overdue_though_each_cleaning_opens_the_log(tmp_path, clock):
+    """The accounts take more bytes than the log, so they are not saved; the age of garbage is."""
+    settings = {"segment_bytes": 1 << 20, "segment_ms": HOUR // 6, "compression_type": "zstd"}
+    with opened(tmp_path, clock, **settings) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", max_compaction_lag_ms=HOUR)
+        topic.extend([(b"%08d" % number, b"v") for number in range(8000)])
+        topic.extend([(b"%08d" % number, b"w") for number in range(100)])
+    freed = []
+    for _ in range(5):
+        clock.advance(HOUR // 2)
+        with opened(tmp_path, clock, log_cleaner_enable=False, **settings) as logs:
+            freed.append(sum(done.removed.superseded for done in logs.clean(due=True)))
+    assert freed == [0, 0, 0, 100, 0]
+
+
 def test_a_plan_of_one_run_is_exact(tmp_path, clock):
     with opened(tmp_path, clock, segment_bytes=1 << 20) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")

@@ -61,8 +61,8 @@ class Ledger:
         rebuilt_because: Why saved accounts are not used; empty: they are, or there are none.
         scanned_bytes: Bytes read from the log since the ledger was made or saved.
         scanned_segments: Segments that were scanned since.
-        saved: What is saved of the accounts of these segments: "whole", "clocks" (of tombstones), or
-            "nothing", also if a file is there that describes other segments.
+        saved: What is saved of the accounts of these segments: "whole", "clocks" (of tombstones; with the
+            ages of garbage), or "nothing", also if a file is there that describes other segments.
         keep: Called during a long scan after each portion, when the accounts are valid: may save them.
         write_clock: The drive's time at the last update.
         reached: The end of the log then: base offset and size of its active segment.
@@ -87,6 +87,7 @@ class Ledger:
         self.scanned_bytes = self.scanned_segments = 0
         self.saved: Saved = "nothing"
         self._saved_clocks: Clocks | None = None
+        self._aged: list[SegmentEntry] = []  # saved without the map: the next scan takes over their ages
         self.survivorship = Survivorship.load(files, private_path(directory, names.SURVIVORSHIP))
         self._learned = False
         self.keep: Callable[[], None] | None = None
@@ -197,6 +198,7 @@ class Ledger:
         self.saved = "nothing"
         self.tracking.reset()
         self.deletes = Deletes(self.tracking)
+        self._aged = []
         self._changed = True
 
     def discard(self) -> None:
@@ -274,7 +276,7 @@ class Ledger:
         if not new:
             self._accrue(now_ms)
             return 0
-        known, old = len(self.entries), list(self.entries)
+        known, old = len(self.entries), [*self._aged, *self.entries]
         portions = _portions(new)
         left_bytes = sum(segment.size for segment in new)
         read_bytes, because = 0, ""
@@ -316,10 +318,11 @@ class Ledger:
             begin_ages(
                 self.entries[known:], self._dead_bytes()[known:], self.write_clock, bytes_above + left_bytes
             )
-            if because:
+            if because or self._aged:
                 keep_ages(self.entries, old)
             if portions and self.keep is not None and self.deletes.saved_clocks is None:
                 self.keep()
+        self._aged = []
         self._accrue(now_ms, closed=True)
         return read_bytes
 
@@ -460,10 +463,11 @@ class Ledger:
     def save(self, into: str | None = None) -> bool:
         """Write the accounts, durably; return False if nothing was written.
 
-        If they would cost more than the scan that they avoid, only the clocks of tombstones are written:
-        otherwise the clocks of a log that is opened for one cleaning at a time would start again each time,
-        and no tombstone would ever go. Where a written byte has a price (`Files.derived_cost`), accounts that
-        are not saved remove a file that describes other segments, which a reader would fetch and discard.
+        If they would cost more than the scan that they avoid, only the clocks of tombstones and the ages of
+        garbage are written: otherwise those of a log that is opened for one cleaning at a time would start
+        again each time. No tombstone would ever go, and no garbage pass `max.compaction.lag.ms`. Where a
+        written byte has a price (`Files.derived_cost`), accounts that are not saved remove a file that
+        describes other segments, which a reader would fetch and discard.
 
         Args:
             into: A directory other than the partition's private one, for accounts that are true only after
@@ -476,11 +480,14 @@ class Ledger:
         clocks = self.deletes.running() if self.exact else None
         whole = self._pays(into)
         if not whole:
+            # In a bucket the summary has the ages.
+            ages = not self.files.derived_cost and any(entry.oldest_dead_ms >= 0 for entry in self.entries)
             if clocks is None or not clocks[0].size:
                 if into is None and self.files.derived_cost and self.saved == "nothing":
                     self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
-                return False
-            if into is None and self.files.derived_cost and self.saved != "nothing":
+                if not ages:
+                    return False
+            elif into is None and self.files.derived_cost and self.saved != "nothing":
                 if _equal(clocks, self._saved_clocks):
                     return False
                 whole = self.saved == "whole"  # which the clocks alone would replace
@@ -542,8 +549,9 @@ class Ledger:
         self.reached = (int(header["seen"][0]), int(header["seen"][1]))
         clocks = self._saved_clocks = self.deletes.running()
         if header["map"] is None:
+            aged = self.entries
             self.reset("")
-            self.deletes.saved_clocks = clocks
+            self.deletes.saved_clocks, self._aged = clocks, aged
         self.saved = "clocks" if header["map"] is None else "whole"
         self._changed = False
         return ""
