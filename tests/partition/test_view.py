@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, FileVanishedError
-from lastword.partition import PartitionView
+from lastword.partition import PartitionView, directory_segments
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED
-from tests.partition.logs import build_batch, fill, make, opened, pair, records
+from tests.partition.logs import batch, build_batch, fill, make, opened, pair, records
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
@@ -35,7 +37,22 @@ def test_a_view_is_a_snapshot_until_it_is_refreshed(tmp_path: Path) -> None:
         assert (view.topic, view.partition) == ("users", 0)
 
 
-def test_a_batch_that_is_half_there_is_not_there_yet(tmp_path: Path) -> None:
+def test_a_log_without_an_index_takes_little_memory(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED, config=TopicConfig(index_interval_bytes=1 << 30))
+    log.append_batches([batch((b"k", b"v"))] * 20_000)
+    tracemalloc.start()
+    try:
+        assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).log_end == 20_000
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20  # all headers take 7 MiB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kept", [1, 2, directory_segments._WALKED])
+def test_a_batch_that_is_half_there_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(directory_segments, "_WALKED", kept)
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 6)
     path, size = log.active.file, log.active.size

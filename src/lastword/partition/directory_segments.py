@@ -40,6 +40,9 @@ from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts, Stored
 from lastword.wire import HEADER_BYTES
 
 _TRIES = 1000
+_WALKED = 4096
+"""Headers that the search for the last valid batch keeps: those of a segment without an index need not fit
+into memory."""
 
 
 class PortableSegment(NamedTuple):
@@ -427,11 +430,18 @@ def _valid_end(segment: Segment, start: int, next_offset: int, file_size: int) -
     try:
         for header in headers(segment.handle, segment.file, start, file_size, stop_at_partial_tail=True):
             walked.append(header)
+            if len(walked) >= _WALKED and _is_valid(segment, header):
+                start, next_offset = header.end, header.next_offset
+                walked.clear()
     except DataError:
         pass
     while walked:
         last = walked.pop()
-        data = segment.read_batch(last)
-        if len(data) == last.size and crc_ok(data, last, 0):
+        if _is_valid(segment, last):
             return last.end, last.next_offset
     return start, next_offset
+
+
+def _is_valid(segment: Segment, header: BatchHeader) -> bool:
+    data = segment.read_batch(header)
+    return len(data) == header.size and crc_ok(data, header, 0)
