@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow
@@ -25,6 +26,7 @@ from lastword.bucket.manifest import Entry
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,
+    KeyRequiredError,
     LeaseRefusedError,
     NotALogDirError,
     NotPermittedError,
@@ -159,6 +161,23 @@ def test_threads_share_a_commit(opened: Open, url: str) -> None:
     logs.dirs.refresh()
     assert sorted(offsets) == list(range(12))
     assert len(logs.dirs.newest.manifest.history) - begun < 12
+
+
+def test_headers_of_an_iterator_are_kept_when_a_commit_runs_again(opened: Open) -> None:
+    logs = opened(lastword_commit_linger_ms=500)
+    users = logs.create_topic("users", cleanup_policy="compact")
+
+    def append() -> None:
+        users.append(b"k", b"v", headers=((name, b"x") for name in ("a", "b")))
+
+    def refused() -> None:  # the shared commit runs again without it
+        with pytest.raises(KeyRequiredError):
+            users.append(None, b"v")
+
+    with ThreadPoolExecutor(2) as pool:
+        for call in [pool.submit(append), pool.submit(refused)]:
+            call.result()
+    assert [record.headers for record in users.read()] == [(("a", b"x"), ("b", b"x"))]
 
 
 def test_a_refused_record_does_not_stop_the_others(opened: Open) -> None:
@@ -478,6 +497,9 @@ def test_what_cannot_be_in_a_bucket_is_refused(opened: Open, url: str) -> None:
     with pytest.raises(NotALogDirError):
         lastword.open(url)
     topic = opened().create_topic("users", **JSON)
+    for records in (5, "text"):
+        with pytest.raises(UsageError, match="extend takes records"):
+            topic.extend(records)
     with pytest.raises(UsageError, match='ack="os"'):
         topic.append("k", {"n": 1}, ack="os")
     with pytest.raises(ReadOnlyError):

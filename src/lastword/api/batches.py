@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lastword.api.record import Record, header_pairs
+from lastword.api.record import Record, check_records, header_pairs
 from lastword.api.schema import Partitioner, by_murmur2, choose, murmur2_partitions
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
@@ -313,11 +313,7 @@ class Packer:
         """
         if isinstance(records, Mapping):
             records = records.items()
-        if isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
-            raise UsageError(
-                f"extend takes records, not {type(records).__name__}",
-                remedy="pairs, Records, a mapping, or Arrow",
-            )
+        check_records(records)
         kinds = PAIR_TYPES.get(self._key.name), PAIR_TYPES.get(self._value.name)
         if kinds[0] is None or kinds[1] is None:
             return self._groups(iter(records), now_ms, partition, call)

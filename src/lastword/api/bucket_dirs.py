@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lastword.api.bucket_ledgers import BucketLedgers, CopyLedgers
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike
+from lastword.api.record import Appended, check_records, header_pairs
 from lastword.api.topic import Topic
 from lastword.bucket.collect import Collection, collect, missing_objects
 from lastword.bucket.commit import CLOCK_OBJECT, Bucket
@@ -31,7 +32,6 @@ from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.api.bucket_cleaner import BucketWork
-    from lastword.api.record import Appended
     from lastword.background.states import States
     from lastword.bucket.commit import Loaded
     from lastword.bucket.manifest import Changes, ManifestVersion
@@ -546,6 +546,8 @@ class BucketTopic(Topic[Any, Any]):
     def begin_append(self, key: Any, value: Any, **options: Any) -> Future[Appended]:
         """As `append`, but return now; the result is there when the record is in the store."""
         self._check_ack(options)
+        if "headers" in options:  # a transaction may run again, and an iterator is read once
+            options["headers"] = header_pairs(options["headers"])
         return self.dirs.begin_append(
             lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
         )
@@ -596,8 +598,6 @@ class BufferedTopic(BucketTopic):
 
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
         """Append one record in a later commit. Its offset is not known yet: it is -1."""
-        from lastword.api.record import Appended
-
         self.dirs.append_later(
             lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
         )
@@ -631,6 +631,7 @@ def _whole(records: Any) -> tuple[Any, int]:
 
         table = pyarrow.table(records)
         return table, table.nbytes
+    check_records(records)
     held = records if isinstance(records, Mapping | list | tuple) else list(records)
     return held, len(held) * 2 * RECORD_BYTES
 

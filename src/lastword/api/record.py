@@ -146,6 +146,15 @@ def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
     return pairs
 
 
+def check_records(records: object) -> None:
+    """Raise UsageError for an object that has no records."""
+    if isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
+        raise UsageError(
+            f"extend takes records, not {type(records).__name__}",
+            remedy="pairs, Records, a mapping, or Arrow",
+        )
+
+
 @dataclass(slots=True)
 class _Draft(Generic[K, V]):
     """The slots of `Record` in its order, mutable."""
