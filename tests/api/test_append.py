@@ -175,6 +175,44 @@ def test_records_without_a_key_take_turns(logs):
     assert min(sizes) > 20
 
 
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+@pytest.mark.parametrize("by", ["logs", "topic", "other topic", "defaults"])
+def test_a_topic_takes_settings_that_change(tmp_path, clock, place, by):
+    where = tmp_path / "data" if place == "directory" else f"memory://{tmp_path.name}/log"
+    with lastword.open(where, "a", clock=clock) as logs:
+        topic = logs.create_topic("t", max_message_bytes=10_000)
+        topic.append(b"k", b"v" * 5000)
+        size = topic.bounds(), logs["t"].describe()[0].size_bytes
+        changes = {"compression_type": "gzip", "lastword_ack": "disk"}
+        change = {
+            "logs": lambda: logs.set_config("t", **changes),
+            "topic": lambda: topic.set_config(**changes),
+            "other topic": lambda: logs["t"].set_config(**changes),
+            "defaults": lambda: logs.set_config(**changes),
+        }[by]
+        change()
+        assert (topic.config.compression_type, topic.config.lastword_ack) == ("gzip", "disk")
+        topic.append(b"k", b"v" * 5000)
+        topic.extend([(b"k", b"v" * 5000)])
+        assert logs["t"].describe()[0].size_bytes < size[1] + 1000
+
+
+def test_an_ack_that_changes_holds_for_a_topic_that_is_open(tmp_path):
+    from lastword.files import OsFiles
+    from tests.fakes.recording import RecordingFiles
+
+    files = RecordingFiles(OsFiles())
+    with lastword.open(tmp_path, "a", files=files, log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t")
+        topic.append(b"k", b"v")
+        logs.set_config("t", lastword_ack="disk")
+        for append in (lambda: topic.append(b"k", b"v"), lambda: topic.extend([(b"k", b"v")])):
+            before = len(files.calls)
+            append()
+            names = [call.name for call in files.calls[before:] if call.path.endswith(".log")]
+            assert names.count("fsync") == 1
+
+
 def test_ack_disk_syncs_once_for_a_call(tmp_path):
     from lastword.files import OsFiles
     from tests.fakes.recording import RecordingFiles

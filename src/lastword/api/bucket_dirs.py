@@ -535,7 +535,7 @@ class BucketTopic(Topic[Any, Any]):
     dirs: BucketDirs
 
     def _on(self, dirs: OpenDirs) -> Topic[Any, Any]:
-        topic: Topic[Any, Any] = Topic(dirs, self.schema, self._config)
+        topic: Topic[Any, Any] = Topic(dirs, self.schema, self.config)
         topic.__dict__["_packer"] = self._packer  # so records without a key take turns over all transactions
         return topic
 
@@ -584,7 +584,7 @@ class BucketTopic(Topic[Any, Any]):
 
     def buffered(self) -> BufferedTopic:
         """Return the topic, with appends that do not wait for the store."""
-        return BufferedTopic(self.dirs, self.schema, self._config)
+        return BufferedTopic(self.dirs, self.schema, self.config)
 
     def last_sequence(self, producer: str) -> int | None:
         """As `Topic.last_sequence`."""

@@ -71,6 +71,7 @@ class Topic(ProcessBound, Generic[K, V]):
         self.schema = schema
         self.name = schema.topic
         self.partitions = schema.partitions
+        self._settings = dirs.settings
         self._config = config
         self._logs: dict[int, PartitionLog] = {}
         """Logs of earlier appends. One that was closed or moved since refuses `append_single`."""
@@ -79,7 +80,20 @@ class Topic(ProcessBound, Generic[K, V]):
     @property
     def config(self) -> TopicConfig:
         """Its settings in their units: `topic.config.segment_bytes`."""
+        self._take_settings()
         return self._config
+
+    def _take_settings(self) -> None:
+        """Take the settings of now, if they were read again since the last call."""
+        settings = self.dirs.settings
+        if settings is self._settings:
+            return
+        config = self.dirs.config(self.name)
+        if config is not self._config:
+            from lastword.api.batches import Packer
+
+            self._config, self._packer = config, Packer(self.schema, config)
+        self._settings = settings
 
     @cached_property
     def _packer(self) -> Packer:
@@ -132,10 +146,13 @@ class Topic(ProcessBound, Generic[K, V]):
             DiskFullError: There is no room; the log is unchanged.
             SyncFailedError: The record may not be durable.
         """
+        dirs = self.dirs
+        if dirs.directories[0].settings is not self._settings:  # `dirs.settings`, without a call
+            self._take_settings()
         level = self._config.lastword_ack if ack is None else ack
         if level not in ACKS:
             self._ack(level)
-        dirs, packer = self.dirs, self._packer
+        packer = self._packer
         if dirs.closed or dirs.mode == "r":
             dirs.require_writable()
         raw_key: Any = key
@@ -485,10 +502,6 @@ class Topic(ProcessBound, Generic[K, V]):
         The change applies immediately.
         """
         self.dirs.set_config(self.name, config)
-        from lastword.api.batches import Packer
-
-        self._config = self.dirs.config(self.name)
-        self._packer = Packer(self.schema, self._config)
 
     # -------------------------------------------------------------- verbs: see `LogDir`
 
