@@ -103,6 +103,12 @@ def test_bad_names_and_ages_are_refused(logs):
             topic.lease(name)
     with pytest.raises(UsageError):
         topic.lease("r", max_age="soon")
+    with pytest.raises(UsageError, match="max_age is"):
+        topic.lease("r", max_age=1 << 63)
+    assert topic.leases() == []
+    forever = topic.lease("r", max_age=(1 << 63) - 1)
+    assert forever.position == topic.leases()[0].position and not topic.leases()[0].lapsed
+    forever.release()
 
 
 def test_a_lease_moves_with_its_partition(tmp_path, clock):

@@ -16,6 +16,7 @@ from lastword.parse import parse_duration_ms
 from lastword.partition import leases
 from lastword.units import format_duration, format_time
 from lastword.values import ProcessBound, Value
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
@@ -141,6 +142,8 @@ def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_a
     """See `Topic.lease`. If one partition refuses the lease, no partition keeps it."""
     leases.check_name(name)
     max_age_ms = parse_duration_ms(max_age)
+    if max_age_ms > INT64_MAX:  # no file holds it: a lease of unknown age would be read back
+        raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration: max_age="7d"')
     wanted = {} if position is None else _by_partition(dirs, topic, position)
     now_ms = dirs.clock.now_ms()
     before = {}
