@@ -24,6 +24,10 @@ prefix. The most specific source decides:
 directory. Sizes have the units `KiB MiB GiB`, durations `ms s m h d`. All mistakes are reported together,
 before anything is opened. `lastword config DIR [TOPIC]` shows every value and its source.
 
+A file named by `--config` or `config=` is read instead of `lastword.toml`, and never written:
+`lastword config --set` is refused, and the settings of a new topic, its serializers too, must be in that file
+before the topic is created.
+
 ## A sample with everything
 
 Every line is commented out. It shows the default, or an example where nothing is set by default.
