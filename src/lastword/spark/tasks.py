@@ -26,10 +26,11 @@ import pickle
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.errors import PySparkException
@@ -79,15 +80,15 @@ def results_as_completed(
     ensure_compiled()  # here, so that no worker compiles
     tag = f"lastword-{uuid.uuid4()}"
     under_way: dict[Future[bytes], list[int]] = {}
+    done: SimpleQueue[Future[bytes]] = SimpleQueue()
 
-    def results(done: Iterable[Future[bytes]]) -> Iterator[tuple[int, Any]]:
-        for future in done:
-            numbers = under_way.pop(future)
-            try:
-                values = pickle.loads(future.result())
-            except Exception as error:  # PySpark's, or Py4J's
-                _raise_typed(error)
-            yield from zip(numbers, values, strict=True)
+    def results(future: Future[bytes]) -> Iterator[tuple[int, Any]]:
+        numbers = under_way.pop(future)
+        try:
+            values = pickle.loads(future.result())
+        except Exception as error:  # PySpark's, or Py4J's
+            _raise_typed(error)
+        yield from zip(numbers, values, strict=True)
 
     limit = max(_MAX_JOBS, 2 * context.defaultParallelism)
     job = partial(_one_job, context, tag, context.getLocalProperty(DESCRIPTION))
@@ -95,10 +96,13 @@ def results_as_completed(
         try:
             for group in share_tasks(values):
                 call = TaskCall(function, [value for _, value in group])
-                under_way[pool.submit(_inheriting(spark, job), call)] = [number for number, _ in group]
-                yield from results([future for future in under_way if future.done()])
+                future = pool.submit(_inheriting(spark, job), call)
+                under_way[future] = [number for number, _ in group]
+                future.add_done_callback(done.put)
+                while not done.empty():
+                    yield from results(done.get())
             while under_way:
-                yield from results(wait(under_way, return_when=FIRST_COMPLETED).done)
+                yield from results(done.get())
         finally:
             if under_way:
                 for future in under_way:
