@@ -71,6 +71,19 @@ def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_usable_folder_needs_no_temporary_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have a folder for kernels and nothing else to write to."""
+
+    def no_directory() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setenv("LASTWORD_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(kernels.tempfile, "gettempdir", no_directory)
+    assert kernels.cache_folder.__wrapped__().parent == tmp_path / "kernels"
+
+
 def test_warm_leaves_nothing_to_compile() -> None:
     """`warm` uses the types of the real callers: a whole round afterwards compiles nothing new."""
     from lastword.kernels import (

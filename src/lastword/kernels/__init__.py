@@ -26,7 +26,7 @@ import platform
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,19 +150,22 @@ def cache_folder() -> Path:
     temporary directory. If none of them is private, a folder for this process alone.
     """
     name = f"kernels-{sources_digest()}"
-    chosen = os.environ.get("LASTWORD_CACHE_DIR")
-    if chosen:
-        roots = [Path(chosen)]
-    else:
-        user = os.environ.get("XDG_CACHE_HOME")
-        roots = [(Path(user) if user else Path("~/.cache").expanduser()) / "lastword"]
-    roots.append(Path(tempfile.gettempdir()) / f"lastword-{os.getuid()}")
-    for root in roots:
+    for root in _cache_roots():
         if _private_folder(root / name):
             return root / name
     own = Path(tempfile.mkdtemp(prefix="lastword-kernels-"))
     atexit.register(_remove, own, os.getpid())
     return own
+
+
+def _cache_roots() -> Iterator[Path]:
+    """Yield the folders to try. A temporary directory is needed only if the first is not private."""
+    chosen, user = os.environ.get("LASTWORD_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        yield Path(chosen)
+    else:
+        yield (Path(user) if user else Path("~/.cache").expanduser()) / "lastword"
+    yield Path(tempfile.gettempdir()) / f"lastword-{os.getuid()}"
 
 
 def _remove(folder: Path, process: int) -> None:
