@@ -371,3 +371,19 @@ def test_commands_wait_for_the_lock(tmp_path, capsys):
     assert run(["append", str(path), "users", "a", "3", "--wait", "soon"]) == 2
     with lastword.open(path) as logs:
         assert [record.value for record in logs.topic("users").read()] == ["2"]
+
+
+def test_copy_and_pull_take_the_wait_that_exit_code_4_recommends(tmp_path: Path) -> None:
+    """The other commands that change a directory had it already."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with lastword.open(source, "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("users", cleanup_policy="compact").append(b"k", b"v")
+    holder = lastword.open(target, "a", log_cleaner_enable=False)
+    assert run(["copy", str(source), str(target), "--wait", "200ms"]) == 4
+    assert run(["pull", "127.0.0.1:1", "--to", str(target), "--wait", "soon"]) == 2
+    timer = threading.Timer(0.3, holder.close)
+    timer.start()
+    assert run(["copy", str(source), str(target), "--wait", "60s"]) == 0
+    timer.join()
+    with lastword.open(target) as logs:
+        assert [record.value for record in logs["users"].read()] == [b"v"]

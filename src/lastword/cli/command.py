@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 import typer.core
@@ -111,6 +111,8 @@ class CommandContext:
     clock: Clock | None = None
 
 
+T = TypeVar("T")
+
 CONTEXT = CommandContext()
 
 
@@ -146,8 +148,12 @@ class Session(Output):
         def opened() -> LogDir:
             return lastword.open(paths, mode, config=self.config, **extra, **settings)
 
+        return self.when_free(opened)
+
+    def when_free(self, attempt: Callable[[], T]) -> T:
+        """Return the result of `attempt`, repeated as --wait allows while another process has the lock."""
         if not self.wait_seconds:
-            return opened()
+            return attempt()
         from lastword.api.opening import wait_for_lock
         from lastword.clock import SystemClock
 
@@ -156,7 +162,7 @@ class Session(Output):
         def sleep(seconds: float) -> None:
             signals.interruptible(lambda: clock.sleep(seconds))
 
-        return wait_for_lock(opened, self.wait_seconds, clock, sleep)
+        return wait_for_lock(attempt, self.wait_seconds, clock, sleep)
 
     @contextmanager
     def change(self, target: Target) -> Iterator[LogDir]:

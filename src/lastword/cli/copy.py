@@ -26,7 +26,7 @@ lastword copy data copied
 
 def register(app: typer.Typer) -> None:
     """Add the command `copy`."""
-    command(app, "copy", usage="SRC DST [TOPIC...]", examples=EXAMPLES)(copy)
+    command(app, "copy", usage="SRC DST [TOPIC...]", examples=EXAMPLES, changes=True)(copy)
 
 
 def copy(
@@ -64,17 +64,19 @@ def copy(
     results: list[CopyResult]
     with signals.held(), out.progress("copy") as progress:
         try:
-            results = lastword.copy(
-                origin.paths if len(origin.paths) > 1 else origin.paths[0],
-                target,
-                topics or None,
-                verify=verify,
-                storage_options=out.storage or None,
-                source_storage_options=storage_of(source_storage) or None,
-                config=out.config,
-                clock=CONTEXT.clock,
-                progress=progress,
-                stop=signals.noted,
+            results = out.when_free(
+                lambda: lastword.copy(
+                    origin.paths if len(origin.paths) > 1 else origin.paths[0],
+                    target,
+                    topics or None,
+                    verify=verify,
+                    storage_options=out.storage or None,
+                    source_storage_options=storage_of(source_storage) or None,
+                    config=out.config,
+                    clock=CONTEXT.clock,
+                    progress=progress,
+                    stop=signals.noted,
+                )
             )
         except PartialFailure as error:
             results, failed = split_failure(error)  # results are shown before errors

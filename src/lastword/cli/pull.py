@@ -30,7 +30,7 @@ lastword pull kafka:9093 users --to data --follow --client-config client.propert
 
 def register(app: typer.Typer) -> None:
     """Add the command `pull`."""
-    command(app, "pull", usage="HOST:PORT [TOPIC...] --to DIR", examples=EXAMPLES)(pull)
+    command(app, "pull", usage="HOST:PORT [TOPIC...] --to DIR", examples=EXAMPLES, changes=True)(pull)
 
 
 def pull(
@@ -73,17 +73,19 @@ def pull(
     results: list[PullResult]
     with signals.held(), _warnings(out), out.progress("pull") as progress:
         try:
-            results = lastword.pull(
-                bootstrap,
-                topics or None,
-                to,
-                follow=follow,
-                groups=groups,
-                dry_run=dry_run,
-                client_config=client_config,
-                clock=CONTEXT.clock,
-                progress=progress,
-                stop=signals.noted,
+            results = out.when_free(
+                lambda: lastword.pull(
+                    bootstrap,
+                    topics or None,
+                    to,
+                    follow=follow,
+                    groups=groups,
+                    dry_run=dry_run,
+                    client_config=client_config,
+                    clock=CONTEXT.clock,
+                    progress=progress,
+                    stop=signals.noted,
+                )
             )
         except PartialFailure as error:
             results, failed = split_failure(error)  # results are shown before errors
