@@ -252,6 +252,23 @@ def test_a_commit_with_a_batch_above_a_limit_appends_nothing(
         logs.topic("t").trim(1)  # the refused commit holds nothing back
 
 
+def test_a_commit_looks_the_settings_of_a_topic_up_once_for_all_its_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lookups(partitions: int) -> int:
+        root, calls = tmp_path / str(partitions), []
+        make(root, partitions)
+        monkeypatch.setattr(sys.modules[__name__], "SHARED", True)
+        runs = stage(root, "j", {number: ["a"] for number in range(partitions)})
+        shared = {run.name for run in runs}
+        (staged,) = (staging.StagedPath(str(root / name), runs) for name in shared)
+        with LogDirectory.open(str(root), "r") as directory:
+            staged.check_batches(DEFAULT, lambda topic: calls.append(topic) or directory.topic_config(topic))
+        return len(calls)
+
+    assert lookups(2) == lookups(20) == 1
+
+
 def test_a_commit_into_a_copy_of_a_cluster_appends_nothing(tmp_path: Path) -> None:
     make(tmp_path)
     with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:

@@ -178,7 +178,7 @@ def _apply(directory: LogDirectory, manifest: CommitManifest, *, close_logs: boo
     threads = _threads(len(partitions), size_bytes)
     needed = staging.needed_files(files, root, manifest, is_begun=is_begun)
     if not is_begun:
-        for topic, number in partitions:
+        for topic, number in sorted(dict(reversed(partitions)).items()):  # the first partition of each topic
             cluster = directory.topic_config(topic).lastword_pulled_from
             if cluster is not None:
                 raise ReadOnlyError.pulled(f"{topic}-{number}", cluster)

@@ -323,7 +323,9 @@ class StagedPath(NamedTuple):
         """
         if not files.exists(self.path):
             return  # it was verified before it became a segment
-        least = min(largest_batch(config_of(run.topic)) for run in self.runs) if config_of else INT64_MAX
+        least = INT64_MAX
+        if config_of is not None:
+            least = min(largest_batch(config_of(topic)) for topic in {run.topic for run in self.runs})
         position = 0
         for block in blocks_of(files, self.path):
             block.check(self.path)
