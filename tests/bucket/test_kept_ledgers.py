@@ -215,7 +215,7 @@ def test_kept_ledgers_have_the_memory_of_the_setting(opened: Open) -> None:
 def test_ledgers_of_logs_that_are_larger_than_the_memory_are_kept(
     opened: Open, opened_ledgers: list[str]
 ) -> None:
-    """What a ledger takes is known from others of the topic: a log's bytes are many more."""
+    """The memory of a ledger is estimated from other ledgers of the topic, not from the bytes of its log."""
     logs = opened(log_cleaner_dedupe_buffer_size="1MiB")
     topic = logs.create_topic("t", partitions=2, cleanup_policy="compact")
     topic.extend([(key, random.Random(key).randbytes(150)) for key, _ in PAIRS[:16_000]])

@@ -57,7 +57,7 @@ SAVED_DEFAULTS = {
     "lastword.value.serializer": "bytes",
     "lastword.partitioner": "murmur2",
 }
-"""What a topic has if none is saved; a new topic saves it."""
+"""The values that apply if a topic has saved none. A new topic saves them."""
 
 
 class OpenDirs(ProcessBound):

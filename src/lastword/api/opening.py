@@ -53,8 +53,8 @@ def open(
             the file that has it. `~` is the home directory.
         mode: "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans;
             it takes the lock and creates a missing directory.
-        config: Another settings file than the directory's lastword.toml. It is never written: the settings
-            of a new topic must be in it before.
+        config: Another settings file than the directory's lastword.toml. It is never written, so
+            it must have the settings of a topic before the topic is created.
         timeout: Seconds to wait for a lock that another writer holds.
         clock: For tests: another source of the time. The background cleaner then starts only with
             `logs.cleaner.start()`.

@@ -35,8 +35,8 @@ BLOCK_BYTES = 4 << 20
 A scan is to have that of 8, also if its threads wait for a busy machine."""
 AHEAD_BLOCKS = 24
 CHANGE_BLOCKS = 8
-"""A change reads ranges of this number of blocks, 32 MiB: its decoding is slower than the store, so an eighth
-of the requests under way, three, keep up with it."""
+"""A change reads ranges of this number of blocks: 32 MiB. Decoding is slower than the store, so three
+requests at the same time are enough."""
 GROWTH = 4
 HELD_BYTES = 32 << 20
 IDLE_BLOCKS = 4 * AHEAD_BLOCKS

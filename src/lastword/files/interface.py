@@ -181,8 +181,8 @@ class Files(ABC):
     takes_buffers = False
     """Whether an append keeps the memory of a `GivenBuffer` in place of a copy."""
     derived_cost = 0.0
-    """What a byte or a file costs that is written only to save a scan, in bytes or files of that scan. 0 on a
-    drive: such a file is written whenever it is smaller than the log."""
+    """The price of a byte or a file that is written only to avoid a scan, in bytes or files of that scan. It
+    is 0 on a drive: there such a file is written whenever it is smaller than the log."""
     reuses_numbers = True
     """Whether a new file may get the number of a removed one (`FileFacts.inode`), as inodes of a drive."""
 

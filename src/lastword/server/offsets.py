@@ -113,7 +113,7 @@ class Offsets:
 
         None: a later record supersedes the offset. It stays unstable until its transaction ends."""
         self._changed: dict[int, set[Position]] = {}
-        """What each open transaction has in `_undecided`, by producer id."""
+        """The keys that each open transaction has in `_undecided`, by producer id."""
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -291,7 +291,7 @@ class Offsets:
     def decide(self, partition: int, producer_id: int, is_commit: bool) -> None:
         """Take or drop the offsets of a transaction whose marker was appended to a partition of the topic.
 
-        Of two transactions, the record with the larger offset wins, as for the cleaner.
+        The record with the larger offset wins between two transactions, as for the cleaner.
         """
         others = set()
         for position in self._changed.pop(producer_id, ()):
