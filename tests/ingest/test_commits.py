@@ -717,6 +717,30 @@ def test_batches_of_both_kinds_of_files_keep_the_order_of_their_writers(tmp_path
     assert values(tmp_path)[0] == [f"{order}{letter}" for order in (0, 1) for letter in "abcd"]
 
 
+def test_marks_of_commits_without_a_name_go_after_an_hour(tmp_path: Path) -> None:
+    """They stayed for a week, and each commit looked at all of them."""
+    make(tmp_path)
+    for job, age_ms in (("old", HOUR_MS + 1), ("young", HOUR_MS - 1), ("new", 0)):
+        commit(tmp_path, CommitManifest(job, stage(tmp_path, job, {0: [job]}), sync=True))
+        DEFAULT.set_mtime(tmp_path / f"lastword.committed-{job}", NOW_MS - age_ms)
+    commit(tmp_path, CommitManifest("last", stage(tmp_path, "last", {0: ["last"]}), sync=True))
+    marks = sorted(path.name for path in tmp_path.glob("lastword.committed-*"))
+    assert marks == [f"lastword.committed-{job}" for job in ("last", "new", "young")]
+
+
+def test_an_old_mark_counts_while_its_manifest_is_there(tmp_path: Path) -> None:
+    """Killed after the mark was written; the directory is opened a month later."""
+    make(tmp_path)
+    runs = stage(tmp_path, "j", {0: ["a"]})
+    commit(tmp_path, CommitManifest("j", runs, sync=True))
+    DEFAULT.set_mtime(tmp_path / "lastword.committed-j", NOW_MS - 720 * HOUR_MS)
+    stage(tmp_path, "j", {0: ["a"]})
+    (tmp_path / f"lastword.applying-{NOW_MS:020d}-j").write_bytes(CommitManifest("j", runs, True).encoded())
+    open_to_append(str(tmp_path), clock=ManualClock(NOW_MS)).close()
+    assert values(tmp_path)[0] == ["a"] and leftovers(tmp_path) == []
+    assert not list(tmp_path.glob("lastword.committed-*"))
+
+
 def first_version(manifest: CommitManifest) -> bytes:
     """Return the bytes of a manifest of version 1."""
     fields = json.loads(manifest.encoded().partition(b" ")[2])

@@ -78,6 +78,12 @@ from lastword.wire import HEADER_BYTES
 logger = logging.getLogger(__name__)
 
 KEEP_REFUSED_MS = 7 * 24 * 3600 * 1000
+KEEP_COMMITTED_MS = 3600 * 1000
+"""How long the mark of a commit without a name is kept after its manifest is removed.
+
+It lets a committer whose call failed repeat the call. Later, a repetition is refused, because its staged
+files are gone. Each mark costs every later commit a `stat`.
+"""
 PARALLEL_BYTES = 16 << 20
 """A commit of more bytes uses a thread for each core; a smaller one uses threads only to overlap syncs."""
 PARALLEL_PARTITION_BYTES = 1 << 20
@@ -250,16 +256,22 @@ def _threads(partitions: int, size_bytes: int) -> int | None:
 
 
 def _remove_old(directory: LogDirectory) -> None:
-    """Remove what commits left that were refused, or whose committers died."""
+    """Remove what commits left that are complete, that were refused, or whose committers died.
+
+    Called when no manifest is `applying-`, so no mark is needed to finish its commit.
+    """
     files, now_ms = directory.files, directory.clock.now_ms()
     staging.remove_old_shared(files, directory.path, now_ms)
     for name in files.listdir(directory.path):
+        is_mark = name.startswith(names.COMMITTED)
         unfinished = name.startswith(names.INBOX) and name.endswith(".tmp")
-        if not unfinished and not name.startswith((names.REFUSED, names.COMMITTED)):
+        if not (is_mark or unfinished or name.startswith(names.REFUSED)):
             continue
         path = os.path.join(directory.path, name)
         facts = files.stat(path)
-        if facts is not None and facts.mtime_ms < now_ms - KEEP_REFUSED_MS:
+        if facts is not None and facts.mtime_ms < now_ms - (
+            KEEP_COMMITTED_MS if is_mark else KEEP_REFUSED_MS
+        ):
             files.unlink(path, missing_ok=True)
 
 

@@ -29,7 +29,7 @@ is the commit: from then on it is ingested completely, after any crash.
 ```
 <root>/lastword.inbox-<number>-<commit>       waits; numbers rise, the lowest is ingested first
 <root>/lastword.applying-<number>-<commit>    is being ingested by the process that holds the lock
-<root>/lastword.committed-<commit>            was ingested; for a week, if the commit has no name
+<root>/lastword.committed-<commit>            was ingested; for an hour, if the commit has no name
 <root>/lastword.refused-<number>-<commit>     was refused; its text holds the reason
 <root>/lastword.writers                       the last sequence of each named writer that was ingested
 ```
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 COMMITTED, OPEN = "committed-", "open-"
 BATCHES = ".batches"
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
-"""The marks of a commit are kept for this long."""
+"""The marks of a commit in a partition are kept for this long."""
 
 KEEP_STAGED_MS = 3600 * 1000
 """Staged files of a commit that was never made are kept for this long after its last sign of life, in any
