@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
 import shutil
 import sys
 import threading
@@ -19,7 +20,14 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullError, LastwordError
+from lastword.errors import (
+    BusyError,
+    CorruptFileError,
+    DataError,
+    DiskFullError,
+    LastwordError,
+    SyncFailedError,
+)
 from lastword.files import DEFAULT, Files, OsFiles, interface
 from lastword.ingest import apply, staging
 from lastword.ingest.apply import open_to_append
@@ -967,3 +975,21 @@ def test_a_commit_that_fails_is_tried_again_after_longer_pauses(
         apply.Watch(directory)._thread.join()
     assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert pauses[9:] == [0.1, 0.1, 0.1, 0.1] and tries[:9] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_staged_file_that_is_not_synced_is_closed(tmp_path: Path, shared: bool) -> None:
+    make(tmp_path)
+    files = RecordingFiles(
+        OsFiles(), fail=lambda call: SyncFailedError("no") if call.name == "fsync" else None
+    )
+    writer: Any
+    if shared:
+        writer = staging.SharedWriter(files, str(tmp_path), "j", 0, 0)
+        writer.write("t", 0, batch("a"), 1)
+    else:
+        writer = staging.StagedWriter(files, str(tmp_path), "t", 0, "j", 0, 0)
+        writer.write(batch("a"), 1)
+    with pytest.raises(SyncFailedError):
+        writer.close(sync=True)
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(fd)]

@@ -186,9 +186,9 @@ class _BatchFile:
     def close(self, sync: bool) -> None:
         """Close the file, which has batches; with `sync`, its bytes survive a power cut."""
         assert self._handle is not None
-        if sync:
-            self._handle.fsync()
-        self._handle.close()
+        with self._handle:
+            if sync:
+                self._handle.fsync()
 
     def remove(self) -> None:
         """Remove the file."""
