@@ -363,12 +363,11 @@ class MemorySegments:
     def after_failed_replace(self, segments: SegmentSet) -> SegmentSet:
         return segments  # a swap that failed changed nothing
 
-    def remove_front(self, gone: Sequence[Segment]) -> list[str]:
+    def remove_front(self, gone: Sequence[Segment], kept: list[str]) -> None:
         numbers = {segment.id.number for segment in gone}
         state = self.now
         left = tuple(entry for entry in state.listed if entry.content.number not in numbers)
         self._swap(state, replace(state, listed=left), "remove the front")
-        return []
 
     def truncate(
         self, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int

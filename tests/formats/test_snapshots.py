@@ -205,11 +205,14 @@ def test_6W_325_marking_for_deletion_renames(tmp_path: Path) -> None:
     segment = Segment.load(SegmentFiles(DEFAULT, str(tmp_path), 10))
     (tmp_path / names.segment_file(10, names.LOG)).unlink()
     listing = DEFAULT.listdir(str(tmp_path))
-    (renamed,) = cut.set_aside(DEFAULT, str(tmp_path), [segment], listing)
-    assert renamed.endswith("00000000000000000010.snapshot.deleted")
-    assert Path(renamed).exists()
+    renamed: list[str] = []
+    cut.set_aside(DEFAULT, str(tmp_path), [segment], listing, renamed)
+    (path,) = renamed
+    assert path.endswith("00000000000000000010.snapshot.deleted")
+    assert Path(path).exists()
     assert store.offsets() == [20]
-    assert cut.set_aside(DEFAULT, str(tmp_path), [segment], DEFAULT.listdir(str(tmp_path))) == []
+    cut.set_aside(DEFAULT, str(tmp_path), [segment], DEFAULT.listdir(str(tmp_path)), renamed)
+    assert renamed == [path]
 
 
 def test_only_whole_snapshots_of_numbers_count(tmp_path: Path) -> None:

@@ -197,6 +197,25 @@ def test_17_every_failing_call(tmp_path: Path, work: str, kind: str) -> None:
     assert every_stop(failing_at, 1 if partitions == 1 else stride(5)) >= (0 if kind == "EMFILE" else 1)
 
 
+def test_files_of_a_removal_that_failed_half_way_go_after_the_delay(tmp_path: Path) -> None:
+    """They stayed, with all of their bytes, until the next opening."""
+    prepare(tmp_path)
+    files = RecordingFiles(UNSYNCED)
+    log = Log(tmp_path, files=files)
+    (partition,) = open_all(log)
+    second = names.segment_file(5, names.LOG)
+    files.fail = lambda call: (
+        StorageError("no") if call.name == "rename" and call.path.endswith(second) else None
+    )
+    assert list(expire(log, [partition])) == [partition] and log.bases == [5, 10, 15]
+    assert log.named(DELETED)
+    files.fail = None
+    log.clock.advance(log.log.config.file_delete_delay_ms + 1)
+    log.log.remove_deferred()
+    assert log.named(DELETED) == [] and log.bases == [5, 10, 15]
+    log.close()
+
+
 def test_a_power_cut_brings_no_removed_record_back(tmp_path: Path) -> None:
     """The log start is removed from the checkpoint only when the removed names are durably gone."""
     root = tmp_path / "root"

@@ -68,17 +68,16 @@ def below_start(segments: SegmentSet, log_start: int) -> tuple[Segment, ...]:
     return segments.segments[: max(0, segments.floor(log_start))]
 
 
-def set_aside(files: Files, directory: str, gone: Iterable[Segment], listing: Sequence[str]) -> list[str]:
+def set_aside(
+    files: Files, directory: str, gone: Iterable[Segment], listing: Sequence[str], renamed: list[str]
+) -> None:
     """Rename the files of these segments to `.deleted`; durable when it returns.
 
-    Producer snapshots at their base offsets are renamed too, except the newest of all snapshots.
-
-    Returns:
-        The new paths.
+    Producer snapshots at their base offsets are renamed too, except the newest of all snapshots. `renamed`
+    gets each new path, also if the call fails half-way.
     """
     names_there = set(listing)
     snapshots = set(names.snapshot_offsets(listing)[:-1])
-    renamed = []
     for segment in gone:
         extensions = list(names.SEGMENT_EXTENSIONS)
         if segment.base_offset in snapshots:
@@ -90,7 +89,6 @@ def set_aside(files: Files, directory: str, gone: Iterable[Segment], listing: Se
                 files.rename(os.path.join(directory, name), target)
                 renamed.append(target)
     files.fsync_dir(directory)
-    return renamed
 
 
 class DeferredDeletes:

@@ -308,9 +308,9 @@ class DirectorySegments:
         active = segments.active
         return SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
 
-    def remove_front(self, gone: Sequence[Segment]) -> list[str]:
+    def remove_front(self, gone: Sequence[Segment], kept: list[str]) -> None:
         """As `SegmentStore.remove_front`; see `cut`."""
-        return cut.set_aside(self.files, self.directory, gone, self.files.listdir(self.directory))
+        cut.set_aside(self.files, self.directory, gone, self.files.listdir(self.directory), kept)
 
     def truncate(
         self, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int

@@ -435,9 +435,10 @@ class LocalLog:
             return []
         with self.durability.group_commit.turn():  # no sync of a file that loses its name
             left = gone
+            kept: list[str] = []
             try:
                 with self.failure.latching_if_offline():
-                    paths = self.store.remove_front(gone)
+                    self.store.remove_front(gone, kept)
                 left = ()
             except BaseException:  # an interrupt, too
                 self.durability.directory_unsynced = True  # makes durable what was renamed
@@ -447,7 +448,7 @@ class LocalLog:
             finally:
                 self._set(SegmentSet([*left, *segments[len(gone) :]]), self.appender)
                 self.durability.forget(gone, left)
-            self._deferred.add(paths, self.config.file_delete_delay_ms)
+                self._deferred.add(kept, self.config.file_delete_delay_ms)
         return list(gone)
 
     def remove_deferred(self, *, all: bool = False) -> int:

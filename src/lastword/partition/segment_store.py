@@ -240,11 +240,11 @@ class SegmentStore(Protocol):
     def after_failed_replace(self, segments: SegmentSet) -> SegmentSet:
         """Finish or undo a `replace` that failed; return the segments. `segments`: those before it."""
 
-    def remove_front(self, gone: Sequence[Segment]) -> list[str]:
+    def remove_front(self, gone: Sequence[Segment], kept: list[str]) -> None:
         """Remove the first segments of the log, durably.
 
-        Returns:
-            Paths in `files` that keep their bytes for reads that have begun; the caller removes them later.
+        `kept` gets the paths in `files` that keep their bytes for reads that have begun, also if the call
+        fails half-way; the caller removes them later.
         """
 
     def truncate(
