@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -438,6 +439,90 @@ def test_stopping_gently_begins_no_other_round() -> None:
     threading.Timer(0.02, go.set).start()
     assert scheduler.stop(abort=False)
     assert [(done.partition, done.result) for done in scheduler.history] == [(0, "ok")]
+
+
+def test_two_calls_of_stop_count_the_threads_once() -> None:
+    work, began, go = FakeWork(), threading.Event(), threading.Event()
+
+    def slow(task: FakeTask, stop: Stop) -> Done:
+        began.set()
+        assert go.wait(10)
+        return cleaned(task, stop)
+
+    def threads() -> Any:
+        return metrics.CLEANER_THREADS.value()
+
+    work.add(0, body=slow)
+    scheduler, before = scheduler_of(work, SystemClock(), threads=2), threads()
+    scheduler.start(at_once=True)
+    assert began.wait(10) and threads() == before + 2
+    stops = [threading.Thread(target=scheduler.stop) for _ in range(2)]
+    for each in stops:
+        each.start()
+    time.sleep(0.05)
+    go.set()
+    for each in stops:
+        each.join(10)
+    assert threads() == before
+
+
+def test_a_slow_drive_does_not_hold_up_the_others() -> None:
+    """Its next task is looked for while the other thread takes the tasks of the other drive."""
+    work, looking, go, ran = FakeWork(), threading.Event(), threading.Event(), threading.Event()
+    real = work.next
+
+    def next(drive: str, held: Collection[TopicPartition]) -> FakeTask | None:
+        if drive == "a":
+            looking.set()
+            assert go.wait(10)
+        return real(drive, held)
+
+    def runs(task: FakeTask, stop: Stop) -> Done:
+        ran.set()
+        return cleaned(task, stop)
+
+    work.next = next  # type: ignore[method-assign]
+    work.add(0, "a")
+    work.add(1, "b", body=runs)
+    scheduler = scheduler_of(work, SystemClock(), threads=2)
+    scheduler.start(at_once=True)
+    try:
+        assert looking.wait(10)
+        assert ran.wait(5)
+    finally:
+        go.set()
+        assert scheduler.stop()
+
+
+def test_a_thread_that_passed_a_drive_over_takes_its_second_task_at_once() -> None:
+    """Both threads look at the only drive together; the second does not wait for a back-off."""
+    work, both = FakeWork(names=["a"]), threading.Barrier(2)
+
+    def meets(task: FakeTask, stop: Stop) -> Done:
+        both.wait(10)
+        return cleaned(task, stop)
+
+    real, first = work.next, threading.Event()
+
+    def next(drive: str, held: Collection[TopicPartition]) -> FakeTask | None:
+        if not first.is_set():
+            first.set()
+            time.sleep(0.1)  # the other thread passes the drive over
+        return real(drive, held)
+
+    work.next = next  # type: ignore[method-assign]
+    for number in range(2):
+        work.add(number, body=meets)
+    scheduler = scheduler_of(work, SystemClock(), threads=2)
+    scheduler.start(at_once=True)
+    try:
+        deadline = time.monotonic() + 10
+        while len(scheduler.history) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [done.result for done in scheduler.history] == ["ok", "ok"]
+    finally:
+        both.abort()
+        assert scheduler.stop()
 
 
 def test_a_round_that_never_ends_does_not_hold_up_the_stop() -> None:

@@ -10,6 +10,7 @@ states and time:
   each failure in a row.
 - A running task ends at its next safe point for another that must not wait for it (`max.compaction.lag.ms` of
   another partition of its drive has passed), if no thread is free. This is checked once per back-off.
+- One thread at a time looks for the next task of a drive, so a slow drive does not hold up the others.
 - When nothing is due, a thread waits for the back-off, or until `wake`. The first check comes after one
   back-off, so a process that opens a log for a moment does not clean.
 - Chores (retention) have their own interval. A thread does them between tasks, and within a long task at its
@@ -28,9 +29,9 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -124,7 +125,10 @@ class TaskSupplier(Protocol):
         ...
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
-        """Return the most urgent task on a drive for a partition that is not in `held`."""
+        """Return the most urgent task on a drive for a partition that is not in `held`.
+
+        Called by one thread at a time for each drive, as `overtakes`.
+        """
         ...
 
     def overtakes(self, task: BackgroundTask, held: Collection[TopicPartition]) -> bool:
@@ -181,7 +185,9 @@ class Scheduler:
         self.history: deque[Done] = deque(maxlen=HISTORY)
         self._clock = clock
         self._lock = threading.RLock()
-        self._picking = threading.Lock()
+        self._listing = threading.Lock()
+        self._looked_at: set[str] = set()
+        self._passed_over: set[str] = set()
         self._chores_running = threading.Lock()
         self._chores_due_at = 0.0
         self._running: dict[TopicPartition, BackgroundTask] = {}
@@ -197,27 +203,57 @@ class Scheduler:
 
     def pick(self) -> BackgroundTask | None:
         """Take the next task, if there is one; its partition is in state `cleaning` then."""
-        with self._picking:
+        with self._listing:
             drives = list(self.work.drives())
-            held = self._held()
-            busy = Counter(task.drive for task in self._running.values())
-            for some in (
-                [drive for drive in drives if not busy[drive]],
-                [drive for drive in drives if busy[drive]],
-            ):
-                tasks = [task for drive in some if (task := self._next(drive, held)) is not None]
-                for task in sorted(tasks, key=lambda task: task.urgency):
-                    if self._begin(task):
-                        return task
-            return None
+        for on_busy in (False, True):
+            busy = {task.drive for task in self.running().values()}
+            tasks = [
+                task
+                for drive in drives
+                if (drive in busy) is on_busy and (task := self._next(drive)) is not None
+            ]
+            for task in sorted(tasks, key=lambda task: task.urgency):
+                if self._begin(task, on_busy):
+                    return task
+        return None
 
-    def _next(self, drive: str, held: Collection[TopicPartition]) -> BackgroundTask | None:
-        task = self.work.next(drive, held)
+    def _next(self, drive: str) -> BackgroundTask | None:
+        """Return the most urgent task of a drive; None without one, or if another thread looks for it."""
+        with self._looking_at(drive) as mine:
+            if not mine:
+                return None
+            task = self.work.next(drive, self._held())
         metrics.CLEANER_LAST_CHECK.set(self._clock.now_ms() / 1000, drive)
         return task
 
-    def _begin(self, task: BackgroundTask) -> bool:
+    @contextmanager
+    def _looking_at(self, drive: str) -> Iterator[bool]:
+        """Reserve a drive for this thread; yields False if another thread has it.
+
+        No thread waits for a slow drive that another one reads: it looks at the other drives. When the drive
+        is free again, the threads that passed it over check again.
+        """
         with self._lock:
+            mine = drive not in self._looked_at
+            (self._looked_at if mine else self._passed_over).add(drive)
+        if not mine:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with self._lock:
+                self._looked_at.discard(drive)
+                is_wanted = drive in self._passed_over
+                self._passed_over.discard(drive)
+            if is_wanted:
+                self.wake()
+
+    def _begin(self, task: BackgroundTask, on_busy: bool) -> bool:
+        """Begin a task. False if another thread has begun it, or, without `on_busy`, another of its drive."""
+        with self._lock:
+            if not on_busy and any(other.drive == task.drive for other in self._running.values()):
+                return False
             if self.stopping or not self.states.begin(task.partition):
                 return False
             self._running[task.partition] = task
@@ -281,8 +317,8 @@ class Scheduler:
             if task is None or now < due or len(self._running) < self.threads:
                 return False
             self._overtaken_at[tp] = now + self.backoff_ms / 1000
-        with self._picking:
-            return self.work.overtakes(task, self._held())
+        with self._looking_at(task.drive) as mine:
+            return mine and self.work.overtakes(task, self._held())
 
     def _rest(self, tp: TopicPartition, done: Done | None) -> None:
         """Set the back-off of a partition.
@@ -381,7 +417,8 @@ class Scheduler:
             if not self.started:
                 self._workers = []  # threads of the parent process, before a fork
                 return True
-            workers = list(self._workers)
+            stopped = self._workers
+            workers = list(stopped)
         deadline = time.monotonic() + seconds
         if not abort:
             for worker in workers:
@@ -390,15 +427,18 @@ class Scheduler:
             for worker in workers:
                 worker.join(deadline)
             deadline = time.monotonic() + ABORT_SECONDS
-        self.stopping = True
+        with self._lock:
+            if self._workers is stopped:  # else another call has stopped them, and new ones may run
+                self.stopping = True
         for worker in workers:
             worker.leave = True
         self.wake()
         ended = [worker.join(deadline) for worker in workers]
         with self._lock:
-            self._workers = []
-            metrics.CLEANER_THREADS.add(-self.threads)
-            _started.discard(self)
+            if self._workers is stopped:
+                self._workers = []
+                metrics.CLEANER_THREADS.add(-self.threads)
+                _started.discard(self)
         return all(ended)
 
     def replace(self, worker: Worker) -> None:
@@ -432,7 +472,8 @@ def _stop_all() -> None:
 def _forget_all() -> None:
     """Reset the schedulers of a forked child: it has no threads, and locks in any state."""
     for scheduler in list(_started):
-        scheduler._lock, scheduler._picking = threading.RLock(), threading.Lock()
+        scheduler._lock, scheduler._listing = threading.RLock(), threading.Lock()
+        scheduler._looked_at, scheduler._passed_over = set(), set()
         scheduler._workers = []
     _started.clear()
 
