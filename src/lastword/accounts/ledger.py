@@ -478,7 +478,7 @@ class Ledger:
         if into is None and self.files.derived_cost and self._learned:
             self._save_survivorship(private_path(self.directory, ""))
         clocks = self.deletes.running() if self.exact else None
-        whole = self._pays(into)
+        whole = self._pays()
         if not whole:
             # In a bucket the summary has the ages.
             ages = not self.files.derived_cost and any(entry.oldest_dead_ms >= 0 for entry in self.entries)
@@ -500,13 +500,13 @@ class Ledger:
         self.saved, self._saved_clocks = "whole" if whole else "clocks", clocks
         return True
 
-    def _pays(self, into: str | None) -> bool:
+    def _pays(self) -> bool:
         """Return whether the whole accounts cost less than the scan that they avoid.
 
         Both are bytes and files: the accounts are one file, a scan reads each segment.
         """
         log_bytes = sum(entry.size_bytes for entry in self.entries)
-        if not self.files.derived_cost or into is not None:
+        if not self.files.derived_cost:
             return self.memory_bytes <= 2 * log_bytes + 65536
         scan_bytes, segments = log_bytes, len(self.entries)
         if self.saved == "whole":
