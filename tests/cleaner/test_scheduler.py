@@ -525,6 +525,23 @@ def test_a_thread_that_passed_a_drive_over_takes_its_second_task_at_once() -> No
         assert scheduler.stop()
 
 
+def test_threads_without_a_task_wait_for_the_back_off() -> None:
+    """Threads that look at a drive at the same time do not wake each other without an end."""
+    work, looked = FakeWork(names=["a"]), Counter[str]()
+
+    def next(drive: str, held: Collection[TopicPartition]) -> FakeTask | None:
+        looked[drive] += 1
+        time.sleep(0.02)
+        return None
+
+    work.next = next  # type: ignore[method-assign]
+    scheduler = scheduler_of(work, SystemClock(), threads=2)
+    scheduler.start(at_once=True)
+    time.sleep(0.5)
+    assert scheduler.stop()
+    assert 1 <= looked["a"] <= 4
+
+
 def test_a_round_that_never_ends_does_not_hold_up_the_stop() -> None:
     work, began, go = FakeWork(), threading.Event(), threading.Event()
 

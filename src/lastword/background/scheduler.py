@@ -219,10 +219,13 @@ class Scheduler:
 
     def _next(self, drive: str) -> BackgroundTask | None:
         """Return the most urgent task of a drive; None without one, or if another thread looks for it."""
-        with self._looking_at(drive) as mine:
-            if not mine:
+        with self._looking_at(drive) as is_mine:
+            if not is_mine:
                 return None
             task = self.work.next(drive, self._held())
+            if task is None:
+                with self._lock:  # the threads that passed it over would find nothing either
+                    self._passed_over.discard(drive)
         metrics.CLEANER_LAST_CHECK.set(self._clock.now_ms() / 1000, drive)
         return task
 
@@ -231,12 +234,12 @@ class Scheduler:
         """Reserve a drive for this thread; yields False if another thread has it.
 
         No thread waits for a slow drive that another one reads: it looks at the other drives. When the drive
-        is free again, the threads that passed it over check again.
+        is free again, the threads that passed it over check again, unless it has no task.
         """
         with self._lock:
-            mine = drive not in self._looked_at
-            (self._looked_at if mine else self._passed_over).add(drive)
-        if not mine:
+            is_mine = drive not in self._looked_at
+            (self._looked_at if is_mine else self._passed_over).add(drive)
+        if not is_mine:
             yield False
             return
         try:
@@ -317,8 +320,8 @@ class Scheduler:
             if task is None or now < due or len(self._running) < self.threads:
                 return False
             self._overtaken_at[tp] = now + self.backoff_ms / 1000
-        with self._looking_at(task.drive) as mine:
-            return mine and self.work.overtakes(task, self._held())
+        with self._looking_at(task.drive) as is_mine:
+            return is_mine and self.work.overtakes(task, self._held())
 
     def _rest(self, tp: TopicPartition, done: Done | None) -> None:
         """Set the back-off of a partition.
