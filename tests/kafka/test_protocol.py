@@ -19,8 +19,8 @@ import pytest
 
 from lastword.protocol import Request, codec
 from lastword.protocol.codes import APIS, REQUEST_TIMED_OUT
+from lastword.protocol.refusals import error_answer
 from lastword.protocol.schemas import Field, schema_of, within
-from lastword.testing.interceptor import error_answer
 from tests.protocol.random_messages import EVERY, random_message
 from tests.support.jars import KafkaJars
 
@@ -167,7 +167,7 @@ def test_a_request_is_refused_as_kafka_refuses_it(answers: Answers) -> None:
     different = []
     for request, theirs in answers.refused:
         text = codec(f"{request.api.name}Response", request.version)
-        ours = text.decode(text.encode(error_answer(request, REQUEST_TIMED_OUT)))
+        ours = text.decode(text.encode(error_answer(request, REQUEST_TIMED_OUT, "")))
         shown = [
             re.sub(r"(error_message|throttle_time_ms)=('[^']*'|\"[^\"]*\"|\w+)", "", repr(answer))
             for answer in (ours, text.decode(bytes.fromhex(theirs)))

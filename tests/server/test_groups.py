@@ -13,8 +13,10 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError, StorageError
+from lastword.partition.log import PartitionLog
 from lastword.protocol import codes, decode_stored
 from lastword.protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeGroupsRequest,
@@ -330,6 +332,7 @@ def test_groups_that_cannot_be_loaded(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A partition of their topic is offline. Transactions are found, and so are groups when it is back."""
+    member = Consumer(server)
 
     def find(version: int, key_type: int = 0) -> tuple[int, int]:
         keys: dict[str, Any] = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
@@ -344,10 +347,12 @@ def test_groups_that_cannot_be_loaded(
         patch.setattr(CoordinatorTopic, "open", fails)
         assert find(3) == find(6) == (codes.COORDINATOR_NOT_AVAILABLE, -1)
         assert find(6, key_type=1) == (0, 1)
-        with pytest.raises(ConnectionError), Client(server) as other:
-            other.ask(ListGroupsRequest())
+        assert client.ask(ListGroupsRequest()).error_code == codes.COORDINATOR_NOT_AVAILABLE
+        described = client.ask(DescribeGroupsRequest(groups=["g"])).groups[0]
+        assert described.error_code == codes.COORDINATOR_NOT_AVAILABLE
+        assert member.commit(1) == codes.COORDINATOR_NOT_AVAILABLE
     assert find(3) == find(6) == (0, 1)
-    assert client.ask(ListGroupsRequest()).error_code == 0
+    assert client.ask(ListGroupsRequest()).error_code == member.commit(1) == 0
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -430,6 +435,46 @@ def test_a_full_drive_is_answered(two: tuple[Consumer, Consumer], server: Server
         assert first.leave() == second.leave() == 0
         assert state(client) == ("Empty", 0)
     assert Consumer(server, "simple").committed() == (1, "")
+
+
+@contextmanager
+def failing_syncs() -> Iterator[None]:
+    """Records are appended, and no sync succeeds."""
+
+    def fails(log: PartitionLog) -> None:
+        raise StorageError("cannot sync: Input/output error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartitionLog, "sync", fails)
+        yield
+
+
+def test_a_sync_that_fails_is_answered(
+    server: Server, client: Client, logs: lastword.LogDir, two: tuple[Consumer, Consumer]
+) -> None:
+    """With `ack=disk`: by the code of a broker, and the connections of the members stay open."""
+    logs.set_config(lastword_ack="disk")
+    first, second = two
+    assert Consumer(server, "simple").commit(1) == 0
+    partition = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=1)
+    topics = [OffsetDeleteRequest.OffsetDeleteRequestTopic(name="users", partitions=[partition])]
+    kind = ConsumerGroupHeartbeatRequest
+    heartbeat = kind(
+        group_id="new",
+        member_id="m",
+        member_epoch=0,
+        rebalance_timeout_ms=REBALANCE_MS,
+        subscribed_topic_names=["users"],
+        topic_partitions=[],
+    )
+    with failing_syncs():
+        assert first.commit(5) == second.commit(5) == codes.NOT_COORDINATOR
+        for body in (OffsetDeleteRequest(group_id="simple", topics=topics), heartbeat):
+            assert client.ask(body).error_code == codes.NOT_COORDINATOR
+        deleted = client.ask(DeleteGroupsRequest(groups_names=["simple"])).results[0]
+        assert deleted.error_code == codes.NOT_COORDINATOR
+    assert first.commit(6) == first.heartbeat() == 0
+    assert client.ask(heartbeat).error_code == 0
 
 
 def test_the_protocol_that_all_members_have_is_chosen(server: Server) -> None:

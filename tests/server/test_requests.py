@@ -12,7 +12,7 @@ import pytest
 import lastword
 from lastword import metrics
 from lastword.clock import SystemClock
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import LastwordError, StorageError, UsageError
 from lastword.logdir.log_dir_set import LogDirSet
 from lastword.partition import PartitionLog
 from lastword.protocol import codes
@@ -813,6 +813,30 @@ def test_log_directories_are_described_beside_a_drive_that_is_gone(tmp_path: Pat
     for closes in (server.close, logs.close):  # not everything can be synced
         with pytest.raises(LastwordError, match="offline"):
             closes()
+
+
+def test_topics_that_cannot_be_listed_are_answered(
+    server: Server, logs: lastword.LogDir, users: lastword.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the error, if the answer has a place for it; the others close the connection."""
+
+    def fails() -> None:
+        raise StorageError("cannot list the directory: Input/output error")
+
+    topic = MetadataRequest.MetadataRequestTopic(name="users")
+    with Client(server) as client, monkeypatch.context() as patch:
+        patch.setattr(logs.dirs, "topics", fails)
+        server.broker.topics.changed("users")
+        error = codes.KAFKA_STORAGE_ERROR
+        assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == error
+        assert client.ask(MetadataRequest(topics=[topic]), 12).topics[0].error_code == error
+        assert client.produce("users", ONE).error_code == error
+        assert client.ask(MetadataRequest(topics=None), 13).error_code == error
+        for request in (produce_request("users", ONE, acks=0), MetadataRequest(topics=None)):
+            with Client(server) as other, pytest.raises(ConnectionError):
+                other.ask(request, 12)
+        patch.undo()
+        assert client.produce("users", ONE).base_offset == 0
 
 
 # ------------------------------------------------------------------ the server itself

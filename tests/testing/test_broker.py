@@ -27,6 +27,7 @@ from lastword.protocol.messages import (
     OffsetCommitRequest,
     SyncGroupRequest,
 )
+from lastword.protocol.refusals import error_answer
 from lastword.testing import Broker
 from lastword.testing import interceptor as intercepted
 from tests.protocol.random_messages import random_message
@@ -310,7 +311,7 @@ def test_every_version_of_every_api_can_be_refused() -> None:
             for _ in range(8):  # a random request may have no parts
                 body = random_message(f"{api.name}Request", version, rng)
                 request = Request(api, version, 1, None, body, 0)
-                answer = intercepted.error_answer(request, codes.REQUEST_TIMED_OUT)
+                answer = error_answer(request, codes.REQUEST_TIMED_OUT, "")
                 refused.append(shown in repr(text.decode(text.encode(answer))))
             assert any(refused), (api, version)
 

@@ -181,6 +181,18 @@ class CoordinatorTopic:
         return log if log.config.lastword_ack == "disk" else None
 
 
+def sync_stored(log: PartitionLog) -> None:
+    """Sync the log that `append` returned. Waits for the drive: for a thread of the pool.
+
+    Raises:
+        Refused: The records may not survive a power cut.
+    """
+    try:
+        log.sync()
+    except LastwordError as error:
+        raise not_stored(error) from error
+
+
 def not_stored(error: LastwordError) -> Refused:
     """Return the refusal of a request whose change could not be stored, so that clients repeat it.
 

@@ -25,7 +25,7 @@ from lastword.protocol.schemas import Message
 from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_groups import KEYS as CONSUMER_KEYS
 from lastword.server.consumer_groups import ConsumerGroup, ConsumerGroups
-from lastword.server.coordinator import CoordinatorTopic, StoredRecord
+from lastword.server.coordinator import CoordinatorTopic, StoredRecord, sync_stored
 from lastword.server.group_leases import GroupLeases
 from lastword.server.offsets import Group, Offsets, offset_key
 from lastword.server.topics import GROUPS_TOPIC, Refused
@@ -221,10 +221,10 @@ class Groups:
             Refused: The records cannot be stored.
         """
         log = self.topic.append(self.topic.partition_of(group_id), records, producer)
-        return None if log is None else self.broker.in_pool(log.sync)
+        return None if log is None else self.broker.in_pool(sync_stored, log)
 
     def answer_after(self, stored: asyncio.Future[Any] | None, answer: Message) -> Any:
-        """Return the answer, or a future of it when the change is durable."""
+        """Return the answer, or a future of it when the change is durable. The future may raise Refused."""
         if stored is None:
             return answer
         return self.broker.then(stored, lambda: answer)
@@ -356,6 +356,7 @@ class Groups:
 
     def _delete(self, request: Request, connection: Any) -> Any:
         results = []
+        stored = []
         for group_id in request.body.groups_names:
             result = messages.DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
             results.append(result)
@@ -368,12 +369,14 @@ class Groups:
                 gone = self.offsets.partitions_of(group)
                 try:
                     records = [(offset_key(group_id, *at), None) for at in gone]
-                    self.store(group_id, [*records, *group.tombstones()])
+                    stored.append(self.store(group_id, [*records, *group.tombstones()]))
                     self.offsets.deleted(group, gone)
                     del self._groups[group_id]
                 except Refused as refused:
                     result.error_code = refused.code
-        return messages.DeleteGroupsResponse(results=results)
+        syncs = [sync for sync in stored if sync is not None]
+        durable = asyncio.gather(*syncs) if syncs else None
+        return self.answer_after(durable, messages.DeleteGroupsResponse(results=results))
 
 
 def _log_failure(done: asyncio.Future[Any]) -> None:

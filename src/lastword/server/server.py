@@ -192,7 +192,10 @@ class ClientConnection:
         if self._authentication is not None:
             answer = self._authentication.handle(request)
         else:
-            answer = self._server.handle(request, self)
+            try:
+                answer = self._server.handle(request, self)
+            except (Refused, LastwordError) as error:
+                answer = self._refusal(request, error)
         if isinstance(answer, asyncio.Future):
             self._in_work = request
             answer.add_done_callback(self._answered)
@@ -206,7 +209,11 @@ class ClientConnection:
                 answer.exception()
             return
         try:
-            self._send(request, answer.result())
+            try:
+                body = answer.result()
+            except (Refused, LastwordError) as error:
+                body = self._refusal(request, error)
+            self._send(request, body)
         except Refused as refused:
             self.log(logging.INFO, "closed: %s", refused.message, request=request)
             self.close()
@@ -218,6 +225,21 @@ class ClientConnection:
         if not self._parts and not self._is_closed:
             self._go_on()
         self._account()
+
+    def _refusal(self, request: Request, error: Refused | LastwordError) -> Message:
+        """Return the answer to a request that failed. Raises the error again if no answer may have it."""
+        from lastword.protocol.refusals import error_answer
+
+        is_awaited = request.api.name != "Produce" or request.body.acks != 0
+        if self._authentication is None and is_awaited:
+            code = error.code if isinstance(error, Refused) else error.kafka_code
+            answer = error_answer(request, code, error.message)
+            if first_error(answer):
+                level = logging.INFO if isinstance(error, Refused) else logging.ERROR
+                is_unexpected = code == codes.UNKNOWN_SERVER_ERROR
+                self.log(level, "refused: %s", error.message, request=request, exc_info=is_unexpected)
+                return answer
+        raise error
 
     # -------------------------------------------------------------- handshake, authentication
 

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 from lastword.errors import UsageError, nearest
 from lastword.parse import check_seconds
-from lastword.protocol import Message, Request, codes, messages
+from lastword.protocol import Request, codes, messages
 from lastword.protocol.codes import APIS
-from lastword.protocol.schemas import Field, schema_of, within
+from lastword.protocol.refusals import error_answer
 from lastword.server import Server
 from lastword.server.topics import Refused, ServedTopic
 
@@ -30,11 +30,6 @@ OF_SESSIONS = (
     codes.FETCH_SESSION_TOPIC_ID_ERROR,
 )
 """Errors of a whole Fetch."""
-KEYS = {"name", "topic", "topic_id", "index", "partition", "partition_index", "group_id"}
-KEYS |= {"resource_type", "resource_name"}
-"""Fields that say which part of a request a part of its answer is for."""
-UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset")
-"""Fields that are -1 in an answer with an error. The schemas give 0 as their default."""
 FIRST_WITHOUT_CREATION = 4
 """The first version of Metadata whose requests may forbid the creation of topics."""
 NAMES = {api.name: api for api in APIS.values()}
@@ -177,7 +172,7 @@ class Interceptor:
         api, broker = request.api.name, self._server.broker
         fault = self._fault(request, None)
         if fault is not None and api != "Metadata":
-            return error_answer(request, fault.code)
+            return error_answer(request, fault.code, f"{fault.error}, by the test")
         answer = broker.handle(request if fault is None else _without_creation(request), connection)
         if fault is not None:
             return self._changed(answer, lambda metadata: _refuse_topics(metadata, fault.code))
@@ -240,66 +235,6 @@ def _nearest(name: object, names: Iterable[str], example: str) -> str:
     by_lower = {known.lower(): known for known in names}
     near = nearest(str(name).lower(), by_lower, 0.4)
     return f"did you mean {by_lower[near]!r}?" if near else f"give Kafka's name, as {example!r}"
-
-
-# -------------------------------------------------------------- answers with an error
-
-
-def error_answer(request: Request, code: int) -> Message:
-    """Return the answer that refuses a request, with an error for each of its parts."""
-    name, version = request.api.name, request.version
-    response = schema_of(f"{name}Response").structs[f"{name}Response"]
-    request_fields = schema_of(f"{name}Request").fields
-    return _refusal(response[1], response[0], request.body, request_fields, version, code)
-
-
-def _refusal(
-    kind: type[Message], fields: list[Field], row: Any, request_fields: list[Field], version: int, code: int
-) -> Message:
-    """Return a struct with the error, or with rows for those of the request if only its rows have errors."""
-    fields = [field for field in fields if within(field.versions, version)]
-    request_fields = [field for field in request_fields if within(field.versions, version)]
-    values: dict[str, Any] = {name: -1 for name in UNKNOWN if any(field.name == name for field in fields)}
-    errors = [field for field in fields if field.name.endswith("error_code") and not field.is_array]
-    for field in fields:
-        if field in errors[:1]:
-            values[field.name] = code
-        elif field.name == "error_message":
-            values[field.name] = f"{codes.ERROR_NAMES[code]}, by the test"
-        elif field.name in KEYS and any(field.name == key.name for key in request_fields):
-            value = getattr(row, field.name)
-            if value is not None or within(field.nullable, version):
-                values[field.name] = value
-        elif field.name == "protocol_name" and within(field.nullable, version):
-            values[field.name] = None
-        elif field.is_array and field.struct is not None and not errors and _has_error(field, version):
-            values[field.name] = _rows(field, row, request_fields, version, code)
-    return kind(**values)
-
-
-def _rows(response: Field, row: Any, request_fields: list[Field], version: int, code: int) -> list[Message]:
-    """Return an answer for each element of the first list of a request, if both are of the same things."""
-    assert response.struct is not None
-    listed = next((field for field in request_fields if field.is_array), None)
-    if listed is None:
-        return []
-    answers: list[Any] = []
-    for part in getattr(row, listed.name) or ():
-        answer = _refusal(response.struct, response.fields, part, listed.fields, version, code)
-        if listed.struct is None:  # a list of names or numbers
-            key = next(f for f in response.fields if f.kind == listed.kind and f.name != "error_message")
-            setattr(answer, key.name, part)
-        elif not {field.name for field in listed.fields} & {field.name for field in response.fields} & KEYS:
-            return []
-        answers.append(answer)
-    return answers
-
-
-def _has_error(field: Field, version: int) -> bool:
-    return any(
-        within(inner.versions, version) and (inner.name.endswith("error_code") or _has_error(inner, version))
-        for inner in field.fields
-    )
 
 
 def _without_creation(request: Request) -> Request:

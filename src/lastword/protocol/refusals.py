@@ -1,0 +1,84 @@
+"""Answers that refuse a request of any API, made from Kafka's schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lastword.protocol.connection import Request
+from lastword.protocol.schemas import Field, Message, schema_of, within
+
+KEYS = {"name", "topic", "topic_id", "index", "partition", "partition_index", "group_id"}
+KEYS |= {"resource_type", "resource_name"}
+"""Fields that say which part of a request a part of its answer is for."""
+UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset")
+"""Fields that are -1 in an answer with an error. The schemas give 0 as their default."""
+
+
+def error_answer(request: Request, code: int, message: str) -> Message:
+    """Return the answer that refuses a request, with an error for each of its parts.
+
+    Args:
+        request: The request.
+        code: The code of the error.
+        message: Its sentence, for the answers that have one.
+    """
+    name, version = request.api.name, request.version
+    response = schema_of(f"{name}Response").structs[f"{name}Response"]
+    request_fields = schema_of(f"{name}Request").fields
+    return _refusal(response[1], response[0], request.body, request_fields, version, (code, message))
+
+
+def _refusal(
+    kind: type[Message],
+    fields: list[Field],
+    row: Any,
+    request_fields: list[Field],
+    version: int,
+    error: tuple[int, str],
+) -> Message:
+    """Return a struct with the error, or with rows for those of the request if only its rows have errors."""
+    fields = [field for field in fields if within(field.versions, version)]
+    request_fields = [field for field in request_fields if within(field.versions, version)]
+    values: dict[str, Any] = {name: -1 for name in UNKNOWN if any(field.name == name for field in fields)}
+    errors = [field for field in fields if field.name.endswith("error_code") and not field.is_array]
+    for field in fields:
+        if field in errors[:1]:
+            values[field.name] = error[0]
+        elif field.name == "error_message":
+            values[field.name] = error[1]
+        elif field.name in KEYS and any(field.name == key.name for key in request_fields):
+            value = getattr(row, field.name)
+            if value is not None or within(field.nullable, version):
+                values[field.name] = value
+        elif field.name == "protocol_name" and within(field.nullable, version):
+            values[field.name] = None
+        elif field.is_array and field.struct is not None and not errors and _has_error(field, version):
+            values[field.name] = _rows(field, row, request_fields, version, error)
+    return kind(**values)
+
+
+def _rows(
+    response: Field, row: Any, request_fields: list[Field], version: int, error: tuple[int, str]
+) -> list[Message]:
+    """Return an answer for each element of the first list of a request, if both are of the same things."""
+    assert response.struct is not None
+    listed = next((field for field in request_fields if field.is_array), None)
+    if listed is None:
+        return []
+    answers: list[Any] = []
+    for part in getattr(row, listed.name) or ():
+        answer = _refusal(response.struct, response.fields, part, listed.fields, version, error)
+        if listed.struct is None:  # a list of names or numbers
+            key = next(f for f in response.fields if f.kind == listed.kind and f.name != "error_message")
+            setattr(answer, key.name, part)
+        elif not {field.name for field in listed.fields} & {field.name for field in response.fields} & KEYS:
+            return []
+        answers.append(answer)
+    return answers
+
+
+def _has_error(field: Field, version: int) -> bool:
+    return any(
+        within(inner.versions, version) and (inner.name.endswith("error_code") or _has_error(inner, version))
+        for inner in field.fields
+    )
