@@ -839,6 +839,25 @@ def test_topics_that_cannot_be_listed_are_answered(
         assert client.produce("users", ONE).base_offset == 0
 
 
+def test_a_topic_that_is_created_again_is_found_after_a_listing_that_failed(
+    client: Client, logs: lastword.LogDir, users: lastword.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise StorageError("cannot list the directory: Input/output error")
+
+    def topic_id() -> bytes:
+        topic = MetadataRequest.MetadataRequestTopic(name="users")
+        return client.ask(MetadataRequest(topics=[topic])).topics[0].topic_id
+
+    before = topic_id()
+    logs.delete_topic("users")
+    logs.create_topic("users")
+    with monkeypatch.context() as patch:
+        patch.setattr(logs.dirs, "topics", fails)
+        assert client.ask(fetch_request([("users", 0, 0)]), 12).error_code == codes.KAFKA_STORAGE_ERROR
+    assert topic_id() != before
+
+
 # ------------------------------------------------------------------ the server itself
 
 

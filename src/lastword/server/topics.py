@@ -182,11 +182,16 @@ class Topics:
         listed, changed = self._by_name, self._changed
         self._is_stale, self._changed = False, set()
         topics: dict[str, ServedTopic] = {}
-        for name, directories in self._dirs.topics().items():
-            topic = listed.get(name)
-            if topic is None or name in changed or topic.directories != directories:
-                topic = ServedTopic(name, self._id(name), directories)
-            topics[name] = topic
+        try:
+            for name, directories in self._dirs.topics().items():
+                topic = listed.get(name)
+                if topic is None or name in changed or topic.directories != directories:
+                    topic = ServedTopic(name, self._id(name), directories)
+                topics[name] = topic
+        except BaseException:
+            self._is_stale = True
+            self._changed |= changed
+            raise
         self._by_name = topics
         self._by_id = {topic.id: topic for topic in topics.values()}
         self._latest = {}
