@@ -216,6 +216,43 @@ def test_keys_that_do_not_fit_the_memory_are_an_error(tmp_path: Path) -> None:
         assert client.fetch("users", 0).error_code == 0
 
 
+@pytest.fixture
+def window(tmp_path: Path) -> Iterator[tuple[lastword.Topic, Client]]:
+    """A topic from which old records are removed, and memory for some hundreds of keys."""
+    with (
+        lastword.open(
+            tmp_path, "a", files=UNSYNCED, lastword_latest_bytes="64KiB", log_cleaner_enable=False
+        ) as logs,
+        lastword.serve(logs, "127.0.0.1:0") as server,
+        Client(server) as client,
+    ):
+        yield logs.create_topic("users", cleanup_policy="delete"), client
+
+
+def test_keys_fit_again_when_records_were_removed(window: tuple[lastword.Topic, Client]) -> None:
+    users, client = window
+    users.extend((b"key-%d" % number, b"") for number in range(5000))
+    assert client.fetch(NAME, 0).error_code == codes.KAFKA_STORAGE_ERROR
+    users.extend((b"key-%d" % number, b"") for number in range(5000, 5100))
+    assert client.fetch(NAME, 0).error_code == codes.KAFKA_STORAGE_ERROR
+    users.trim(before=5000)
+    reader = Follower(client, 5000).catch_up()
+    assert sorted(reader.values) == sorted(b"key-%d" % number for number in range(5000, 5100))
+
+
+def test_a_reader_of_a_log_whose_old_records_are_removed_keeps_up(
+    window: tuple[lastword.Topic, Client],
+) -> None:
+    """The map of its keys grows by new keys only: it is made again when it is full."""
+    users, client = window
+    reader = Follower(client)
+    for first in range(0, 5000, 100):
+        users.trim(before=first)
+        users.extend((b"key-%d" % number, b"") for number in range(first, first + 100))
+        reader.catch_up()
+    assert len(reader.values) == 5000
+
+
 def test_the_least_recently_read_partition_is_dropped(
     client: Client, server: Server, logs: lastword.LogDir, users: lastword.Topic
 ) -> None:

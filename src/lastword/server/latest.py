@@ -53,7 +53,17 @@ class _Resolved:
         self.slices = 0
         self.memory_bytes = 0
         self.error: CapacityError | None = None
-        """The keys do not fit: clients ask again and again, and each attempt would read the log."""
+        """The keys do not fit. Kept, because clients ask again and again, and each attempt reads the log."""
+        self.refused: tuple[int, set[tuple[int, int]]] = (0, set())
+        """Log start and segments whose keys did not fit. They may fit when one of them is gone."""
+
+    def check(self, view: PartitionView) -> None:
+        """Raise the error again, unless records were removed since then."""
+        if self.error is not None:
+            log_start, segments = self.refused
+            if view.log_start == log_start and segments <= _segments_of(view):
+                raise self.error
+            self.error = None
 
 
 class LatestReads:
@@ -84,10 +94,9 @@ class LatestReads:
             resolved = self._resolved.setdefault(log, _Resolved())
             self._resolved.move_to_end(log)
         with resolved.lock:
-            if resolved.error is not None:
-                raise resolved.error
             for tries in range(TRIES):
                 view = log.view()
+                resolved.check(view)
                 if offset >= view.stable_offset:
                     return b""
                 try:
@@ -127,7 +136,10 @@ class LatestReads:
             try:
                 resolved.running.add_segments(slices, outcomes=Outcomes(view, end))
             except MapFull as full:
-                resolved.running = None
+                resolved.running, resolved.memory_bytes = None, 0
+                if resolved.slices:
+                    continue  # the map may have keys whose records were removed
+                resolved.refused = view.log_start, _segments_of(view)
                 resolved.error = CapacityError(
                     f"{view.topic}-{view.partition}: {full.keys} keys do not fit {self._memory_bytes} bytes",
                     file=view.directory,
@@ -185,6 +197,11 @@ class LatestReads:
         if covered < end:
             parts.append(_empty_batch(covered, end))
         return b"".join(parts)
+
+
+def _segments_of(view: PartitionView) -> set[tuple[int, int]]:
+    """Return base offset and file of each segment: a cleaning makes other files."""
+    return {(segment.base_offset, segment.id.number) for segment in view.segments}
 
 
 def _without_dead(chunk: Chunk, dead: DeadBitmaps) -> tuple[bytes, int]:
