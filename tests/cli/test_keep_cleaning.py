@@ -182,6 +182,18 @@ def test_metrics_of_other_interfaces(host):
             assert b"lastword_build_info" in answer.read()
 
 
+@pytest.mark.parametrize(("path", "status"), [("/metrics", 200), ("/elsewhere", 404)])
+def test_a_head_of_the_metrics_has_the_headers_and_no_body(path, status):
+    with exporter("127.0.0.1", 0) as url:
+        address = "127.0.0.1", int(url.split(":")[2].split("/")[0])
+        with socket.create_connection(address, timeout=10) as client:
+            client.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    head, end, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 %d " % status) and b"Content-Length: " in head
+    assert (end, body) == (b"\r\n\r\n", b"")
+
+
 def test_a_client_of_the_metrics_that_goes_or_sends_nothing(monkeypatch, capfd):
     monkeypatch.setattr(clean, "METRICS_IDLE_SECONDS", 0.1)
     with exporter("127.0.0.1", 0) as url:

@@ -385,7 +385,10 @@ def exporter(host: str, port: int) -> Iterator[str]:
             self.send_header("Content-Type", CONTENT_TYPE_LATEST if known else "text/plain")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
 
         def log_message(self, *given: Any) -> None:
             """Write no line per request."""
