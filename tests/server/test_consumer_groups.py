@@ -193,6 +193,23 @@ def test_a_member_that_is_fenced_joins_again(client: Client) -> None:
     assert Member(client, "a", "none").leave() == codes.GROUP_ID_NOT_FOUND
 
 
+def test_members_join_again_when_the_topic_of_the_groups_is_deleted(
+    client: Client, logs: lastword.LogDir, clock: ManualClock
+) -> None:
+    """GROUP_ID_NOT_FOUND, which other members of an unknown group get, ends a client."""
+    member = Member(client, "m")
+    member.settle()
+    logs.delete_topic("__consumer_offsets")
+    assert member.beat() == member.beat() == codes.UNKNOWN_MEMBER_ID
+    assert Member(client, "m", "other").beat(member_epoch=1) == codes.GROUP_ID_NOT_FOUND
+    member.epoch, member.owned = 0, set()
+    member.settle()
+    assert (len(member.owned), member.commit(1)) == (4, 0)
+    for _ in range(3):  # the session of the member that was forgotten has no effect
+        clock.advance(SESSION_MS // 2)
+        assert member.beat().error_code == 0
+
+
 def test_a_silent_member_is_removed(client: Client, clock: ManualClock) -> None:
     first, second = Member(client, "a"), Member(client, "b")
     rounds(first, second)

@@ -312,6 +312,8 @@ class ConsumerGroups:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._broker = groups.broker
+        self._forgotten: set[str] = set()
+        """Groups whose topic was deleted while they had members."""
 
     def handlers(self) -> dict[str, Callable[[Request, Any], Any]]:
         """Return the handlers by the name of the API."""
@@ -426,6 +428,9 @@ class ConsumerGroups:
         if isinstance(group, ConsumerGroup):
             return group, []
         if group is None:
+            if not joins and group_id in self._forgotten:
+                text = f"Consumer group {group_id} was deleted with its topic. The member must rejoin."
+                raise Refused(codes.UNKNOWN_MEMBER_ID, text)
             if not joins:
                 raise Refused(codes.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
             return ConsumerGroup(group_id), []
@@ -581,6 +586,15 @@ class ConsumerGroups:
             except Refused as refused:
                 _log.error("group %s: %s was not removed: %s", group.id, member_id, refused.message)
                 self._await_session(group, member)
+
+    def forget(self, group: ConsumerGroup) -> None:
+        """Have the members of a group join again: its topic was deleted.
+
+        A heartbeat to a group that does not exist is answered with GROUP_ID_NOT_FOUND, after which a client
+        gives up.
+        """
+        if group.members:
+            self._forgotten.add(group.id)
 
     # -------------------------------------------------------------- load
 

@@ -168,6 +168,8 @@ class Groups:
         for group in self._groups.values():
             if isinstance(group, ClassicGroup):
                 group.end()
+            elif isinstance(group, ConsumerGroup):
+                self.consumers.forget(group)
             for at in group.offsets:
                 self.leases.ended(group.id, at)
         self._groups.clear()
