@@ -867,7 +867,8 @@ def test_a_newer_change_of_a_state_stays_the_newest_if_the_older_one_is_committe
 def test_only_the_caller_takes_the_error_of_a_change(opened: Open) -> None:
     """A read of another thread, or the background cleaner, does not hide it."""
     logs = opened()
-    state = logs.state("users", max_message_bytes="1KiB")
+    state = logs.state("users")
+    opened().set_config("users", max_message_bytes="1KiB")  # which `logs` has not read yet
     state["k"] = "v" * 5000
     time.sleep(0.2)
     assert list(logs) == ["users"]
@@ -875,3 +876,22 @@ def test_only_the_caller_takes_the_error_of_a_change(opened: Open) -> None:
     with pytest.raises(RecordTooLargeError):
         state.sync()
     state.sync()
+
+
+def test_a_state_refuses_a_record_that_is_too_large_at_the_call(opened: Open) -> None:
+    """A refusal by the commit left it in the state, and the log never got it."""
+    logs = opened()
+    state = logs.state("users", max_message_bytes="1KiB")
+    state["kept"] = "v"
+    for change in ({"kept": "v" * 5000}, {"new": "v", "large": "v" * 5000}):
+        with pytest.raises(RecordTooLargeError):
+            state.update(change)
+    with pytest.raises(RecordTooLargeError):
+        state["kept"] = "v" * 5000
+    state.sync()
+    assert dict(state) == dict(opened("r").state("users")) == {"kept": "v"}
+
+    packed = logs.state("packed", max_message_bytes="1KiB", compression_type="gzip")
+    packed["k"] = "v" * 5000  # its batch is small enough
+    packed.sync()
+    assert dict(opened("r").state("packed")) == {"k": "v" * 5000}

@@ -260,6 +260,13 @@ class Packer:
         self._check_size(data)
         return data
 
+    def check_fits(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
+        """Raise RecordTooLargeError if the batch of a single record would be too large."""
+        # A batch adds less than 512 bytes, and compression not as much again: most records are not built.
+        size_bytes = len(key) + len(value or b"") + sum(len(n) * 4 + len(v or b"") for n, v in headers)
+        if 2 * size_bytes + 512 > self.limit:
+            self.one(key, value, 0, headers, 0)
+
     def timestamp_of(self, given: int | datetime | None, now_ms: int) -> int:
         """Return a timestamp in milliseconds; `now_ms` if none was given.
 

@@ -8,7 +8,7 @@ with one swap. Appends of several threads, and those of a state, share a commit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -594,10 +594,15 @@ class BucketTopic(Topic[Any, Any]):
 
 
 class BufferedTopic(BucketTopic):
-    """A topic whose appends do not wait for the store: the log of a state."""
+    """A topic of bytes whose appends do not wait for the store: the log of a state.
+
+    A record that is too large is refused by the call, and not by the commit, because the state shows the
+    record when the call returns.
+    """
 
     def append(self, key: Any, value: Any, **options: Any) -> Appended:
         """Append one record in a later commit. Its offset is not known yet: it is -1."""
+        self._check_fits([(key, value)], options.get("headers", ()))
         self.dirs.append_later(
             lambda dirs: self._on(dirs).append(key, value, **options), _size(key) + _size(value)
         )
@@ -606,8 +611,14 @@ class BufferedTopic(BucketTopic):
     def extend(self, records: Any, **options: Any) -> int:
         """Append many records in a later commit."""
         group, size_bytes = _whole(records)
+        self._check_fits(group)
         self.dirs.append_later(partial(self._extended, group, options), size_bytes)
         return len(group)
+
+    def _check_fits(self, records: Iterable[tuple[bytes, bytes | None]], headers: Any = ()) -> None:
+        self._take_settings()
+        for key, value in records:
+            self._packer.check_fits(key, value, headers)
 
 
 GROUP_BYTES = 16 << 20
