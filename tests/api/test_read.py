@@ -239,3 +239,49 @@ def test_take_that_is_interrupted_leaves_the_position(logs):
     with pytest.raises(KeyboardInterrupt):
         reader.take(10)
     assert reader.position == {0: 1, 1: 0}
+
+
+@pytest.mark.parametrize("view", ["log", "latest"])
+@pytest.mark.parametrize("many", [10, 2000])
+def test_a_reader_raises_the_error_of_damage_at_each_step(logs, tmp_path, many, view):
+    """The second step was the end of the iteration: the log seemed to have no more records."""
+    topic = logs.create_topic("t")
+    for first in (0, many):
+        topic.extend((b"%d" % n, b"v" * 100) for n in range(first, first + many))
+    logs.close()
+    with next((tmp_path / "data" / "t-0").glob("*.log")).open("r+b") as file:
+        file.seek(-50, 2)
+        file.write(b"#")
+    reader = lastword.open(tmp_path / "data").topic("t").read(view=view)
+    read = []
+    for _ in range(3):
+        with pytest.raises(errors.CorruptBatchError):
+            read += [record.offset for record in reader]
+        with pytest.raises(errors.CorruptBatchError):
+            reader.take(1)
+        with pytest.raises(errors.CorruptBatchError):
+            reader.arrow().read_all()
+    reader.close()
+    assert list(reader) == []
+    assert list(reader.arrow()) == []
+
+
+@pytest.mark.parametrize("many", [10, 2000])
+def test_a_read_continues_after_an_interruption(logs, many):
+    interrupted = []
+
+    def loads(data):
+        if data == b"stop" and not interrupted:
+            interrupted.append(data)
+            raise KeyboardInterrupt
+        return data
+
+    values = [b"a"] * many + [b"stop"] + [b"b"] * many
+    logs.create_topic("t").extend((b"k", value) for value in values)
+    for step in (next, lambda reader: reader.take(1)[0]):
+        interrupted.clear()
+        reader = logs.topic("t", value_serializer=(bytes, loads)).read()
+        read = [step(reader).value for _ in range(many)]
+        with pytest.raises(KeyboardInterrupt):
+            step(reader)
+        assert read + [record.value for record in reader] == values

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
@@ -341,7 +341,8 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
     Use it from one thread; `close` may be called from another. Nothing is read before the first record is
     requested. A bounded reader ends at the log end of its start; with `view="latest"` or `"changes"` it ends
     later, if a cleaning replaced files. A reader that follows continues. After any interruption, also Ctrl-C,
-    `position` is the offset after the last record that was returned.
+    `position` is the offset after the last record that was returned. After an error, the next step reads from
+    there again: it raises the same error, unless its cause is gone.
 
     Attributes:
         position: The next offset of each partition; it also passes gaps and a cleaned end of the log. Save
@@ -375,7 +376,13 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         return self
 
     def __next__(self) -> Record[K, V]:
-        return next(self._records)
+        try:
+            return next(self._records)
+        except StopIteration:
+            raise
+        except BaseException:  # ends a generator: another step of it would look like the end of the log
+            self._records = self._each()
+            raise
 
     def take(self, most: int) -> list[Record[K, V]]:
         """Return the next records, at most `most`, without waiting for an append.
@@ -389,10 +396,12 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         try:
             records.extend(islice(self._records, most))
         except Exception as error:
+            self._records = self._each()
             if not records:
                 raise
-            self._records = _raising(error)
+            self._records = chain(_raising(error), self._records)
         except BaseException:  # Ctrl-C: the caller does not get the records
+            self._records = self._each()
             for record in reversed(records):
                 self.position[record.partition] = record.offset
             raise
@@ -411,6 +420,7 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         May be called from any thread. A loop that waits with `follow=True` ends within 0.1 s. Closing is
         optional: a reader holds no resources.
         """
+        self._ranges = []
         self._records = iter(())
         if self._follow is not None:
             self._follow.stop()
@@ -428,18 +438,24 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     def _each(self) -> Iterator[Record[K, V]]:
         for range_ in self._turns():
-            if self._is_bulk(range_, range_.start):
-                head, rest = self._split(range_)
+            unread = self._unread(range_)
+            if self._is_bulk(unread):
+                head, rest = self._split(unread)
                 yield from self._few(head)
                 if rest.start < rest.end:
                     yield from self._many(rest)
             else:
-                yield from self._few(range_)
+                yield from self._few(unread)
             self._done(range_)
 
     def _turns(self) -> Iterable[Range]:
         """Return the ranges to read, in order; each ends with `_done`."""
         return self._ranges if self._follow is None else self._follow
+
+    def _unread(self, range_: Range) -> Range:
+        """Return the range from the position on."""
+        position = self.position[range_.partition]
+        return range_ if position <= range_.start else Range(range_.view, position, range_.end)
 
     def _done(self, range_: Range) -> None:
         if self._follow is not None and self.position[range_.partition] != range_.start:
@@ -459,13 +475,13 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
         )
         return Range(range_.view, range_.start, middle), Range(range_.view, middle, range_.end)
 
-    def _is_bulk(self, range_: Range, start: int) -> bool:
-        """Return whether the rest of a range is long enough for the kernels, and all of it is wanted."""
+    def _is_bulk(self, range_: Range) -> bool:
+        """Return whether a range is long enough for the kernels, and all of it is wanted."""
         return (
-            range_.end - start > 1
+            range_.end - range_.start > 1
             and self._view == "log"
             and self._keys is None
-            and not scan.is_short(range_.view, start, range_.end)
+            and not scan.is_short(range_.view, range_.start, range_.end)
         )
 
     def _many(self, range_: Range) -> Iterator[Record[K, V]]:
@@ -534,14 +550,15 @@ class Reader(ProcessBound, Iterator[Record[K, V]], Generic[K, V]):
 
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         for range_ in self._turns():
-            start = self.position[range_.partition]
-            if self._is_bulk(range_, start):
-                for chunk, columns in scan.columns(range_.view, start, range_.end, committed=self._committed):
+            rest = self._unread(range_)
+            if self._is_bulk(rest):
+                for chunk, columns in scan.columns(
+                    rest.view, rest.start, rest.end, committed=self._committed
+                ):
                     last = int(columns.offset[-1]) + 1
-                    yield from form.of_columns(columns, chunk, range_.partition, batch_bytes)
-                    self.position[range_.partition] = last
-            elif start < range_.end:
-                rest = range_ if start == range_.start else Range(range_.view, start, range_.end)
+                    yield from form.of_columns(columns, chunk, rest.partition, batch_bytes)
+                    self.position[rest.partition] = last
+            elif rest.start < rest.end:
                 if self._view == "log" or self._keys is not None:
                     batches = _of_records(form, self._raw(rest), rest.partition, batch_bytes)
                 else:
