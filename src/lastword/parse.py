@@ -1,10 +1,11 @@
-"""Read sizes, durations and timestamps that a user typed or passed; units.py shows them.
+"""Read sizes, durations, timestamps and paths that a user typed or passed; units.py shows them.
 
 Sizes are whole bytes, durations and timestamps whole milliseconds; timestamps count from 1970 in UTC.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime, timedelta
 from typing import Literal
@@ -59,6 +60,13 @@ def check_seconds(name: str, seconds: object) -> None:
         raise UsageError(
             f"{name}={seconds!r} is not a number of seconds", remedy="give seconds, 0 or more: 1, 0.5"
         )
+
+
+def check_path(name: str, path: object) -> str:
+    """Return the argument `name` as a str; UsageError unless it is a path."""
+    if isinstance(path, (str, os.PathLike)) and isinstance(text := os.fspath(path), str) and text:
+        return text
+    raise UsageError(f"{name}={path!r} is not a path", remedy="give a str or a pathlib.Path")
 
 
 def to_ms(when: datetime | int) -> int:

@@ -58,6 +58,50 @@ def test_calls(users, call, message):
     assert caught.value.remedy
 
 
+CLEANER = {
+    "no partition": (lambda cleaner: cleaner.pause("users", None), "is not one partition"),
+    "no topic": (lambda cleaner: cleaner.resume(None, None), "is not one partition"),
+    "an unknown topic": (lambda cleaner: cleaner.retry("user", 0), "no topic 'user'"),
+    "a topic that is a number": (lambda cleaner: cleaner.pause(5, 0), "5 is no topic name"),
+    "an unknown partition": (lambda cleaner: cleaner.pause("users", "0"), "no partition '0'"),
+    "a list of partitions": (lambda cleaner: cleaner.pause("users", [0]), r"no partition \[0\]"),
+    "seconds as text": (
+        lambda cleaner: cleaner.pause("users", 0, seconds="5"),
+        "seconds='5' is not a number",
+    ),
+    "no seconds": (lambda cleaner: cleaner.stop(seconds=None), "seconds=None is not a number"),
+    "a resume without a pause": (lambda cleaner: cleaner.resume("users", 0), "idle cannot resume"),
+    "a budget that is no size": (lambda cleaner: cleaner.set_budget("fast"), "'fast' is not a size"),
+    "a budget of nothing": (lambda cleaner: cleaner.set_budget(0), "would never end"),
+    "a drive that is no path": (lambda cleaner: cleaner.set_budget("1MiB", 5), "drive=5 is not a path"),
+    "a drive that is none": (lambda cleaner: cleaner.set_budget("1MiB", "/none"), "no log directory is on"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), CLEANER.values(), ids=list(CLEANER))
+def test_cleaner(tmp_path, call, message):
+    with lastword.open(tmp_path / "data", "a") as logs:
+        logs.create_topic("users", cleanup_policy="compact")
+        before = logs.cleaner.status()
+        with pytest.raises(UsageError, match=message) as caught:
+            call(logs.cleaner)
+        assert caught.value.remedy
+        assert logs.cleaner.status() == before
+
+
+@pytest.mark.parametrize("path", [None, 5, b"data", ""])
+def test_an_argument_that_is_no_path(tmp_path, path):
+    with lastword.open(tmp_path / "data", "a") as logs:
+        logs.create_topic("users", cleanup_policy="compact")
+        for call in (
+            lambda: logs.move("users", 0, path),
+            lambda: logs.restore("users", to=path),
+            lambda: logs.state("users", snapshot=5 if path is None else path),
+        ):
+            with pytest.raises(UsageError, match=r"=.* is not a path"):
+                call()
+
+
 @pytest.mark.parametrize("path", [None, 5, [None]])
 def test_a_path_that_is_none(path):
     with pytest.raises(UsageError, match="is not a path"):

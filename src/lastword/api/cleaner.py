@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.background.states import Kind, PartitionState, States
 from lastword.cleaner.policy import quarantine
-from lastword.errors import NoPolicyError, QuarantinedError
+from lastword.errors import NoPolicyError, QuarantinedError, UsageError
 from lastword.files import normal_path
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.parse import parse_bytes
+from lastword.parse import check_path, check_seconds, parse_bytes
 from lastword.units import format_bytes
 from lastword.values import ProcessBound, Value
 
@@ -183,6 +183,7 @@ class Cleaner(ProcessBound):
         Returns:
             False if a thread still runs after `seconds`.
         """
+        check_seconds("seconds", seconds)
         return self._scheduler.stop(abort=abort, seconds=seconds)
 
     def pause(
@@ -196,6 +197,7 @@ class Cleaner(ProcessBound):
         Raises:
             BusyError: A cleaning still runs after `seconds`; the pause is removed again.
         """
+        check_seconds("seconds", seconds)
         return self._states.pause(self._named(topic, partition), abort=abort, seconds=seconds)
 
     def resume(self, topic: str, partition: int) -> PartitionState:
@@ -302,11 +304,16 @@ class Cleaner(ProcessBound):
         """
         self._dirs.require_writable()
         rate = None if bytes_per_second is None else parse_bytes(bytes_per_second)
-        names = self._drives.names if drive is None else [os.fspath(drive)]
+        names = self._drives.names if drive is None else [check_path("drive", drive)]
         for budget in [self._drives.budget(name) for name in names]:
             budget.set(rate)
 
     def _named(self, topic: str, partition: int) -> TopicPartition:
         self._dirs.require_writable()
+        if topic is None or partition is None:
+            raise UsageError(
+                f"topic={topic!r}, partition={partition!r} is not one partition",
+                remedy='name a topic and the number of a partition: ("users", 0)',
+            )
         (tp,) = self._dirs.select(topic, partition)
         return TopicPartition(*tp)

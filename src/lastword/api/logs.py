@@ -22,7 +22,7 @@ from lastword.api.topic import Topic, create_topic, open_state, open_topic
 from lastword.config import Settings, remove_topic_settings
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
-from lastword.parse import parse_duration_ms
+from lastword.parse import check_path, parse_duration_ms
 from lastword.values import ProcessBound, ProgressLike, table_html
 
 if TYPE_CHECKING:
@@ -667,7 +667,7 @@ class LogDir(ProcessBound):
                 f"{self.paths[0]} is one log in a bucket: its partitions have no directories to move between",
                 remedy="lastword.copy copies topics to another log",
             )
-        wanted = os.path.realpath(to)
+        wanted = os.path.realpath(check_path("to", to))
         target = next(
             (directory for directory in self.dirs.directories if os.path.realpath(directory.path) == wanted),
             None,
@@ -826,7 +826,7 @@ class LogDir(ProcessBound):
         from lastword.api.restore import restore
 
         topic = self.dirs.only_topic(topic)
-        return restore(self.dirs, topic, partition, os.fspath(to), end, progress)
+        return restore(self.dirs, topic, partition, check_path("to", to), end, progress)
 
     def explain(
         self, topic: str | None = None, partition: int | None = None, *, key: Any = None

@@ -250,7 +250,7 @@ class OpenDirs(ProcessBound):
                 raise UsageError("partition= needs a topic", remedy="give both")
             return [(name, number) for name, numbers in self.topics().items() for number in numbers]
         numbers = self.partitions(topic)
-        if partition is not None and partition not in numbers:
+        if partition is not None and partition not in list(numbers):  # by ==: it may have no hash
             raise UsageError(
                 f"{topic} has no partition {partition!r}",
                 remedy=f"it has {', '.join(str(number) for number in numbers)}",

@@ -29,7 +29,7 @@ from lastword.errors import (
 )
 from lastword.logdir import LogDirectory, partition_numbers
 from lastword.metrics import count_append
-from lastword.parse import parse_bytes
+from lastword.parse import check_path, parse_bytes
 from lastword.segment import names
 from lastword.values import ProcessBound, ProgressLike, listener, table_html
 
@@ -591,7 +591,7 @@ class Topic(ProcessBound, Generic[K, V]):
         """Write the newest values to a file; see `LogDir.restore`."""
         from lastword.api.restore import restore
 
-        return restore(self.dirs, self.name, partition, os.fspath(to), end, progress)
+        return restore(self.dirs, self.name, partition, check_path("to", to), end, progress)
 
     def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
         """Explain why a partition is or is not due; see `LogDir.explain`.
@@ -838,7 +838,7 @@ def open_state(
     if snapshot is not None:
         from lastword.api.restore import SnapshotFile
 
-        start = SnapshotFile(dirs, os.fspath(snapshot), topic.schema)
+        start = SnapshotFile(dirs, check_path("snapshot", snapshot), topic.schema)
     log = open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes")
     source = StateSource(
         log=log if dirs.holds_logs else log.buffered(),  # type: ignore[attr-defined]  # a BucketTopic

@@ -54,7 +54,8 @@ class PartitionState(Value):
         transition = _TABLE.get((self.kind, event))
         if transition is None or (event == "resume" and self.pauses == 0):
             held = f" with {self.pauses} pauses" if self.pauses else ""
-            raise IllegalState(f"a partition that is {self.kind}{held} cannot {event}")
+            remedy = "logs.cleaner.status() lists the pauses" if event == "resume" else None
+            raise IllegalState(f"a partition that is {self.kind}{held} cannot {event}", remedy=remedy)
         return transition(self)
 
 
