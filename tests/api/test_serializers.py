@@ -2,6 +2,7 @@
 
 import json
 import math
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,8 @@ from lastword.errors import SerializerError, UsageError
         ("int32", -2, b"\xff\xff\xff\xfe"),
         ("int64", 258, b"\0\0\0\0\0\0\x01\x02"),
         ("float64", 1.5, b"\x3f\xf8\0\0\0\0\0\0"),
+        ("float64", 3, b"\x40\x08\0\0\0\0\0\0"),
+        ("float64", Decimal("1.5"), b"\x3f\xf8\0\0\0\0\0\0"),
     ],
 )
 def test_byte_forms(name, value, data):
@@ -40,7 +43,11 @@ def test_byte_forms(name, value, data):
         ("int32", 1 << 31),
         ("int32", True),
         ("int64", 1.0),
-        ("float64", "x"),
+        ("int64", "258"),
+        ("float64", "1.5"),
+        ("float64", b"1.5"),
+        ("float64", True),
+        ("float64", 10**400),
     ],
 )
 def test_encode_refuses_without_showing_the_data(name, value):

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import base64
 import json
+import numbers
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -287,7 +288,7 @@ def _reason(error: Exception) -> str:
     """
     if isinstance(error, UnicodeError):
         return "not UTF-8"
-    if isinstance(error, struct.error):
+    if isinstance(error, (struct.error, OverflowError)):
         return "out of range, or not of its length"
     if isinstance(error, (TypeError, ValueError)) and isinstance(error.__cause__, type(None)):
         text = str(error)
@@ -331,15 +332,20 @@ def _integer(form: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
 _FLOAT64 = struct.Struct(">d")
 
+
+def _float64_dumps(value: Any) -> bytes:
+    if isinstance(value, bool) or not isinstance(value, numbers.Number):  # `float` also takes text
+        raise TypeError(f"expected float, got {type(value).__name__}")
+    return _FLOAT64.pack(value)
+
+
 SERIALIZERS: dict[str, Serializer] = {
     "bytes": Serializer("bytes", _bytes_dumps, bytes),
     "str": Serializer("str", lambda value: _exactly(str, value).encode(), lambda data: data.decode()),
     "json": Serializer("json", _json_dumps, lambda data: json.loads(data.decode())),
     "int32": Serializer("int32", *_integer(">i")),
     "int64": Serializer("int64", *_integer(">q")),
-    "float64": Serializer(
-        "float64", lambda value: _FLOAT64.pack(float(value)), lambda data: _FLOAT64.unpack(data)[0]
-    ),
+    "float64": Serializer("float64", _float64_dumps, lambda data: _FLOAT64.unpack(data)[0]),
     "msgpack": Serializer("msgpack", msgpack_dumps, msgpack_loads),
 }
 
