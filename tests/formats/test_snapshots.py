@@ -181,7 +181,7 @@ def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
 
 
 def test_6W_324_stray_ones(tmp_path: Path) -> None:
-    """6W.324: Of stray snapshots only those at segment bases, and the newest beyond them, are kept."""
+    """6W.324: Only stray snapshots at segment bases, and the newest beyond them, are kept."""
     for left, bases, kept in (
         ([2, 3, 5, 7], [3, 5], [3, 5, 7]),
         ([2, 3, 5], [3, 5], [3, 5]),

@@ -253,7 +253,7 @@ def in_private(
     uploads: str | None = None,
     ledgers: BucketLedgers | None = None,
 ) -> T:
-    """Run `work` in a transaction. What a PartialFailure has done is committed before it is raised.
+    """Run `work` in a transaction. The results of a PartialFailure are committed before it is raised.
 
     Args:
         bucket: The log.

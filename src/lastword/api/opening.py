@@ -59,8 +59,8 @@ def open(
         clock: For tests: another source of the time. The background cleaner then starts only with
             `logs.cleaner.start()`.
         files: For tests: another storage.
-        storage_options: Of a bucket: region, endpoint, credentials, as in docs/bucket.md. Without them, those
-            of the environment.
+        storage_options: Options of a bucket: region, endpoint, credentials, as in docs/bucket.md. Without
+            them, those of the environment.
         **settings: Kafka's names with _ for dots: `segment_bytes="64MiB"`. They override the file.
 
     Raises:

@@ -70,7 +70,7 @@ class Done(Value):
             the first; `failed`, with `error`; `expired`: retention removed segments; `scanned`: new segments
             were scanned (not in the history).
         round: The report of the cleaning; None if there is none.
-        deletion: What retention removed.
+        deletion: Removal by retention.
         damaged: The partition is in quarantine now.
     """
 

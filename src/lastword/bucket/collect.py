@@ -59,7 +59,7 @@ class Collection(Value):
         removed_bytes: Their bytes.
         waiting_objects: Objects without a name that are kept for readers.
         waiting_bytes: Their bytes.
-        pinned_objects: Those of them that only a pinned reader keeps.
+        pinned_objects: Objects of these that only a pinned reader keeps.
         named_objects: Objects that the log consists of.
         named_bytes: Their bytes.
         next_due_ms: When the first waiting object may go, by the store's clock; -1: none waits.

@@ -403,9 +403,9 @@ def clean_one(
     """Clean one partition, whose claim the caller holds.
 
     Args:
-        partition: With the ledgers to use; strategy `kafka` uses none.
-        context: Where and how.
-        runs: What to rewrite: runs that do not overlap, ascending. None: all garbage, or with strategy
+        partition: Partition, with its ledgers; strategy `kafka` uses none.
+        context: Storage, memory, budget and progress of the cleaning.
+        runs: Runs to rewrite, which do not overlap, ascending. None: all garbage, or with strategy
             `kafka` the request of `due`.
         strategy: Which segments are rewritten.
         due: Clean only if the settings make the partition due.
@@ -481,7 +481,7 @@ def planned(
         config: Its settings.
         plan: The upper offset of a cleaning (`limit_plan`).
         ledger: Up to date.
-        choices: Those of this partition, and the last of the drive.
+        choices: Choices of this partition, and the last one of the drive.
         context: A dry one.
     """
     mine = [choice for choice in choices if _is_for(choice, (plan.topic, plan.partition))]

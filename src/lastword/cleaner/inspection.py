@@ -296,7 +296,7 @@ def scan_partition(partition: DrivePartition, drive: str, now_ms: int, context: 
     """Scan the new segments of a partition, whose claim the caller holds, and cache the statistics.
 
     Raises:
-        Stopped: `context.stop` returned true. What was scanned is kept.
+        Stopped: `context.stop` returned true. The result of the scan so far is kept.
     """
     log, plan = scan_plan(partition, now_ms)
     context, segments = context.throttled(log.segments)

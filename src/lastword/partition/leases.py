@@ -29,8 +29,8 @@ before the log is cut, and a lease that was written before the note counts as lo
 wrote it last. The reader holds records that the log no longer has, and is refused when it advances above the
 cut. A reader that registers the lease again, at its present position, declares that it will read from there.
 
-What a broker's cleaner removed while it had the log (`removal_log`) refuses readers below in the same way,
-since that cleaner reads no leases.
+A broker's cleaner reads no leases. If it removed records while it had the log (`removal_log`), readers below
+them are refused in the same way.
 
 A lease whose file is damaged holds back every tombstone from the log start on, until it lapses by the file's
 time: its position is not known.

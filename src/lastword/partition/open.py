@@ -79,7 +79,7 @@ def opening(
 
     Args:
         files: The storage.
-        directory: Of the partition; its name holds topic and partition.
+        directory: Path of the partition; its name holds topic and partition.
         config: Settings of the topic.
         clock: The time.
         recovery_point: By the checkpoint.

@@ -178,7 +178,7 @@ def split_overflowed(
         files: The storage.
         directory: The partition's directory.
         listing: Its listing.
-        index_interval_bytes: Of the indexes of the parts.
+        index_interval_bytes: Interval of the indexes of the parts.
         repairs: The repairs are added here.
 
     Returns:

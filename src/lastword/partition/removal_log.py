@@ -21,9 +21,9 @@ records that a reader has read. The log that is left is a prefix, so a reader at
 nothing. The end is noted before anything is appended. A snapshot file or lease that reaches above the note,
 and is older, may stand for other records than the log has now.
 
-What cleanings used. A record is removed because of a newer one of its key, so the log no longer has the
-newest values as of an offset between the two. Before its first swap each cleaning notes the end of the
-records that it used (`note_knowledge`).
+The offsets that cleanings used. A record is removed because of a newer one of its key, so the log no longer
+has the newest values as of an offset between the two. Before its first swap each cleaning notes the end of
+the records that it used (`note_knowledge`).
 
 Cleanings by others. A broker's cleaner drops a tombstone `delete.retention.ms` after it first cleaned it,
 without a note. But every cleaner moves the partition's line in `cleaner-offset-checkpoint`, and nothing at or

@@ -124,7 +124,7 @@ class LogVersion:
         log_start: First offset that may be read.
         log_end: The offset that the next record gets.
         damage: The error of a read that reaches the end of a log which must end elsewhere.
-        token: What `SegmentStore.is_current` compares. None: the segments are those of an open log.
+        token: Value that `SegmentStore.is_current` compares. None: the segments are those of an open log.
         snapshots: Offsets of the producer snapshots listed with the segments. None: they were not listed.
     """
 

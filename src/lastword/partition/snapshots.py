@@ -23,7 +23,7 @@ changed since the snapshot of the last clean close, as in every log without prod
 the new offset: its bytes are durable already, and it would be removed at the next opening.
 
 Snapshots are taken at each roll (offset = base of the new segment), at a clean close (log end), and after a
-segment was recovered. Those at segment bases are kept, and the largest one if it is above them.
+segment was recovered. Snapshots at segment bases are kept, and the largest one if it is above them.
 
 `replay` computes, for opening, the state at the log end, the aborted transactions of segments whose
 transaction index must be built again, and the state at segment bases that lack a snapshot. `Stability`

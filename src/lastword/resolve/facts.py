@@ -64,9 +64,9 @@ class MapLoad:
         fitting: How many of them fit the map.
         records: Records, expected.
         key_bytes: Bytes of a key, on average.
-        source_bytes: Of the segments.
-        decoded_bytes: Of all records, uncompressed, expected.
-        read_bytes: Of the segments, read when the map was full.
+        source_bytes: Size of the segments.
+        decoded_bytes: Expected size of all records, uncompressed.
+        read_bytes: Bytes of the segments that were read when the map was full.
         long_rows: Records whose row in a scratch file is long: tombstones, and records without a key.
     """
 

@@ -43,7 +43,7 @@ class MapPlan(Value):
         shards: The log is read once, and its keys and offsets are written to a scratch file, divided by hash;
             0: the log is read in passes, each with the keys of a part of the hash range.
         passes: As expected; of shards one reading.
-        scratch_bytes: Of the scratch file, as expected; 0 for passes.
+        scratch_bytes: Expected size of the scratch file; 0 for passes.
         text: Why.
     """
 
@@ -198,7 +198,7 @@ class LogResolver:
 
     Attributes:
         map_plan: The way, if the keys do not fit the map and there is a place.
-        given_up_bytes: Of the log, read by attempts that were given up.
+        given_up_bytes: Bytes of the log that attempts read which were given up.
     """
 
     def __init__(

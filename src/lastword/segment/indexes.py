@@ -98,7 +98,7 @@ class OffsetIndex:
     """The valid entries of an offset index.
 
     Attributes:
-        base_offset: Of the segment.
+        base_offset: Base offset of the segment.
         damaged: The file has bytes behind the valid entries that are not zero.
         zero_tail_bytes: Zeros behind the valid entries.
     """
@@ -229,7 +229,7 @@ class TimeIndex:
     """The valid entries of a time index.
 
     Attributes:
-        base_offset: Of the segment.
+        base_offset: Base offset of the segment.
         damaged: The file has bytes behind the valid entries that are not zero.
         zero_tail_bytes: Zeros behind the valid entries.
     """
@@ -314,7 +314,7 @@ class IndexBuilder:
     Attributes:
         offset_entries: Bytes of the offset index; grows by whole entries.
         time_entries: Bytes of the time index; grows by whole entries.
-        largest_timestamp: Of all batches, in ms; -1 if none has one.
+        largest_timestamp: Largest of all batches, in ms; -1 if none has one.
         largest_timestamp_offset: Last offset of the batch that has it.
     """
 

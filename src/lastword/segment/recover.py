@@ -85,11 +85,11 @@ def inspect(
 
     Args:
         files: The storage.
-        directory: Of the segment.
-        base_offset: Of the segment.
+        directory: Directory of the segment.
+        base_offset: Base offset of the segment.
         index_interval_bytes: For the indexes.
         active: The segment gets no last time entry, because it gets more batches. Zeros may follow its end.
-        suffix: Of the file names.
+        suffix: Suffix of the file names.
         of_bytes: Bytes of all segments that are walked, to choose between kernels and plain Python.
         contiguous_from: Batches that reach above this offset leave no gap; the first gap is reported.
 

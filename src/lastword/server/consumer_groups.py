@@ -139,7 +139,7 @@ class ConsumerGroup(Group):
     Attributes:
         epoch: Raised when a subscription or a topic changes.
         target_epoch: The epoch of the group for which `targets` was computed.
-        targets: What each member shall have.
+        targets: Target assignment of each member.
         owners: The member that has each partition, also one that has still to give it up.
         regexes: The topics of each regular expression.
         read: The topics that the group reads.
@@ -751,7 +751,7 @@ class _Change:
 
     Attributes:
         member: The member that sent the heartbeat.
-        records: What is stored.
+        records: Records to store.
         is_subscription_changed: Whether a member is new, or a subscription has changed.
     """
 

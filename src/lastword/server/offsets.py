@@ -93,7 +93,7 @@ class Group:
 
         Args:
             committed: The offset.
-            subscribed: What `subscribed` returns.
+            subscribed: Result of `subscribed`.
         """
         raise NotImplementedError
 

@@ -55,7 +55,7 @@ TIMEOUT_SECONDS = 30
 HEADER_BYTES = 5
 
 Datum = AvroFormat | JsonFormat | ProtobufFormat
-"""The format of the values of a schema. Of the files in the descriptors of a message its own is the last."""
+"""The format of the values of a schema. The descriptors of a message end with its own file."""
 
 IN_EVERY_REGISTRY = ("google/protobuf/", "google/type/", "confluent/")
 """Folders of Protobuf files that a schema imports without a reference."""

@@ -142,7 +142,7 @@ class OutputSums:
         file: The output's .log file, for errors.
         base_offset: No batch may start below it.
         indexes: Get an entry for each batch that is due one.
-        digest_seed: Of the scan.
+        digest_seed: Seed of the scan's digests.
     """
 
     def __init__(self, file: str, base_offset: int, indexes: IndexBuilder, digest_seed: int) -> None:

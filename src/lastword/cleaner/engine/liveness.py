@@ -56,7 +56,7 @@ class FullScan:
     """Reads every segment below the limit.
 
     Args:
-        run: What is rewritten; None: every segment with garbage.
+        run: Run that is rewritten; None: every segment with garbage.
         keys: Distinct keys of the log, if a sample of them did not fit the map; None: not known.
     """
 
@@ -153,7 +153,7 @@ class KeptAccounts:
     Args:
         ledger: The accounts.
         config: Settings of the topic.
-        runs: What is rewritten: runs that do not overlap; None: all garbage.
+        runs: Runs that are rewritten, which do not overlap; None: all garbage.
         space_target: Without `runs`, rewrite what is due if the partition has a drive of its own with this
             space target; None: all garbage.
         alpha: Weight of the survivorship that this cleaning observes.

@@ -47,11 +47,11 @@ def clean_partition(
         log: The open log.
         config: Settings of the topic.
         request: The kind of the cleaning.
-        context: Where and how.
+        context: Storage, memory, budget and progress of the cleaning.
         record_first_dirty: Called with the new checkpoint, after the last swap is durable.
         ledger: For strategy `generational`: the partition's garbage accounts, held by the caller; None: those
             that were saved.
-        runs: What to rewrite: runs that do not overlap, ascending; of accounts that hold a sample, the first
+        runs: Runs to rewrite, which do not overlap, ascending; of accounts that hold a sample, the first
             one. None: all garbage, or with `due` what is due if the partition has a drive of its own.
         space_target: Space target of that drive.
         alpha: Weight of the survivorship that this cleaning observes.

@@ -112,7 +112,7 @@ class CleanRound(Value):
         certificate: None when no segment needed a rewrite.
         map_passes: Times that a key map was filled: passes over the log, or over the shards of the scratch
             file.
-        scratch_bytes: Of the scratch file by which keys that did not fit the map were resolved; 0: none.
+        scratch_bytes: Size of the scratch file by which keys that did not fit the map were resolved; 0: none.
     """
 
     topic: str
@@ -227,13 +227,13 @@ class ScanStats:
         bytes: Bytes of the segments there.
         records: Records of the segments there.
         dirty_bytes: Bytes of segments with an offset at or above the first dirty offset.
-        dirty_live_bytes: What survives of them.
+        dirty_live_bytes: Bytes of them that survive.
         tombstones: Live tombstones, which wait for their horizon.
         passes: Passes of the scan, one per map.
         used_ratio: Used share of the key map.
         read_bytes: Bytes of the log that all passes read.
         waiting: The tombstone that is due first, if the accounts have it.
-        scratch_bytes: Of the scratch file; 0: there was none.
+        scratch_bytes: Size of the scratch file; 0: there was none.
     """
 
     segments: int

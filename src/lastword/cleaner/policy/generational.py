@@ -83,7 +83,7 @@ class SegmentRun(Value):
         first: Index of the first among the account's segments.
         last: Index of the last one.
         read_bytes: Bytes of the sources.
-        write_bytes: What survives.
+        write_bytes: Bytes that survive.
         free_bytes: The difference.
         files_out: Files that the survivors fill, of about equal size.
         score: Garbage age settled for each byte moved; 0 for a merge.

@@ -80,8 +80,8 @@ class Plan(Value):
         reasons: Why records stay. The first reason of a kept partition is why it is kept.
         start: The first dirty offset.
         limit: The cleaning ends before it: a segment's base offset or the log end.
-        scratch_bytes: Of a scratch file beside the log while it is scanned, because its keys do not fit the
-            key map; an estimate.
+        scratch_bytes: Estimated size of a scratch file beside the log while it is scanned, because its keys
+            do not fit the key map.
     """
 
     topic: str
