@@ -140,7 +140,7 @@ def build(
         plan: The plan.
         params: Parameters of the ledger.
         runs: One cleaning for each; none overlaps another. None: one cleaning of all garbage.
-        context: Where and how.
+        context: Storage, memory, budget and progress of the cleaning.
     """
     ledger = open_ledger(view, plan, params, context)
     prepared: list[PreparedCleaning] = []

@@ -81,7 +81,7 @@ class CleanableLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CleanContext:
-    """Where and how a cleaning runs.
+    """The storage, memory, budget and progress of a cleaning.
 
     Attributes:
         salt: Secret salt of the key map; None: a new salt.
@@ -172,7 +172,7 @@ class Liveness(Protocol):
             log: The log.
             segments: Segments of the log, with their I/O taken from the budget.
             plan: Up to where.
-            context: Where and how.
+            context: Storage, memory, budget and progress of the cleaning.
             steps: Progress.
         """
 
