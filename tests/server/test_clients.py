@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword.errors import UsageError
 from lastword.server import Server
 from tests.server.client import batch
 from tests.transactions import end_transaction
@@ -165,6 +166,32 @@ def test_topics_are_managed(server: Server, admin_client: Any, logs: lastword.Lo
     for future in admin_client.delete_topics(["users"]).values():
         future.result(10)
     assert "users" not in logs
+
+
+def test_an_open_topic_and_state_use_partitions_that_a_client_adds(
+    server: Server, admin_client: Any, logs: lastword.LogDir
+) -> None:
+    state = logs.state("users")
+    topic = logs["users"]
+    packed = logs.topic("users", key_serializer="bytes", value_serializer="bytes")
+    for written in (topic, packed):
+        written.append(b"k" if written is packed else "k", b"1" if written is packed else 1)
+    with pytest.raises(UsageError, match="no partition 2"):
+        packed.append(b"k", b"1", partition=2)
+    with pytest.raises(UsageError, match="no partition 2"):
+        topic.segments(2)
+    for future in admin_client.create_partitions([admin.NewPartitions("users", 3)]).values():
+        future.result(10)
+    assert (topic.partitions, topic.schema.numbers) == (3, (0, 1, 2))
+    keys = [f"k{n}" for n in range(30)]
+    used = {packed.append(key.encode(), b"1").partition for key in keys}
+    assert used == {topic.append(key, 1).partition for key in keys} == {0, 1, 2}
+    assert packed.append(b"k", b"1", partition=2).partition == 2
+    assert topic.segments(2)[0].partition == 2
+    topic.extend((key, 2) for key in keys)
+    state.update(dict.fromkeys(keys, 3))
+    assert {r.partition for r in topic.read("earliest") if r.value == 3} == {0, 1, 2}
+    assert dict(logs.state("users")) == {**dict.fromkeys(keys, 3), "k": 1}
 
 
 def test_records_are_deleted(server: Server, admin_client: Any, logs: lastword.LogDir) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import lastword
 from lastword.clock import ManualClock
-from lastword.errors import UsageError
+from lastword.errors import StorageError, UsageError
 from lastword.state import ttl as engine
+from lastword.state.state import State
 from lastword.state.ttl import ExpiryWatch, expire_values, expires_at, header_of
 from lastword.units import NEVER
 
@@ -76,6 +77,31 @@ def test_a_topics_time_to_live(tmp_path: Path) -> None:
         assert dict(state) == {"b": 2}
 
 
+def test_an_open_state_follows_a_change_of_the_time_to_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms="1h")
+        state["old"] = 1
+        clock.advance(HOUR)
+        state["new"] = 2
+        assert dict(state) == {"new": 2}
+        logs.set_config("s", lastword_ttl_ms="2h")
+        assert dict(state) == {"old": 1, "new": 2}, "it has no tombstone yet"
+        logs.set_config("s", lastword_ttl_ms="30m")
+        clock.advance(HOUR // 2)
+        assert dict(state) == {}
+        logs.set_config("s", lastword_ttl_ms=None)
+        assert dict(state) == {"old": 1, "new": 2}
+        state["new"] = 3
+        logs.set_config("s", lastword_ttl_ms="1h")
+        with monkeypatch.context() as failing, pytest.raises(StorageError):
+            failing.setattr(State, "_restore", lambda *given: (_ for _ in ()).throw(StorageError("no")))
+            len(state)
+        assert dict(state) == {"new": 3}, "a restore that failed is repeated"
+
+
 def test_a_values_own_time_to_live(tmp_path: Path) -> None:
     clock = ManualClock()
     with opened(tmp_path / "d", clock) as logs:
@@ -99,8 +125,7 @@ def test_it_is_refused_where_nothing_expires(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"lastword\.ttl\.ms is -1") as caught:
             state.set("a", 1, ttl="1m")
         assert "a" not in state
-        exec(str(caught.value.remedy).partition(", then")[0], {"logs": logs})
-        state = logs.state("s")
+        exec(str(caught.value.remedy), {"logs": logs})
         state.set("a", 1, ttl="1m")
         with pytest.raises(UsageError):
             state.set("a", 1, ttl=-5)

@@ -535,7 +535,8 @@ class BucketTopic(Topic[Any, Any]):
     dirs: BucketDirs
 
     def _on(self, dirs: OpenDirs) -> Topic[Any, Any]:
-        topic: Topic[Any, Any] = Topic(dirs, self.schema, self.config)
+        self._take_settings()
+        topic: Topic[Any, Any] = Topic(dirs, self.schema, self._config)
         topic.__dict__["_packer"] = self._packer  # so records without a key take turns over all transactions
         return topic
 

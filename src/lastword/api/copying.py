@@ -375,6 +375,7 @@ def make_topic(
         missing = [number for number in numbers if number not in dirs.partitions(topic)]
         if missing:
             dirs.directories[0].add_partitions(topic, missing, known)
+            dirs.partitions_added()
     else:
         dirs.directories[0].create_topic(topic, numbers, topic_id=topic_id)
     dirs.dir_set.write_list()

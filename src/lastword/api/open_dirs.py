@@ -8,6 +8,7 @@ the warning about directories that were left open.
 from __future__ import annotations
 
 import atexit
+import copy
 import json
 import os
 import warnings
@@ -418,6 +419,12 @@ class OpenDirs(ProcessBound):
         self.settings_changed()
         for call in self._deletion_listeners:
             call(name)
+
+    def partitions_added(self) -> None:
+        """Let open topics count their partitions again: they do when `settings` is another object."""
+        first = self.directories[0]
+        with first.lock:
+            first.settings = copy.copy(first.settings)
 
     def settings_changed(self) -> None:
         """Read the settings file again and notify the listeners."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from time import perf_counter
@@ -61,7 +62,6 @@ class Topic(ProcessBound, Generic[K, V]):
 
     Attributes:
         name: The topic's name.
-        partitions: Number of partitions; they are numbered 0 to partitions - 1.
         schema: Its serializers and partitioner.
         dirs: The open directories. For tools; it may change.
     """
@@ -70,7 +70,6 @@ class Topic(ProcessBound, Generic[K, V]):
         self.dirs = dirs
         self.schema = schema
         self.name = schema.topic
-        self.partitions = schema.partitions
         self._settings = dirs.settings
         self._config = config
         self._logs: dict[int, PartitionLog] = {}
@@ -83,15 +82,26 @@ class Topic(ProcessBound, Generic[K, V]):
         self._take_settings()
         return self._config
 
+    @property
+    def partitions(self) -> int:
+        """Number of partitions; they are numbered 0 to partitions - 1."""
+        self._take_settings()
+        return self.schema.partitions
+
     def _take_settings(self) -> None:
-        """Take the settings of now, if they were read again since the last call."""
+        """Take the settings and the partitions of now, if settings were read again since the last call.
+
+        They are read again, or `OpenDirs.partitions_added` is called, after every change by this process.
+        """
         settings = self.dirs.settings
         if settings is self._settings:
             return
         config = self.dirs.config(self.name)
-        if config is not self._config:
+        numbers = tuple(self.dirs.dir_set.log_dirs(self.name)) or self.schema.numbers  # none: it was deleted
+        if config is not self._config or numbers != self.schema.numbers:
             from lastword.api.batches import Packer
 
+            self.schema = replace(self.schema, numbers=numbers, partitions=max(numbers, default=-1) + 1)
             self._config, self._packer = config, Packer(self.schema, config)
         self._settings = settings
 
@@ -465,8 +475,6 @@ class Topic(ProcessBound, Generic[K, V]):
         """Count records and garbage of each segment; `quick` as for `describe`."""
         from lastword.api.inspections import segments
 
-        if partition is not None:
-            self._packer.assigner.checked(partition)
         return segments(self.dirs, self.name, partition, progress, quick=quick)
 
     def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
@@ -848,7 +856,8 @@ def open_state(
         sync=dirs.sync,
         first_dirty=lambda partition: dirs.first_dirty(name, partition),
         map_bytes=dirs.settings.instance.map_bytes,
-        ttl_ms=dirs.config(name).lastword_ttl_ms,
+        log_dir=dirs.directories[0],
+        ttl_ms=lambda: dirs.config(name).lastword_ttl_ms,
         now_ms=dirs.clock.now_ms,
     )
     return State(

@@ -700,6 +700,7 @@ class Broker:
         for log_dir, placed in self.dirs.dir_set.assign(topic.count - count).items():
             log_dir.add_partitions(topic.name, [next(numbers) for _ in placed], topic_id)
         self.dirs.dir_set.write_list()
+        self.dirs.partitions_added()
         self.topics.update(topic.name)
 
     # -------------------------------------------------------------- log directories, producers

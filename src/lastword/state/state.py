@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from lastword.errors import (
     FileVanishedError,
@@ -38,6 +38,9 @@ from lastword.state.newest import Pairs, ValueBuffer, newest, newest_pairs
 from lastword.state.ttl import expires_at, header_of
 from lastword.units import NEVER, format_bytes
 from lastword.values import ProcessBound, Progress, ProgressLike, Value, plural, table_html
+
+if TYPE_CHECKING:
+    from lastword.logdir import LogDirectory
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -167,7 +170,8 @@ class StateSource:
         sync: Syncs the log.
         first_dirty: Returns the first offset of a partition that is not clean, or None.
         map_bytes: Memory of the key map of a restore.
-        ttl_ms: The topic's `lastword.ttl.ms`.
+        log_dir: A log directory; its `settings` are another object after a change of settings.
+        ttl_ms: Returns the topic's `lastword.ttl.ms`.
         now_ms: Returns the current time.
     """
 
@@ -178,7 +182,8 @@ class StateSource:
     sync: Callable[[], None]
     first_dirty: Callable[[int], int | None]
     map_bytes: int
-    ttl_ms: int
+    log_dir: LogDirectory
+    ttl_ms: Callable[[], int]
     now_ms: Callable[[], int]
 
 
@@ -234,7 +239,9 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
         self._removals: dict[int, RemovalLog] = {}  # as of the last read of each partition
         self._lock = threading.RLock()
         self._closed = False
-        self._ttl_ms = -1 if self._ranges is not None else source.ttl_ms
+        self._log_dir, self._ttl_of = source.log_dir, source.ttl_ms
+        self._settings = self._log_dir.settings  # before the time to live: older ones only compare again
+        self._ttl_ms = -1 if self._ranges is not None else self._ttl_of()
         self._now_ms = source.now_ms
         self._expiry: dict[bytes, int] = {}  # for keys whose value expires
         self._expiring: list[
@@ -417,16 +424,19 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             except (FileVanishedError, ReadOvertakenError):
                 changed = None  # a part of the new records may be in the mapping
             if changed is None:
-                new: State[K, V] = object.__new__(type(self))  # `self` shows the old values meanwhile
-                new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _removals={})
-                new._expiry, new._expiring = {}, []
-                new._restore(None)
-                self._data, self._bytes, self.restored = new._data, new._bytes, new.restored
-                self.position, self._removals = new.position, new._removals
-                self._expiry, self._expiring = new._expiry, new._expiring
-                self._topic_id = new._topic_id
+                self._restore_again(self._ttl_ms)
                 return len(self._data)
             return changed
+
+    def _restore_again(self, ttl_ms: int) -> None:
+        new: State[K, V] = object.__new__(type(self))  # `self` shows the old values meanwhile
+        new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _removals={})
+        new._expiry, new._expiring, new._ttl_ms = {}, [], ttl_ms
+        new._restore(None)
+        self._data, self._bytes, self.restored = new._data, new._bytes, new.restored
+        self.position, self._removals = new.position, new._removals
+        self._expiry, self._expiring, self._ttl_ms = new._expiry, new._expiring, ttl_ms
+        self._topic_id = new._topic_id
 
     def _refresh_once(self) -> int | None:
         """Apply new records; None if the log no longer continues the mapping."""
@@ -511,11 +521,11 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             self[key] = value
             return
         name = self._log.name
+        self._check_writable()
         if self._ttl_ms < 0:
-            self._check_writable()
             raise UsageError(
                 f"values of {name} do not expire: lastword.ttl.ms is -1",
-                remedy=f"logs.set_config({name!r}, lastword_ttl_ms=0), then open the state again",
+                remedy=f"logs.set_config({name!r}, lastword_ttl_ms=0)",
             )
         ttl_ms = parse_duration_ms(ttl)
         if ttl_ms < -1:
@@ -735,10 +745,20 @@ class State(ProcessBound, MutableMapping[K, V], Generic[K, V]):
             raise UsageError(
                 f"the state of {self._log.name} is closed", remedy="open it again: logs.state(...)"
             )
+        if self._log_dir.settings is not self._settings:
+            self._take_settings()
         if self._expiring and self._expiring[0][0] <= self._now_ms():
             self._drop_expired()
 
     # -------------------------------------------------------------- time to live
+
+    def _take_settings(self) -> None:
+        """Take the time to live of now. If it has changed, restore again: hidden values may be back."""
+        with self._lock:
+            settings, ttl_ms = self._log_dir.settings, self._ttl_of()
+            if self._ranges is None and ttl_ms != self._ttl_ms:
+                self._restore_again(ttl_ms)
+            self._settings = settings
 
     def _note_expiry(self, view: PartitionView, start: int, end: int) -> None:
         """Read the expiry of the newest values of a range. Costs one more read, if values may expire."""
